@@ -1,0 +1,297 @@
+"""What a run is: validated, frozen settings, read from TOML recipes and `key=value` overrides.
+
+Order of precedence: defaults < recipe < `--set section.key=value`. Unknown keys fail with the nearest known name. A recipe is
+data (`recipes/*.toml`), never code. Modules receive plain arguments; only `from_config` functions see these classes.
+"""
+
+import itertools
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from transformer_xl.errors import ConfigError, did_you_mean
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+class _Frozen(BaseModel):
+    """A frozen settings class whose construction errors are one line each."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_one_line(type(self), error)) from None
+
+
+class TransformerXLConfig(_Frozen):
+    """Sizes and options of a `TransformerXL`; the names are those of the authors' code, `None` replaces their -1."""
+
+    vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
+    n_layer: Positive = Field(default=12, description="number of layers")
+    d_model: Positive = Field(default=512, description="width of the residual stream; even")
+    n_head: Positive = Field(default=8, description="attention heads per layer")
+    d_head: Positive = Field(default=64, description="width of one head")
+    d_inner: Positive = Field(default=2048, description="width of the feed-forward layer")
+    d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
+    dropout: Probability = Field(default=0.1, description="dropout on activations")
+    dropatt: Probability = Field(default=0.0, description="dropout on attention probabilities")
+    mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
+    clamp_len: Positive | None = Field(default=None, description="largest distance told apart (tokens); None means no limit")
+    same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
+    pre_lnorm: bool = Field(default=False, description="layer norm before each block instead of after it")
+    final_norm: bool = Field(default=False, description="one more layer norm after the last layer (useful with pre_lnorm)")
+    activation: Literal["relu", "gelu", "relu2"] = Field(
+        default="relu", description="feed-forward non-linearity; relu2 = relu²"
+    )
+    untie_r: bool = Field(default=False, description="u and v per layer instead of shared by all layers")
+    tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
+    cutoffs: tuple[int, ...] = Field(default=(), description="adaptive softmax borders; not available in this version")
+    init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
+    init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
+    init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="standard deviation when init = 'normal'")
+    proj_init_std: Annotated[float, Field(gt=0)] = Field(default=0.01, description="the same for the embedding projection")
+
+    @field_validator("d_model")
+    @classmethod
+    def _even(cls, d_model: int) -> int:
+        if d_model % 2:
+            raise ValueError(f"must be even, for its sinusoids come in pairs; use {d_model + 1}")
+        return d_model
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TransformerXLConfig":
+        if self.same_length and self.mem_len == 0:
+            raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
+        if self.cutoffs:
+            borders = [0, *self.cutoffs, self.vocab_size or float("inf")]
+            if any(low >= high for low, high in itertools.pairwise(borders)):
+                raise ValueError(
+                    f"cutoffs {self.cutoffs} must increase and stay between 0 and vocab_size ({self.vocab_size}); "
+                    "drop the offending cutoffs"
+                )
+            raise ValueError(f"cutoffs {self.cutoffs}: adaptive softmax is not available in this version; use cutoffs = []")
+        return self
+
+
+class TokenizerConfig(_Frozen):
+    """How text becomes ids."""
+
+    kind: Literal["byte", "char", "word", "bpe"] = Field(default="byte", description="unit of text")
+    vocab_size: Positive | None = Field(default=None, description="bpe: vocabulary size (default 8192); word: largest size")
+    min_frequency: Natural = Field(default=0, description="word: rarer words become <unk>; bpe: rarer pairs are not merged")
+    lower_case: bool = Field(default=False, description="word: fold case")
+    byte_fallback: bool = Field(default=False, description="char: write characters that the corpus lacks as bytes")
+
+
+class DataConfig(_Frozen):
+    """Where the text comes from and how it is divided."""
+
+    corpus: str = Field(default="python-stdlib", description="name, file, directory or glob")
+    split: tuple[float, float, float] = Field(
+        default=(0.9, 0.05, 0.05), description="train, valid, test shares when none is given"
+    )
+    document_separator: str | None = Field(default=None, description="a line that divides documents inside a file")
+
+    @field_validator("split")
+    @classmethod
+    def _shares(cls, split: tuple[float, float, float]) -> tuple[float, float, float]:
+        if min(split) < 0 or split[0] <= 0 or abs(sum(split) - 1) > 1e-6:
+            raise ValueError(f"must be three shares of at least 0 that add up to 1 (these add up to {sum(split):g})")
+        return split
+
+
+class OptimConfig(_Frozen):
+    """The optimizer and its learning-rate schedule."""
+
+    optimizer: Literal["adamw", "adam", "sgd", "muon"] = Field(default="adamw", description="muon: matrices; AdamW: the rest")
+    lr: Annotated[float, Field(gt=0)] = Field(default=2.5e-4, description="largest learning rate")
+    adamw_lr: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="muon: rate of the AdamW part; None means lr"
+    )
+    betas: tuple[Probability, Probability] = Field(default=(0.9, 0.999), description="Adam's decay rates")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's denominator term")
+    momentum: Probability = Field(default=0.95, description="sgd and muon")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="decoupled decay, of matrices only")
+    clip: Annotated[float, Field(gt=0)] | None = Field(
+        default=0.25, description="largest global gradient norm; None: no clipping"
+    )
+    schedule: Literal["cosine", "linear", "inv_sqrt", "constant", "plateau"] = Field(
+        "cosine", description="shape after warm-up"
+    )
+    warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="final rate / lr")
+    plateau_factor: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, description="plateau: multiply the rate by this …")
+    plateau_patience: Natural = Field(default=2, description="… after so many validations without improvement")
+
+
+class TrainConfig(_Frozen):
+    """The loop: how much, how often, on what."""
+
+    batch_size: Positive = Field(default=16, description="parallel lanes of text (in all processes together)")
+    tgt_len: Positive = Field(default=128, description="tokens per segment and lane; gradients reach this far back")
+    accumulate: Positive = Field(default=1, description="groups of lanes computed one after another per step, to save memory")
+    max_steps: Positive | None = Field(default=None, description="budget; training ends at the first budget that is used up")
+    max_tokens: Positive | None = Field(default=None, description="budget in training tokens")
+    max_epochs: Annotated[float, Field(gt=0)] | None = Field(
+        default=None, description="budget in passes over the training split"
+    )
+    max_minutes: Annotated[float, Field(gt=0)] | None = Field(default=None, description="budget in minutes of training steps")
+    reset_at_documents: bool = Field(default=False, description="a new document starts with an empty memory")
+    seed: Natural = Field(default=0, description="of weights and dropout")
+    device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N, mps")
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description="auto: what the processor does fast")
+    log_interval: Positive = Field(default=50, description="steps between lines of metrics.jsonl")
+    eval_interval: Positive = Field(default=1000, description="steps between validations (each with a sample)")
+    checkpoint_interval: Positive = Field(default=500, description="steps between checkpoints")
+    keep_checkpoints: Annotated[int, Field(ge=2)] = Field(
+        default=2, description="newest checkpoints kept; the best is kept too"
+    )
+    sample_tokens: Natural = Field(default=200, description="tokens of the sample written at each validation")
+    max_bad_steps: Positive = Field(default=10, description="steps in a row without a finite gradient before giving up")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TrainConfig":
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"accumulate ({self.accumulate}) must divide batch_size ({self.batch_size})")
+        if not (self.max_steps or self.max_tokens or self.max_epochs or self.max_minutes):
+            raise ValueError("no budget: set one of max_steps, max_tokens, max_epochs, max_minutes")
+        return self
+
+
+class EvalConfig(_Frozen):
+    """How validation and `txl eval` read; `None` means as in training."""
+
+    tgt_len: Positive | None = Field(default=None, description="tokens per segment")
+    mem_len: Natural | None = Field(default=None, description="positions of memory")
+    batch_size: Positive = Field(default=8, description="lanes read side by side, each warmed up on the text before it")
+    clamp_len: Positive | None = Field(default=None, description="largest distance told apart")
+    same_length: bool | None = Field(default=None, description="the same number of keys for every query")
+    max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most so many tokens")
+
+
+class RunConfig(_Frozen):
+    """Everything that defines a run."""
+
+    name: str = Field(default="run", description="name of the recipe")
+    description: str = Field(default="", description="what the recipe is for, in one line")
+    source: str = Field(default="", description="where its settings come from")
+    model: TransformerXLConfig = Field(default_factory=TransformerXLConfig)
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
+    data: DataConfig = Field(default_factory=DataConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    train: TrainConfig = Field(default_factory=lambda: TrainConfig(max_steps=1000))
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+
+    @property
+    def eval_tgt_len(self) -> int:
+        """Tokens per segment in evaluation."""
+        return self.eval.tgt_len or self.train.tgt_len
+
+    @property
+    def eval_mem_len(self) -> int:
+        """Positions of memory in evaluation."""
+        return self.model.mem_len if self.eval.mem_len is None else self.eval.mem_len
+
+    def with_vocab_size(self, vocab_size: int) -> "RunConfig":
+        """Return the same run with the model's vocabulary filled in."""
+        return RunConfig(**merge(self.model_dump(), {"model": {"vocab_size": vocab_size}}))
+
+
+def recipe_names() -> list[str]:
+    """Return the names of the recipes that come with the package."""
+    folder = resources.files("transformer_xl") / "recipes"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
+    """Read a recipe by name or path and apply `section.key=value` overrides.
+
+    Args:
+        recipe: a name from `recipe_names()`, or the path of a TOML file.
+        overrides: for example `["train.max_minutes=1", "model.dropout=0"]`; values are TOML, `none` clears a value, and what
+            is not TOML is taken as text.
+
+    Returns:
+        The validated run.
+
+    Raises:
+        ConfigError: no such recipe, unreadable TOML, an unknown key, or a value that cannot work.
+
+    Example:
+        >>> load_recipe("quickstart", ["train.max_minutes=0.5"]).train.max_minutes
+        0.5
+    """
+    path = Path(recipe)
+    if path.suffix == ".toml":
+        if not path.is_file():
+            raise ConfigError(f"recipe file '{recipe}' does not exist; recipes that come with txl: {', '.join(recipe_names())}")
+        text = path.read_text(encoding="utf-8")
+    elif recipe in recipe_names():
+        text = (resources.files("transformer_xl") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
+    else:
+        raise ConfigError(f"unknown recipe '{recipe}'; {did_you_mean(recipe, recipe_names())}")
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"recipe '{recipe}' is not valid TOML: {error}") from None
+    return apply_overrides({"name": path.stem, **values}, overrides or [])
+
+
+def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
+    """Validate `values` as a run after applying `section.key=value` overrides."""
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
+        nested: Any = _parse_value(value.strip())
+        for part in reversed(key.strip().split(".")):
+            nested = {part: nested}
+        values = merge(values, nested)
+    return RunConfig(**values)
+
+
+def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` with `update` laid over it, tables merged key by key.
+
+    Example:
+        >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+        {'a': {'x': 1, 'y': 3}}
+    """
+    merged = dict(base)
+    for key, value in update.items():
+        old = merged.get(key)
+        merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _parse_value(text: str) -> Any:
+    if text.lower() == "none":
+        return None
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _one_line(settings: type[BaseModel], error: ValidationError) -> str:
+    """Say every problem in one line, each with its key, its value and what would be right."""
+    return "; ".join(_problem(settings, problem) for problem in error.errors())
+
+
+def _problem(settings: type[BaseModel], problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key '{key}'; {did_you_mean(key, settings.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = problem["input"]
+    if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys
+        return f"{key}: {message}" if key else message
+    return f"{key} ({value!r}) {message}"

@@ -1,0 +1,53 @@
+"""The errors that users see: one line that names the value and the remedy.
+
+Every error the package raises on purpose derives from `TxlError`; the command line prints its message on one line and exits
+with status 1, so a traceback always means a defect of ours.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class TxlError(Exception):
+    """Base of all errors that a user can mend."""
+
+
+class ConfigError(TxlError, ValueError):
+    """A recipe, key or value that cannot work."""
+
+
+class CorpusError(TxlError):
+    """A text source that is missing, empty, unreadable or not what its name promises."""
+
+
+class TokenizerError(TxlError, ValueError):
+    """Text or ids that the tokenizer cannot represent, or a tokenizer that does not fit."""
+
+
+class CheckpointError(TxlError):
+    """A run directory or checkpoint that is missing, damaged or of another run."""
+
+
+class TrainingError(TxlError):
+    """Training that cannot go on, for example after too many steps without a finite gradient."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint that names the nearest known name, else all of them.
+
+    Args:
+        name: what the user wrote.
+        known: the names that exist.
+
+    Returns:
+        A clause to append to an error message.
+
+    Example:
+        >>> did_you_mean("quickstrat", ["quickstart", "shakespeare-char"])
+        "did you mean 'quickstart'?"
+        >>> did_you_mean("zzz", ["b", "a"])
+        'known: a, b'
+    """
+    options = sorted(known)
+    nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(options)}"

@@ -1,0 +1,150 @@
+"""The two blocks of a layer: relative attention and the position-wise feed-forward network, post-norm or pre-norm.
+
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
+"""
+
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_xl.model.backends import Attention
+from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.memory import join
+
+Activation = Literal["relu", "gelu", "relu2"]
+
+
+class RelativeAttention(nn.Module):
+    """Multi-head relative attention over memory and segment, with its residual connection and layer norm.
+
+    Reference: `RelPartialLearnableMultiHeadAttn` of the authors' `pytorch/mem_transformer.py`. Deviation: queries are
+    projected for the segment alone; the original projects them for the memory too and throws them away.
+
+    Args:
+        d_model: D.
+        n_head: N.
+        d_head: H.
+        dropout: on the output.
+        dropatt: on attention weights.
+        pre_lnorm: layer norm before the block instead of after it.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_head: int,
+        d_head: int,
+        dropout: float = 0.0,
+        dropatt: float = 0.0,
+        pre_lnorm: bool = False,
+    ) -> None:
+        super().__init__()
+        self.n_head, self.d_head = n_head, d_head
+        self.dropatt, self.pre_lnorm = dropatt, pre_lnorm
+        self.qkv_net = nn.Linear(d_model, 3 * n_head * d_head, bias=False)
+        self.r_net = nn.Linear(d_model, n_head * d_head, bias=False)
+        self.o_net = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.layer_norm = nn.LayerNorm(d_model)
+        self.drop = Dropout(dropout)
+
+    def forward(
+        self,
+        h_BTD: Tensor,
+        *,
+        mem_BMD: Tensor,
+        r_SD: Tensor,
+        r_w_bias: Tensor,
+        r_r_bias: Tensor,
+        hidden_BTS: Tensor,
+        attend: Attention,
+        n_pad: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from the segment to memory and segment by `attend`; see `relative_attention` for the other arguments."""
+        h, mem = (self.layer_norm(h_BTD), self.layer_norm(mem_BMD)) if self.pre_lnorm else (h_BTD, mem_BMD)
+        heads = (self.n_head, self.d_head)
+        w_q, w_kv = self.qkv_net.weight.tensor_split([self.n_head * self.d_head])
+        # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
+        kv = join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad).unflatten(-1, (2, *heads))
+        attended = attend(
+            F.linear(h, w_q).unflatten(-1, heads),
+            kv[:, :, 0],
+            kv[:, :, 1],
+            self.r_net(r_SD).unflatten(-1, heads),
+            r_w_bias=r_w_bias,
+            r_r_bias=r_r_bias,
+            hidden_BTS=hidden_BTS,
+            dropatt=self.dropatt if self.training else 0.0,
+        )
+        output = h_BTD + self.drop(self.o_net(attended.flatten(-2)))
+        return output if self.pre_lnorm else self.layer_norm(output)
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a non-linearity between, with residual connection and layer norm.
+
+    Reference: `PositionwiseFF` of the authors' `pytorch/mem_transformer.py`.
+
+    Args:
+        d_model: D.
+        d_inner: width between the maps.
+        dropout: after each map.
+        pre_lnorm: layer norm before the block instead of after it.
+        activation: `relu` as in the paper, `gelu`, or `relu2` (relu squared).
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        d_inner: int,
+        dropout: float = 0.0,
+        pre_lnorm: bool = False,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__()
+        self.pre_lnorm = pre_lnorm
+        self.activation: Activation = activation
+        self.inner = nn.Linear(d_model, d_inner)
+        self.outer = nn.Linear(d_inner, d_model)
+        self.layer_norm = nn.LayerNorm(d_model)
+        self.drop = Dropout(dropout)
+
+    def forward(self, h_BTD: Tensor) -> Tensor:
+        """Transform every position by itself; shape (B, T, D) in and out."""
+        inner = self.inner(self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD)
+        output = h_BTD + self.drop(self.outer(self.drop(_activate(inner, self.activation))))
+        return output if self.pre_lnorm else self.layer_norm(output)
+
+
+def _activate(x: Tensor, activation: Activation) -> Tensor:
+    if activation == "gelu":
+        return F.gelu(x)
+    return F.relu(x).square() if activation == "relu2" else F.relu(x)
+
+
+class DecoderLayer(nn.Module):
+    """One layer: relative attention, then feed-forward. Takes the arguments of both."""
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_head: int,
+        d_head: int,
+        d_inner: int,
+        dropout: float = 0.0,
+        dropatt: float = 0.0,
+        pre_lnorm: bool = False,
+        activation: Activation = "relu",
+    ) -> None:
+        super().__init__()
+        self.attention = RelativeAttention(
+            d_model, n_head=n_head, d_head=d_head, dropout=dropout, dropatt=dropatt, pre_lnorm=pre_lnorm
+        )
+        self.feed_forward = FeedForward(d_model, d_inner=d_inner, dropout=dropout, pre_lnorm=pre_lnorm, activation=activation)
+
+    def forward(self, h_BTD: Tensor, **attention: Any) -> Tensor:
+        """Run both blocks; keyword arguments go to `RelativeAttention.forward`."""
+        return self.feed_forward(self.attention(h_BTD, **attention))

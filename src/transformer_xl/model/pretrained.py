@@ -1,0 +1,137 @@
+"""Save a model as `config.json` + `model.safetensors`, and load it from a directory or a hub id."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+MODEL_TYPE = "transformer_xl"
+
+
+class PretrainedMixin:
+    """`save_pretrained` and `from_pretrained` for a module that has a `config`."""
+
+    config: TransformerXLConfig
+
+    def save_pretrained(self: Any, directory: str | Path) -> None:
+        """Write the model to a directory, each file whole or not at all.
+
+        Args:
+            directory: made if missing; its `config.json` and `model.safetensors` are replaced.
+
+        Raises:
+            CheckpointError: the directory cannot be written.
+        """
+        folder = Path(directory)
+        values = {"model_type": MODEL_TYPE, **self.config.model_dump(mode="json")}
+        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            _replace(folder / WEIGHTS_FILE, lambda path: save_file(weights, path))
+            _replace(folder / CONFIG_FILE, lambda path: path.write_text(json.dumps(values, indent=2) + "\n"))
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(
+                f"cannot write the model to '{folder}': {error}; free space or choose another directory"
+            ) from None
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path) -> Self:
+        """Load a model from a directory or a Hugging Face hub id; safetensors only, nothing is executed.
+
+        Args:
+            source: a directory with `config.json` and `model.safetensors`, or a hub id such as `user/name`.
+
+        Returns:
+            The model in evaluation mode.
+
+        Raises:
+            CheckpointError: no such directory or hub id, a damaged file, or weights that do not fit the config.
+        """
+        folder = resolve(source)
+        return build(cls, read_config(folder / CONFIG_FILE), read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
+
+
+def resolve(source: str | Path) -> Path:
+    """Return a local directory for a path or a hub id, downloading the latter."""
+    if Path(source).is_dir():
+        return Path(source)
+    if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
+        raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id")
+    from huggingface_hub import snapshot_download
+
+    try:
+        patterns = [CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"]
+        return Path(snapshot_download(str(source), allow_patterns=patterns))
+    except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(f"'{source}' is neither a directory nor a hub id that can be read ({reason})") from None
+
+
+def read_config(path: Path) -> TransformerXLConfig:
+    """Read a model's `config.json`."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"'{path}' is missing; is this the directory of a model?") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"'{path}' cannot be read: {error}") from None
+    if not isinstance(values, dict) or values.pop("model_type", None) != MODEL_TYPE:
+        raise CheckpointError(f"'{path}' does not describe a {MODEL_TYPE} model (model_type)")
+    try:
+        return TransformerXLConfig(**values)
+    except ConfigError as error:
+        raise CheckpointError(f"'{path}': {error}") from None
+
+
+def read_weights(path: Path) -> "dict[str, Tensor]":
+    """Read a safetensors file."""
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise CheckpointError(f"'{path}' is missing; is this the directory of a model?") from None
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is damaged: {error}") from None
+
+
+def build(cls: "type[Any]", config: TransformerXLConfig, weights: "dict[str, Tensor]", origin: str) -> Any:
+    """Make a model of `config` around `weights`, after checking every name and shape, without initializing it twice.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected or of another shape; names it and `origin`.
+    """
+    with torch.device("meta"):
+        model = cls(config)
+    expected = model.state_dict()
+    for name in expected.keys() | weights.keys():
+        want = tuple(expected[name].shape) if name in expected else None
+        have = tuple(weights[name].shape) if name in weights else None
+        if want != have:
+            raise CheckpointError(
+                f"'{origin}': tensor '{name}' has shape {have}, its config asks for {want}; not the same model?"
+            )
+    model.load_state_dict(weights, assign=True)
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)
+    return model.eval()
+
+
+def _replace(path: Path, write: Any) -> None:
+    """Write a file beside its final place, then move it there, so that a crash leaves the old one."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

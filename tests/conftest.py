@@ -1,0 +1,41 @@
+"""Warnings are errors (pyproject), random numbers are seeded, and uninitialized memory is poisoned."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("suite")
+
+_empty = torch.empty
+
+
+def _poisoned_empty(*args, **kwargs):
+    """Return `torch.empty` filled with NaN (or a huge integer), so that reading it shows."""
+    tensor = _empty(*args, **kwargs)
+    if tensor.is_floating_point():
+        tensor.fill_(float("nan"))
+    elif tensor.dtype == torch.int64:
+        tensor.fill_(2**62)
+    return tensor
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch):
+    monkeypatch.setattr(torch, "empty", _poisoned_empty)
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned_new_empty(self, *args, **kwargs):
+        tensor = new_empty(self, *args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_new_empty)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)

@@ -1,0 +1,28 @@
+"""Tiny models and comparisons that tests share."""
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.model.transformer_xl import TransformerXL
+
+TINY = {"vocab_size": 13, "n_layer": 2, "d_model": 10, "n_head": 3, "d_head": 4, "d_inner": 14, "dropout": 0.0, "mem_len": 5}
+
+
+def tiny_model(**changes) -> TransformerXL:
+    """A random model of odd sizes; biases and u, v are random too, so that none of them can be forgotten."""
+    model = TransformerXL(TransformerXLConfig(**{**TINY, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            norm_weight = name.endswith("norm.weight")
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if norm_weight else 0.0))
+    return model
+
+
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    """Compare relative to the largest expected magnitude, and say what differs and by how much."""
+    assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    assert torch.isfinite(actual).all(), f"{name}: not finite"
+    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
+    assert difference <= tolerance * scale, f"{name}: differs by {difference:.3g} (scale {scale:.3g}, allowed {tolerance:g})"

@@ -1,0 +1,93 @@
+"""The model against the loops of `loops.py`: logits, losses, memory and the gradient of every parameter."""
+
+import pytest
+import torch
+
+from tests.helpers import assert_close, tiny_model
+from tests.reference.loops import read_row
+
+VARIANTS = {
+    "paper": {},
+    "pre_lnorm": {"pre_lnorm": True},
+    "pre_lnorm, final_norm, gelu": {"pre_lnorm": True, "final_norm": True, "activation": "gelu"},
+    "relu2": {"activation": "relu2"},
+    "untie_r": {"untie_r": True},
+    "untied softmax": {"tie_weight": False},
+    "d_embed": {"d_embed": 7},
+    "d_embed, untied": {"d_embed": 7, "tie_weight": False},
+    "clamp_len": {"clamp_len": 3},
+    "clamp_len 1": {"clamp_len": 1},
+    "same_length": {"same_length": True},
+    "same_length, clamp_len": {"same_length": True, "clamp_len": 2},
+    "no memory": {"mem_len": 0},
+    "long memory": {"mem_len": 11},
+    "one head": {"n_head": 1, "d_head": 5},
+}
+SEGMENTS = [3, 7, 1, 4]  # shorter and longer than the memory, and a single token
+
+
+@pytest.mark.parametrize("backend", ["equation", "matmul"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_model_equals_loops(variant, dtype, tolerance, backend, monkeypatch):
+    torch.set_default_dtype(dtype)
+    try:
+        model = tiny_model(**VARIANTS[variant])
+        model.backend = backend
+        compare(model, SEGMENTS, ages=[0, 0, 0], tolerance=tolerance)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["equation", "matmul"])
+@pytest.mark.parametrize("variant", ["paper", "pre_lnorm", "same_length, clamp_len", "long memory", "untie_r"])
+def test_rows_of_unequal_age_equal_loops(variant, backend):
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = tiny_model(**VARIANTS[variant])
+        model.backend = backend
+        compare(model, SEGMENTS, ages=[0, 4, 9, 1], tolerance=1e-10)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def compare(model, segments, *, ages, tolerance):
+    """Read segments with the model in one batch and with the loops row by row; row b has read ages[b] tokens before."""
+    config = model.config
+    w = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+    mems, memories = model.init_mems(len(ages)), []
+    for row, age in enumerate(ages):
+        memory = [[] for _ in range(config.n_layer)]
+        if age:
+            past = torch.randint(config.vocab_size, (1, age))
+            _, memory = read_row(past[0].tolist(), memory, w, config)
+            filled = model(past.expand(len(ages), -1), mems=model.init_mems(len(ages))).mems
+            mems = type(mems)(
+                tuple(torch.where((torch.arange(len(ages)) == row)[:, None, None], f, m) for f, m in zip(filled.hidden, mems.hidden, strict=True)),
+                torch.where(torch.arange(len(ages)) == row, filled.n_valid, mems.n_valid),
+            )  # fmt: skip
+        memories.append(memory)
+
+    total, expected_total = 0.0, 0.0
+    for T in segments:
+        ids = torch.randint(config.vocab_size, (len(ages), T))
+        labels = torch.randint(config.vocab_size, (len(ages), T))
+        out = model(ids, mems=mems, labels=labels)
+        logits = model(ids, mems=mems).logits
+        mems = out.mems
+        total = total + (out.nll * torch.arange(1.0, T + 1)).sum()
+        for row in range(len(ages)):
+            expected, memories[row] = read_row(ids[row].tolist(), memories[row], w, config)
+            nll = torch.logsumexp(expected, -1) - expected.gather(1, labels[row][:, None])[:, 0]
+            expected_total = expected_total + (nll * torch.arange(1.0, T + 1)).sum()
+            assert_close("logits", logits[row], expected, tolerance)
+            assert_close("nll", out.nll[row], nll, tolerance)
+            n_valid = int(mems.n_valid[row])
+            assert n_valid == len(memories[row][0])
+            for layer in range(config.n_layer):
+                if n_valid:
+                    assert_close("memory", mems.hidden[layer][row, -n_valid:], torch.stack(memories[row][layer]), tolerance)
+    total.backward()
+    expected_total.backward()
+    for name, parameter in model.named_parameters():
+        assert_close(f"gradient of {name}", parameter.grad, w[name].grad, tolerance)
