@@ -1,3 +1,74 @@
-"""Transformer-XL: a language model that reads a stream of any length with a memory of fixed size."""
+"""Transformer-XL: a language model that reads a stream of any length with a memory of fixed size.
+
+    import transformer_xl as txl
+
+    model, tokenizer = txl.load("runs/quickstart")
+    for token_id in txl.generate(model, tokenizer.encode("def "), max_new_tokens=100):
+        ...
+
+Public names are imported when they are first used, so that `import transformer_xl` and `txl --help` stay fast.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformer_xl.checkpoint.run_directory import load
+    from transformer_xl.config import RunConfig, TransformerXLConfig, load_recipe
+    from transformer_xl.data.prepare import prepare
+    from transformer_xl.data.streams import SegmentStream
+    from transformer_xl.errors import TxlError
+    from transformer_xl.evaluation import Score, evaluate
+    from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.generation.generate import generate
+    from transformer_xl.model.memory import Mems
+    from transformer_xl.model.transformer_xl import ModelOutput, TransformerXL
+    from transformer_xl.training.loop import train
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Decoder": "generation.decoder",
+    "Mems": "model.memory",
+    "ModelOutput": "model.transformer_xl",
+    "RunConfig": "config",
+    "Score": "evaluation",
+    "SegmentStream": "data.streams",
+    "TransformerXL": "model.transformer_xl",
+    "TransformerXLConfig": "config",
+    "TxlError": "errors",
+    "evaluate": "evaluation",
+    "generate": "generation.generate",
+    "load": "checkpoint.run_directory",
+    "load_recipe": "config",
+    "prepare": "data.prepare",
+    "train": "training.loop",
+}
+
+__all__ = [
+    "Decoder",
+    "Mems",
+    "ModelOutput",
+    "RunConfig",
+    "Score",
+    "SegmentStream",
+    "TransformerXL",
+    "TransformerXLConfig",
+    "TxlError",
+    "evaluate",
+    "generate",
+    "load",
+    "load_recipe",
+    "prepare",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'transformer_xl' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"transformer_xl.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -124,7 +124,7 @@ class OptimConfig(_Frozen):
         default=0.25, description="largest global gradient norm; None: no clipping"
     )
     schedule: Literal["cosine", "linear", "inv_sqrt", "constant", "plateau"] = Field(
-        "cosine", description="shape after warm-up"
+        default="cosine", description="shape after warm-up"
     )
     warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="final rate / lr")

@@ -1,0 +1,50 @@
+"""The command `txl`: a thin file per command that parses, calls and prints. Nothing heavy is imported before a command runs."""
+
+import sys
+
+from cyclopts import App, CycloptsError
+
+from transformer_xl import __version__
+from transformer_xl.cli import corpus, evaluate, generate, train
+from transformer_xl.errors import TxlError
+
+app = App(
+    name="txl",
+    version=__version__,
+    help="""Transformer-XL: a language model that reads a stream of any length with a memory of fixed size.
+
+Common uses:
+
+    txl train                                       three minutes on the Python standard library
+    txl train quickstart --corpus my.txt --out runs/mine
+    txl eval runs/mine
+    txl generate runs/mine --prompt "Once upon a time"
+""",
+    help_format="plaintext",
+)
+app.command(train.train)
+app.command(evaluate.evaluate, name="eval")
+app.command(generate.generate)
+app.command(corpus.app)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run `txl` and exit; errors that a user can mend are one line on stderr and status 1."""
+    try:
+        app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
+    except TxlError as error:
+        print(f"txl: error: {_one_line(error)}", file=sys.stderr)
+        sys.exit(1)
+    except CycloptsError as error:
+        print(f"txl: error: {_one_line(error)} See txl --help.", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        sys.stderr.close()
+        sys.exit(0)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

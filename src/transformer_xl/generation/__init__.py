@@ -1,0 +1,1 @@
+"""Writing with a model: state, choice of the next token, and the loop that joins them."""

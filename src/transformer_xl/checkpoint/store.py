@@ -1,0 +1,301 @@
+"""The checkpoints of a run: saved in turn, the newest few and the best kept, the newest good one found again.
+
+Layout of the directory: `step-00001000/` is finished, `best.json` names the best, and whatever ends in `.tmp` is a stray of a
+killed process. One process at a time may save. Others may load meanwhile; a checkpoint deleted under them reads as damaged.
+
+A directory cannot replace another at once, so a step that is saved again first moves the old checkpoint to `step-00001000.old`.
+Until the new one carries the name, readers take the old one there; so no instant is without a good checkpoint of that step.
+"""
+
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from transformer_xl.checkpoint.disk import (
+    discard_directory,
+    make_directory,
+    remove,
+    replace_file,
+    stray_name,
+    sync_directory,
+)
+from transformer_xl.checkpoint.sealed_json import read_sealed, seal
+from transformer_xl.checkpoint.snapshot import FORMAT, Checkpoint, read_snapshot, write_snapshot
+from transformer_xl.errors import CheckpointError, ConfigError
+
+__all__ = ["Checkpoint", "CheckpointStore"]
+
+_STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})(\.old)?")
+_STRAY_NAME = re.compile(rf"({_STEP_NAME.pattern}|best\.json)\.tmp")
+_BEST_FILE = "best.json"
+_MAX_STEP = 10**18 - 1
+
+_REMEDIES = {
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space or raise the quota",
+    errno.EFBIG: "raise the limit of file sizes",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "make it writable",
+    errno.EPERM: "make it writable",
+    errno.ENOENT: "check that the directory above it still exists",
+    errno.EEXIST: "move the file that is in its place",
+    errno.ENOTDIR: "move the file that is in its place",
+}
+
+
+class CheckpointStore:
+    """Saves and finds the checkpoints of one run.
+
+    Args:
+        directory: where they lie; created by the first save if its parent exists.
+        keep: how many of the newest to keep; the best is kept besides.
+
+    Raises:
+        ConfigError: if `keep` is below 1.
+
+    Example:
+        >>> import tempfile, torch
+        >>> store = CheckpointStore(Path(tempfile.mkdtemp()), keep=1)
+        >>> for step in (1, 2, 3):
+        ...     checkpoint = Checkpoint(step=step, model={"w": torch.ones(2)}, training={}, state={"lr": 0.1})
+        ...     path = store.save(checkpoint, best=step == 1)
+        >>> store.steps(), store.best_step, path.name
+        ([1, 3], 1, 'step-00000003')
+        >>> store.load_newest(on_damaged=print).state
+        {'lr': 0.1}
+    """
+
+    def __init__(self, directory: Path, *, keep: int = 2) -> None:
+        if keep < 1:
+            raise ConfigError(f"keep ({keep}) must be at least 1; without a checkpoint no run can resume")
+        self.directory = Path(directory)
+        self.keep = keep
+
+    def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
+        """Save a checkpoint, then delete those that need not be kept.
+
+        When this returns, the checkpoint is on the disk whatever happens next. Whenever it is interrupted, every checkpoint
+        that was complete before still is. A step that exists already is replaced.
+
+        Args:
+            checkpoint: what to save.
+            best: record it as the best so far.
+
+        Returns:
+            The directory of the checkpoint.
+
+        Raises:
+            CheckpointError: if the checkpoint cannot be stored or the disk refuses; earlier checkpoints are intact.
+        """
+        final = self._path(_checked_step(checkpoint.step))
+        with _explained(f"checkpoint {str(final)!r} cannot be saved, earlier ones are intact"):
+            self._write(checkpoint, final)
+        with _explained(f"checkpoint {str(final)!r} is saved, but the best cannot be recorded or old ones deleted"):
+            if best:
+                replace_file(self._best_path, seal({"format": FORMAT, "step": checkpoint.step}))
+            self._settle(checkpoint.step)
+            self._rotate(newly_saved=checkpoint.step)
+        return final
+
+    def steps(self) -> list[int]:
+        """Return the steps of all finished checkpoints, ascending; whether they are sound shows when they are loaded.
+
+        Returns:
+            The steps; none if the directory does not exist.
+
+        Raises:
+            CheckpointError: if the directory cannot be read.
+        """
+        with _explained(f"checkpoints in {str(self.directory)!r} cannot be listed"):
+            directories = [path.name for path in self._entries() if path.is_dir() and not path.is_symlink()]
+        return sorted({int(match[1]) for match in map(_STEP_NAME.fullmatch, directories) if match})
+
+    @property
+    def best_step(self) -> int | None:
+        """The step that was recorded as the best; None if none was, or if the record is damaged."""
+        try:
+            return self._read_best()
+        except CheckpointError:
+            return None
+
+    def load(self, step: int) -> Checkpoint:
+        """Load one checkpoint, after every byte of it has been verified.
+
+        Args:
+            step: one of `steps()`.
+
+        Returns:
+            The checkpoint, on the CPU.
+
+        Raises:
+            CheckpointError: if there is none of that step, or naming the file that is damaged and how.
+        """
+        if step not in (known := self.steps()):
+            have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
+            raise CheckpointError(f"no checkpoint of step {step} in {str(self.directory)!r}; {have}")
+        return read_snapshot(self._readable_path(step), step=step)
+
+    def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
+        """Load the newest checkpoint that is sound.
+
+        Args:
+            on_damaged: told, in one line that names the file, of each newer checkpoint that is not.
+
+        Returns:
+            The checkpoint, on the CPU.
+
+        Raises:
+            CheckpointError: if there is none, or none that is sound.
+        """
+        return self._load_first_sound(reversed(self.steps()), on_damaged)
+
+    def load_best(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
+        """Load the best checkpoint, or the newest sound one if the best is not known, missing or damaged.
+
+        Args:
+            on_damaged: told, in one line, why the best or a newer checkpoint is not used.
+
+        Returns:
+            The checkpoint, on the CPU.
+
+        Raises:
+            CheckpointError: if there is none, or none that is sound.
+        """
+        steps = self.steps()
+        try:
+            best = self._read_best()
+            if best is None and steps:
+                on_damaged(f"no best checkpoint is recorded in {str(self.directory)!r}; loading the newest")
+        except CheckpointError as error:
+            on_damaged(str(error))
+            best = None
+        others = (step for step in reversed(steps) if step != best)
+        return self._load_first_sound(others if best is None else (best, *others), on_damaged)
+
+    def clean(self) -> None:
+        """Remove what killed processes left behind; call it when a run starts, before anything else saves.
+
+        Raises:
+            CheckpointError: if that fails.
+        """
+        with _explained(f"strays in {str(self.directory)!r} cannot be removed"):
+            for path in self._entries():
+                if _STRAY_NAME.fullmatch(path.name):
+                    remove(path)
+            for step in self.steps():
+                self._settle(step)
+
+    @property
+    def _best_path(self) -> Path:
+        return self.directory / _BEST_FILE
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}"
+
+    def _old_path(self, step: int) -> Path:
+        return self.directory / f"step-{step:08d}.old"
+
+    def _readable_path(self, step: int) -> Path:
+        final, old = self._path(step), self._old_path(step)
+        return old if old.is_dir() and not final.is_dir() else final
+
+    def _entries(self) -> list[Path]:
+        try:
+            return sorted(self.directory.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def _write(self, checkpoint: Checkpoint, final: Path) -> None:
+        partial = stray_name(final)
+        make_directory(self.directory)
+        remove(partial)
+        try:
+            write_snapshot(partial, checkpoint)
+            self._publish(partial, checkpoint.step)
+        except BaseException:
+            with suppress(OSError):  # the first error is the one to report; `clean` finds what is left
+                remove(partial)
+            raise
+
+    def _publish(self, partial: Path, step: int) -> None:
+        """Give a complete checkpoint its name; the one that had it stays readable until then."""
+        final, old = self._path(step), self._old_path(step)
+        if final.is_dir():
+            discard_directory(old)
+            final.rename(old)
+        partial.rename(final)
+        sync_directory(self.directory)
+
+    def _settle(self, step: int) -> None:
+        """Finish a replacement that was cut short: the old checkpoint goes, or gets its name back if no new one has it."""
+        final, old = self._path(step), self._old_path(step)
+        if final.is_dir():
+            discard_directory(old)
+        else:
+            old.rename(final)
+            sync_directory(self.directory)
+
+    def _rotate(self, *, newly_saved: int) -> None:
+        try:
+            best = self._recorded_best()
+        except ValueError:
+            return  # any of them may be the best: delete none until the next best is recorded
+        steps = self.steps()
+        # The one just saved stays even if damaged ones of later steps, from before a resume, fill all the places.
+        kept = {*steps[-self.keep :], newly_saved, best}
+        for step in steps:
+            if step not in kept:
+                discard_directory(self._old_path(step))
+                discard_directory(self._path(step))
+
+    def _read_best(self) -> int | None:
+        path = str(self._best_path)
+        try:
+            with _explained(f"{path!r} cannot be read"):
+                return self._recorded_best()
+        except ValueError as error:
+            raise CheckpointError(f"{path!r} is damaged: {error}; the best is unknown until the next is saved") from error
+
+    def _recorded_best(self) -> int | None:
+        try:
+            content = read_sealed(self._best_path)
+        except FileNotFoundError:
+            return None
+        if content.get("format") != FORMAT or not _is_step(content.get("step")):
+            raise ValueError(f"it is not of format {FORMAT}")
+        return content["step"]
+
+    def _load_first_sound(self, steps: Iterable[int], on_damaged: Callable[[str], None]) -> Checkpoint:
+        reasons: list[str] = []
+        for step in steps:
+            try:
+                return self.load(step)
+            except CheckpointError as error:
+                reasons.append(str(error))
+                on_damaged(str(error))
+        where = f"in {str(self.directory)!r}"
+        if not reasons:
+            raise CheckpointError(f"no checkpoint {where}; check the path, or train first")
+        raise CheckpointError(f"no checkpoint {where} can be loaded ({len(reasons)} tried); the first: {reasons[0]}")
+
+
+def _is_step(step: object) -> bool:
+    return type(step) is int and 0 <= step <= _MAX_STEP
+
+
+def _checked_step(step: int) -> int:
+    if not _is_step(step):
+        raise CheckpointError(f"step ({step!r}) must be an integer from 0 to {_MAX_STEP}; count optimizer steps")
+    return step
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn what the operating system refuses into one line: what failed, its reason, and the remedy."""
+    try:
+        yield
+    except OSError as error:
+        remedy = _REMEDIES.get(error.errno or 0, "check the disk")
+        raise CheckpointError(f"{what} ({error.strerror or error}); {remedy}") from error

@@ -1,0 +1,141 @@
+"""Tensors in safetensors files: written one tensor at a time, loaded into memory of their own.
+
+Reference: the format, https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data without holes).
+Known deviation: `safetensors.torch.save_file` is not used to write. It keeps no order to the disk (no fsync), hides a temporary
+file and a rename of its own, and refuses tied tensors; a file of this format takes thirty lines. Reading is the library's.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transformer_xl.checkpoint.sealed_json import canonical
+from transformer_xl.errors import CheckpointError
+
+MAX_HEADER_BYTES = 16 * 2**20
+MAX_TENSORS = 50_000
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file.
+
+    Tensors may lie on any device, be strided, overlap or be tied: each name is written out in full, so it loads back equal on
+    its own and other tools need not know what was tied. At most one tensor is copied at a time.
+
+    Args:
+        tensors: the content by name.
+
+    Yields:
+        The header, then the data of each tensor. Equal tensors give equal bytes, whatever the order of the dict.
+
+    Raises:
+        CheckpointError: before the first byte, if a name or tensor cannot be stored.
+    """
+    for name, tensor in tensors.items():
+        _check_storable(name, tensor)
+    # Wide types first keeps every tensor aligned to its type, which readers that map the file rely on.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    yield _encode_header(ordered)
+    for _, tensor in ordered:
+        yield _tensor_bytes(tensor)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load a safetensors file whose size and hash have been verified.
+
+    Args:
+        path: the file.
+
+    Returns:
+        CPU tensors with memory of their own: nothing maps the file, so it may be replaced or deleted afterwards.
+
+    Raises:
+        CheckpointError: if the header is oversized, malformed or at odds with the file; nothing is allocated then.
+        OSError: if the file cannot be read.
+    """
+    _check_header_size(path)
+    try:
+        return load_file(path, backend="pread")
+    except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())
+        raise CheckpointError(f"{str(path)!r} is no sound safetensors file: {reason}") from error
+
+
+def _check_storable(name: str, tensor: Tensor) -> None:
+    if not isinstance(name, str) or not _is_utf8(name) or name == "__metadata__":
+        raise CheckpointError(f"tensor name {name!r} cannot be stored; use text other than '__metadata__'")
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(f"{name!r} is a {type(tensor).__name__}, not a tensor; put it into `state`")
+    if tensor.layout != torch.strided or tensor.is_meta:
+        kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
+        raise CheckpointError(f"tensor {name!r} is {kind}, without plain data to store; make it dense first")
+    if tensor.dtype not in _DTYPES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+        raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored; convert it to one of {known}")
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _encode_header(tensors: list[tuple[str, Tensor]]) -> bytes:
+    # Some readers (Hugging Face transformers) refuse a file that does not name the framework its layout follows.
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors:
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = canonical(header)
+    text += b" " * (-len(text) % 8)  # so that the data, too, starts at a multiple of 8
+    if len(text) > MAX_HEADER_BYTES or len(tensors) > MAX_TENSORS:
+        raise CheckpointError(
+            f"{len(tensors)} tensors need a header of {len(text)} bytes, and {MAX_TENSORS} tensors and {MAX_HEADER_BYTES} "
+            "bytes is the most that loads back; store fewer tensors or shorter names"
+        )
+    return len(text).to_bytes(8, "little") + text
+
+
+def _tensor_bytes(tensor: Tensor) -> memoryview:
+    dense = tensor.detach().cpu().resolve_neg().contiguous()
+    # A dimension of size 1 may keep any stride and still count as contiguous, so reshape(-1) would not do.
+    flat = dense.as_strided((dense.numel(),), (1,))
+    return flat.view(torch.uint8).numpy().data
+
+
+def _check_header_size(path: Path) -> None:
+    """Refuse a header that would cost more memory to parse than tensors justify (an empty tensor takes no data)."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > MAX_HEADER_BYTES:
+            raise CheckpointError(f"{str(path)!r} claims a header of {length} bytes; {MAX_HEADER_BYTES} is the most accepted")
+        # Each tensor opens one brace, as do the header and its metadata; counting bytes costs nothing, parsing does.
+        n_tensors = file.read(length).count(b"{") - 2
+    if n_tensors > MAX_TENSORS:
+        raise CheckpointError(f"{str(path)!r} claims {n_tensors} tensors; {MAX_TENSORS} is the most accepted")

@@ -1,0 +1,98 @@
+"""`txl corpus list|get|prepare`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import App, Parameter
+
+if TYPE_CHECKING:
+    from transformer_xl.data.prepare import TokenSplit
+
+app = App(name="corpus", help="Find, download and encode texts.", help_format="plaintext")
+
+
+@app.command(name="list")
+def list_(*, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+    """List the named corpora: what they are, on what terms, and whether they are on this machine.
+
+    Common uses:
+        txl corpus list
+        txl corpus list --json
+
+    Args:
+        json_: print one JSON object per corpus.
+    """
+    from transformer_xl.data.corpora import describe_corpora
+
+    for entry in describe_corpora():
+        if json_:
+            print(json.dumps(entry))
+        else:
+            print(f"{entry['name']:16} {entry['description']}\n{'':16} {entry['where']}; {entry['terms']}")
+
+
+@app.command
+def get(name: str, /) -> None:
+    """Download a named corpus, its size and SHA-256 checked; an interrupted download is resumed.
+
+    Common uses:
+        txl corpus get enwik8
+        TXL_DATA=/big/disk txl corpus get wikitext-103
+
+    Args:
+        name: see txl corpus list. It goes to $TXL_DATA, or to the cache directory.
+    """
+    from transformer_xl.data.corpora import fetch
+
+    print(fetch(name))
+
+
+@app.command
+def prepare(
+    corpus: str = "python-stdlib",
+    /,
+    *,
+    tokenizer: Literal["byte", "char", "word", "bpe"] = "byte",
+    vocab_size: int | None = None,
+    search: Path | None = None,
+    workers: int | None = None,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Encode a corpus once, as training would; later runs start at once.
+
+    Common uses:
+        txl corpus prepare my.txt
+        txl corpus prepare ptb --search /data --tokenizer word
+        txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384
+
+    Args:
+        corpus: name, file, directory or glob.
+        tokenizer: unit of text.
+        vocab_size: bpe: vocabulary size; word: largest size.
+        search: directory in which a named corpus may lie.
+        workers: processes that encode. Default: one per core.
+        json_: print one JSON object.
+    """
+    from transformer_xl.config import DataConfig, TokenizerConfig
+    from transformer_xl.data.prepare import prepare as encode
+
+    settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)
+    prepared = encode(DataConfig(corpus=corpus), settings, search=[search] if search else [], n_workers=workers)
+    counts = {name: _counts(split) for name, split in prepared.splits.items()}
+    vocab_size = prepared.tokenizer.vocab_size
+    if json_:
+        print(json.dumps({"directory": str(prepared.directory), "vocab_size": vocab_size, "splits": counts}))
+        return
+    print(f"{corpus} in {prepared.directory}: vocabulary {vocab_size:,} ({tokenizer}); {prepared.tokenizer.loses}")
+    for name, count in counts.items():
+        print(f"  {name:6}" + "  ".join(f"{value:>13,} {unit}" for unit, value in count.items()))
+
+
+def _counts(split: "TokenSplit") -> dict[str, int]:
+    return {
+        "tokens": len(split.ids),
+        "characters": split.n_characters,
+        "bytes": split.n_bytes,
+        "documents": len(split.document_starts),
+    }

@@ -1,0 +1,207 @@
+"""`txl eval`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.evaluation import Score
+
+
+def evaluate(
+    run: Path,
+    /,
+    *,
+    split: Literal["train", "valid", "test"] | None = None,
+    corpus: str | None = None,
+    file: Path | None = None,
+    tgt_len: int | None = None,
+    mem_len: int | None = None,
+    batch_size: int | None = None,
+    same_length: bool | None = None,
+    clamp_len: int | None = None,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    device: str = "auto",
+    checkpoint: Literal["best", "last"] = "best",
+    per_token: Path | None = None,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Score a run on a whole split, read as one stream; every token counts once.
+
+    Common uses:
+        txl eval runs/mine                                   the test split, as in training
+        txl eval runs/mine --mem-len 0                       without its memory
+        txl eval runs/mine --mem-len 1024 --same-length      with a longer one
+        txl eval runs/mine --file other.txt --json
+        txl eval runs/mine --per-token nats.tsv              where, token, nats; .npy for an array
+
+    Args:
+        run: directory of the run.
+        split: train, valid or test. Default: test, or valid where there is none.
+        corpus: another corpus than the run's, or a directory that holds the run's named corpus.
+        file: score this text file, whole, instead of a split.
+        tgt_len: tokens per segment. Default: as in training.
+        mem_len: positions of memory. Default: as in training.
+        batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
+        same_length: give every query the same number of keys.
+        clamp_len: largest distance told apart.
+        precision: of the matrix products; auto takes what the processor does fast.
+        device: auto, cpu, cuda, cuda:N or mps.
+        checkpoint: the one with the best validation loss, or the last.
+        per_token: write the nats of every token to this file.
+        json_: print one JSON object.
+    """
+    import numpy as np
+
+    from transformer_xl.checkpoint.run_directory import RunDirectory, load
+    from transformer_xl.errors import ConfigError
+    from transformer_xl.evaluation import evaluate as score_stream
+    from transformer_xl.model.precision import choose_device, choose_precision
+
+    if file is not None and (split is not None or corpus is not None):
+        raise ConfigError("--file scores a whole file; leave --split and --corpus out")
+    for name, value, low in (
+        ("tgt-len", tgt_len, 1),
+        ("mem-len", mem_len, 0),
+        ("batch-size", batch_size, 1),
+        ("clamp-len", clamp_len, 1),
+    ):
+        if value is not None and value < low:
+            raise ConfigError(f"--{name} ({value}) must be at least {low}")
+    _check_writable(per_token)
+    config = RunDirectory(run).config()
+    model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: print(f"warning: {message}", file=sys.stderr))
+    torch_device = choose_device(device)
+    chosen, _ = choose_precision(precision, torch_device)
+    if file is not None:
+        what, ids, n_characters, n_bytes = _read_file(file, tokenizer)
+    else:
+        what, ids, n_characters, n_bytes = _read_split(run, corpus, split, tokenizer)
+    first = tokenizer.decode([int(ids[0])]) if len(ids) else ""
+    with _progress(len(ids) - 1) as advance:
+        score = score_stream(
+            model.to(torch_device),
+            ids,
+            tgt_len=tgt_len or config.eval_tgt_len,
+            mem_len=config.eval_mem_len if mem_len is None else mem_len,
+            batch_size=batch_size or config.eval.batch_size,
+            same_length=config.eval.same_length if same_length is None and mem_len != 0 else same_length,
+            clamp_len=clamp_len or config.eval.clamp_len,
+            n_characters=max(1, n_characters - len(first)),  # nothing predicts the first token
+            n_bytes=max(1, n_bytes - len(first.encode("utf-8", "replace"))),
+            precision=chosen,
+            per_token=per_token is not None,
+            on_tokens=advance,
+        )
+    if per_token is not None and score.token_nats is not None:
+        _write_tokens(per_token, np.asarray(ids), score.token_nats, tokenizer)
+    if json_:
+        settings = {"run": str(run), "text": what, "precision": chosen}
+        print(json.dumps(settings | score.as_dict()))
+    else:
+        _print(score, f"{what}, {chosen}")
+
+
+def _read_split(run: Path, corpus: str | None, split: str | None, tokenizer: "Tokenizer") -> tuple[str, "np.ndarray", int, int]:
+    """Return what is scored in words, its ids, characters and bytes."""
+    from transformer_xl.checkpoint.run_directory import RunDirectory
+    from transformer_xl.data.prepare import prepare
+    from transformer_xl.errors import CorpusError
+    from transformer_xl.training.loop import with_corpus
+
+    config, search = with_corpus(RunDirectory(run).config(), corpus)
+    splits = prepare(config.data, tokenizer, search=search).splits
+    name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
+    chosen = splits[name]
+    if len(chosen.ids) < 2:
+        raise CorpusError(f"corpus '{config.data.corpus}' has no {name} split; choose another --split")
+    return f"{name} split of {config.data.corpus}", chosen.ids, chosen.n_characters, chosen.n_bytes
+
+
+def _read_file(file: Path, tokenizer: "Tokenizer") -> tuple[str, "np.ndarray", int, int]:
+    from transformer_xl.errors import CorpusError, TokenizerError
+
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise CorpusError(f"cannot read '{file}': {error.strerror}") from None
+    try:
+        ids = tokenizer.encode_bytes(data)
+    except TokenizerError as error:
+        raise CorpusError(f"'{file}': {error}") from None
+    return f"file {file}", ids, len(data.decode("utf-8", "replace")), len(data)
+
+
+def _check_writable(path: Path | None) -> None:
+    from transformer_xl.errors import ConfigError
+
+    if path is not None and not path.absolute().parent.is_dir():
+        raise ConfigError(f"--per-token '{path}': the directory '{path.absolute().parent}' does not exist; make it first")
+
+
+def _write_tokens(path: Path, ids: "np.ndarray", nats: "np.ndarray", tokenizer: "Tokenizer") -> None:
+    """Write the nats of every predicted token: an array for .npy, else position, id, nats and the token's text in JSON."""
+    import numpy as np
+
+    from transformer_xl.errors import CheckpointError
+
+    try:
+        if path.suffix == ".npy":
+            np.save(path, nats)
+            return
+        texts: dict[int, str] = {}
+        with path.open("w", encoding="utf-8") as file:
+            file.write("position\tid\tnats\ttoken\n")
+            for position, (token, value) in enumerate(zip(ids[1:].tolist(), nats.tolist(), strict=True), start=1):
+                text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
+                file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write '{path}': {error.strerror}; free disk space or choose another --per-token"
+        ) from None
+
+
+def _print(score: "Score", what: str) -> None:
+    print(f"{what}: {score.tokens:,} tokens in {score.seconds:.1f} s ({score.tokens_per_second:,.0f} tokens/s)")
+    rows = [
+        ("loss", f"{score.loss:.4f}", "nats per token"),
+        ("ppl", f"{score.ppl:.2f}", "perplexity per token"),
+        ("bpc", f"{score.bpc:.4f}", "bits per character"),
+        ("bpb", f"{score.bpb:.4f}" if score.bpb is not None else "-", "bits per UTF-8 byte"),
+        ("nats", f"{score.nats:,.1f}", "in total"),
+    ]
+    for name, value, unit in rows:
+        print(f"  {name:5} {value:>14}  {unit}")
+
+
+def _progress(total: int):
+    """Show a progress bar with rate and time left on a terminal; yields what to call with the tokens just done."""
+    import contextlib
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    @contextlib.contextmanager
+    def show():
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield None
+            return
+        columns = (
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.speed:,.0f} tokens/s"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("", total=total)
+            progress.update(task, completed=0)
+            yield lambda n: progress.advance(task, n)
+
+    return show()

@@ -1,0 +1,1 @@
+"""Text to ids to parallel lanes of segments: tokenizers, corpora, preparation, streams."""

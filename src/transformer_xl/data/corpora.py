@@ -1,0 +1,325 @@
+"""Finding a corpus by name, file, directory or glob, and reading its splits in bounded memory.
+
+The corpus `python-stdlib` needs no download: it is the source text of the running interpreter's standard library, without its
+tests and without what was installed into `site-packages`, about 12 MB. Files are in order of path and are dealt out so that at
+every point train, valid and test have as nearly as possible 90, 5 and 5 % of the bytes so far. So all splits are of one kind;
+the last 5 % by path would be `xml`, `xmlrpc`, `zipfile`, … alone.
+"""
+
+import glob
+import hashlib
+import json
+import os
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
+from pathlib import Path
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data.downloads import download, unpack
+from transformer_xl.data.files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
+from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
+from transformer_xl.data.paths import data_dir
+from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
+from transformer_xl.errors import CorpusError, did_you_mean
+
+PYTHON_STDLIB = "python-stdlib"
+
+CHUNK_BYTES = 1 << 20
+
+_NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
+
+
+class Corpus:
+    """A text in three splits. Nothing is read before it is asked for.
+
+    Args:
+        name: what the user called it.
+        files: all files, in order.
+        plan: makes the splits; called at most once.
+        settings: the part of the configuration that the splits depend on.
+
+    Attributes:
+        name: what the user called it.
+        files: all files, in order.
+        document_separator: a line that divides documents inside a file, or None.
+        canonical: the published sizes that a named corpus must have, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        files: Sequence[Path],
+        plan: Callable[[], Splits],
+        document_separator: str | None = None,
+        canonical: NamedCorpus | None = None,
+        settings: str = "",
+    ) -> None:
+        self.name = name
+        self.files = tuple(files)
+        self.document_separator = document_separator
+        self.canonical = canonical
+        self._plan = plan
+        self._settings = settings
+
+    @cached_property
+    def splits(self) -> Mapping[SplitName, tuple[Piece, ...]]:
+        """The pieces of train, valid and test; valid and test may be empty."""
+        return self._plan()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of names, sizes and times of the files and of how they are divided, as hex; reads no content."""
+        try:
+            files = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
+        except OSError as error:
+            raise CorpusError(f"cannot read '{error.filename}': {error.strerror}; restore it or give another corpus") from None
+        identity = json.dumps([self.name, files, self._settings, self.document_separator])
+        return hashlib.sha256(identity.encode()).hexdigest()
+
+    def chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, bool]]:
+        """Yield the text of a split.
+
+        Args:
+            split: train, valid or test.
+            chunk_bytes: largest size of a chunk.
+
+        Yields:
+            Chunks, cut as `cut_chunks` says and never empty, each with whether it begins a document. Lines that divide
+            documents are not part of the text.
+
+        Raises:
+            CorpusError: a file vanished, is unreadable or damaged.
+        """
+        for chunk in self.located_chunks(split, chunk_bytes):
+            yield chunk.data, chunk.starts_document
+
+    def located_chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+        """Yield what `chunks` yields, with file and byte offset."""
+        for piece in self.splits[split]:
+            yield from read_chunks(piece, chunk_bytes, self.document_separator)
+
+    def texts(self, split: SplitName) -> Iterator[str]:
+        """Yield the text of a split as strings, for `train_tokenizer`.
+
+        Raises:
+            CorpusError: as for `chunks`, or the text is not UTF-8.
+        """
+        for chunk in self.located_chunks(split):
+            yield decode_chunk(chunk)
+
+
+def decode_chunk(chunk: Chunk) -> str:
+    """Return the chunk's text.
+
+    Raises:
+        CorpusError: it is not UTF-8.
+    """
+    try:
+        return chunk.data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"'{chunk.path}' is not UTF-8 at byte {chunk.offset + error.start} (0x{chunk.data[error.start]:02x}); "
+            "convert it, or use tokenizer.kind=byte"
+        ) from None
+
+
+def corpus_names() -> list[str]:
+    """Return the names that `find_corpus` knows."""
+    return sorted([PYTHON_STDLIB, *NAMED])
+
+
+def describe_corpora() -> list[dict[str, str]]:
+    """Return name, description, terms and whereabouts of every named corpus."""
+    entries = [
+        {
+            "name": PYTHON_STDLIB,
+            "description": "source text of the running Python's standard library, about 12 MB; the default",
+            "terms": "PSF license",
+            "where": "on this machine, as part of Python",
+        }
+    ]
+    for name, corpus in sorted(NAMED.items()):
+        found = _search(corpus, [data_dir()])
+        where = f"in {found['train'][0].path.parent}" if found else f"not here: {_remedy(name, corpus)}"
+        entries.append({"name": name, "description": corpus.description, "terms": corpus.terms, "where": where})
+    return entries
+
+
+def holds_corpus(name: str, directory: Path) -> bool:
+    """Say whether the files of a named corpus lie in a directory, or in a folder of its name there."""
+    return name in NAMED and _search(NAMED[name], [directory]) is not None
+
+
+def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True) -> Corpus:
+    """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name.
+
+    A file, directory or glob may be plain or compressed (.gz, .xz, .zst). A directory is read recursively in order of path,
+    without hidden and binary files. If the files' names say which is train, valid and test, they are used so; otherwise
+    `config.split` divides the text. Named corpora always have their published split.
+
+    Args:
+        config: name or path, shares, document separator.
+        search: directories in which a named corpus may lie, before `data_dir()`.
+        download: fetch a named corpus that lies nowhere.
+
+    Returns:
+        The corpus; its content is not read yet.
+
+    Raises:
+        CorpusError: no such file or name, an empty corpus, or a download that failed.
+    """
+    path = Path(config.corpus).expanduser()
+    if path.is_file():
+        return _from_files(config, [path], path.parent, by_name=False)
+    if path.is_dir():
+        return _from_files(config, _text_files(path), path)
+    if glob.has_magic(config.corpus):
+        return _from_files(config, *_matches(path))
+    if config.corpus == PYTHON_STDLIB:
+        return _python_stdlib()
+    if config.corpus in NAMED:
+        return _named(config, [*map(Path, search), data_dir()], download=download)
+    raise CorpusError(f"corpus '{config.corpus}': no such file or name; {did_you_mean(config.corpus, corpus_names())}")
+
+
+def _from_files(config: DataConfig, files: list[Path], root: Path, *, by_name: bool = True) -> Corpus:
+    if not files or not any(file.stat().st_size for file in files):
+        raise CorpusError(f"corpus '{config.corpus}' is empty; give a file or directory with text")
+    splits = splits_by_name(files, root) if by_name else None
+    return Corpus(
+        config.corpus,
+        files=[file.absolute() for file in files],
+        plan=lambda: splits or splits_by_ratio(files, config.split, config.document_separator),
+        document_separator=config.document_separator,
+        settings="by name" if splits else str(config.split),
+    )
+
+
+def _walk(root: Path, *, skip: Set[str] = frozenset()) -> list[Path]:
+    """Return the files below `root` in order of path, without hidden ones and the folders named in `skip`."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
+        found += [Path(folder, name) for name in names if not name.startswith(".")]
+    return sorted(file for file in found if file.is_file())
+
+
+def _text_files(root: Path) -> list[Path]:
+    files = _walk(root)
+    texts = [file for file in files if is_text(file)]
+    if files and not texts:
+        raise CorpusError(f"corpus '{root}': all {len(files)} files are binary (have NUL bytes); give a directory of text")
+    return texts
+
+
+def _matches(pattern: Path) -> tuple[list[Path], Path]:
+    matches = glob.iglob(str(pattern), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+    files = sorted(file for match in matches if (file := Path(match)).is_file())
+    if not files:
+        raise CorpusError(f"corpus '{pattern}': no such file; no file matches the pattern")
+    fixed = []
+    for part in pattern.parts[:-1]:
+        if glob.has_magic(part):
+            break
+        fixed.append(part)
+    return files, Path(*fixed)
+
+
+def _python_stdlib() -> Corpus:
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [file for file in _walk(root, skip=_NOT_STDLIB) if file.suffix == ".py"]
+    if not files:
+        raise CorpusError(f"corpus '{PYTHON_STDLIB}': no source files in '{root}'; give another corpus")
+    return Corpus(
+        PYTHON_STDLIB,
+        files=files,
+        plan=lambda: splits_by_turns(list(filter(_is_utf8, files)), (0.9, 0.05, 0.05)),
+        settings="by turns",
+    )
+
+
+def _is_utf8(file: Path) -> bool:
+    try:
+        b"".join(read_blocks(Piece(file))).decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Corpus:
+    name, canonical = config.corpus, NAMED[config.corpus]
+    found = _search(canonical, directories)
+    if found is None:
+        if not download or not canonical.sources:
+            raise CorpusError(f"corpus '{name}' is in none of {_listed(directories)}; {_remedy(name, canonical)}")
+        fetch(name)
+        found = _search(canonical, directories)
+    if found is None:
+        raise CorpusError(f"corpus '{name}' lacks files after its download to '{data_dir()}'; delete '{data_dir() / name}'")
+    splits = found
+    return Corpus(
+        name,
+        files=list(dict.fromkeys(piece.path for split in SPLITS for piece in splits[split])),
+        plan=lambda: splits,
+        document_separator=config.document_separator,
+        canonical=canonical,
+        settings=repr(canonical.splits),
+    )
+
+
+def fetch(name: str, *, progress: bool = True) -> Path:
+    """Download a named corpus to `data_dir()/name`, sizes and SHA-256 checked, unless it is there already.
+
+    Args:
+        name: one of `NAMED`.
+        progress: show a bar on stderr, if it is a terminal.
+
+    Returns:
+        The directory.
+
+    Raises:
+        CorpusError: unknown name, a corpus that cannot be fetched automatically, or a failed download.
+    """
+    if name not in NAMED:
+        raise CorpusError(f"cannot download corpus '{name}'; {did_you_mean(name, NAMED)}")
+    corpus, folder = NAMED[name], data_dir() / name
+    if not corpus.sources:
+        raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
+    for source in corpus.sources:
+        targets = [member for _, member in source.members] or [source.file]
+        if all((folder / target).is_file() for target in targets):
+            continue
+        archive = folder / (source.file or source.urls[0].rsplit("/", 1)[1])
+        download(source.urls, archive, size=source.size, sha256=source.sha256, progress=progress)
+        if source.members:
+            unpack(archive, {member: folder / target for member, target in source.members}, limit=source.unpacked_limit)
+            archive.unlink()
+    return folder
+
+
+def _search(corpus: NamedCorpus, directories: list[Path]) -> Splits | None:
+    for directory in directories:
+        for folder in [*(directory / name for name in corpus.folders), directory]:
+            splits = {name: _pieces(corpus.splits[name], folder) for name in SPLITS}
+            if all(splits.values()):
+                return splits
+    return None
+
+
+def _pieces(split: SplitFiles, folder: Path) -> tuple[Piece, ...]:
+    for name in split.files:
+        for ending in ("", *COMPRESSED):
+            if files := sorted(file for file in folder.glob(name + ending) if file.is_file()):
+                return tuple(Piece(file.absolute(), split.start, split.stop) for file in files)
+    return ()
+
+
+def _remedy(name: str, corpus: NamedCorpus) -> str:
+    get = corpus.how_to_get or f"get it with 'txl corpus get {name}'"
+    return f"{get}, or give the directory that has it with --corpus DIR or TXL_DATA"
+
+
+def _listed(directories: list[Path]) -> str:
+    return ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))

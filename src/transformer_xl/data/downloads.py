@@ -1,0 +1,187 @@
+"""Fetching files over HTTP, resumable and verified, and taking named members out of archives."""
+
+import hashlib
+import http.client
+import tarfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from transformer_xl.data.progress import byte_progress
+from transformer_xl.errors import CorpusError
+
+TIMEOUT = 30.0
+"""Seconds without a byte after which a connection counts as lost."""
+
+_BLOCK_BYTES = 1 << 18
+_BY_HAND = "download it by hand and give its directory with --corpus DIR or TXL_DATA"
+
+
+class _UnreachableError(CorpusError):
+    """A mirror that gave nothing at all; the next one may."""
+
+
+def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256: str | None, progress: bool = True) -> None:
+    """Fetch a file; it gets its name only when it is complete and verified.
+
+    The bytes go to `target.part`; if that exists from an earlier attempt, only the rest is asked for. Without a published
+    `sha256` that of the first download is recorded in `target.sha256` and demanded from then on.
+
+    Args:
+        url: http(s) address, or several mirrors that are tried in order until one answers.
+        target: where the file shall be.
+        size: expected bytes, if known.
+        sha256: expected hash as hex, if known.
+        progress: show a bar on stderr, if it is a terminal.
+
+    Raises:
+        CorpusError: no connection, cut off (running again resumes), wrong size or hash (the file is removed), disk full.
+    """
+    urls = [url] if isinstance(url, str) else list(url)
+    part = target.with_name(target.name + ".part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for mirror, last in zip(urls, [False] * (len(urls) - 1) + [True], strict=True):
+            try:
+                _fetch(mirror, part, size=size, progress=progress)
+                break
+            except _UnreachableError:
+                if last:
+                    raise
+        _verify(part, urls[0], size=size, sha256=sha256 or _recorded(target))
+        if sha256 is None:
+            _record(target).write_text(_hash(part))
+        part.replace(target)
+    except OSError as error:
+        raise CorpusError(
+            f"cannot write '{part}': {error.strerror or error}; free space there or set TXL_DATA to another directory"
+        ) from None
+
+
+def unpack(archive: Path, members: Mapping[str, Path], *, limit: int) -> None:
+    """Take the named members, and nothing else, out of a .zip or .tar.gz.
+
+    Paths inside the archive are only compared, never used, so that no archive can write elsewhere.
+
+    Args:
+        archive: a trusted or untrusted archive.
+        members: name in the archive → file to write.
+        limit: no member may unpack to more than so many bytes.
+
+    Raises:
+        CorpusError: a damaged archive, a missing member, one that is too large, disk full.
+    """
+    try:
+        left = dict(members)
+        if archive.suffix == ".zip":
+            with zipfile.ZipFile(archive) as opened:
+                for name in sorted(left.keys() & set(opened.namelist())):
+                    with opened.open(name) as source:
+                        _copy(source, left.pop(name), limit)
+        else:
+            with tarfile.open(archive, "r|gz") as opened:
+                for entry in opened:
+                    source = opened.extractfile(entry) if entry.isreg() and entry.name in left else None
+                    if source:
+                        _copy(source, left.pop(entry.name), limit)
+                    if not left:
+                        break
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError) as error:
+        raise CorpusError(f"archive '{archive}' is damaged ({error}); delete it and download it again") from None
+    except OSError as error:
+        raise CorpusError(f"cannot unpack '{archive}': {error.strerror or error}; free space there or set TXL_DATA") from None
+    if left:
+        raise CorpusError(f"archive '{archive}' lacks {', '.join(sorted(left))}; delete it and download it again")
+
+
+def _fetch(url: str, part: Path, *, size: int | None, progress: bool) -> None:
+    """Append to `part` what it lacks."""
+    parsed = urllib.parse.urlsplit(url)
+    if parsed.scheme not in ("http", "https"):
+        raise CorpusError(f"cannot download '{url}': only http and https; {_BY_HAND}")
+    done = part.stat().st_size if part.is_file() else 0
+    if size is not None and done >= size:  # complete, or longer than it can be: the verification tells
+        return
+    request = urllib.request.Request(url, headers={"User-Agent": "transformer_xl"})
+    if done:
+        request.add_header("Range", f"bytes={done}-")
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:  # nothing is left to send
+                return
+        raise _UnreachableError(f"cannot download '{url}': {error.code} {error.reason}; {_BY_HAND}") from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "reason", error)
+        raise _UnreachableError(f"cannot reach {parsed.netloc} ({reason}); check the network, or {_BY_HAND}") from None
+    with response:
+        resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
+        _receive(response, part, done=done if resumed else 0, size=size, progress=progress)
+
+
+def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size: int | None, progress: bool) -> None:
+    length = response.headers.get("Content-Length", "")
+    total = size if size is not None else done + int(length) if length.isdigit() else None
+    with (
+        part.open("ab" if done else "wb") as file,
+        byte_progress(part.name.removesuffix(".part"), total=total, done=done, enabled=progress) as advance,
+    ):
+        while total is None or done <= total:  # a server that sends more than it should is cut off
+            try:
+                block = response.read(_BLOCK_BYTES)
+            except (http.client.HTTPException, OSError) as error:
+                block = error.partial if isinstance(error, http.client.IncompleteRead) else b""
+            if not block:
+                break
+            file.write(block)
+            done += len(block)
+            advance(len(block))
+    if total is not None and done < total:
+        raise CorpusError(f"download cut off: '{part}' has {done:,} of {total:,} bytes; run the command again to resume")
+
+
+def _verify(part: Path, url: str, *, size: int | None, sha256: str | None) -> None:
+    found_size, found_hash = part.stat().st_size, _hash(part)
+    if size is not None and found_size != size:
+        complaint = f"size {found_size:,} bytes, expected {size:,}"
+    elif sha256 is not None and found_hash != sha256:
+        complaint = f"sha256 {found_hash}, expected {sha256}"
+    else:
+        return
+    part.unlink()
+    raise CorpusError(f"'{url}' is not the expected file ({complaint}) and was removed; try again, or {_BY_HAND}")
+
+
+def _record(target: Path) -> Path:
+    return target.with_name(target.name + ".sha256")
+
+
+def _recorded(target: Path) -> str | None:
+    return _record(target).read_text().strip() if _record(target).is_file() else None
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy(source: IO[bytes], target: Path, limit: int) -> None:
+    """Write `source` to `target`, which appears only when it is complete."""
+    part = target.with_name(target.name + ".part")
+    n_bytes = 0
+    with part.open("wb") as file:
+        while block := source.read(_BLOCK_BYTES):
+            n_bytes += len(block)
+            if n_bytes > limit:
+                break
+            file.write(block)
+    if n_bytes > limit:
+        part.unlink()
+        raise CorpusError(f"archive member for '{target}' has more than {limit:,} bytes; delete the archive, do not trust it")
+    part.replace(target)

@@ -1,0 +1,152 @@
+"""Encoding a stream of chunks in order, in this process or in several."""
+
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_all_start_methods, get_context
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from transformer_xl.data.corpora import decode_chunk
+from transformer_xl.data.files import Chunk
+from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
+from transformer_xl.errors import CorpusError, TokenizerError
+
+BATCH_BYTES = 1 << 20
+"""Chunks are encoded in batches of about so many bytes, so that many small documents cost no more than a few large ones."""
+
+_BATCHES_PER_WORKER = 3
+
+
+class EncodedBatch(NamedTuple):
+    """The ids of some chunks.
+
+    Attributes:
+        ids: little-endian ids, back to back.
+        document_starts: offsets (tokens from the beginning of the batch) at which documents start.
+        n_tokens: number of ids.
+        n_bytes: bytes of text.
+        n_characters: code points of text.
+    """
+
+    ids: bytes
+    document_starts: list[int]
+    n_tokens: int
+    n_bytes: int
+    n_characters: int
+
+
+def id_dtype(vocab_size: int) -> np.dtype:
+    """Return the smallest type in which ids are stored, always little-endian.
+
+    Example:
+        >>> id_dtype(65_536), id_dtype(65_537)
+        (dtype('uint16'), dtype('uint32'))
+    """
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def encode_chunks(
+    chunks: Iterable[Chunk], tokenizer: Tokenizer, *, n_workers: int = 1, tokenizer_path: Path | None = None
+) -> Iterator[EncodedBatch]:
+    """Encode chunks in order; the ids are the same whatever the number of workers.
+
+    Args:
+        chunks: what to encode; read ahead by a few batches only.
+        tokenizer: encodes.
+        n_workers: processes; 1 means this one.
+        tokenizer_path: where the same tokenizer is saved, for the other processes to load.
+
+    Yields:
+        The encoded batches, in order.
+
+    Raises:
+        CorpusError: text that the tokenizer cannot represent, or a worker process that died.
+    """
+    batches = _batches(chunks)
+    if n_workers == 1 or tokenizer_path is None:
+        for batch in batches:
+            yield _encode(batch, tokenizer)
+        return
+    with _pool(n_workers, tokenizer_path) as pool:
+        pending: deque[Future[EncodedBatch]] = deque()
+        for batch in batches:
+            pending.append(pool.submit(_encode_in_worker, batch))
+            if len(pending) >= n_workers * _BATCHES_PER_WORKER:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
+def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    batch: list[Chunk] = []
+    size = 0
+    for chunk in chunks:
+        if batch and size + len(chunk.data) > BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(chunk)
+        size += len(chunk.data)
+    if batch:
+        yield batch
+
+
+def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
+    dtype = id_dtype(tokenizer.vocab_size)
+    ids, starts, n_tokens, n_characters = [], [], 0, 0
+    for chunk in batch:
+        if chunk.starts_document:
+            starts.append(n_tokens)
+        encoded = _encode_chunk(chunk, tokenizer)
+        ids.append(encoded.astype(dtype).tobytes())
+        n_tokens += len(encoded)
+        n_characters += _n_characters(chunk.data)
+    return EncodedBatch(b"".join(ids), starts, n_tokens, sum(len(chunk.data) for chunk in batch), n_characters)
+
+
+def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
+    try:
+        if tokenizer.kind == "byte":
+            return tokenizer.encode_bytes(chunk.data)
+        return tokenizer.encode(decode_chunk(chunk))
+    except TokenizerError as error:
+        raise CorpusError(f"'{chunk.path}', from byte {chunk.offset} on: {error}") from None
+
+
+def _n_characters(data: bytes) -> int:
+    """Count the bytes that begin a code point; for text that is not UTF-8 this is an approximation."""
+    return int(np.count_nonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80))
+
+
+@contextmanager
+def _pool(n_workers: int, tokenizer_path: Path) -> Iterator[ProcessPoolExecutor]:
+    # Not fork: this process may hold threads and locks of torch, tokenizers or a notebook.
+    method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
+    pool = ProcessPoolExecutor(n_workers, get_context(method), _start_worker, (tokenizer_path,))
+    try:
+        yield pool
+    except BrokenProcessPool:
+        raise CorpusError(
+            "an encoding process died, for lack of memory or because the calling script has no "
+            "`if __name__ == '__main__':`; use n_workers=1"
+        ) from None
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+_worker_tokenizer: Tokenizer
+
+
+def _start_worker(tokenizer_path: Path) -> None:
+    global _worker_tokenizer
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core is enough
+    _worker_tokenizer = load_tokenizer(tokenizer_path)
+
+
+def _encode_in_worker(batch: list[Chunk]) -> EncodedBatch:
+    return _encode(batch, _worker_tokenizer)

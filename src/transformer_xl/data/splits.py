@@ -1,0 +1,132 @@
+"""Dividing files into train, valid and test: as their names say, else by ratio."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePath
+
+from transformer_xl.data.files import BLOCK_BYTES, Piece, code_point_border, content_size, read_chunks
+from transformer_xl.data.named import SPLITS, SplitName
+
+Splits = Mapping[SplitName, tuple[Piece, ...]]
+
+_SPLIT_WORDS: dict[str, SplitName] = {
+    "train": "train",
+    "training": "train",
+    "valid": "valid",
+    "validation": "valid",
+    "val": "valid",
+    "dev": "valid",
+    "test": "test",
+    "testing": "test",
+}
+_ABOUT_THE_CORPUS = {"readme", "license", "licence", "copying", "index", "metadata", "checksums", "notice"}
+
+
+def split_of(name: PurePath) -> SplitName | None:
+    """Return the split that a path inside a corpus names, by its file name or else by a directory.
+
+    Example:
+        >>> split_of(PurePath("wiki.valid.tokens.xz")), split_of(PurePath("test/book.txt")), split_of(PurePath("a.txt"))
+        ('valid', 'test', None)
+    """
+    words = {_SPLIT_WORDS[word] for word in re.split(r"[^a-z]+", name.name.lower()) if word in _SPLIT_WORDS}
+    if len(words) == 1:
+        return words.pop()
+    folders = [_SPLIT_WORDS[part.lower()] for part in name.parts[:-1] if part.lower() in _SPLIT_WORDS]
+    return folders[0] if folders else None
+
+
+def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
+    """Return the splits that the files' names give, or None if they do not clearly do so.
+
+    They do if there is a train file and another split, and no file is without a split, other than files about the corpus
+    such as README or LICENSE, which are then left out.
+    """
+    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    for file in files:
+        split = split_of(file.relative_to(root))
+        if split:
+            splits[split].append(Piece(file))
+        elif re.split(r"[.\-_]", file.name.lower())[0] not in _ABOUT_THE_CORPUS:
+            return None
+    if not splits["train"] or not (splits["valid"] or splits["test"]):
+        return None
+    return {name: tuple(pieces) for name, pieces in splits.items()}
+
+
+def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -> Splits:
+    """Deal files out in order, each to the split that lacks most bytes of its share of the bytes so far."""
+    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    lacking = [0.0, 0.0, 0.0]
+    for file in files:
+        size = content_size(file)
+        lacking = [lack + share * size for lack, share in zip(lacking, shares, strict=True)]
+        neediest = lacking.index(max(lacking))
+        lacking[neediest] -= size
+        splits[SPLITS[neediest]].append(Piece(file))
+    return {name: tuple(pieces) for name, pieces in splits.items()}
+
+
+def splits_by_ratio(files: Sequence[Path], shares: tuple[float, float, float], separator: str | None) -> Splits:
+    """Divide files by shares of bytes, between files where there are enough of them, else inside them.
+
+    Args:
+        files: the corpus in order.
+        shares: of train, valid and test; they add up to 1.
+        separator: a line that divides documents inside a file; a cut inside a file moves forward to the next one.
+
+    Returns:
+        The splits; those with a share of 0 are empty.
+    """
+    sized = [(file, size) for file in files if (size := content_size(file))]
+    wanted = [name for name, share in zip(SPLITS, shares, strict=True) if share]
+    if len(sized) >= max(2, len(wanted)):
+        return _between_files(sized, shares, wanted)
+    return _inside_files(sized, shares, separator)
+
+
+def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, float], wanted: list[SplitName]) -> Splits:
+    """Give each file to the split in which its middle lies, and every wanted split at least one file."""
+    total, before, ranks = sum(size for _, size in sized), 0, []
+    borders = [round(sum(shares[: i + 1]), 9) * total for i, name in enumerate(SPLITS) if name in wanted]
+    for _, size in sized:
+        ranks.append(next((i for i, border in enumerate(borders) if before + size / 2 < border), len(wanted) - 1))
+        before += size
+    ranks[0] = 0
+    for i in range(1, len(ranks)):  # no split may be skipped …
+        ranks[i] = min(ranks[i], ranks[i - 1] + 1)
+    ranks[-1] = len(wanted) - 1
+    for i in reversed(range(len(ranks) - 1)):  # … and the last file belongs to the last one
+        ranks[i] = max(ranks[i], ranks[i + 1] - 1)
+    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    for (file, _), rank in zip(sized, ranks, strict=True):
+        splits[wanted[rank]].append(Piece(file))
+    return {name: tuple(pieces) for name, pieces in splits.items()}
+
+
+def _inside_files(sized: list[tuple[Path, int]], shares: tuple[float, float, float], separator: str | None) -> Splits:
+    """Cut the files, read one after another, at the shares of bytes."""
+    total = sum(size for _, size in sized)
+    targets = [int(round(sum(shares[: i + 1]), 9) * total) for i in range(len(SPLITS))]
+    targets[-1] = total
+    splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
+    before = 0
+    for file, size in sized:
+        start = 0
+        for name, target, next_target in zip(SPLITS, targets, [*targets[1:], total], strict=True):
+            stop = min(max(target - before, 0), size)
+            if 0 < stop < size:
+                stop = max(start, _border(file, stop, min(next_target - before, size), separator))
+            if stop > start:
+                splits[name].append(Piece(file, start, None if stop == size else stop))
+                start = stop
+        before += size
+    return {name: tuple(pieces) for name, pieces in splits.items()}
+
+
+def _border(file: Path, position: int, limit: int, separator: str | None) -> int:
+    if separator is not None and limit > position:
+        for chunk in read_chunks(Piece(file, position, limit), BLOCK_BYTES, separator):
+            if chunk.starts_document and chunk.offset > position:
+                return chunk.offset
+    return code_point_border(file, position)

@@ -1,0 +1,195 @@
+"""Score a model on a token stream: summed nats with their counts; every other unit is derived last.
+
+The stream is read as one text. Every token but the very first, which nothing precedes, is predicted once, the first of each
+segment too. Read in several lanes side by side, each lane first reads the tokens before its part, uncounted, so that its memory
+is as warm as if it had come from there.
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from transformer_xl.errors import CorpusError
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.transformer_xl import TransformerXL
+
+
+@dataclass(frozen=True)
+class Score:
+    """The outcome of `evaluate`.
+
+    Attributes:
+        nats: total negative log-likelihood, summed in float64.
+        tokens: predicted tokens.
+        n_characters: characters that these tokens stand for; the number of tokens where it was not given.
+        n_bytes: UTF-8 bytes that they stand for; None where it was not given.
+        seconds: time it took.
+        token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
+    """
+
+    nats: float
+    tokens: int
+    n_characters: int
+    n_bytes: int | None
+    seconds: float
+    token_nats: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity per token; infinite where it exceeds a float."""
+        return math.exp(self.loss) if self.loss < 709 else math.inf
+
+    @property
+    def bpc(self) -> float:
+        """Bits per character."""
+        return self.nats / self.n_characters / math.log(2)
+
+    @property
+    def bpb(self) -> float | None:
+        """Bits per UTF-8 byte, None if the number of bytes is not known."""
+        return None if self.n_bytes is None else self.nats / self.n_bytes / math.log(2)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Predicted tokens per second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """Return all figures, for JSON."""
+        names = ("nats", "tokens", "n_characters", "n_bytes", "loss", "ppl", "bpc", "bpb", "seconds", "tokens_per_second")
+        return {name: getattr(self, name) for name in names}
+
+
+def evaluate(
+    model: TransformerXL,
+    token_ids: np.ndarray | torch.Tensor,
+    *,
+    tgt_len: int = 128,
+    mem_len: int | None = None,
+    batch_size: int = 1,
+    same_length: bool | None = None,
+    clamp_len: int | None = None,
+    n_characters: int | None = None,
+    n_bytes: int | None = None,
+    precision: Precision = "fp32",
+    per_token: bool = False,
+    on_tokens: Callable[[int], object] | None = None,
+) -> Score:
+    """Score a whole stream, every token counted once, with warm memory.
+
+    Args:
+        model: its mode (training or not) is restored afterwards.
+        token_ids: integers (N,), N ≥ 2; may be memory-mapped.
+        tgt_len: tokens per segment.
+        mem_len: positions of memory; None: the model's; 0: none.
+        batch_size: lanes read side by side.
+        same_length: the same number of keys for every query; None: as the model does.
+        clamp_len: largest distance told apart; None: as the model does.
+        n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
+        n_bytes: bytes of the predicted text, for `Score.bpb`.
+        precision: of the matrix products.
+        per_token: keep the nats of every token.
+        on_tokens: called with the number of tokens just scored, for progress bars.
+
+    Returns:
+        The score.
+
+    Raises:
+        CorpusError: fewer than two tokens, or ids outside the model's vocabulary.
+        ConfigError: `mem_len`, `clamp_len` and `same_length` that cannot work together.
+
+    Example:
+        >>> from transformer_xl.config import TransformerXLConfig
+        >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
+        >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
+        5
+    """
+    ids = np.asarray(token_ids)
+    n_predicted = len(ids) - 1
+    if n_predicted < 1:
+        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
+    _check_vocabulary(ids, model.config.vocab_size or 0)
+    view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length)
+    device = model.embedding.weight.device
+    lanes = _Lanes(ids, min(batch_size, n_predicted))
+    token_nats = np.empty(n_predicted, dtype=np.float32) if per_token else None
+
+    was_training = model.training
+    model.eval()
+    begin, total = time.perf_counter(), 0.0
+    try:
+        with torch.no_grad(), autocast(device, precision):
+            mems = _warm_up(view, lanes, tgt_len=tgt_len, device=device)
+            for at in range(0, lanes.length, tgt_len):
+                inputs, labels = lanes.segment(at, tgt_len)
+                out = view(inputs.to(device), mems=mems, labels=labels.to(device))
+                mems, nll = out.mems, out.nll.cpu()
+                total += float(nll.double().sum())
+                if token_nats is not None:
+                    lanes.scatter(token_nats, nll.numpy(), at)
+                if on_tokens:
+                    on_tokens(int((labels >= 0).sum()))
+    finally:
+        model.train(was_training)
+    seconds = time.perf_counter() - begin
+    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, token_nats)
+
+
+class _Lanes:
+    """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none."""
+
+    def __init__(self, ids: np.ndarray, n_lane: int) -> None:
+        self.ids, self.n_lane = ids, n_lane
+        self.length = math.ceil((len(ids) - 1) / n_lane)
+
+    def segment(self, at: int, tgt_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return inputs and labels (lanes, T) from offset `at` of each lane; labels past the end are -100."""
+        offsets = np.arange(at, min(at + tgt_len, self.length))
+        place = np.arange(self.n_lane)[:, None] * self.length + offsets
+        last = len(self.ids) - 1
+        inputs = self.ids[place.clip(max=last)].astype(np.int64)
+        labels = np.where(place < last, self.ids[(place + 1).clip(max=last)].astype(np.int64), -100)
+        return torch.from_numpy(inputs), torch.from_numpy(labels)
+
+    def before(self, n: int) -> torch.Tensor:
+        """Return the `n` tokens before each lane but the first, (lanes - 1, n)."""
+        lanes = [self.ids[b * self.length - n : b * self.length] for b in range(1, self.n_lane)]
+        return torch.from_numpy(np.stack(lanes).astype(np.int64))
+
+    def scatter(self, token_nats: np.ndarray, nll: np.ndarray, at: int) -> None:
+        """Put the nats (lanes, T) of a segment where they belong in the stream."""
+        for lane, row in enumerate(nll):
+            place = lane * self.length + at
+            n = min(len(row), len(token_nats) - place)
+            if n > 0:
+                token_nats[place : place + n] = row[:n]
+
+
+def _warm_up(model: TransformerXL, lanes: _Lanes, *, tgt_len: int, device: torch.device) -> Mems:
+    """Fill the memory of every lane but the first by reading what stands before it, as far back as the layers reach."""
+    fresh = model.init_mems(1)
+    n = min(model.mem_len * model.config.n_layer, lanes.length)
+    if lanes.n_lane == 1 or n == 0:
+        return model.init_mems(lanes.n_lane)
+    mems = model.init_mems(lanes.n_lane - 1)
+    for ids in lanes.before(n).split(tgt_len, dim=1):
+        mems = model(ids.to(device), mems=mems).mems
+    return Mems.concatenate([fresh, mems])
+
+
+def _check_vocabulary(ids: np.ndarray, vocab_size: int) -> None:
+    largest = int(ids.max())
+    if largest >= vocab_size or int(ids.min()) < 0:
+        raise CorpusError(
+            f"token id {largest} is outside the model's vocabulary ({vocab_size}); is this the model's tokenizer?"
+        )

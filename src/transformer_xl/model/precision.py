@@ -1,0 +1,63 @@
+"""Which arithmetic a device does fast, and the context that turns it on."""
+
+import contextlib
+import platform
+from typing import Literal
+
+import torch
+
+from transformer_xl.errors import ConfigError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def choose_device(name: str) -> torch.device:
+    """Return the device of a name; `auto` takes a GPU if there is one.
+
+    Raises:
+        ConfigError: no such device here.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"device '{name}' cannot be used here ({reason}); use train.device=auto or cpu") from None
+    return device
+
+
+def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
+    """Return the precision of a name and a reason to print; `auto` takes bf16 where the processor multiplies it natively.
+
+    A CPU without AVX512-BF16, AMX or ARM's BF16 instructions emulates bf16, which is slower than fp32.
+
+    Args:
+        name: auto, fp32, bf16 or fp16.
+        device: where the arithmetic happens.
+
+    Returns:
+        The precision, and why.
+    """
+    if name in ("fp32", "bf16", "fp16"):
+        return name, "as asked"
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return "bf16", f"{torch.cuda.get_device_name(device)} multiplies bf16 natively"
+        return "fp16", f"{torch.cuda.get_device_name(device)} multiplies fp16 natively, bf16 not"
+    if device.type == "cpu":
+        capabilities = torch.cpu.get_capabilities()
+        fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
+        if fast:
+            return "bf16", f"this processor multiplies bf16 natively ({fast[0]})"
+        return "fp32", f"this processor ({platform.machine()}) has no bf16 instructions"
+    return "fp32", f"nothing faster is known to be safe on {device.type}"
+
+
+def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:
+    """Return the context in which matrix products use `precision`; weights and memory stay fp32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])

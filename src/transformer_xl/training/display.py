@@ -1,0 +1,93 @@
+"""What a person sees while a model learns: a live bar on a terminal, plain lines elsewhere."""
+
+import math
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+
+class Display:
+    """Progress of a run on stderr.
+
+    Args:
+        quiet: show nothing but warnings.
+        console: where to show it; None: stderr.
+    """
+
+    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True, highlight=False)
+        self.quiet = quiet
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._began: tuple[float, float] | None = None
+
+    def __enter__(self) -> "Display":
+        if self.console.is_terminal and not self.quiet:
+            columns = (BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[state]}"))
+            self._bar = Progress(*columns, console=self.console, transient=True, expand=True)
+            self._task = self._bar.add_task("training", total=1.0, state="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+            self._bar = None
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        if not self.quiet:
+            self.console.print(Text(text))
+
+    def warn(self, text: str) -> None:
+        """Show a warning, in quiet runs too."""
+        self.console.print(Text(f"warning: {text}", style="yellow"))
+
+    def show(self, text: str, *, title: str) -> None:
+        """Show a piece of generated text in a frame."""
+        if not self.quiet:
+            self.console.print(Panel(Text(text), title=Text(title), title_align="left", border_style="dim"))
+
+    def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
+        """Show how far the run is.
+
+        Args:
+            step: steps done.
+            progress: share of the budget used up.
+            loss: nats per token over the last steps.
+            tokens_per_second: over the last steps.
+            final: also write a line where there is no live bar.
+        """
+        if self.quiet:
+            return
+        state = f"step {step:,} · loss {loss:.3f} · {tokens_per_second:,.0f} tokens/s · {self._time_left(progress)} left"
+        if self._bar:
+            self._bar.update(self._task, completed=min(progress, 1.0), state=state)
+        elif final:
+            print(f"{100 * min(progress, 1.0):3.0f}% · {state}", file=sys.stderr, flush=True)
+
+    def _time_left(self, progress: float) -> str:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = (now, progress)
+        since, done = now - self._began[0], progress - self._began[1]
+        return clock(since / done * (1 - progress)) if done > 0 else "?"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as people write it.
+
+    Example:
+        >>> clock(75), clock(3725)
+        ('1:15', '1:02:05')
+    """
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, second = divmod(max(0, round(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

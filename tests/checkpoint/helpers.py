@@ -1,0 +1,52 @@
+"""Checkpoints that tell which step they are of, and the comparison that every test of the store rests on."""
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from transformer_xl.checkpoint.store import Checkpoint
+
+
+def numbered(step: int, *, n_values: int = 64) -> Checkpoint:
+    """A checkpoint in which every part repeats its step, so that a mixture of two cannot pass for either."""
+    return Checkpoint(
+        step=step,
+        model={"embedding": torch.full((n_values,), float(step)), "bias": torch.full((3,), step, dtype=torch.bfloat16)},
+        training={"momentum": torch.full((n_values,), float(step)), "rng": torch.full((16,), step % 256, dtype=torch.uint8)},
+        state={"step": step, "loss": step + 0.1, "stream": {"offset": step * 7}},
+    )
+
+
+def assert_same(actual: Checkpoint, expected: Checkpoint) -> None:
+    assert actual.step == expected.step
+    assert_same_tensors(actual.model, expected.model)
+    assert_same_tensors(actual.training, expected.training)
+    assert spelled(actual.state) == spelled(expected.state)
+
+
+def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert actual[name].dtype == tensor.dtype, name
+        assert actual[name].shape == tensor.shape, name
+        assert as_bytes(actual[name]) == as_bytes(tensor), name
+
+
+def as_bytes(tensor: Tensor) -> bytes:
+    """The bits of a tensor: unlike ==, this tells -0.0 from 0.0 and one NaN from another."""
+    return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def spelled(value: Any) -> str:
+    """A text that differs whenever type or value differ: 1, 1.0 and True are equal in Python."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key!r}: {spelled(value[key])}' for key in sorted(value))}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(spelled, value))}]"
+    return repr(value)
+
+
+def never(message: str) -> NoReturn:
+    """An `on_damaged` for stores in which nothing is."""
+    raise AssertionError(message)

@@ -1,0 +1,115 @@
+"""Kills a saving process many times over; prints what each kill left, as one JSON line a kill, then a line "done".
+
+Usage: python -m tests.checkpoint.kill_child DIRECTORY N_KILLS SEED
+
+All kills share one directory, as the restarts of one long run do. Each victim is a fork of this process, which has imported
+torch already and has a single thread: a fresh interpreter per kill would spend its time importing.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.checkpoint.helpers import assert_same, never, numbered
+from transformer_xl.checkpoint.store import CheckpointStore
+
+N_VALUES = 40_000  # 320 kB a checkpoint
+MAX_DELAY = 0.08  # seconds after the fork: time to resume, then for several saves, each with its rotation
+KEEP = 2
+
+
+def main(directory: Path, n_kills: int, seed: int) -> None:
+    torch.set_num_threads(1)
+    generator = random.Random(seed)
+    CheckpointStore(directory).save(numbered(0, n_values=N_VALUES))
+    reported = {"step": 0, "best": 0}
+    for _ in range(n_kills):
+        reported |= kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
+        print(json.dumps(examine(directory, reported)), flush=True)
+    print("done", flush=True)
+
+
+def kill_one(directory: Path, *, delay: float) -> dict[str, int]:
+    """Fork a saver, kill it after `delay` seconds, and return its last reports."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            save_without_end(directory, writer)
+        finally:
+            os._exit(1)  # only an exception leads here; the parent then finds the child dead before the kill
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        time.sleep(delay)
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert os.WIFSIGNALED(status), "the saving process failed by itself"
+        reports = pipe.read().splitlines()
+    # A report is one write to a pipe, so it arrives whole or not at all.
+    return {kind: int(step) for kind, step in (report.split() for report in reports)}
+
+
+def save_without_end(directory: Path, writer: int) -> None:
+    """Resume as a run does, then save; every third step twice, as a run that repeats steps does; some are the best."""
+    store = CheckpointStore(directory, keep=KEEP)
+    store.clean()
+    step = store.load_newest(on_damaged=never).step
+    while True:
+        step += 1
+        best = step % 5 == 0
+        for _ in range(2 if step % 3 == 0 else 1):
+            store.save(numbered(step, n_values=N_VALUES), best=best)
+            os.write(writer, report(step, best))
+
+
+def report(step: int, best: bool) -> bytes:
+    return f"step {step}\n".encode() + (f"best {step}\n".encode() if best else b"")
+
+
+def examine(directory: Path, reported: dict[str, int]) -> dict[str, Any]:
+    """Load what the kill left, before and after cleaning; every defect is an entry in "defects"."""
+    store = CheckpointStore(directory, keep=KEEP)
+    strays = stray_names(directory)
+    defects: list[str] = []
+    steps = []
+    for phase in ("before", "after"):
+        newest = store.load_newest(on_damaged=defects.append)
+        steps.append(newest.step)
+        defects += content_defects(newest, phase)
+        if newest.step < reported["step"]:
+            defects.append(f"{phase} cleaning, step {reported['step']} was reported and {newest.step} loaded")
+        if reported["best"] > 0:
+            best = store.load_best(on_damaged=defects.append)
+            defects += content_defects(best, phase)
+            if best.step < reported["best"]:
+                defects.append(f"{phase} cleaning, best {reported['best']} was reported and {best.step} loaded")
+        store.clean()
+    defects += [f"{name} after cleaning" for name in stray_names(directory)]
+    if steps[0] != steps[1]:
+        defects.append(f"cleaning changed the newest step from {steps[0]} to {steps[1]}")
+    if len(store.steps()) > KEEP + 2:  # the newest few, the best, and one whose deletion the kill forestalled
+        defects.append(f"{len(store.steps())} checkpoints are kept")
+    return {"reported": reported["step"], "loaded": steps[0], "strays": strays, "defects": defects}
+
+
+def content_defects(checkpoint: Any, phase: str) -> list[str]:
+    try:
+        assert_same(checkpoint, numbered(checkpoint.step, n_values=N_VALUES))
+    except AssertionError as error:
+        return [f"{phase} cleaning, step {checkpoint.step} is inconsistent: {error}"]
+    return []
+
+
+def stray_names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir() if path.suffix in (".tmp", ".old"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,64 @@
+"""Flipped bits and truncated files anywhere in a checkpoint are all found before anything is loaded (R5)."""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoint.helpers import assert_same, numbered
+from transformer_xl.checkpoint.sealed_json import unseal
+from transformer_xl.checkpoint.store import CheckpointStore
+
+SIZES = [pytest.param(100, id="100"), pytest.param(1_000, id="1000", marks=pytest.mark.faults)]
+
+
+def flip_bit(path: Path, generator: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(path: Path, generator: random.Random) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: generator.randrange(len(data))])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
+    store = CheckpointStore(tmp_path_factory.mktemp("damage"))
+    for step in (1, 2):
+        store.save(numbered(step, n_values=10_000))
+    return store
+
+
+@pytest.mark.parametrize("n_damages", SIZES)
+@pytest.mark.parametrize("damage", [flip_bit, truncate])
+def test_random_damage_is_always_found(
+    store: CheckpointStore, damage: Callable[[Path, random.Random], None], n_damages: int
+) -> None:
+    generator = random.Random(n_damages)
+    files = sorted((store.directory / "step-00000002").iterdir())
+    for attempt in range(n_damages):
+        path = files[attempt % len(files)]
+        sound = path.read_bytes()
+        damage(path, generator)
+        reports: list[str] = []
+        assert_same(store.load_newest(on_damaged=reports.append), numbered(1, n_values=10_000))
+        path.write_bytes(sound)
+        assert len(reports) == 1
+        assert path.name in reports[0]
+        assert "\n" not in reports[0]
+    assert_same(store.load(2), numbered(2, n_values=10_000))
+
+
+@pytest.mark.parametrize("name", ["step-00000001/manifest.json", "best.json"])
+def test_every_single_bit_of_the_sealed_files_is_guarded(tmp_path: Path, name: str) -> None:
+    CheckpointStore(tmp_path).save(numbered(1), best=True)
+    sound = (tmp_path / name).read_bytes()
+    unseal(sound)
+    for bit in range(8 * len(sound)):
+        data = bytearray(sound)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"\S"):
+            unseal(bytes(data))

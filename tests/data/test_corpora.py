@@ -1,0 +1,225 @@
+import lzma
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data import splits as splits_module
+from transformer_xl.data.corpora import Corpus, corpus_names, find_corpus
+from transformer_xl.data.named import NAMED, SPLITS
+from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
+from transformer_xl.errors import CorpusError
+
+_DATA = Path(os.environ.get("TXL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+
+
+@pytest.fixture(autouse=True)
+def no_data(monkeypatch, tmp_path_factory) -> None:
+    monkeypatch.setenv("TXL_DATA", str(tmp_path_factory.mktemp("data")))
+
+
+def real_corpus(name: str) -> Corpus:
+    """Return a real corpus, or skip the test."""
+    if not (_DATA / name).is_dir():
+        pytest.skip(f"'{_DATA / name}' does not exist; set TXL_DATA to a directory with real corpora")
+    return find_corpus(DataConfig(corpus=name), search=[_DATA], download=False)
+
+
+def _texts(corpus: Corpus) -> dict[str, str]:
+    return {split: "".join(corpus.texts(split)) for split in SPLITS}
+
+
+def _corpus(path, **config) -> Corpus:
+    return find_corpus(DataConfig(corpus=str(path), **config))
+
+
+def test_one_file_is_cut_by_ratio_between_code_points(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("é" * 100, encoding="utf-8")
+    assert {split: len(text) for split, text in _texts(_corpus(path)).items()} == {"train": 90, "valid": 5, "test": 5}
+    path.write_text("東" * 7, encoding="utf-8")
+    texts = _texts(_corpus(path, split=(0.5, 0.5, 0)))
+    assert texts == {"train": "東東東東", "valid": "東東東", "test": ""}
+
+
+@pytest.mark.parametrize("ending", ["", ".xz"])
+def test_directory_by_names(tmp_path, ending: str) -> None:
+    compress = lzma.compress if ending else bytes
+    for name in ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"):
+        (tmp_path / f"{name}{ending}").write_bytes(compress(name.encode()))
+    (tmp_path / "README.md").write_text("about")
+    (tmp_path / ".hidden").write_text("hidden")
+    expected = {split: f"wiki.{split}.tokens" for split in SPLITS}
+    assert _texts(_corpus(tmp_path)) == expected
+    assert _texts(_corpus(f"{tmp_path}/wiki*")) == expected
+
+
+def test_directory_by_subdirectories_in_order_of_path(tmp_path) -> None:
+    for name in ("train/b.txt", "train/a.txt", "validation/c.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    assert _texts(_corpus(tmp_path)) == {"train": "train/a.txttrain/b.txt", "valid": "validation/c.txt", "test": ""}
+
+
+def test_directory_with_a_file_without_split_is_divided_by_ratio(tmp_path) -> None:
+    for name in ("train.py", "test.py", "model.py"):
+        (tmp_path / name).write_text("x" * 10)
+    (tmp_path / "binary").write_bytes(b"\0\1")
+    pieces = _corpus(tmp_path).splits
+    assert [[piece.path.name for piece in pieces[split]] for split in SPLITS] == [["model.py"], ["test.py"], ["train.py"]]
+
+
+def test_documents_begin_with_files_and_separators(tmp_path) -> None:
+    (tmp_path / "train.txt").write_text("a\n---\nb\n")
+    (tmp_path / "train2.txt").write_text("c\n")
+    (tmp_path / "valid.txt").write_text("d")
+    corpus = _corpus(tmp_path, document_separator="---")
+    assert list(corpus.chunks("train")) == [(b"a\n", True), (b"b\n", True), (b"c\n", True)]
+    assert list(_corpus(tmp_path).chunks("train", 4)) == [(b"a\n", True), (b"---\n", False), (b"b\n", False), (b"c\n", True)]
+
+
+def test_cut_moves_to_the_next_separator(tmp_path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{'x' * 30}{i}\n---\n" for i in range(200)))
+    texts = _texts(_corpus(tmp_path, document_separator="---"))
+    assert all(text.startswith("x" * 30) and text.endswith("\n") for text in texts.values())
+    assert [text.count("\n") for text in texts.values()] == [181, 10, 9]
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=30), st.sampled_from([(0.9, 0.05, 0.05), (0.5, 0.5, 0), (0.8, 0, 0.2)])
+)
+def test_ratio_covers_every_byte_once_in_order(sizes: list[int], shares) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits_module, "content_size", lambda path: sizes[int(path.name)])
+        patch.setattr(splits_module, "code_point_border", lambda path, position: position)
+        splits = splits_by_ratio([Path(str(i)) for i in range(len(sizes))], shares, None)
+    pieces = [(int(p.path.name), p.start, p.stop or sizes[int(p.path.name)]) for split in SPLITS for p in splits[split]]
+    assert [(file, i) for file, start, stop in pieces for i in range(start, stop)] == [
+        (file, i) for file, size in enumerate(sizes) for i in range(size)
+    ]
+    assert all(not splits[split] for split, share in zip(SPLITS, shares, strict=True) if not share)
+    if len(sizes) >= 3:
+        assert all(splits[split] for split, share in zip(SPLITS, shares, strict=True) if share)
+
+
+def test_turns_keep_to_the_shares(tmp_path) -> None:
+    files = [tmp_path / f"{i:03d}" for i in range(100)]
+    for i, file in enumerate(files):
+        file.write_text("x" * (1 + i * 7 % 13))
+    total = sum(file.stat().st_size for file in files)
+    splits = splits_by_turns(files, (0.9, 0.05, 0.05))
+    for split, share in zip(SPLITS, (0.9, 0.05, 0.05), strict=True):
+        assert abs(sum(piece.path.stat().st_size for piece in splits[split]) - share * total) < 14
+
+
+def test_standard_library() -> None:
+    corpus = find_corpus(DataConfig(corpus="python-stdlib"))
+    sizes = {split: sum(piece.path.stat().st_size for piece in corpus.splits[split]) for split in SPLITS}
+    total = sum(sizes.values())
+    assert total > 5e6
+    assert abs(sizes["train"] / total - 0.9) < 0.01
+    assert abs(sizes["valid"] / total - 0.05) < 0.01
+    assert not any({"site-packages", "test"} & set(file.parts) for file in corpus.files)
+    assert corpus.fingerprint == find_corpus(DataConfig(corpus="python-stdlib")).fingerprint
+
+
+def test_fingerprint_follows_files_and_settings(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    first = _corpus(path).fingerprint
+    assert _corpus(path).fingerprint == first
+    assert _corpus(path, split=(0.8, 0.1, 0.1)).fingerprint != first
+    assert _corpus(path, document_separator="-").fingerprint != first
+    path.write_text("text!")
+    assert _corpus(path).fingerprint != first
+
+
+def test_nothing_there(tmp_path) -> None:
+    with pytest.raises(CorpusError, match=r"corpus 'wikitext2': no such file or name; did you mean 'wikitext-2'"):
+        find_corpus(DataConfig(corpus="wikitext2"))
+    with pytest.raises(CorpusError, match=r"no such file; no file matches the pattern"):
+        find_corpus(DataConfig(corpus=f"{tmp_path}/*.txt"))
+    with pytest.raises(CorpusError, match=r"is empty; give a file or directory with text"):
+        _corpus(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    with pytest.raises(CorpusError, match=r"is empty; give a file or directory with text"):
+        _corpus(tmp_path / "empty.txt")
+    (tmp_path / "empty.txt").write_bytes(b"\0")
+    with pytest.raises(CorpusError, match=r"all 1 files are binary \(have NUL bytes\)"):
+        _corpus(tmp_path)
+
+
+def test_vanished_before_reading(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    corpus = _corpus(path)
+    path.unlink()
+    with pytest.raises(CorpusError, match=r"cannot read .*a.txt': No such file or directory; restore it"):
+        _ = corpus.fingerprint
+    with pytest.raises(CorpusError, match=r"has vanished"):
+        list(corpus.chunks("train"))
+
+
+def test_shrunk_while_reading(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("x\n" * 500_000)
+    chunks = _corpus(path).chunks("train", 1000)
+    next(chunks)
+    path.write_text("x")
+    with pytest.raises(CorpusError, match=r"ends at byte .* it is incomplete or was changed while being read"):
+        list(chunks)
+
+
+def test_not_utf8(tmp_path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"ok\n" * 400_000 + b"\xff" + b"ok\n" * 100)
+    message = r"a.txt' is not UTF-8 at byte 1200000 \(0xff\); convert it, or use tokenizer.kind=byte"
+    with pytest.raises(CorpusError, match=message):
+        for _ in _corpus(path, split=(1, 0, 0)).texts("train"):
+            pass
+
+
+def test_named_corpus_in_a_directory(tmp_path) -> None:
+    folder = tmp_path / "ptb"
+    folder.mkdir()
+    for split in SPLITS:
+        (folder / f"{split}.txt.xz").write_bytes(lzma.compress(split.encode()))
+    expected = {split: split for split in SPLITS}
+    config = DataConfig(corpus="ptb")
+    assert _texts(find_corpus(config, search=[tmp_path], download=False)) == expected
+    assert _texts(find_corpus(config, search=[folder], download=False)) == expected
+    with pytest.raises(CorpusError, match=r"corpus 'ptb' is in none of .*--corpus DIR or TXL_DATA"):
+        find_corpus(config, download=False)
+    with pytest.raises(CorpusError, match=r"corpus 'pg19' is in none of .*gsutil"):
+        find_corpus(DataConfig(corpus="pg19"))
+
+
+def test_table_is_complete() -> None:
+    assert set(corpus_names()) == {*NAMED, "python-stdlib"}
+    for corpus in NAMED.values():
+        assert set(corpus.splits) == set(SPLITS)
+        assert corpus.sources or corpus.how_to_get
+        for source in corpus.sources:
+            assert len(source.sha256) == 64
+            assert bool(source.members) != bool(source.file)
+            assert bool(source.members) == bool(source.unpacked_limit)
+
+
+@pytest.mark.data
+def test_real_tiny_shakespeare_split() -> None:
+    texts = _texts(real_corpus("tinyshakespeare"))
+    assert len(texts["train"]) == 1_003_854
+    assert len(texts["valid"]) == 111_540
+    assert texts["test"] == texts["valid"]
+
+
+@pytest.mark.data
+def test_real_directory_of_books() -> None:
+    if not (_DATA / "gutenberg").is_dir():
+        pytest.skip(f"'{_DATA / 'gutenberg'}' does not exist")
+    corpus = _corpus(_DATA / "gutenberg")
+    assert [len(corpus.splits[split]) for split in SPLITS] == [1, 1, 1]
+    assert sum(len(data) for data, _ in corpus.chunks("valid")) == 7_113_711

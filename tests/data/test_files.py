@@ -1,0 +1,125 @@
+import gzip
+import lzma
+import re
+from itertools import pairwise
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data.files import (
+    BLOCK_BYTES,
+    Piece,
+    code_point_border,
+    content_size,
+    cut_chunks,
+    is_text,
+    read_blocks,
+    read_chunks,
+)
+from transformer_xl.errors import CorpusError
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
+ENDINGS = pytest.mark.parametrize("ending", list(COMPRESS))
+CONTENT = "".join(f"line {i} naïve 東京\n" for i in range(40_000)).encode()
+
+
+def _write(path, ending: str, content: bytes):
+    path = path / f"text.txt{ending}"
+    path.write_bytes(COMPRESS[ending](content))
+    return path
+
+
+@ENDINGS
+def test_ranges_of_the_content(ending: str, tmp_path) -> None:
+    path = _write(tmp_path, ending, CONTENT)
+    assert content_size(path) == len(CONTENT) > 3 * BLOCK_BYTES
+    for start, stop in [(0, None), (0, 10), (7, 7), (BLOCK_BYTES - 1, BLOCK_BYTES + 1), (300_000, None), (5, len(CONTENT))]:
+        assert b"".join(read_blocks(Piece(path, start, stop))) == CONTENT[start:stop]
+
+
+def test_zst_of_several_frames(tmp_path) -> None:
+    path = tmp_path / "a.zst"
+    path.write_bytes(COMPRESS[".zst"](b"one ") + COMPRESS[".zst"](b"two"))
+    assert b"".join(read_blocks(Piece(path))) == b"one two"
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("damage", ["cut", "flip", "other"])
+def test_damaged_compression(ending: str, damage: str, tmp_path) -> None:
+    path = _write(tmp_path, ending, CONTENT)
+    data = bytearray(path.read_bytes())
+    if damage == "cut":
+        del data[len(data) // 2 :]
+    elif damage == "flip":
+        data[2] ^= 0xFF
+    else:
+        data[:] = b"just text"
+    path.write_bytes(data)
+    with pytest.raises(CorpusError, match=r"compressed file '.*text.txt\.\w+' is damaged \(.+\); fetch or compress it again"):
+        content_size(path)
+
+
+def test_missing_unreadable_and_short_files(tmp_path) -> None:
+    with pytest.raises(CorpusError, match=r"'.*nothing' has vanished; restore it"):
+        list(read_blocks(Piece(tmp_path / "nothing")))
+    with pytest.raises(CorpusError, match=r"cannot read .*Is a directory; check its permissions"):
+        list(read_blocks(Piece(tmp_path)))
+    path = _write(tmp_path, "", b"short")
+    with pytest.raises(CorpusError, match=r"ends at byte 5, but should have 9; it is incomplete or was changed"):
+        list(read_blocks(Piece(path, 0, 9)))
+
+
+def test_zst_without_the_package(tmp_path, monkeypatch) -> None:
+    path = _write(tmp_path, ".zst", b"x")
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    with pytest.raises(CorpusError, match=r"needs the zstandard package: pip install zstandard"):
+        list(read_blocks(Piece(path)))
+
+
+@given(st.text("ab \n東🙂", max_size=200), st.integers(4, 30), st.integers(1, 50))
+def test_cuts(text: str, chunk_bytes: int, block: int) -> None:
+    data = text.encode()
+    chunks = list(cut_chunks([data], chunk_bytes))
+    assert b"".join(chunks) == data
+    assert chunks == list(cut_chunks([data[i : i + block] for i in range(0, len(data), block)], chunk_bytes))
+    for chunk, following in pairwise(chunks):
+        assert 0 < len(chunk) <= chunk_bytes
+        chunk.decode()  # no code point is cut
+        window = chunk + following[:1]
+        lines = [match.end() for match in re.finditer(rb"\n(?!\n)", window[:-1]) if window[match.end()] != 0x0A]
+        if lines:
+            assert chunk.endswith(b"\n")
+            assert not following.startswith(b"\n")
+        elif re.search(rb"\s", chunk):
+            assert chunk[-1:].isspace()
+
+
+@given(st.binary(max_size=100), st.integers(4, 30))
+def test_cuts_of_anything(data: bytes, chunk_bytes: int) -> None:
+    chunks = list(cut_chunks([data], chunk_bytes))
+    assert b"".join(chunks) == data
+    assert all(0 < len(chunk) <= chunk_bytes for chunk in chunks)
+
+
+def test_code_point_border(tmp_path) -> None:
+    path = _write(tmp_path, "", "aé東🙂".encode())
+    assert [code_point_border(path, i) for i in range(11)] == [0, 1, 3, 3, 6, 6, 6, 10, 10, 10, 10]
+
+
+def test_binary_files_are_not_text(tmp_path) -> None:
+    assert is_text(_write(tmp_path, ".gz", b"text"))
+    assert not is_text(_write(tmp_path, "", b"\x7fELF\0\0"))
+
+
+@pytest.mark.parametrize("chunk_bytes", [6, 8, 100])
+def test_separator_lines(chunk_bytes: int, tmp_path) -> None:
+    path = _write(tmp_path, "", b"--\na\nb\n--\n--\nc --\n-- \r\nd\n--\r\ne\n--")
+    documents: list[bytes] = []
+    for chunk in read_chunks(Piece(path), chunk_bytes, "--"):
+        assert chunk.data == path.read_bytes()[chunk.offset : chunk.offset + len(chunk.data)]
+        if chunk.starts_document:
+            documents.append(b"")
+        documents[-1] += chunk.data
+    assert documents == [b"a\nb\n", b"c --\n-- \r\nd\n", b"e\n"]
