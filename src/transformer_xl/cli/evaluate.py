@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,6 +11,7 @@ from cyclopts import Parameter
 if TYPE_CHECKING:
     import numpy as np
 
+    from transformer_xl.config import RunConfig
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.evaluation import Score
 
@@ -29,6 +31,7 @@ def evaluate(
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
     device: str = "auto",
     checkpoint: Literal["best", "last"] = "best",
+    compare_memory: Annotated[bool, Parameter(negative="")] = False,
     per_token: Path | None = None,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
@@ -36,7 +39,7 @@ def evaluate(
 
     Common uses:
         txl eval runs/mine                                   the test split, as in training
-        txl eval runs/mine --mem-len 0                       without its memory
+        txl eval runs/mine --compare-memory                  with and without its memory
         txl eval runs/mine --mem-len 1024 --same-length      with a longer one
         txl eval runs/mine --file other.txt --json
         txl eval runs/mine --per-token nats.tsv              where, token, nats; .npy for an array
@@ -54,77 +57,92 @@ def evaluate(
         precision: of the matrix products; auto takes what the processor does fast.
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: the one with the best validation loss, or the last.
+        compare_memory: score once more without memory, and say what it is worth.
         per_token: write the nats of every token to this file.
         json_: print one JSON object.
     """
-    import numpy as np
-
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
+    from transformer_xl.config import RunConfig
     from transformer_xl.errors import ConfigError
     from transformer_xl.evaluation import evaluate as score_stream
     from transformer_xl.model.precision import choose_device, choose_precision
 
     if file is not None and (split is not None or corpus is not None):
         raise ConfigError("--file scores a whole file; leave --split and --corpus out")
-    for name, value, low in (
-        ("tgt-len", tgt_len, 1),
-        ("mem-len", mem_len, 0),
-        ("batch-size", batch_size, 1),
-        ("clamp-len", clamp_len, 1),
-    ):
+    limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1), "clamp-len": (clamp_len, 1)}
+    for name, (value, low) in limits.items():
         if value is not None and value < low:
             raise ConfigError(f"--{name} ({value}) must be at least {low}")
     _check_writable(per_token)
-    config = RunDirectory(run).config()
     model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: print(f"warning: {message}", file=sys.stderr))
+    is_run = RunDirectory(run).holds_run
+    if not is_run and file is None and corpus is None:
+        raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
+    config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
     torch_device = choose_device(device)
     chosen, _ = choose_precision(precision, torch_device)
-    if file is not None:
-        what, ids, n_characters, n_bytes = _read_file(file, tokenizer)
-    else:
-        what, ids, n_characters, n_bytes = _read_split(run, corpus, split, tokenizer)
-    first = tokenizer.decode([int(ids[0])]) if len(ids) else ""
-    with _progress(len(ids) - 1) as advance:
-        score = score_stream(
-            model.to(torch_device),
-            ids,
-            tgt_len=tgt_len or config.eval_tgt_len,
-            mem_len=config.eval_mem_len if mem_len is None else mem_len,
-            batch_size=batch_size or config.eval.batch_size,
-            same_length=config.eval.same_length if same_length is None and mem_len != 0 else same_length,
-            clamp_len=clamp_len or config.eval.clamp_len,
-            n_characters=max(1, n_characters - len(first)),  # nothing predicts the first token
-            n_bytes=max(1, n_bytes - len(first.encode("utf-8", "replace"))),
-            precision=chosen,
-            per_token=per_token is not None,
-            on_tokens=advance,
-        )
+    text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
+    keys = config.eval.same_length if same_length is None else same_length
+    first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""
+
+    def measure(mem_len: int, *, per_token: bool = False) -> "Score":
+        with _progress(len(text.ids) - 1) as advance:
+            return score_stream(
+                model.to(torch_device),
+                text.ids,
+                tgt_len=tgt_len or config.eval_tgt_len,
+                mem_len=mem_len,
+                batch_size=batch_size or config.eval.batch_size,
+                same_length=keys if mem_len else False,
+                clamp_len=clamp_len or config.eval.clamp_len,
+                n_characters=max(1, text.n_characters - len(first)),  # nothing predicts the first token
+                n_bytes=max(1, text.n_bytes - len(first.encode("utf-8", "replace"))),
+                precision=chosen,
+                per_token=per_token,
+                on_tokens=advance,
+            )
+
+    score = measure(config.eval_mem_len if mem_len is None else mem_len, per_token=per_token is not None)
+    without = measure(0) if compare_memory else None
     if per_token is not None and score.token_nats is not None:
-        _write_tokens(per_token, np.asarray(ids), score.token_nats, tokenizer)
+        _write_tokens(per_token, text.ids, score.token_nats, tokenizer)
     if json_:
-        settings = {"run": str(run), "text": what, "precision": chosen}
-        print(json.dumps(settings | score.as_dict()))
-    else:
-        _print(score, f"{what}, {chosen}")
+        figures = {"run": str(run), "text": text.what, "precision": chosen, **score.as_dict()}
+        print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
+        return
+    _print(score, f"{text.what}, {chosen}")
+    if without:
+        print(
+            f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "
+            f"memory is worth {without.bpc - score.bpc:.4f} bits per character ({without.loss - score.loss:.4f} nats per token)"
+        )
 
 
-def _read_split(run: Path, corpus: str | None, split: str | None, tokenizer: "Tokenizer") -> tuple[str, "np.ndarray", int, int]:
-    """Return what is scored in words, its ids, characters and bytes."""
-    from transformer_xl.checkpoint.run_directory import RunDirectory
+@dataclass(frozen=True)
+class _Text:
+    """What is scored: in words, as ids, and how many characters and bytes these stand for."""
+
+    what: str
+    ids: "np.ndarray"
+    n_characters: int
+    n_bytes: int
+
+
+def _read_split(config: "RunConfig", corpus: str | None, split: str | None, tokenizer: "Tokenizer") -> _Text:
     from transformer_xl.data.prepare import prepare
     from transformer_xl.errors import CorpusError
     from transformer_xl.training.loop import with_corpus
 
-    config, search = with_corpus(RunDirectory(run).config(), corpus)
+    config, search = with_corpus(config, corpus)
     splits = prepare(config.data, tokenizer, search=search).splits
     name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
     chosen = splits[name]
     if len(chosen.ids) < 2:
-        raise CorpusError(f"corpus '{config.data.corpus}' has no {name} split; choose another --split")
-    return f"{name} split of {config.data.corpus}", chosen.ids, chosen.n_characters, chosen.n_bytes
+        raise CorpusError(f"corpus '{config.data.corpus}' has no {name} split; choose another --split, or --file")
+    return _Text(f"{name} split of {config.data.corpus}", chosen.ids, chosen.n_characters, chosen.n_bytes)
 
 
-def _read_file(file: Path, tokenizer: "Tokenizer") -> tuple[str, "np.ndarray", int, int]:
+def _read_file(file: Path, tokenizer: "Tokenizer") -> _Text:
     from transformer_xl.errors import CorpusError, TokenizerError
 
     try:
@@ -135,7 +153,7 @@ def _read_file(file: Path, tokenizer: "Tokenizer") -> tuple[str, "np.ndarray", i
         ids = tokenizer.encode_bytes(data)
     except TokenizerError as error:
         raise CorpusError(f"'{file}': {error}") from None
-    return f"file {file}", ids, len(data.decode("utf-8", "replace")), len(data)
+    return _Text(f"file {file}", ids, len(data.decode("utf-8", "replace")), len(data))
 
 
 def _check_writable(path: Path | None) -> None:
@@ -158,7 +176,8 @@ def _write_tokens(path: Path, ids: "np.ndarray", nats: "np.ndarray", tokenizer: 
         texts: dict[int, str] = {}
         with path.open("w", encoding="utf-8") as file:
             file.write("position\tid\tnats\ttoken\n")
-            for position, (token, value) in enumerate(zip(ids[1:].tolist(), nats.tolist(), strict=True), start=1):
+            pairs = zip(ids[1:].tolist(), nats.tolist(), strict=True)
+            for position, (token, value) in enumerate(pairs, start=1):
                 text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
                 file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
     except OSError as error:

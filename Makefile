@@ -1,0 +1,67 @@
+# Each target does its own set-up in .venv; the machine needs Python ≥ 3.11, make and a package index.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
+PEER := .venv-peer
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test faults test-data lint format bench clean
+
+help:  ## show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: about five minutes on two cores
+	$(BIN)/txl train quickstart --resume --out runs/quickstart
+	$(BIN)/txl generate runs/quickstart --prompt "def " --tokens 400 --seed 1
+	$(BIN)/txl eval runs/quickstart --compare-memory
+	@echo
+	@echo "The model is in runs/quickstart, its learning curve in runs/quickstart/loss.png. What to try next:"
+	@echo "  $(BIN)/txl train --corpus YOUR.txt --out runs/mine     your own text: a file, a directory or a glob"
+	@echo "  $(BIN)/txl eval runs/quickstart --mem-len 512          the same weights with a longer memory"
+	@echo "  $(BIN)/txl generate runs/quickstart --prompt 'class '  another text every time"
+
+test: $(BIN)/.test  ## the suite
+	$(BIN)/python -m pytest -q
+
+faults: $(BIN)/.test  ## kills, full disks and flipped bits at full size
+	$(BIN)/python -m pytest -q -m faults tests
+
+test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA or ../shared/data
+	$(BIN)/python -m pytest -q -m "data or slow" tests
+
+lint: $(BIN)/.lint  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+format: $(BIN)/.lint  ## apply the style
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against Hugging Face 4.35.2
+	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/memory.py
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=...")'
+	$(PYTHON) -m venv .venv
+
+$(BIN)/.core: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e .
+	@touch $@
+
+$(BIN)/.test: $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -e '.[test]'
+	@touch $@
+
+$(BIN)/.lint: $(BIN)/.test
+	$(PIP) -e '.[test,lint]'
+	@touch $@
+
+$(PEER)/.ready: benchmarks/peer-requirements.txt
+	$(PYTHON) -m venv $(PEER)
+	$(PEER)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
+clean:  ## remove environments and caches; runs stay
+	rm -rf .venv $(PEER) .pytest_cache .ruff_cache .hypothesis build dist
