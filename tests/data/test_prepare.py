@@ -3,6 +3,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data import encoding
 from transformer_xl.data import prepare as prepare_module
-from transformer_xl.data.named import NAMED, SPLITS
+from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.data.tokenizers import CharTokenizer, WordTokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
@@ -211,13 +212,27 @@ def _die(batch) -> None:
     os._exit(1)
 
 
-def test_canonical_sizes_are_checked(tmp_path) -> None:
+def test_canonical_sizes_are_checked(tmp_path, monkeypatch) -> None:
+    splits = {
+        name: SplitFiles(("text8",), n_bytes=4, start=start, stop=stop)
+        for name, start, stop in zip(SPLITS, (0, 4, 8), (4, 8, None), strict=True)
+    }
+    monkeypatch.setitem(NAMED, "text8", replace(NAMED["text8"], splits=splits))
+    (tmp_path / "text8").write_text("one two three")
+    with pytest.raises(
+        CorpusError, match=r"test split of corpus 'text8' has 5 bytes, expected 4; '.*text8' is another version"
+    ):
+        prepare(DataConfig(corpus="text8"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
+
+
+def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
     (tmp_path / "ptb").mkdir()
     for split in SPLITS:
         (tmp_path / "ptb" / f"{split}.txt").write_text("a b\n")
-    message = r"train split of corpus 'ptb' has 4 bytes, expected 5,101,618; '.*train.txt' is another version"
+    message = r"train.txt' is not the published text of corpus 'ptb' \(sha256 01186fcf04b4…, expected fcea919f6cf8…\)"
     with pytest.raises(CorpusError, match=message):
         prepare(DataConfig(corpus="ptb"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
+    assert not list((tmp_path / "cache").glob("*")), "nothing is left behind"
 
 
 @pytest.mark.data

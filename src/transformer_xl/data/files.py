@@ -1,6 +1,7 @@
 """Reading text files, plain or compressed, as blocks and chunks of bytes, in bounded memory."""
 
 import gzip
+import hashlib
 import lzma
 import re
 import zlib
@@ -63,6 +64,14 @@ def content_size(path: Path) -> int:
         return sum(len(block) for block in read_blocks(Piece(path)))
     with _readable_errors(path):
         return path.stat().st_size
+
+
+def content_sha256(path: Path) -> str:
+    """Return the SHA-256 of the decompressed content of a file."""
+    digest = hashlib.sha256()
+    for block in read_blocks(Piece(path)):
+        digest.update(block)
+    return digest.hexdigest()
 
 
 def cut_chunks(blocks: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:

@@ -105,6 +105,7 @@ def _hundred_million(name: str, sha256: str | None) -> dict[SplitName, SplitFile
     }
 
 
+_TINYSHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 _LM1B = "1-billion-word-language-modeling-benchmark-r13output"
 _LM1B_TRAIN = "training-monolingual.tokenized.shuffled"
 _LM1B_HELD_OUT = "heldout-monolingual.tokenized.shuffled/news.en.heldout-00000-of-00050"
@@ -115,16 +116,16 @@ NAMED: dict[str, NamedCorpus] = {
         description="40,000 lines of Shakespeare, 1.1 million characters; validation is the last tenth, and so is test",
         terms="public domain",
         splits={
-            "train": SplitFiles(("input.txt", "tinyshakespeare.txt"), 1_003_854, None, 0, 1_003_854),
-            "valid": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854),
-            "test": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854),
+            "train": SplitFiles(("input.txt", "tinyshakespeare.txt"), 1_003_854, None, 0, 1_003_854, sha256=_TINYSHAKESPEARE),
+            "valid": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854, sha256=_TINYSHAKESPEARE),
+            "test": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854, sha256=_TINYSHAKESPEARE),
         },
         folders=("tinyshakespeare", "tiny_shakespeare", "shakespeare"),
         sources=(
             Source(
                 ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
                 1_115_394,
-                "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+                _TINYSHAKESPEARE,
                 file="input.txt",
             ),
         ),

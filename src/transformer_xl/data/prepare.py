@@ -29,7 +29,7 @@ import numpy as np
 from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import Corpus, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.files import COMPRESSED
+from transformer_xl.data.files import COMPRESSED, content_sha256
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.paths import cache_dir
 from transformer_xl.data.progress import byte_progress
@@ -193,6 +193,7 @@ def _build(
     n_workers: int | None,
     progress: bool,
 ) -> None:
+    _check_content(corpus)
     trained = tokenizer if isinstance(tokenizer, Tokenizer) else _train(corpus, tokenizer, progress=progress)
     trained.save(directory / _TOKENIZER)
     n_workers = _n_workers(corpus, trained) if n_workers is None else n_workers
@@ -266,6 +267,19 @@ def _total_bytes(corpus: Corpus, split: SplitName) -> int | None:
         for path, start, stop in corpus.splits[split]
     ]
     return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def _check_content(corpus: Corpus) -> None:
+    """Compare the files of a named corpus with their published SHA-256, before anything is learned from them."""
+    if corpus.canonical is None:
+        return
+    published = {corpus.splits[split][0].path: corpus.canonical.splits[split].sha256 for split in SPLITS}
+    for path, expected in published.items():
+        if expected is not None and (found := content_sha256(path)) != expected:
+            raise CorpusError(
+                f"'{path}' is not the published text of corpus '{corpus.name}' (sha256 {found[:12]}…, expected "
+                f"{expected[:12]}…); replace it, or pass it by its path"
+            )
 
 
 def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, counts: dict[str, int]) -> None:
