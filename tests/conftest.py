@@ -7,11 +7,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.utils._device import _device_constructors
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("suite")
 
 _empty = torch.empty
+_device_constructors()  # remembers what torch.empty is, so that `with torch.device("meta")` reaches the real one below
 
 
 def _poisoned_empty(*args, **kwargs):

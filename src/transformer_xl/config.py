@@ -119,7 +119,9 @@ class OptimConfig(_Frozen):
     betas: tuple[Probability, Probability] = Field(default=(0.9, 0.999), description="Adam's decay rates")
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's denominator term")
     momentum: Probability = Field(default=0.95, description="sgd and muon")
-    weight_decay: Annotated[float, Field(ge=0)] = Field(default=0.0, description="decoupled decay, of matrices only")
+    weight_decay: Annotated[float, Field(ge=0)] = Field(
+        default=0.0, description="of matrices only; decoupled with adamw and muon"
+    )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=0.25, description="largest global gradient norm; None: no clipping"
     )
@@ -233,7 +235,10 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     if path.suffix == ".toml":
         if not path.is_file():
             raise ConfigError(f"recipe file '{recipe}' does not exist; recipes that come with txl: {', '.join(recipe_names())}")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"recipe file '{recipe}' cannot be read: {error}") from None
     elif recipe in recipe_names():
         text = (resources.files("transformer_xl") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
     else:

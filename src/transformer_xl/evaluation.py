@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from transformer_xl.errors import CorpusError
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -65,9 +65,10 @@ class Score:
         return self.tokens / max(self.seconds, 1e-9)
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Return all figures, for JSON."""
+        """Return all figures, for JSON, which knows no infinity: None stands for it."""
         names = ("nats", "tokens", "n_characters", "n_bytes", "loss", "ppl", "bpc", "bpb", "seconds", "tokens_per_second")
-        return {name: getattr(self, name) for name in names}
+        values = {name: getattr(self, name) for name in names}
+        return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
 
 def evaluate(
@@ -92,7 +93,7 @@ def evaluate(
         token_ids: integers (N,), N ≥ 2; may be memory-mapped.
         tgt_len: tokens per segment.
         mem_len: positions of memory; None: the model's; 0: none.
-        batch_size: lanes read side by side.
+        batch_size: lanes read side by side, at most; fewer where lanes would be too short to warm up the next.
         same_length: the same number of keys for every query; None: as the model does.
         clamp_len: largest distance told apart; None: as the model does.
         n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
@@ -106,7 +107,7 @@ def evaluate(
 
     Raises:
         CorpusError: fewer than two tokens, or ids outside the model's vocabulary.
-        ConfigError: `mem_len`, `clamp_len` and `same_length` that cannot work together.
+        ConfigError: sizes below 1, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
 
     Example:
         >>> from transformer_xl.config import TransformerXLConfig
@@ -118,10 +119,13 @@ def evaluate(
     n_predicted = len(ids) - 1
     if n_predicted < 1:
         raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
+    if tgt_len < 1 or batch_size < 1:
+        raise ConfigError(f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1")
     _check_vocabulary(ids, model.config.vocab_size or 0)
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length)
     device = model.embedding.weight.device
-    lanes = _Lanes(ids, min(batch_size, n_predicted))
+    reach = view.mem_len * model.config.n_layer  # tokens back that can matter to a prediction
+    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach, 1))))
     token_nats = np.empty(n_predicted, dtype=np.float32) if per_token else None
 
     was_training = model.training
@@ -129,7 +133,7 @@ def evaluate(
     begin, total = time.perf_counter(), 0.0
     try:
         with torch.no_grad(), autocast(device, precision):
-            mems = _warm_up(view, lanes, tgt_len=tgt_len, device=device)
+            mems = _warm_up(view, lanes, reach, tgt_len=tgt_len, device=device)
             for at in range(0, lanes.length, tgt_len):
                 inputs, labels = lanes.segment(at, tgt_len)
                 out = view(inputs.to(device), mems=mems, labels=labels.to(device))
@@ -149,8 +153,9 @@ class _Lanes:
     """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none."""
 
     def __init__(self, ids: np.ndarray, n_lane: int) -> None:
-        self.ids, self.n_lane = ids, n_lane
+        self.ids = ids
         self.length = math.ceil((len(ids) - 1) / n_lane)
+        self.n_lane = math.ceil((len(ids) - 1) / self.length)  # so that rounding up leaves no lane empty
 
     def segment(self, at: int, tgt_len: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return inputs and labels (lanes, T) from offset `at` of each lane; labels past the end are -100."""
@@ -175,21 +180,19 @@ class _Lanes:
                 token_nats[place : place + n] = row[:n]
 
 
-def _warm_up(model: TransformerXL, lanes: _Lanes, *, tgt_len: int, device: torch.device) -> Mems:
+def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int, *, tgt_len: int, device: torch.device) -> Mems:
     """Fill the memory of every lane but the first by reading what stands before it, as far back as the layers reach."""
-    fresh = model.init_mems(1)
-    n = min(model.mem_len * model.config.n_layer, lanes.length)
-    if lanes.n_lane == 1 or n == 0:
+    if lanes.n_lane == 1 or reach == 0:
         return model.init_mems(lanes.n_lane)
     mems = model.init_mems(lanes.n_lane - 1)
-    for ids in lanes.before(n).split(tgt_len, dim=1):
+    for ids in lanes.before(reach).split(tgt_len, dim=1):
         mems = model(ids.to(device), mems=mems).mems
-    return Mems.concatenate([fresh, mems])
+    return Mems.concatenate([model.init_mems(1), mems])
 
 
 def _check_vocabulary(ids: np.ndarray, vocab_size: int) -> None:
-    largest = int(ids.max())
-    if largest >= vocab_size or int(ids.min()) < 0:
-        raise CorpusError(
-            f"token id {largest} is outside the model's vocabulary ({vocab_size}); is this the model's tokenizer?"
-        )
+    for extreme in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme < vocab_size:
+            raise CorpusError(
+                f"token id {extreme} is outside the model's vocabulary ({vocab_size}); is this the model's tokenizer?"
+            )

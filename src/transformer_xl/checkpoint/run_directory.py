@@ -1,28 +1,32 @@
 """A run on the disk: `config.json`, `tokenizer.json`, `checkpoints/`, and how to load a model and its tokenizer from one.
 
 runs/quickstart/
-config.json       every setting, resolved; written once, when the run starts
+config.json       every setting, resolved
 tokenizer.json
 checkpoints/      step-00001000/ …, best.json
 metrics.jsonl     loss, validation, samples; one JSON object a line
 loss.png
+.lock             held by the process that trains here
 """
 
+import fcntl
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
+from transformer_xl.checkpoint.disk import remove, replace_file, stray_name
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TxlError
+from transformer_xl.errors import CheckpointError, TxlError
 from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, build, read_config, read_weights, resolve
 from transformer_xl.model.transformer_xl import TransformerXL
 
 TOKENIZER_FILE = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
+LOCK_FILE = ".lock"
 
 
 class RunDirectory:
@@ -44,27 +48,72 @@ class RunDirectory:
         """Return the run's checkpoints."""
         return CheckpointStore(self.path / CHECKPOINTS, keep=keep)
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty.
+
+        Raises:
+            CheckpointError: another process trains here, or the directory cannot be written.
+        """
+        lock = self.path / LOCK_FILE
+        with self._writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = lock.open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CheckpointError(
+                    f"another process is training in '{self.path}'; wait until it ends, or choose another --out"
+                ) from None
+            except OSError:  # a file system that cannot lock
+                pass
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    if list(self.path.iterdir()) == [lock]:
+                        lock.unlink()
+                        self.path.rmdir()
+
+    def check_free(self) -> None:
+        """Make sure that a run can be started here.
+
+        Raises:
+            CheckpointError: the directory holds something already.
+        """
+        if self.path.exists() and not (self.path.is_dir() and self._is_free()):
+            raise CheckpointError(f"'{self.path}' {self._content()}; continue it with --resume, or choose another --out")
+
     def create(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Start a run here.
+        """Start a run here, whole or not at all; call it while `locked`.
 
         Raises:
             CheckpointError: the directory holds something already, or cannot be written.
         """
-        if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise CheckpointError(f"'{self.path}' {self._content()}; continue it with --resume, or choose another --out")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            tokenizer.save(self.path / TOKENIZER_FILE)
-            temporary = self.path / f"{CONFIG_FILE}.tmp"
-            temporary.write_text(json.dumps(config.model_dump(mode="json"), indent=2) + "\n", encoding="utf-8")
-            with temporary.open("rb") as file:
-                os.fsync(file.fileno())
-            (self.path / CHECKPOINTS).mkdir(exist_ok=True)
-            temporary.replace(self.path / CONFIG_FILE)
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write to '{self.path}': {error.strerror}; free disk space or choose another --out"
-            ) from None
+        self.check_free()
+        checkpoints = self.path / CHECKPOINTS
+        with self._writing():
+            try:
+                checkpoints.mkdir(exist_ok=True)
+                tokenizer.save(self.path / TOKENIZER_FILE)
+                self.save_config(config)
+            except BaseException:
+                config_path = self.path / CONFIG_FILE
+                for path in (checkpoints, self.path / TOKENIZER_FILE, config_path, stray_name(config_path)):
+                    with suppress(OSError):
+                        remove(path)
+                raise
+
+    def save_config(self, config: RunConfig) -> None:
+        """Write the run's settings; the file holds either the old or the new ones.
+
+        Raises:
+            CheckpointError: the directory cannot be written.
+        """
+        with self._writing():
+            data = json.dumps(config.model_dump(mode="json"), indent=2) + "\n"
+            replace_file(self.path / CONFIG_FILE, data.encode())
 
     def config(self) -> RunConfig:
         """Read the run's settings.
@@ -72,24 +121,37 @@ class RunDirectory:
         Raises:
             CheckpointError: missing or damaged.
         """
-        return RunConfig(**self._read_json())
+        path = self.path / CONFIG_FILE
+        try:
+            return RunConfig(**json.loads(path.read_text(encoding="utf-8")))
+        except (FileNotFoundError, NotADirectoryError):
+            raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train") from None
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(f"'{path}' is damaged: {error}") from None
 
     def tokenizer(self) -> Tokenizer:
         """Read the run's tokenizer."""
         return load_tokenizer(self.path / TOKENIZER_FILE)
 
-    def _read_json(self) -> dict[str, Any]:
-        path = self.path / CONFIG_FILE
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            RunConfig(**values)
-        except FileNotFoundError:
-            raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train") from None
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"'{path}' is damaged: {error}") from None
-        return values
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise CheckpointError(f"cannot write to '{self.path}': {reason}; free disk space or choose another --out") from None
+
+    def _is_free(self) -> bool:
+        """True if nothing lies here but what a start that was killed leaves: everything before config.json."""
+        names = {path.name for path in self.path.iterdir()} - {LOCK_FILE}
+        if CHECKPOINTS not in names:
+            return not names
+        own = (CHECKPOINTS, TOKENIZER_FILE, stray_name(self.path / CONFIG_FILE).name)
+        return all(name.startswith(own) for name in names) and not any((self.path / CHECKPOINTS).iterdir())
 
     def _content(self) -> str:
+        if not self.path.is_dir():
+            return "is a file"
         if not self.holds_run:
             return "is not empty and holds no run"
         try:
@@ -149,6 +211,3 @@ def _warn(message: str) -> None:
     import warnings
 
     warnings.warn(message, stacklevel=3)
-
-
-__all__ = ["CHECKPOINTS", "TOKENIZER_FILE", "ConfigError", "RunDirectory", "check_tokenizer", "load"]

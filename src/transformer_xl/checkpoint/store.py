@@ -94,7 +94,7 @@ class CheckpointStore:
             self._write(checkpoint, final)
         with _explained(f"checkpoint {str(final)!r} is saved, but the best cannot be recorded or old ones deleted"):
             if best:
-                replace_file(self._best_path, seal({"format": FORMAT, "step": checkpoint.step}))
+                self._record_best(checkpoint.step)
             self._settle(checkpoint.step)
             self._rotate(newly_saved=checkpoint.step)
         return final
@@ -174,6 +174,31 @@ class CheckpointStore:
         others = (step for step in reversed(steps) if step != best)
         return self._load_first_sound(others if best is None else (best, *others), on_damaged)
 
+    def rewind(self, step: int, *, best: int | None) -> None:
+        """Go back to `step`: what was saved later belongs to a future that a run which goes on from here will not have.
+
+        Later checkpoints, which are damaged or could not be read, get the ending `.abandoned`: nothing reads, counts or
+        deletes them any more. Call it after `clean`, before anything else saves.
+
+        Args:
+            step: the newest that stays.
+            best: the best up to there, which is recorded again if something else is recorded; None: none.
+
+        Raises:
+            CheckpointError: if that fails.
+        """
+        with _explained(f"checkpoints in {str(self.directory)!r} cannot be taken back to step {step}"):
+            for later in self.steps():
+                if later > step:
+                    abandoned = self._path(later).with_suffix(".abandoned")
+                    remove(abandoned)
+                    self._path(later).rename(abandoned)
+            if best is None:
+                remove(self._best_path)
+            elif best != self.best_step:
+                self._record_best(best)
+            sync_directory(self.directory)
+
     def clean(self) -> None:
         """Remove what killed processes left behind; call it when a run starts, before anything else saves.
 
@@ -249,6 +274,9 @@ class CheckpointStore:
             if step not in kept:
                 discard_directory(self._old_path(step))
                 discard_directory(self._path(step))
+
+    def _record_best(self, step: int) -> None:
+        replace_file(self._best_path, seal({"format": FORMAT, "step": step}))
 
     def _read_best(self) -> int | None:
         path = str(self._best_path)

@@ -1,5 +1,7 @@
 """The command `txl`: a thin file per command that parses, calls and prints. Nothing heavy is imported before a command runs."""
 
+import io
+import os
 import sys
 
 from cyclopts import App, CycloptsError
@@ -15,7 +17,7 @@ app = App(
 
 Common uses:
 
-    txl train                                       three minutes on the Python standard library
+    txl train
     txl train quickstart --corpus my.txt --out runs/mine
     txl eval runs/mine
     txl generate runs/mine --prompt "Once upon a time"
@@ -30,6 +32,9 @@ app.command(corpus.app)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `txl` and exit; errors that a user can mend are one line on stderr and status 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a model may write characters that a terminal cannot show
+            stream.reconfigure(errors="replace")
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
@@ -42,7 +47,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has nowhere to go
         sys.exit(0)
 
 

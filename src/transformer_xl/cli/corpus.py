@@ -30,6 +30,8 @@ def list_(*, json_: Annotated[bool, Parameter(name="--json", negative="")] = Fal
             print(json.dumps(entry))
         else:
             print(f"{entry['name']:16} {entry['description']}\n{'':16} {entry['where']}; {entry['terms']}")
+    if not json_:
+        print("\nGet one with txl corpus get NAME, or say where it lies with --corpus DIR or TXL_DATA.")
 
 
 @app.command
@@ -75,10 +77,12 @@ def prepare(
         json_: print one JSON object.
     """
     from transformer_xl.config import DataConfig, TokenizerConfig
+    from transformer_xl.data.paths import absolute_corpus
     from transformer_xl.data.prepare import prepare as encode
 
     settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)
-    prepared = encode(DataConfig(corpus=corpus), settings, search=[search] if search else [], n_workers=workers)
+    data = DataConfig(corpus=absolute_corpus(corpus))  # as training names it, which is to find what is prepared here
+    prepared = encode(data, settings, search=[search] if search else [], n_workers=workers)
     counts = {name: _counts(split) for name, split in prepared.splits.items()}
     vocab_size = prepared.tokenizer.vocab_size
     if json_:

@@ -38,11 +38,11 @@ def evaluate(
     """Score a run on a whole split, read as one stream; every token counts once.
 
     Common uses:
-        txl eval runs/mine                                   the test split, as in training
-        txl eval runs/mine --compare-memory                  with and without its memory
-        txl eval runs/mine --mem-len 1024 --same-length      with a longer one
+        txl eval runs/mine
+        txl eval runs/mine --compare-memory
+        txl eval runs/mine --mem-len 1024 --same-length
         txl eval runs/mine --file other.txt --json
-        txl eval runs/mine --per-token nats.tsv              where, token, nats; .npy for an array
+        txl eval runs/mine --per-token nats.tsv
 
     Args:
         run: directory of the run.
@@ -58,7 +58,7 @@ def evaluate(
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: the one with the best validation loss, or the last.
         compare_memory: score once more without memory, and say what it is worth.
-        per_token: write the nats of every token to this file.
+        per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
         json_: print one JSON object.
     """
     from transformer_xl.checkpoint.run_directory import RunDirectory, load

@@ -26,7 +26,7 @@ def generate(
     Common uses:
         txl generate runs/mine --prompt "Once upon a time" --seed 1
         txl generate runs/mine --prompt-file chapter1.txt --tokens 1000 --top-p 0.95
-        txl generate runs/mine --temperature 0               the likeliest text, always the same
+        txl generate runs/mine --temperature 0
 
     Args:
         run: directory of a run, of an exported model, or a hub id.

@@ -22,14 +22,19 @@ def train(
     Ctrl-C finishes the step, saves, and says how to go on.
 
     Common uses:
-        txl train                                            recipe quickstart, Python's standard library
-        txl train --corpus my.txt --out runs/mine            any text: a file, a directory, or a glob in quotes
-        txl train shakespeare-char --corpus DIR              DIR holds the recipe's corpus, so nothing is downloaded
+        txl train
+        txl train --corpus my.txt --out runs/mine
+        txl train shakespeare-char --corpus DIR
         txl train --set train.max_minutes=10 --set model.n_layer=6
-        txl train --resume --out runs/mine                   go on where it stopped, exactly
+        txl train --resume --out runs/mine
+
+    The first reads Python's standard library, the second any text: a file,
+    a directory, or a glob in quotes. The third finds the recipe's corpus in
+    DIR, so that nothing is downloaded. The last goes on exactly where a run
+    stopped.
 
     Args:
-        recipe: name of a recipe, or a TOML file. Default: quickstart.
+        recipe: quickstart (the default), shakespeare-char, or a TOML file of your own.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
         out: directory of the run. Default: runs/RECIPE.
         set_: section.key=value laid over the recipe; may be repeated.

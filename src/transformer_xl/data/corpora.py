@@ -142,7 +142,7 @@ def describe_corpora() -> list[dict[str, str]]:
     ]
     for name, corpus in sorted(NAMED.items()):
         found = _search(corpus, [data_dir()])
-        where = f"in {found['train'][0].path.parent}" if found else f"not here: {_remedy(name, corpus)}"
+        where = f"in {found['train'][0].path.parent}" if found else "not on this machine"
         entries.append({"name": name, "description": corpus.description, "terms": corpus.terms, "where": where})
     return entries
 

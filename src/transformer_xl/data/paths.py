@@ -16,6 +16,12 @@ def cache_dir() -> Path:
     return (Path(base).expanduser() if base else Path.home() / ".cache") / "transformer_xl"
 
 
+def absolute_corpus(corpus: str) -> str:
+    """Return a path or glob as an absolute one, so that it means the same from anywhere; names stay names."""
+    path = Path(corpus).expanduser()
+    return str(path.absolute()) if path.exists() or any(sign in corpus for sign in "*?[/") else corpus
+
+
 def data_dir() -> Path:
     """Return the directory in which named corpora are looked for and to which they are downloaded.
 

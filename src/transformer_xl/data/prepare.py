@@ -74,11 +74,13 @@ class PreparedCorpus:
         tokenizer: what the ids mean.
         directory: where they lie.
         splits: train, valid and test; valid and test may have no tokens.
+        training_sha256: of the ids of the train split, by which a resumed run knows its text again.
     """
 
     tokenizer: Tokenizer
     directory: Path
     splits: dict[SplitName, TokenSplit]
+    training_sha256: str
 
 
 class _DamagedError(Exception):
@@ -313,9 +315,10 @@ def _open(directory: Path) -> PreparedCorpus:
             raise _DamagedError(f"{_TOKENIZER} is another tokenizer")
         dtype = id_dtype(tokenizer.vocab_size)
         splits = {split: _open_split(directory, split, dtype, manifest["splits"][split]) for split in SPLITS}
+        training_sha256 = manifest["files"]["train.bin"]["sha256"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _DamagedError(" ".join(str(error).split()) or type(error).__name__) from None
-    return PreparedCorpus(tokenizer, directory, splits)
+    return PreparedCorpus(tokenizer, directory, splits, training_sha256)
 
 
 def _open_split(directory: Path, split: SplitName, dtype: np.dtype, counts: dict[str, int]) -> TokenSplit:

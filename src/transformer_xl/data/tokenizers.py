@@ -36,7 +36,7 @@ FORMAT = 1
 DEFAULT_BPE_SIZE = 8192
 """Vocabulary size of a BPE tokenizer when the config names none."""
 
-BPE_TRAINING_BYTES = 64 << 20
+BPE_TRAINING_BYTES = 16 << 20
 """A BPE tokenizer learns its merges from at most so many bytes from the beginning of the text."""
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
@@ -366,6 +366,7 @@ _BPE_UNITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+|[^\
 # may be space for one regex library and not for the other), so these can be encoded one by one, and mostly need not be.
 _BPE_SEGMENTS = re.compile(r"\s*+\S++(?:[^\S \n]\s*+\S*+)*+|\s++")
 _BPE_CACHE_SIZE = 1 << 16
+_BPE_BATCH = 4096  # what the library returns for a segment is some kilobytes
 
 
 class BPETokenizer(_PieceTokenizer):
@@ -397,11 +398,13 @@ class BPETokenizer(_PieceTokenizer):
         if len(self._known) > _BPE_CACHE_SIZE:
             self._known.clear()
         unknown = [segment for segment in set(segments) if segment not in self._known]
-        try:
-            encodings = self._model.encode_batch_fast(unknown, add_special_tokens=False)
-        except (TypeError, UnicodeEncodeError):
-            raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte") from None
-        self._known.update((segment, encoding.ids) for segment, encoding in zip(unknown, encodings, strict=True))
+        for first in range(0, len(unknown), _BPE_BATCH):
+            batch = unknown[first : first + _BPE_BATCH]
+            try:
+                encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
+            except (TypeError, UnicodeEncodeError):
+                raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte") from None
+            self._known.update((segment, encoding.ids) for segment, encoding in zip(batch, encodings, strict=True))
         return np.fromiter(chain.from_iterable(map(self._known.__getitem__, segments)), np.int64)
 
     def to_dict(self) -> dict[str, Any]:

@@ -50,10 +50,9 @@ def generate(
     vocab_size = model.config.vocab_size or 0
     if len(ids) == 0:
         raise TokenizerError("the prompt is empty; give at least one token, for example a newline")
-    if int(ids.max()) >= vocab_size or int(ids.min()) < 0:
-        raise TokenizerError(
-            f"token id {int(ids.max())} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?"
-        )
+    for extreme in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme < vocab_size:
+            raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")
     return _tokens(Decoder(model, mem_len=mem_len, precision=precision), ids, sampling, max_new_tokens, seed)
 
 

@@ -38,8 +38,8 @@ class Sampling:
         logits = logits.float()
         if self.temperature == 0:
             return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-        # the largest score is taken off first, so that dividing by a tiny temperature cannot give inf - inf
-        probabilities = ((logits - logits.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
+        # the largest score is taken off first, so that dividing by a tiny temperature (not 0 in fp32) cannot give inf - inf
+        probabilities = ((logits - logits.amax(-1, keepdim=True)) / max(self.temperature, 1e-30)).softmax(-1)
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             kept = probabilities.topk(self.top_k, dim=-1)
             probabilities = torch.zeros_like(probabilities).scatter(-1, kept.indices, kept.values)
@@ -57,5 +57,5 @@ class Sampling:
         probabilities = self.probabilities(logits.cpu())
         if self.temperature == 0:
             return probabilities.argmax(-1)
-        flat = torch.multinomial(probabilities.flatten(0, -2), 1, generator=generator)
+        flat = torch.multinomial(probabilities.reshape(-1, probabilities.shape[-1]), 1, generator=generator)
         return flat.view(probabilities.shape[:-1])

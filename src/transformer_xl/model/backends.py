@@ -2,13 +2,14 @@
 
 `matmul` does the same arithmetic as the equation, in one autograd node with a backward pass written out. What it saves is
 traffic, the limit on a CPU: heads come first so that every product is one batched matmul, the shift is a view of the position
-scores rather than a copy, the content product is added on top of it in place, the mask is written in place, and of the (T, S)
-sized tensors only the attention weights are kept for the backward pass, in the precision of the queries.
+scores rather than a copy, the content product is added on top of it, mask and softmax work in place, and of the (T, S) sized
+tensors only the attention weights are kept for the backward pass, in fp32 not even these: they are computed again. On a CPU,
+heads are computed in groups so small that such a tensor is still in the cache when the next product reads it.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head; NB: heads and batch in one axis, heads first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,9 @@ from transformer_xl.model.attention import relative_attention
 from transformer_xl.model.dropout import apply_mask, keep_mask
 
 Attention = Callable[..., Tensor]
+
+_CACHED_BYTES = 4 << 20
+"""Heads are computed in groups whose (T, S) sized tensors take about so much, to stay in a CPU's cache between products."""
 
 
 def choose_backend(name: str) -> Attention:
@@ -67,39 +71,76 @@ class _MatmulAttention(torch.autograd.Function):
         (B, T, N, H), S = qu_BTNH.shape, k_BSNH.shape[1]
         qu, qv, k, v = (_heads_first(x) for x in (qu_BTNH, qv_BTNH, k_BSNH, v_BSNH))
         r_NSH = r_SNH.transpose(0, 1).contiguous()
-        position = torch.bmm(qv.view(N, B * T, H), r_NSH.transpose(1, 2)).view(N * B, T, S)
-        bias = qu.new_zeros(hidden_BTS.shape).masked_fill_(hidden_BTS, float("-inf"))
-        weight = torch.baddbmm(_shifted(position), qu, k.transpose(1, 2))
-        weight.view(N, B, T, S).add_(bias)
-        weight = torch.softmax(weight, dim=-1)
-        keep, ctx.factor = keep_mask(weight, dropatt) if dropatt else (None, 1.0)
-        out = torch.bmm(weight if keep is None else apply_mask(weight, keep, ctx.factor), v)
-        ctx.save_for_backward(qu, qv, k, v, r_NSH, weight, keep, out)
+        # with a full memory and one document, nothing but the segment's own keys is ever hidden
+        first = 0 if hidden_BTS.device.type != "cpu" or hidden_BTS[..., : S - T].any() else S - T
+        bias = qu.new_zeros(hidden_BTS[..., first:].shape).masked_fill_(hidden_BTS[..., first:], float("-inf"))
+        out = qu.new_empty(N * B, T, H)
+        weights, keeps = [], []
+        for heads, rows in _groups(qu, k, N):
+            weight = _attention_weights(qu[rows], qv[rows], k[rows], r_NSH[heads], bias)
+            weights.append(weight)
+            if dropatt:
+                keep, ctx.factor = keep_mask(weight, dropatt)
+                keeps.append(keep)
+                weight = apply_mask(weight, keep, ctx.factor)
+            torch.bmm(weight, v[rows], out=out[rows])
+        # in fp32 the weights would be the largest part of what is kept: two of six products more spare a third of the memory
+        ctx.kept = 0 if qu.dtype == torch.float32 else len(weights)
+        ctx.save_for_backward(qu, qv, k, v, r_NSH, bias, out, *weights[: ctx.kept], *keeps)
         return out.view(N, B, T, H).permute(1, 2, 0, 3)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad_BTNH,) = grad_outputs
-        qu, qv, k, v, r_NSH, weight, keep, out = ctx.saved_tensors
+        qu, qv, k, v, r_NSH, bias, out, *rest = ctx.saved_tensors
+        weights, keeps = rest[: ctx.kept], rest[ctx.kept :]
         B, T, N, H = grad_BTNH.shape
         S = k.shape[1]
         grad = _heads_first(grad_BTNH)
-        grad_v = torch.bmm((weight if keep is None else apply_mask(weight, keep, ctx.factor)).transpose(1, 2), grad)
         # softmax backward, weight * (grad_weight - sum(grad_weight * weight)); that sum over keys is also grad · out
         mean = (grad * out).sum(-1, keepdim=True)
-        if keep is None:
-            grad_score = torch.baddbmm(mean.expand(-1, -1, S), grad, v.transpose(1, 2), beta=-1).mul_(weight)
-        else:
-            grad_weight = apply_mask(torch.bmm(grad, v.transpose(1, 2)), keep, ctx.factor)
-            grad_score = grad_weight.sub_(mean).mul_(weight)
-        grad_qu = torch.bmm(grad_score, k)
-        grad_k = torch.bmm(grad_score.transpose(1, 2), qu)
-        grad_position = _unshifted(grad_score).view(N, B * T, S)
-        grad_qv = torch.bmm(grad_position, r_NSH)
-        grad_r = torch.bmm(grad_position.transpose(1, 2), qv.view(N, B * T, H))
+        grad_qu, grad_qv, grad_k, grad_v, grad_r = (torch.empty_like(x) for x in (qu, qv, k, v, r_NSH))
+        for i, (heads, rows) in enumerate(_groups(qu, k, N)):
+            weight = weights[i] if weights else _attention_weights(qu[rows], qv[rows], k[rows], r_NSH[heads], bias)
+            dropped = apply_mask(weight, keeps[i], ctx.factor) if keeps else weight
+            torch.bmm(dropped.transpose(1, 2), grad[rows], out=grad_v[rows])
+            if keeps:
+                grad_weight = apply_mask(torch.bmm(grad[rows], v[rows].transpose(1, 2)), keeps[i], ctx.factor)
+                grad_score = grad_weight.sub_(mean[rows]).mul_(weight)
+            else:
+                minus_mean = mean[rows].expand(-1, -1, S)
+                grad_score = torch.baddbmm(minus_mean, grad[rows], v[rows].transpose(1, 2), beta=-1).mul_(weight)
+            torch.bmm(grad_score, k[rows], out=grad_qu[rows])
+            torch.bmm(grad_score.transpose(1, 2), qu[rows], out=grad_k[rows])
+            grad_position = _unshifted(grad_score).view(-1, B * T, S)
+            torch.bmm(grad_position, r_NSH[heads], out=grad_qv[rows].view(-1, B * T, H))
+            torch.bmm(grad_position.transpose(1, 2), qv[rows].view(-1, B * T, H), out=grad_r[heads])
         back = (x.view(N, B, -1, H).permute(1, 2, 0, 3) for x in (grad_qu, grad_qv, grad_k, grad_v))
         return *back, grad_r.transpose(0, 1), None, None
+
+
+def _attention_weights(qu: Tensor, qv: Tensor, k: Tensor, r_XSH: Tensor, bias: Tensor) -> Tensor:
+    """Return softmax(content + position + bias), (X·B, T, S), of X heads; bias (B or 1, T, ≤ S) is for the last keys."""
+    (_, T, H), S, X = qu.shape, k.shape[1], r_XSH.shape[0]
+    position = torch.bmm(qv.view(X, -1, H), r_XSH.transpose(1, 2)).view(-1, T, S)
+    weight = torch.baddbmm(_shifted(position), qu, k.transpose(1, 2))
+    weight.view(X, -1, T, S)[..., S - bias.shape[-1] :].add_(bias)
+    return torch.softmax(weight, dim=-1, out=weight)
+
+
+def _groups(qu: Tensor, k: Tensor, n_head: int) -> Iterator[tuple[slice, slice]]:
+    """Divide the heads into groups whose (T, S) sized tensors stay in the cache between one product and the next.
+
+    Yields:
+        The heads of a group, and the rows of (N·B, …) tensors that belong to them.
+    """
+    n_row = qu.shape[0] // n_head
+    n_bytes = n_row * qu.shape[1] * k.shape[1] * qu.element_size()
+    size = max(1, _CACHED_BYTES // max(1, n_bytes)) if qu.device.type == "cpu" else n_head
+    for first in range(0, n_head, size):
+        heads = slice(first, min(first + size, n_head))
+        yield heads, slice(heads.start * n_row, heads.stop * n_row)
 
 
 def _heads_first(x_BTNH: Tensor) -> Tensor:

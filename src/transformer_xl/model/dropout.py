@@ -23,7 +23,7 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     Returns:
         A uint8 tensor, 1 where an element is kept and 0 where not, and the factor 1 / (share kept) that preserves the mean.
     """
-    dropped_levels = round(p * _LEVELS)
+    dropped_levels = min(round(p * _LEVELS), _LEVELS - 1)
     draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
     levels = draws.view(torch.int16)[: like.numel()].view(like.shape)
     keep = (levels >= dropped_levels - _LEVELS // 2).view(torch.uint8)
@@ -71,3 +71,24 @@ class _CpuDropout(torch.autograd.Function):
         (grad,) = grad_outputs
         (keep,) = ctx.saved_tensors
         return apply_mask(grad, keep, ctx.factor), None
+
+
+def relu_dropout(x: Tensor, p: float) -> Tensor:
+    """Return dropout(relu(x)); on a CPU, the result, 0 where either made it so, is all that the backward pass needs."""
+    return _CpuReluDropout.apply(x, p) if x.device.type == "cpu" else F.dropout(F.relu(x), p)
+
+
+class _CpuReluDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        x, p = args
+        keep, ctx.factor = keep_mask(x, p)
+        out = apply_mask(x, keep, ctx.factor).clamp_min_(0)
+        ctx.save_for_backward(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        (grad,) = grad_outputs
+        (out,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(grad, out, 0).mul_(ctx.factor), None

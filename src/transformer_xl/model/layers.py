@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.backends import Attention
-from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.dropout import Dropout, relu_dropout
 from transformer_xl.model.memory import join
 
 Activation = Literal["relu", "gelu", "relu2"]
@@ -114,7 +114,11 @@ class FeedForward(nn.Module):
     def forward(self, h_BTD: Tensor) -> Tensor:
         """Transform every position by itself; shape (B, T, D) in and out."""
         inner = self.inner(self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD)
-        output = h_BTD + self.drop(self.outer(self.drop(_activate(inner, self.activation))))
+        if self.activation == "relu" and self.training and self.drop.p:
+            active = relu_dropout(inner, self.drop.p)
+        else:
+            active = self.drop(_activate(inner, self.activation))
+        output = h_BTD + self.drop(self.outer(active))
         return output if self.pre_lnorm else self.layer_norm(output)
 
 

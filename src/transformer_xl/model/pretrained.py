@@ -90,9 +90,12 @@ def read_config(path: Path) -> TransformerXLConfig:
     if not isinstance(values, dict) or values.pop("model_type", None) != MODEL_TYPE:
         raise CheckpointError(f"'{path}' does not describe a {MODEL_TYPE} model (model_type)")
     try:
-        return TransformerXLConfig(**values)
+        config = TransformerXLConfig(**values)
     except ConfigError as error:
         raise CheckpointError(f"'{path}': {error}") from None
+    if config.vocab_size is None:
+        raise CheckpointError(f"'{path}': vocab_size is missing; is this the config.json of a saved model?")
+    return config
 
 
 def read_weights(path: Path) -> "dict[str, Tensor]":
@@ -111,10 +114,14 @@ def build(cls: "type[Any]", config: TransformerXLConfig, weights: "dict[str, Ten
     Raises:
         CheckpointError: a tensor is missing, unexpected or of another shape; names it and `origin`.
     """
+    if config.n_layer > len(weights):  # every layer has several tensors; even empty, a billion layers would fill the memory
+        raise CheckpointError(
+            f"'{origin}' has {len(weights)} tensors, its config asks for {config.n_layer} layers; not the same model?"
+        )
     with torch.device("meta"):
         model = cls(config)
     expected = model.state_dict()
-    for name in expected.keys() | weights.keys():
+    for name in sorted(expected.keys() | weights.keys()):
         want = tuple(expected[name].shape) if name in expected else None
         have = tuple(weights[name].shape) if name in weights else None
         if want != have:

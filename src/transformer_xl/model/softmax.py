@@ -24,7 +24,8 @@ class TokenEmbedding(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (B, T) as (B, T, d_model)."""
         embedded = F.embedding(ids, self.weight)
-        return (embedded if self.projection is None else self.projection(embedded)) * self.scale
+        projected = embedded if self.projection is None else self.projection(embedded)
+        return projected.to(self.weight.dtype) * self.scale  # in autocast too: what layers add to and remember stays fp32
 
 
 class TokenSoftmax(nn.Module):

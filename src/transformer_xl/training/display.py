@@ -1,7 +1,6 @@
 """What a person sees while a model learns: a live bar on a terminal, plain lines elsewhere."""
 
 import math
-import sys
 import time
 from typing import Any
 
@@ -42,11 +41,11 @@ class Display:
     def say(self, text: str) -> None:
         """Show a line."""
         if not self.quiet:
-            self.console.print(Text(text))
+            self._print(Text(text))
 
     def warn(self, text: str) -> None:
         """Show a warning, in quiet runs too."""
-        self.console.print(Text(f"warning: {text}", style="yellow"))
+        self._print(Text(f"warning: {text}", style="yellow"))
 
     def show(self, text: str, *, title: str) -> None:
         """Show a piece of generated text in a frame."""
@@ -69,7 +68,11 @@ class Display:
         if self._bar:
             self._bar.update(self._task, completed=min(progress, 1.0), state=state)
         elif final:
-            print(f"{100 * min(progress, 1.0):3.0f}% · {state}", file=sys.stderr, flush=True)
+            self._print(Text(f"{100 * min(progress, 1.0):3.0f}% · {state}"))
+
+    def _print(self, line: Text) -> None:
+        """Print one line; where nobody sees a screen, it is not broken at 80 columns."""
+        self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def _time_left(self, progress: float) -> str:
         now = time.monotonic()

@@ -15,10 +15,11 @@ import torch
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe, merge
 from transformer_xl.data.corpora import holds_corpus
+from transformer_xl.data.paths import absolute_corpus
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
 from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.precision import choose_device, choose_precision
@@ -83,10 +84,10 @@ class Outcome:
     picture: Path | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Best:
-    loss: float = math.inf
-    step: int = 0
+    loss: float
+    step: int
 
 
 @dataclass
@@ -101,7 +102,7 @@ class _Run:
     record: Record
     display: Display
     interval: Interval = field(default_factory=Interval)
-    best: _Best = field(default_factory=_Best)
+    best: _Best | None = None
 
     def __post_init__(self) -> None:
         self.store = self.directory.store(keep=self.config.train.keep_checkpoints)
@@ -133,22 +134,25 @@ def train(
         TxlError: any of the package's errors, each one line.
     """
     display = display or Display()
-    config = load_recipe(recipe or "quickstart", list(overrides))
-    directory = RunDirectory(out if out is not None else Path("runs") / config.name)
+    if out is None:
+        out = Path("runs") / load_recipe(recipe or "quickstart", list(overrides)).name
+    directory = RunDirectory(out)
     if resume and directory.holds_run:
         config = _resumed_config(directory, recipe, overrides, corpus)
         tokenizer: Tokenizer | None = directory.tokenizer()
         check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
     else:
-        tokenizer = None
+        directory.check_free()
+        config, tokenizer = load_recipe(recipe or "quickstart", list(overrides)), None
     config, search = with_corpus(config, corpus)
     prepared = prepare(config.data, tokenizer or config.tokenizer, search=search)
-    run = _set_up(directory, config, prepared, display, fresh=tokenizer is None)
-    try:
-        with _stop_signal() as stopped:
-            return _learn(run, stopped)
-    finally:
-        run.record.close()
+    with directory.locked():
+        run = _set_up(directory, config, prepared, display, fresh=tokenizer is None)
+        try:
+            with _stop_signal() as stopped:
+                return _learn(run, stopped)
+        finally:
+            run.record.close()
 
 
 def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequence[str], corpus: str | None) -> RunConfig:
@@ -162,7 +166,7 @@ def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequ
     config = apply_overrides(saved.model_dump(), list(overrides))
     config, _ = with_corpus(config, corpus)
     pairs = [(section, key) for section in _FIXED_SECTIONS for key in type(getattr(saved, section)).model_fields]
-    pairs += [("train", key) for key in _FIXED_KEYS]
+    pairs += [("optim", "optimizer"), *(("train", key) for key in _FIXED_KEYS)]
     for section, key in pairs:
         old, new = getattr(getattr(saved, section), key), getattr(getattr(config, section), key)
         if old != new:
@@ -179,22 +183,15 @@ def with_corpus(config: RunConfig, corpus: str | None) -> tuple[RunConfig, list[
         return config, []
     if Path(corpus).is_dir() and holds_corpus(config.data.corpus, Path(corpus)):
         return config, [Path(corpus)]
-    return RunConfig(**merge(config.model_dump(), {"data": {"corpus": _absolute(corpus)}})), []
-
-
-def _absolute(corpus: str) -> str:
-    """Return paths and globs as absolute ones, so that a run can be resumed from elsewhere; names stay names."""
-    return str(Path(corpus).absolute()) if Path(corpus).exists() or any(sign in corpus for sign in "*?[/") else corpus
+    return RunConfig(**merge(config.model_dump(), {"data": {"corpus": absolute_corpus(corpus)}})), []
 
 
 def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, display: Display, *, fresh: bool) -> _Run:
     """Build the model, its trainer and the run's files; restore the newest good checkpoint of an existing run."""
     device = choose_device(config.train.device)
     precision, reason = choose_precision(config.train.precision, device)
-    if fresh:
-        config = RunConfig(
-            **merge(config.with_vocab_size(corpus.tokenizer.vocab_size).model_dump(), {"train": {"precision": precision}})
-        )
+    resolved = {"model": {"vocab_size": corpus.tokenizer.vocab_size}, "train": {"precision": precision}}
+    config = RunConfig(**merge(config.model_dump(), resolved))
     torch.manual_seed(config.train.seed)
     model = TransformerXL(config.model).to(device)
     training = corpus.splits["train"]
@@ -205,7 +202,7 @@ def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, 
         document_starts=training.document_starts,
     )
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision)
-    if fresh:  # only now is it certain that the run can start; until here the directory was not touched
+    if fresh:  # only now is it certain that the run can start; until here nothing was written
         directory.create(config, corpus.tokenizer)
     run = _Run(directory, config, trainer, corpus.tokenizer, corpus, Record(directory.path), display)
     n_parameters = sum(p.numel() for p in model.parameters())
@@ -216,6 +213,8 @@ def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, 
     display.say(f"{precision} on {device}: {reason}; run directory {directory.path}")
     if not fresh:
         _restore(run)
+        if config != directory.config():  # the next --resume goes on with these settings, not with older ones
+            directory.save_config(config)
     return run
 
 
@@ -229,19 +228,26 @@ def _restore(run: _Run) -> None:
     try:
         record = run.trainer.restore(checkpoint)
     except (ConfigError, RuntimeError, KeyError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[-1].strip()
         raise CheckpointError(
             f"checkpoint {checkpoint.step} does not fit the run in '{run.directory.path}': {reason}"
         ) from None
+    if record["training_text"] != run.corpus.training_sha256:
+        raise CheckpointError(
+            f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so far; "
+            "restore it, or start another run with another --out"
+        )
     run.interval = Interval(**record["interval"])
-    run.best = _Best(math.inf if record["best"]["loss"] is None else record["best"]["loss"], record["best"]["step"])
+    best = _Best(**record["best"]) if record["best"] else None
+    run.best = best if best and best.step in run.store.steps() else None
+    run.store.rewind(checkpoint.step, best=run.best.step if run.best else None)
     run.record.rewind(checkpoint.step)
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
 def _learn(run: _Run, stopped: list[int]) -> Outcome:
     trainer, config = run.trainer, run.config.train
-    saved_step = trainer.step if run.store.steps() else -1
+    saved_step = trainer.step if run.store.steps() else None
     with run.display:
         while trainer.progress < 1 and not stopped:
             before = trainer.seconds
@@ -254,17 +260,16 @@ def _learn(run: _Run, stopped: list[int]) -> Outcome:
                 _log(run, result, final=True)
             elif trainer.step % 10 == 0:
                 _log(run, result, final=False)
-            is_best = _validate(run) if trainer.step % config.eval_interval == 0 or last else False
-            if trainer.step % config.checkpoint_interval == 0 or is_best or last:
-                saved_step = _save(run, best=is_best, must=last) or saved_step
+            best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
+            if trainer.step % config.checkpoint_interval == 0 or best or last:
+                saved_step = _save(run, best=best, must=last) or saved_step
         if stopped and saved_step != trainer.step:
-            _save(run, best=False, must=True)
-    picture = run.record.draw()
+            _save(run, must=True)
     if stopped and trainer.progress < 1:
         name = signal.Signals(stopped[0]).name
         run.display.say(f"{name}: saved step {trainer.step:,}; go on with: txl train --resume --out {run.directory.path}")
-        return Outcome(run.directory.path, False, trainer.step, picture=picture)
-    return _conclude(run, picture)
+        return Outcome(run.directory.path, False, trainer.step, picture=run.record.draw())
+    return _conclude(run)
 
 
 def _log(run: _Run, result: StepResult, *, final: bool) -> None:
@@ -285,7 +290,7 @@ def _log(run: _Run, result: StepResult, *, final: bool) -> None:
             trainer.step,
             loss=loss,
             lr=run.config.optim.lr * result.rate,
-            grad_norm=result.grad_norm if math.isfinite(result.grad_norm) else None,
+            grad_norm=result.grad_norm,
             tokens=trainer.tokens,
             skipped=trainer.skipped,
             tokens_per_second=round(speed, 1),
@@ -294,26 +299,23 @@ def _log(run: _Run, result: StepResult, *, final: bool) -> None:
         run.interval = Interval()
 
 
-def _validate(run: _Run) -> bool:
-    """Score the validation split, write a sample, and say whether this is the best so far."""
+def _validate(run: _Run) -> _Best | None:
+    """Score the validation split and write a sample; return the loss if it is the best so far."""
     split = run.corpus.splits["valid"]
     trainer, config = run.trainer, run.config
     if len(split.ids) < 2:
-        return False
+        return None
     score = _score(run, split, mem_len=config.eval_mem_len, limit=config.eval.max_tokens)
     trainer.schedule.validated(score.loss)
     run.record.write(
         "valid", trainer.step, loss=score.loss, ppl=score.ppl, bpc=score.bpc, nats=score.nats, tokens=trainer.tokens
     )
     run.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per token, {score.bpc:.3f} bits per character")
-    if config.train.sample_tokens:
+    if config.train.sample_tokens and math.isfinite(score.loss):
         text = _sample(run, split)
         run.record.write("sample", trainer.step, text=text)
         run.display.show(text, title=f"a sample at step {trainer.step:,}")
-    if score.loss < run.best.loss:
-        run.best = _Best(score.loss, trainer.step)
-        return True
-    return False
+    return _Best(score.loss, trainer.step) if score.loss < (run.best.loss if run.best else math.inf) else None
 
 
 def _score(run: _Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> Score:
@@ -348,28 +350,41 @@ def _sample(run: _Run, split: TokenSplit) -> str:
     return run.tokenizer.decode(list(written))
 
 
-def _save(run: _Run, *, best: bool, must: bool) -> int | None:
+def _save(run: _Run, *, best: _Best | None = None, must: bool) -> int | None:
     """Save a checkpoint and return its step; a failure is fatal only for the last one (`must`)."""
-    loss = None if math.isinf(run.best.loss) else run.best.loss
-    record: dict[str, Any] = {"interval": vars(run.interval), "best": {"loss": loss, "step": run.best.step}}
+    trainer = run.trainer
+    if trainer.bad_in_a_row and not must:  # they may be the beginning of the end, which must not replace a good checkpoint
+        return None
+    newest_best = best or run.best
+    record: dict[str, Any] = {
+        "interval": vars(run.interval),
+        "best": vars(newest_best) if newest_best else None,
+        "training_text": run.corpus.training_sha256,
+    }
     try:
+        if not trainer.finite:
+            raise TrainingError(
+                f"weights are not finite after step {trainer.step}, so they are not saved; the checkpoints before are intact, "
+                "resume with a lower optim.lr or optim.clip"
+            )
         run.record.sync()
-        run.store.save(run.trainer.checkpoint(record), best=best)
-    except CheckpointError as error:
+        run.store.save(trainer.checkpoint(record), best=best is not None)
+    except (CheckpointError, TrainingError) as error:
         if must:
             raise
         run.display.warn(f"{error}; training goes on")
         return None
-    return run.trainer.step
+    run.best = newest_best
+    return trainer.step
 
 
-def _conclude(run: _Run, picture: Path | None) -> Outcome:
+def _conclude(run: _Run) -> Outcome:
     """Score the finished model on the whole validation split, with and without its memory, and say what that means."""
     split = run.corpus.splits["valid"]
     trainer, say = run.trainer, run.display.say
     say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
     if len(split.ids) < 2:
-        return Outcome(run.directory.path, True, trainer.step, picture=picture)
+        return Outcome(run.directory.path, True, trainer.step, picture=run.record.draw())
     with_memory = _score(run, split, mem_len=run.config.eval_mem_len, limit=None)
     without = _score(run, split, mem_len=0, limit=None)
     run.record.write(
@@ -385,7 +400,7 @@ def _conclude(run: _Run, picture: Path | None) -> Outcome:
         f"({with_memory.loss:.4f} nats per token); with its memory taken away {without.bpc:.3f}: "
         f"memory is worth {without.bpc - with_memory.bpc:.3f} bits per character"
     )
-    return Outcome(run.directory.path, True, trainer.step, with_memory, without, picture)
+    return Outcome(run.directory.path, True, trainer.step, with_memory, without, run.record.draw())
 
 
 @contextmanager

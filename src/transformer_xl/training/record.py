@@ -1,10 +1,12 @@
 """The record of a run: `metrics.jsonl`, TensorBoard if it is installed, and the loss curve as a picture."""
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.errors import CheckpointError
 
 METRICS_FILE = "metrics.jsonl"
@@ -12,7 +14,7 @@ CURVE_FILE = "loss.png"
 
 
 class Record:
-    """Append-only log of a run, one JSON object per line; `kind` is train, valid or sample.
+    """Append-only log of a run, one JSON object per line; `kind` is train, valid, sample or final.
 
     Args:
         directory: of the run.
@@ -31,9 +33,9 @@ class Record:
         """
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"kind": kind, "step": step, **values}, ensure_ascii=False) + "\n")
+                file.write(_line({"kind": kind, "step": step, **{name: _storable(value) for name, value in values.items()}}))
         except OSError as error:
-            raise CheckpointError(f"cannot write '{self.path}': {error.strerror}; free disk space, then --resume") from None
+            raise self._unwritable(error) from None
         if self._board:
             for name, value in values.items():
                 if isinstance(value, int | float):
@@ -43,25 +45,41 @@ class Record:
 
     def sync(self) -> None:
         """Make sure that every entry is on the disk, before a checkpoint that counts on them."""
-        if self.path.exists():
+        try:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
+        except FileNotFoundError:  # nothing was logged yet
+            return
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def rewind(self, step: int) -> None:
-        """Drop the entries after `step`, and a half-written last line: a resumed run writes them again."""
+        """Drop the entries after `step`, and a half-written last line: a resumed run writes them again.
+
+        Raises:
+            CheckpointError: the disk is full or cannot be written; the log is as it was.
+        """
         if not self.path.exists():
             return
-        kept = [entry for entry in read_metrics(self.directory) if entry["step"] <= step]
-        temporary = self.path.with_suffix(".tmp")
-        temporary.write_text("".join(json.dumps(entry, ensure_ascii=False) + "\n" for entry in kept), encoding="utf-8")
-        temporary.replace(self.path)
+        entries = read_metrics(self.directory)
+        kept = [entry for entry in entries if entry["step"] <= step and entry["kind"] != "final"]
+        try:
+            replace_file(self.path, "".join(map(_line, kept)).encode())
+        except OSError as error:
+            raise self._unwritable(error) from None
 
     def draw(self) -> Path | None:
         """Draw training and validation loss against tokens read; None if there is nothing to draw yet."""
         entries = read_metrics(self.directory)
-        if not any(entry["kind"] in ("train", "valid") for entry in entries):
+        if not any(entry["kind"] in ("train", "valid") and entry["loss"] is not None for entry in entries):
             return None
-        return _draw(entries, self.directory / CURVE_FILE)
+        try:
+            return _draw(entries, self.directory / CURVE_FILE)
+        except OSError as error:
+            raise self._unwritable(error) from None
+
+    def _unwritable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"cannot write to '{self.directory}': {error.strerror or error}; free disk space, then --resume")
 
     def close(self) -> None:
         """Flush and close TensorBoard."""
@@ -69,10 +87,20 @@ class Record:
             self._board.close()
 
 
+def _line(entry: dict[str, Any]) -> str:
+    # ASCII: a byte-level model may write lone surrogates, or line ends other than \n
+    return json.dumps(entry, allow_nan=False) + "\n"
+
+
+def _storable(value: Any) -> Any:
+    """JSON has no infinity; a perplexity may be."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run's `metrics.jsonl`; a half-written last line is left out."""
-    entries = []
-    for line in (directory / METRICS_FILE).read_text(encoding="utf-8").splitlines():
+    """Return the entries of a run's `metrics.jsonl`, none if there is none yet; a half-written last line is left out."""
+    path, entries = directory / METRICS_FILE, []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
             entries.append(json.loads(line))
         except json.JSONDecodeError:  # the process was killed while it wrote this line
@@ -88,12 +116,15 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for kind, style in (("train", {"linewidth": 1, "alpha": 0.6}), ("valid", {"marker": "o", "markersize": 3})):
-        points = [(entry["tokens"] / 1e6, entry["loss"]) for entry in entries if entry["kind"] == kind]
+        found = [entry for entry in entries if entry["kind"] == kind and entry["loss"] is not None]
+        points = [(entry["tokens"] / 1e6, entry["loss"]) for entry in found]
         if points:
             x, y = zip(*points, strict=True)
-            axes.plot(x, y, label={"train": "training", "valid": "validation"}[kind], **style)
-            if kind == "valid":
-                axes.annotate(f"{y[-1]:.3f}", (x[-1], y[-1]), textcoords="offset points", xytext=(4, 6))
+            name = {"train": "training", "valid": f"validation, {y[-1]:.3f} at the end"}[kind]
+            axes.plot(x, y, label=name, **style)
+    for final in [entry for entry in entries if entry["kind"] == "final"][-1:]:
+        name = f"validation without memory, {final['loss_without_memory']:.3f}"
+        axes.axhline(final["loss_without_memory"], label=name, linestyle="--", linewidth=1, color="gray")
     axes.set(xlabel="tokens read (millions)", ylabel="loss (nats per token)", title=f"{path.parent.name}: loss while training")
     axes.grid(alpha=0.3)
     axes.legend()

@@ -55,7 +55,7 @@ class Trainer:
         self, model: TransformerXL, stream: SegmentStream, *, train: TrainConfig, optim: OptimConfig, precision: Precision
     ) -> None:
         self.model, self.stream, self.config = model, stream, train
-        self.clip, self.rate_of_lr = optim.clip, optim.lr
+        self.clip = optim.clip
         self.precision: Precision = precision
         self.device = model.embedding.weight.device
         self.optimizers = Optimizers(model, optim)
@@ -75,6 +75,11 @@ class Trainer:
             self.seconds / 60 / config.max_minutes if config.max_minutes else 0.0,
             *(done / limit if limit else 0.0 for done, limit in used),
         )
+
+    @property
+    def finite(self) -> bool:
+        """True if all weights are finite numbers: only then is the state worth keeping."""
+        return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
 
     def train_step(self) -> StepResult:
         """Read one segment per lane and update the weights.
@@ -98,8 +103,9 @@ class Trainer:
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
         norm, finite = finite_norm(self.model.parameters(), self.clip)
-        finite = finite and bool(torch.isfinite(nats))
-        overflow = not finite and self.scaler.is_enabled() and self.scaler.get_scale() > 1
+        finite_loss = bool(torch.isfinite(nats))
+        finite = finite and finite_loss
+        overflow = finite_loss and not finite and self.scaler.is_enabled() and self.scaler.get_scale() > 1
         if finite:
             self.optimizers.step(rate)
             self.mems = new_mems
@@ -157,7 +163,7 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def checkpoint(self, record: dict[str, Any]) -> Checkpoint:
-        """Return the whole state.
+        """Return the whole state, to be stored before the next step: the tensors are those in use, not copies.
 
         Args:
             record: JSON values of the caller's, kept with it.

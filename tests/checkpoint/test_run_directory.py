@@ -1,0 +1,257 @@
+"""A run's directory is claimed whole or not at all, by one process at a time; and going back in its checkpoints."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoint.helpers import never, numbered
+from tests.helpers import TINY, tiny_model
+from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
+from transformer_xl.config import RunConfig, TokenizerConfig
+from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
+from transformer_xl.errors import CheckpointError
+
+CONFIG = RunConfig(name="mine", model=TINY)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture
+def tokenizer() -> Tokenizer:
+    return train_tokenizer(TokenizerConfig(kind="char"), ["abcdefghijklm"])
+
+
+@pytest.fixture
+def run(tmp_path: Path, tokenizer: Tokenizer) -> RunDirectory:
+    """A run with checkpoints of steps 1 (the best) and 2."""
+    run = RunDirectory(tmp_path / "run")
+    with run.locked():
+        run.create(CONFIG, tokenizer)
+    for step in (1, 2):
+        torch.manual_seed(step)
+        run.store().save(Checkpoint(step, tiny_model().state_dict(), {}, {}), best=step == 1)
+    return run
+
+
+def test_a_run_is_created_and_read_back(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    run = RunDirectory(str(tmp_path / "deep" / "down"))
+    assert not run.holds_run
+    run.check_free()
+    assert not run.path.exists()
+    with run.locked():
+        run.create(CONFIG, tokenizer)
+    assert run.holds_run
+    assert run.config() == CONFIG
+    assert run.tokenizer().fingerprint == tokenizer.fingerprint
+    assert run.store().steps() == []
+    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "checkpoints", "config.json", "tokenizer.json"]
+
+
+def test_an_empty_directory_will_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    (tmp_path / "run").mkdir()
+    with RunDirectory(tmp_path / "run").locked():
+        RunDirectory(tmp_path / "run").create(CONFIG, tokenizer)
+    assert RunDirectory(tmp_path / "run").holds_run
+
+
+def test_what_a_killed_start_leaves_is_in_nobodys_way(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """It was killed before config.json got its name."""
+    run = RunDirectory(tmp_path / "run")
+    with run.locked():
+        run.create(CONFIG, tokenizer)
+    (run.path / "config.json").rename(run.path / "config.json.tmp")
+    (run.path / "tokenizer.json.tmp-12-abc").touch()
+    assert not run.holds_run
+    with run.locked():
+        run.create(CONFIG, tokenizer)
+    assert run.config() == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("thesis.txt", "is not empty and holds no run; continue it with --resume, or choose another --out"),
+        ("tokenizer.json", "is not empty and holds no run"),  # of something else: a start makes checkpoints/ first
+        ("config.json", "is not empty and holds no run"),
+    ],
+)
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path, tokenizer: Tokenizer, name: str, match: str) -> None:
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(CheckpointError, match=match):
+        RunDirectory(tmp_path).create(CONFIG, tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_another_run_is_named(run: RunDirectory, tokenizer: Tokenizer) -> None:
+    with pytest.raises(CheckpointError, match=r"run' holds another run \('mine', step 2\); continue it with --resume"):
+        run.create(CONFIG, tokenizer)
+    (run.path / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match="run' holds another run; continue"):
+        run.check_free()
+
+
+@pytest.mark.parametrize("failing", ["save_config", "tokenizer"])
+def test_a_start_that_fails_leaves_nothing(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    if failing == "tokenizer":
+        monkeypatch.setattr(type(tokenizer), "save", full)
+    else:
+        monkeypatch.setattr("transformer_xl.checkpoint.disk.os.fsync", full)
+    run = RunDirectory(tmp_path / "run")
+    with (
+        pytest.raises(CheckpointError, match=r"cannot write to '.*run': No space left on device; free disk space"),
+        run.locked(),
+    ):
+        run.create(CONFIG, tokenizer)
+    assert not run.path.exists()
+
+
+def test_one_process_at_a_time(run: RunDirectory, tmp_path: Path) -> None:
+    other = RunDirectory(run.path)
+    with run.locked():
+        with (
+            pytest.raises(CheckpointError, match=r"another process is training in '.*run'; wait until it ends"),
+            other.locked(),
+        ):
+            pytest.fail("both had it")
+        assert run.holds_run
+    with other.locked():
+        pass
+
+
+def test_a_file_system_without_locks_is_trained_on_all_the_same(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsupported(*_: Any) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    with run.locked():
+        pass
+
+
+def test_an_empty_directory_does_not_stay(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="x"), RunDirectory(tmp_path / "run").locked():
+        raise RuntimeError("x")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(CheckpointError, match=r"cannot write to '.*file/run': Not a directory"),
+        RunDirectory(tmp_path / "file" / "run").locked(),
+    ):
+        pass
+
+
+def test_best_and_last_are_loaded(run: RunDirectory) -> None:
+    for which, seed in (("best", 1), ("last", 2)):
+        model, tokenizer = load(run.path, which=which)  # pyright: ignore[reportArgumentType]
+        torch.manual_seed(seed)
+        assert torch.equal(model.embedding.weight, tiny_model().embedding.weight)
+        assert tokenizer.vocab_size == 13
+        assert not model.training
+
+
+def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) -> None:
+    (run.path / "checkpoints" / "step-00000001" / "model.safetensors").write_bytes(b"")
+    with pytest.warns(UserWarning, match="step-00000001/model.safetensors' is damaged"):
+        load(run.path)
+    messages: list[str] = []
+    load(str(run.path), on_damaged=messages.append)
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        ("{", "config.json' is damaged"),
+        ("[]", "config.json' is damaged"),
+        ('{"nmae": 3}', "unknown key 'nmae'; did you mean 'name'"),
+        ('{"model": {"d_model": 3}}', "must be even"),
+    ],
+)
+def test_a_damaged_config(run: RunDirectory, content: str, match: str) -> None:
+    (run.path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=match):
+        run.config()
+
+
+@pytest.mark.parametrize("name", ["nothing", "file"])
+def test_no_run(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=f"{name}' holds no run: config.json is missing; train one with txl train"):
+        RunDirectory(tmp_path / name).config()
+    with pytest.raises(CheckpointError, match=f"{name}' is not a directory of a model"):
+        load(tmp_path / name)
+
+
+def test_a_run_without_checkpoints(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with run.locked():
+        run.create(CONFIG, tokenizer)
+    with pytest.raises(CheckpointError, match=r"no checkpoint in '.*'; check the path, or train first"):
+        load(run.path)
+
+
+def test_tokenizers_that_do_not_fit(run: RunDirectory) -> None:
+    other = train_tokenizer(TokenizerConfig(kind="char"), ["ab"])
+    with pytest.raises(CheckpointError, match=r"the tokenizer of 'x' has 2 tokens, its model 13; they do not belong together"):
+        check_tokenizer(other, 13, "x")
+    other.save(run.path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="they do not belong together"):
+        load(run.path)
+
+
+def test_weights_that_do_not_fit_the_config(run: RunDirectory) -> None:
+    values = json.loads((run.path / "config.json").read_text())
+    values["model"]["d_inner"] = 15
+    (run.path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match=r"checkpoints': tensor '.*' has shape .*, its config asks for .*; not the same"):
+        load(run.path)
+
+
+# CheckpointStore.rewind
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    store = CheckpointStore(tmp_path, keep=5)
+    for step in (10, 20, 30, 40):
+        store.save(numbered(step), best=step in (10, 30))
+    return store
+
+
+def test_later_checkpoints_are_set_aside(store: CheckpointStore) -> None:
+    store.rewind(20, best=10)
+    assert (store.steps(), store.best_step) == ([10, 20], 10)
+    assert sorted(path.name for path in store.directory.glob("*.abandoned")) == [
+        "step-00000030.abandoned",
+        "step-00000040.abandoned",
+    ]
+    store.clean()
+    store.save(numbered(30))
+    store.rewind(20, best=None)  # the same step is abandoned twice
+    assert (store.steps(), store.best_step) == ([10, 20], None)
+    assert store.load_newest(on_damaged=never).step == 20
+
+
+def test_going_back_to_the_newest_changes_nothing(store: CheckpointStore) -> None:
+    before = {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")}
+    store.rewind(40, best=30)
+    assert {path: path.stat().st_mtime_ns for path in store.directory.rglob("*")} == before
+
+
+def test_a_disk_that_refuses_to_go_back(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot be taken back to step 20 \(Read-only file system\); mount it writable"):
+        store.rewind(20, best=10)

@@ -1,0 +1,79 @@
+"""A small finished run, made once, and `txl` called in this process as a person would call it."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.training.helpers import write_recipe, write_text
+from transformer_xl.cli import main
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    out: str
+    err: str
+
+    @property
+    def complaint(self) -> str:
+        """The error, which must be all that stderr says, on one line."""
+        assert self.status != 0
+        (line,) = self.err.splitlines()
+        assert line.startswith("txl: error: ")
+        return line.removeprefix("txl: error: ")
+
+
+Txl = Callable[..., Answer]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """So that runs in this process and in children are equal."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def home(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with text.txt, tiny.toml, the run `run` and the cache."""
+    home = tmp_path_factory.mktemp("home")
+    write_text(home / "text.txt")
+    write_recipe(home / "tiny.toml")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_CACHE", str(home / "cache"))
+        patch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+        with pytest.raises(SystemExit) as exit:
+            main(["train", str(home / "tiny.toml"), "--corpus", str(home / "text.txt"), "--out", str(home / "run"), "--quiet"])
+    assert exit.value.code == 0
+    return home
+
+
+@pytest.fixture
+def workplace(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own copy of it, to work in."""
+    place = tmp_path / "work"
+    shutil.copytree(home, place, ignore=shutil.ignore_patterns("cache"), copy_function=shutil.copy2)
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("TXL_CACHE", str(home / "cache"))
+    monkeypatch.setenv("TXL_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+    return place
+
+
+@pytest.fixture
+def txl(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Txl:
+    def txl(*arguments: str) -> Answer:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit:
+            main(list(arguments))
+        captured = capsys.readouterr()
+        code = exit.value.code
+        return Answer(code if isinstance(code, int) else 0, captured.out, captured.err)
+
+    return txl

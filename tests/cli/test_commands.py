@@ -1,0 +1,287 @@
+"""`txl` as a person and a script use it."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Txl
+from transformer_xl.checkpoint.run_directory import load
+
+
+def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workplace: Path) -> None:
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=8")
+    assert answer.status == 0
+    assert answer.out == ""
+    lines = answer.err.splitlines()
+    assert lines[0].startswith("tiny: ")
+    assert "parameters, vocabulary 256 (byte)" in lines[0]
+    assert lines[1] == "fp32 on cpu: as asked; run directory new"
+    assert any(line.startswith("100% · step 8 · loss 5.") for line in lines)
+    assert any(line.startswith("step 8: validation 5.") for line in lines)
+    assert lines[-2:] == ["loss curve: new/loss.png", "next: txl eval new    txl generate new --prompt TEXT"]
+    config = json.loads((workplace / "new" / "config.json").read_text())
+    assert config["data"]["corpus"] == str(workplace / "text.txt")  # absolute, so that it resumes from anywhere
+
+
+def test_quiet_training_says_nothing(txl: Txl) -> None:
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=4", "--quiet")
+    assert (answer.status, answer.out, answer.err) == (0, "", "")
+
+
+def test_resume_needs_no_recipe_and_no_corpus(txl: Txl) -> None:
+    answer = txl("train", "--resume", "--out", "run", "--set", "train.max_steps=44")
+    assert answer.status == 0
+    assert "resumed at step 40, 91% of the budget" in answer.err.splitlines()
+
+
+def test_values_with_equals_signs_lists_and_none(txl: Txl, workplace: Path) -> None:
+    sets = ["--set", "train.max_steps=none", "--set", "train.max_tokens = 40", "--set", "optim.betas=[0.8, 0.9]"]
+    sets += ["--set=description=a=b", "--set", "model.clamp_len=3"]
+    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", *sets).status == 0
+    config = json.loads((workplace / "new" / "config.json").read_text())
+    assert config["train"]["max_steps"] is None
+    assert (config["train"]["max_tokens"], config["optim"]["betas"]) == (40, [0.8, 0.9])
+    assert (config["description"], config["model"]["clamp_len"]) == ("a=b", 3)
+
+
+def test_eval_prints_every_unit(txl: Txl) -> None:
+    answer = txl("eval", "run")
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("test split of ")
+    assert [line.split()[0] for line in lines[1:]] == ["loss", "ppl", "bpc", "bpb", "nats"]
+
+
+def test_eval_json_is_json_and_consistent(txl: Txl) -> None:
+    answer = txl("eval", "run", "--json", "--compare-memory", "--precision", "fp32")
+    score = json.loads(answer.out)
+    assert score["nats"] == pytest.approx(score["loss"] * score["tokens"])
+    assert score["bpc"] == pytest.approx(score["nats"] / score["n_characters"] / math.log(2))
+    assert score["bpb"] == pytest.approx(score["nats"] / score["n_bytes"] / math.log(2))
+    assert score["ppl"] == pytest.approx(math.exp(score["loss"]))
+    assert score["n_bytes"] == score["tokens"] > score["n_characters"]  # a byte model of a text that is not all ASCII
+    without = json.loads(txl("eval", "run", "--json", "--mem-len", "0", "--precision", "fp32").out)
+    assert score["without_memory"]["nats"] == pytest.approx(without["nats"], abs=1e-6)
+    assert without["nats"] != pytest.approx(score["nats"], abs=1e-6)
+
+
+def test_eval_of_a_split_is_what_training_said(txl: Txl, workplace: Path) -> None:
+    final = json.loads((workplace / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+    score = json.loads(txl("eval", "run", "--split", "valid", "--json", "--checkpoint", "last", "--precision", "fp32").out)
+    assert score["loss"] == pytest.approx(final["loss"], abs=1e-6)
+
+
+def test_eval_options_reach_the_reader(txl: Txl) -> None:
+    def nats(*options: str) -> float:
+        return json.loads(txl("eval", "run", "--json", "--precision", "fp32", *options).out)["nats"]
+
+    same = nats("--same-length", "--mem-len", "9")
+    for options in (("--tgt-len", "3"), ("--batch-size", "1"), ("--tgt-len", "50", "--batch-size", "5")):
+        assert nats("--same-length", "--mem-len", "9", *options) == pytest.approx(same, abs=1e-3)
+    assert nats("--same-length", "--mem-len", "2") != pytest.approx(same, abs=1e-3)
+    assert nats("--clamp-len", "1") != pytest.approx(nats(), abs=1e-6)
+
+
+def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workplace: Path) -> None:
+    (workplace / "other.txt").write_text("ein anderer Text — ß\n" * 3, encoding="utf-8")
+    score = json.loads(txl("eval", "run", "--file", "other.txt", "--json").out)
+    size = len((workplace / "other.txt").read_bytes())
+    assert (score["tokens"], score["n_bytes"], score["n_characters"]) == (size - 1, size - 1, 21 * 3 - 1)
+    assert score["text"] == "file other.txt"
+
+
+def test_nats_per_token_as_table_and_array(txl: Txl, workplace: Path) -> None:
+    score = json.loads(txl("eval", "run", "--json", "--per-token", "nats.tsv").out)
+    header, *rows = (workplace / "nats.tsv").read_text(encoding="utf-8").split("\n")[:-1]
+    assert header == "position\tid\tnats\ttoken"
+    positions, ids, nats, tokens = zip(*(row.split("\t") for row in rows), strict=True)
+    assert list(map(int, positions)) == list(range(1, score["tokens"] + 1))
+    assert sum(map(float, nats)) == pytest.approx(score["nats"], abs=1e-2)
+    assert next(json.loads(token) for token, i in zip(tokens, ids, strict=True) if i == "32") == " "
+    txl("eval", "run", "--per-token", "nats.npy")
+    array = np.load(workplace / "nats.npy", allow_pickle=False)
+    np.testing.assert_allclose(array, np.array(nats, dtype=float), atol=2e-6)
+
+
+def test_generate_repeats_the_prompt_and_goes_on(txl: Txl) -> None:
+    texts = [txl("generate", "run", "--prompt", "naïve ж—", "--tokens", "40", "--seed", seed).out for seed in "112"]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("naïve ж—")
+    assert texts[0].endswith("\n")
+    assert txl("generate", "run", "--prompt", "the", "--tokens", "0").out == "the\n"
+
+
+def test_generate_takes_a_prompt_of_any_length_from_a_file(txl: Txl, workplace: Path) -> None:
+    answer = txl("generate", "run", "--prompt-file", "text.txt", "--tokens", "3", "--temperature", "0", "--mem-len", "4")
+    assert answer.out.startswith((workplace / "text.txt").read_text(encoding="utf-8"))
+
+
+def test_generated_characters_that_cannot_be_shown_are_replaced(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A byte model may write half of a surrogate pair, which no encoding has."""
+    monkeypatch.setattr("transformer_xl.generation.generate.generate", lambda *_, **__: iter([0xED, 0xA0, 0x80, 0x41, 0xC3]))
+    answer = txl("generate", "run", "--prompt", "x")
+    assert answer.status == 0
+    assert answer.out == "x?A\ufffd\n"
+
+
+def test_training_survives_such_a_sample(txl: Txl, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [0xED, 0xA0, 0x80, 0xC2, 0x85, 0xE2, 0x80, 0xA8, 0x41]  # a surrogate, two line ends that JSON leaves alone, A
+    monkeypatch.setattr("transformer_xl.training.loop.generate", lambda *_, **__: iter(written))
+    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=20").status == 0
+    lines = (workplace / "new" / "metrics.jsonl").read_text().split("\n")[:-1]
+    samples = [entry["text"] for entry in map(json.loads, lines) if entry["kind"] == "sample"]
+    assert samples == ["\ud800\x85\u2028A"] * 2
+    assert txl("train", "--resume", "--out", "new", "--set", "train.max_steps=24").status == 0
+    assert len((workplace / "new" / "metrics.jsonl").read_text().split("\n")) > len(lines)
+
+
+def test_an_exported_model_is_written_with_and_scored(txl: Txl, workplace: Path) -> None:
+    model, tokenizer = load("run")
+    model.save_pretrained("exported")
+    tokenizer.save(Path("exported/tokenizer.json"))
+    options = ("--prompt", "the", "--seed", "3", "--tokens", "20")
+    assert txl("generate", "exported", *options).out == txl("generate", "run", *options).out
+    scores = [json.loads(txl("eval", name, "--file", "text.txt", "--json").out) for name in ("run", "exported")]
+    assert scores[0]["tokens"] == scores[1]["tokens"]
+    assert "give --file or --corpus" in txl("eval", "exported").complaint
+
+
+def test_corpus_list(txl: Txl) -> None:
+    listed = txl("corpus", "list")
+    assert listed.out.startswith("enwik8") or "enwik8" in listed.out
+    entries = [json.loads(line) for line in txl("corpus", "list", "--json").out.splitlines()]
+    assert {"python-stdlib", "enwik8", "wikitext-103", "pg19"} <= {entry["name"] for entry in entries}
+    assert all(set(entry) == {"name", "description", "terms", "where"} for entry in entries)
+
+
+def test_corpus_prepare(txl: Txl, workplace: Path) -> None:
+    prepared = json.loads(txl("corpus", "prepare", "text.txt", "--tokenizer", "char", "--json").out)
+    splits = prepared["splits"]
+    assert sum(split["bytes"] for split in splits.values()) == (workplace / "text.txt").stat().st_size
+    assert splits["train"]["tokens"] == splits["train"]["characters"] < splits["train"]["bytes"]
+    assert (Path(prepared["directory"]) / "train.bin").is_file()
+    answer = txl("corpus", "prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "270")
+    assert "vocabulary 270 (bpe)" in answer.out
+
+
+# a person errs
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("train quickstrat", "unknown recipe 'quickstrat'; did you mean 'quickstart'?"),
+        ("train gone.toml", "recipe file 'gone.toml' does not exist; recipes that come with txl: "),
+        ("train text.txt", "unknown recipe 'text.txt'; known: "),
+        ("train tiny.toml --corpus gone.txt --out new", "corpus 'gone.txt': no such file or name; known: "),
+        ("train tiny.toml --corpus enwik9 --out new", "corpus 'enwik9': no such file or name; did you mean 'enwik8'?"),
+        ("train tiny.toml --corpus empty.txt --out new", "is empty; give a file or directory with text"),
+        ("train tiny.toml --corpus short.txt --out new", "text too short: "),
+        ("train tiny.toml --corpus latin.txt --out new --set tokenizer.kind=char", "is not UTF-8 at byte 3 (0xe9)"),
+        ("train tiny.toml --out new --set train.max_step=3", "unknown key 'max_step'; did you mean 'max_steps'?"),
+        ("train tiny.toml --out new --set trian.max_steps=3", "unknown key 'trian'; did you mean 'train'?"),
+        ("train tiny.toml --out new --set max_steps", "--set 'max_steps' must have the form section.key=value"),
+        ("train tiny.toml --out new --set model.d_model=7", "d_model (7) must be even, for its sinusoids come in pairs; use 8"),
+        ("train tiny.toml --out new --set model.mem_len=-1", "mem_len (-1) must be greater than or equal to 0"),
+        ("train tiny.toml --out new --set model.cutoffs=[9,3]", "cutoffs (9, 3) must increase"),
+        ("train tiny.toml --out new --set model.n_layer=two", "n_layer ('two') must be a valid integer"),
+        ("train tiny.toml --out new --set train.accumulate=3", "accumulate (3) must divide batch_size (4)"),
+        ("train tiny.toml --out new --set train.max_steps=none", "no budget: set one of max_steps, max_tokens"),
+        ("train tiny.toml --out new --set train.device=gpu", "device 'gpu' cannot be used here"),
+        ("train tiny.toml --corpus text.txt --out run", "'run' holds another run ('tiny', step 40); continue it with --resume"),
+        ("train --resume --out run --set model.n_layer=3", "model.n_layer (3) differs from that of the run in 'run' (2)"),
+        ("train --resume --out run --corpus latin.txt", "data.corpus ('"),
+        ("eval gone", "'gone' "),
+        ("eval text.txt", "'text.txt' "),
+        ("eval run --mem-len -1", "--mem-len (-1) must be at least 0"),
+        ("eval run --tgt-len 0", "--tgt-len (0) must be at least 1"),
+        ("eval run --file text.txt --split test", "--file scores a whole file; leave --split and --corpus out"),
+        ("eval run --file gone.txt", "cannot read 'gone.txt': No such file or directory"),
+        ("eval run --file empty.txt", "the text to score has 0 tokens; at least 2 are needed"),
+        ("eval run --per-token no/where.tsv", "--per-token 'no/where.tsv': the directory "),
+        ("eval run --device gpu", "device 'gpu' cannot be used here"),
+        ("generate gone", "'gone' is not a directory of a model; give a run, an exported directory or a hub id"),
+        ("generate run --prompt=", "the prompt is empty; give at least one token"),
+        ("generate run --prompt-file gone.txt", "cannot read 'gone.txt': No such file or directory"),
+        ("generate run --prompt-file latin.txt", "'latin.txt' is not UTF-8 at byte 3; convert it first"),
+        ("generate run --temperature -1", "temperature (-1.0) must be at least 0"),
+        ("generate run --top-p 2", "top_p (2.0) must be above 0 and at most 1"),
+        ("generate run --tokens -1", "max_new_tokens (-1) must be at least 0"),
+        ("corpus get wikitext-104", "cannot download corpus 'wikitext-104'; did you mean 'wikitext-103'?"),
+        ("corpus prepare gone.txt", "corpus 'gone.txt': no such file or name"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(txl: Txl, workplace: Path, command: str, complaint: str) -> None:
+    (workplace / "empty.txt").touch()
+    (workplace / "short.txt").write_text("too short")
+    (workplace / "latin.txt").write_bytes(b"caf\xe9 " * 400)
+    before = {path: path.stat().st_mtime_ns for path in workplace.rglob("*") if path.is_file()}
+    answer = txl(*command.split())
+    assert answer.status == 1
+    assert complaint in answer.complaint
+    assert answer.out == ""
+    after = {path: path.stat().st_mtime_ns for path in workplace.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert {path: time for path, time in before.items() if path.name != ".lock"} == after
+    assert not (workplace / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "command", ["frobnicate", "train --frobnicate", "eval", "eval run --split dev", "train --set", "generate run --tokens x"]
+)
+def test_wrong_usage_is_one_line_and_status_2(txl: Txl, command: str) -> None:
+    answer = txl(*command.split())
+    assert answer.status == 2
+    assert answer.complaint.endswith("See txl --help.")
+
+
+def test_a_character_the_model_does_not_know(txl: Txl) -> None:
+    char = ("train", "tiny.toml", "--corpus", "text.txt", "--set", "tokenizer.kind=char", "--set", "train.max_steps=2")
+    assert txl(*char, "--out", "char").status == 0
+    assert txl("generate", "char", "--prompt", "5 cats").complaint.startswith(
+        "character '5' (U+0035) is not in the tokenizer's"
+    )
+
+
+def test_damage_is_named_and_passed_over(txl: Txl, workplace: Path) -> None:
+    newest = max((workplace / "run" / "checkpoints").glob("step-*"))
+    data = bytearray((newest / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (newest / "model.safetensors").write_bytes(data)
+    for command in (("eval", "run"), ("generate", "run", "--tokens", "3"), ("train", "--resume", "--out", "run")):
+        answer = txl(*command)
+        assert answer.status == 0
+        assert answer.err.count("is damaged") == 1
+        (line,) = [line for line in answer.err.splitlines() if "is damaged" in line]
+        assert line.startswith("warning: ")
+        assert f"{newest.name}/model.safetensors" in line
+
+
+def test_a_damaged_config_is_named(txl: Txl, workplace: Path) -> None:
+    (workplace / "run" / "config.json").write_text("{")
+    for command in ("eval run", "generate run", "train --resume --out run"):
+        assert "config.json' is damaged" in txl(*command.split()).complaint
+
+
+def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformer_xl.generation.generate.generate", interrupted)
+    answer = txl("generate", "run")
+    assert (answer.status, answer.err.strip()) == (130, "")
+
+
+@pytest.mark.parametrize("command", ["", "train", "eval", "generate", "corpus list", "corpus get", "corpus prepare"])
+def test_help_shows_examples(txl: Txl, command: str) -> None:
+    answer = txl(*command.split(), "--help")
+    assert (answer.status, answer.err) == (0, "")
+    assert f"txl {command.split()[0] if command else 'train'}" in answer.out.split("Common uses:")[1]
+
+
+def test_version(txl: Txl) -> None:
+    from transformer_xl import __version__
+
+    assert txl("--version").out.strip() == __version__

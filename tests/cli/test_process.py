@@ -1,0 +1,160 @@
+"""`txl` as a process of its own: signals, closed pipes, full disks, and what is imported when."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Txl
+from tests.training.helpers import differing, run_bits
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
+
+CODE = """
+import sys
+from transformer_xl.training import record
+record._tensorboard = lambda directory: None  # takes seconds to import
+from transformer_xl.cli import main
+main(sys.argv[1:])
+"""
+TRAIN = ("train", "tiny.toml", "--corpus", "text.txt", "--out")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-W", "error", "-c", CODE, *arguments]
+
+
+@pytest.fixture
+def environment(workplace: Path) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+
+def run(environment: dict[str, str], *arguments: str, before: Callable[[], object] | None = None, timeout: int = 120):
+    return subprocess.run(
+        command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout, check=False, preexec_fn=before
+    )
+
+
+def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str], workplace: Path, txl: Txl) -> None:
+    """The whole promise, once: SIGINT, then SIGTERM, then to the end; the state is that of a run which was left alone."""
+    settings = ("--set", "train.max_steps=120", "--set", "train.log_interval=10", "--set", "train.eval_interval=70")
+    settings = (*settings, "--set", "train.checkpoint_interval=1000")
+    arguments = (*TRAIN, "run1", *settings)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        child = subprocess.Popen(
+            command(*arguments), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert child.stderr
+        lines = []
+        for line in child.stderr:
+            lines.append(line)
+            if "% · step " in line:
+                child.send_signal(number)
+                break
+        rest, _ = child.communicate(timeout=60)[::-1]
+        assert child.returncode == 130
+        lines += rest.splitlines(keepends=True)
+        last = lines[-1]
+        assert last.startswith(f"{number.name}: saved step ")
+        assert last.rstrip().endswith("; go on with: txl train --resume --out run1")
+        assert "Traceback" not in "".join(lines)
+        arguments = ("train", "--resume", "--out", "run1")
+    assert txl(*arguments).status == 0
+    assert txl(*TRAIN, "run2", *settings).status == 0
+    assert differing(run_bits(workplace / "run1"), run_bits(workplace / "run2")) == []
+
+
+def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
+    child = subprocess.Popen(
+        command("generate", "run", "--tokens", "100000"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout
+    assert child.stderr
+    assert len(child.stdout.read(20)) == 20
+    child.stdout.close()
+    assert child.wait(timeout=60) == 0
+    with child.stderr:
+        assert child.stderr.read() == b""
+
+
+def test_ctrl_c_while_writing(environment: dict[str, str]) -> None:
+    child = subprocess.Popen(
+        command("generate", "run", "--tokens", "100000"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert child.stdout
+    child.stdout.read(5)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert err.strip() == b""
+
+
+def limit_files(size: int) -> Callable[[], None]:
+    """A disk that takes no more than `size` bytes per file."""
+
+    def before() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+    return before
+
+
+def test_a_disk_that_is_full_when_checkpoints_are_saved(environment: dict[str, str], workplace: Path, txl: Txl) -> None:
+    """Prepared text and log fit, checkpoints do not."""
+    refused = run(environment, *TRAIN, "full", before=limit_files(20_000))
+    assert refused.returncode == 1, refused.stderr
+    lines = refused.stderr.splitlines()
+    assert "Traceback" not in refused.stderr
+    warnings = [line for line in lines if line.startswith("warning: ")]
+    assert all("cannot be saved, earlier ones are intact (File too large); raise the limit" in line for line in warnings)
+    assert len(warnings) == 4  # steps 8 to 32; step 40 is the last, an error
+    assert lines[-1].startswith("txl: error: checkpoint ")
+    assert txl("train", "--resume", "--out", "full", "--quiet").status == 0
+    assert differing(run_bits(workplace / "full"), run_bits(workplace / "run")) == ["config"]
+
+
+def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workplace: Path, txl: Txl) -> None:
+    assert txl("corpus", "prepare", "text.txt").status == 0
+    refused = run(environment, *TRAIN, "full", before=limit_files(100))
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
+    assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
+    assert not (workplace / "full").exists()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_is_read_only(environment: dict[str, str], workplace: Path) -> None:
+    workplace.chmod(0o500)
+    try:
+        refused = run(environment, *TRAIN, "new")
+    finally:
+        workplace.chmod(0o700)
+    assert "txl: error: cannot write to 'new': Permission denied" in refused.stderr
+
+
+HEAVY = {"torch", "numpy", "matplotlib", "tokenizers", "safetensors", "huggingface_hub", "pydantic"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["corpus", "prepare", "--help"], ["--version"], ["trian"]]
+)
+def test_help_imports_nothing_heavy(environment: dict[str, str], arguments: list[str]) -> None:
+    code = f"""
+import json, sys
+from transformer_xl.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())), file=sys.stderr)
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert json.loads(child.stderr.splitlines()[-1]) == []

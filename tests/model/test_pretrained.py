@@ -1,0 +1,161 @@
+"""Saving and loading a model: whole files, nothing executed, and every misfit named in one line."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.helpers import tiny_model
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizers import train_tokenizer
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model.transformer_xl import TransformerXL
+
+IDS = torch.arange(12).view(2, 6)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    tiny_model(d_embed=6, tie_weight=False, clamp_len=9).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_saved_model_loads_back_bit_for_bit(tmp_path: Path) -> None:
+    model = tiny_model(d_embed=6, untie_r=True, same_length=True).train()
+    model.save_pretrained(str(tmp_path / "a" / "b"))
+    loaded = TransformerXL.from_pretrained(tmp_path / "a" / "b")
+    assert loaded.config == model.config
+    assert not loaded.training
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["config.json", "model.safetensors"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    assert torch.equal(loaded(IDS).logits, model.eval()(IDS).logits)
+    out = loaded(IDS, labels=IDS)
+    assert out.nll is not None
+    out.nll.sum().backward()
+
+
+def test_saving_again_replaces(saved: Path) -> None:
+    model = tiny_model()
+    model.save_pretrained(saved)
+    assert torch.equal(TransformerXL.from_pretrained(saved)(IDS).logits, model(IDS).logits)
+
+
+def test_weights_keep_their_type(tmp_path: Path) -> None:
+    tiny_model().bfloat16().save_pretrained(tmp_path)
+    assert TransformerXL.from_pretrained(tmp_path).embedding.weight.dtype == torch.bfloat16
+
+
+def test_a_model_with_its_tokenizer_loads_by_name(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["hello, wörld\n"])
+    model = tiny_model(vocab_size=tokenizer.vocab_size)
+    model.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded, same = load(tmp_path)
+    assert same.decode(same.encode("wörld")) == "wörld"
+    assert torch.equal(loaded(IDS % tokenizer.vocab_size).logits, model(IDS % tokenizer.vocab_size).logits)
+
+
+def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
+    train_tokenizer(TokenizerConfig(kind="char"), ["ab"]).save(saved / "tokenizer.json")
+    with pytest.raises(
+        CheckpointError, match=r"has 2 tokens, its model 13; they do not belong together, restore the tokenizer.json"
+    ):
+        load(saved)
+
+
+def edit(path: Path, **changes: Any) -> None:
+    values = json.loads(path.read_text())
+    values.update(changes)
+    path.write_text(json.dumps({name: value for name, value in values.items() if value != "drop"}))
+
+
+def change_weights(path: Path, change: Any) -> None:
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (lambda d: (d / "config.json").unlink(), "config.json' is missing; is this the directory of a model"),
+        (lambda d: (d / "model.safetensors").unlink(), "model.safetensors' is missing"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json' cannot be read"),
+        (lambda d: (d / "config.json").write_text("[]"), "does not describe a transformer_xl model"),
+        (lambda d: edit(d / "config.json", model_type="gpt2"), "does not describe a transformer_xl model"),
+        (lambda d: edit(d / "config.json", auto_map="evil.py"), "config.json': unknown key 'auto_map'"),
+        (lambda d: edit(d / "config.json", d_model=11), "must be even"),
+        (lambda d: edit(d / "config.json", vocab_size="drop"), "vocab_size is missing"),
+        (lambda d: edit(d / "config.json", d_inner=15), r"has shape \(.*14.*\), its config asks for \(.*15.*\)"),
+        (lambda d: edit(d / "config.json", n_layer=3), r"'layers.2.*' has shape None, its config asks for"),
+        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for 1000000000 layers"),
+        (lambda d: edit(d / "config.json", n_layer=1), r"'layers.1.*' has shape .*, its config asks for None"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "model.safetensors' is damaged"),
+        (lambda d: os.truncate(d / "model.safetensors", 900), "model.safetensors' is damaged"),
+        (lambda d: change_weights(d / "model.safetensors", lambda w: w.pop("r_w_bias")), "'r_w_bias' has shape None"),
+    ],
+)
+def test_misfits_are_named_in_one_line(saved: Path, damage: Any, match: str) -> None:
+    damage(saved)
+    with pytest.raises(CheckpointError, match=match) as caught:
+        TransformerXL.from_pretrained(saved)
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_allocated_for_a_config_that_asks_for_too_much(saved: Path) -> None:
+    edit(saved / "config.json", d_inner=10**9, d_model=10**6)
+    with pytest.raises(CheckpointError, match="its config asks for"):
+        TransformerXL.from_pretrained(saved)
+
+
+@pytest.mark.parametrize("source", ["/nowhere/at/all", "./gone", "~/gone", "gone"])
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(source: str) -> None:
+    with pytest.raises(CheckpointError, match=f"'{source}' is not a directory of a model; give a run, an exported directory"):
+        TransformerXL.from_pretrained(source)
+
+
+def test_a_hub_id_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> str:
+        raise ConnectionError("no route\nto host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
+    with pytest.raises(CheckpointError, match=r"'me/mine' is neither a directory nor a hub id that can be read \(no route\)"):
+        TransformerXL.from_pretrained("me/mine")
+
+
+def test_a_hub_id_is_downloaded_without_anything_executable(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot_download(repo: str, *, allow_patterns: list[str]) -> str:
+        asked.update(repo=repo, patterns=allow_patterns)
+        return str(saved)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert TransformerXL.from_pretrained("me/mine").config.d_model == 10
+    assert asked == {"repo": "me/mine", "patterns": ["config.json", "model.safetensors", "tokenizer.json"]}
+
+
+def test_a_directory_that_cannot_be_written(saved: Path) -> None:
+    (saved / "file").touch()
+    with pytest.raises(CheckpointError, match=r"cannot write the model to '.*file'.*; free space or choose another directory"):
+        tiny_model().save_pretrained(saved / "file")
+
+
+def test_a_write_that_fails_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+
+    def full(weights: Any, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transformer_xl.model.pretrained.save_file", full)
+    with pytest.raises(CheckpointError, match="No space left on device"):
+        tiny_model().save_pretrained(saved)
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == before

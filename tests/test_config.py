@@ -1,0 +1,173 @@
+"""Recipes and overrides: what comes out, and that every mistake is one line with key, value and remedy."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl.config import (
+    DataConfig,
+    EvalConfig,
+    OptimConfig,
+    RunConfig,
+    TokenizerConfig,
+    TrainConfig,
+    TransformerXLConfig,
+    apply_overrides,
+    load_recipe,
+    merge,
+    recipe_names,
+)
+from transformer_xl.errors import ConfigError, TxlError
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_every_recipe_loads_and_says_what_it_is_for(name: str) -> None:
+    config = load_recipe(name)
+    assert config.name == name
+    assert config.description
+    assert config.source
+    assert config.model.vocab_size is None  # comes from the tokenizer
+    assert load_recipe(name, ["train.max_steps=3"]).train.max_steps == 3
+
+
+def test_a_recipe_file_has_the_name_of_its_file(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[model]\nn_layer = 3\n")
+    config = load_recipe(str(tmp_path / "mine.toml"), ["model.d_model=8"])
+    assert (config.name, config.model.n_layer, config.model.d_model) == ("mine", 3, 8)
+    (tmp_path / "mine.toml").write_text('name = "other"')
+    assert load_recipe(str(tmp_path / "mine.toml")).name == "other"
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("train.max_steps=7", "train", "max_steps", 7),
+        (" train.max_steps = 7 ", "train", "max_steps", 7),
+        ("optim.lr=1e-3", "optim", "lr", 1e-3),
+        ("optim.lr=1", "optim", "lr", 1.0),
+        ("optim.clip=none", "optim", "clip", None),
+        ("optim.clip=None", "optim", "clip", None),
+        ("model.same_length=true", "model", "same_length", True),
+        ("optim.betas=[0.5, 0.6]", "optim", "betas", (0.5, 0.6)),
+        ("data.corpus=my file=1.txt", "data", "corpus", "my file=1.txt"),
+        ('data.corpus="quoted"', "data", "corpus", "quoted"),
+        ("train.device=cuda:0", "train", "device", "cuda:0"),
+    ],
+)
+def test_overrides(override: str, section: str, key: str, value: object) -> None:
+    assert getattr(getattr(load_recipe("quickstart", [override]), section), key) == value
+
+
+def test_later_overrides_win_and_tables_merge() -> None:
+    config = load_recipe("quickstart", ["train.max_steps=1", "train.max_steps=2"])
+    assert (config.train.max_steps, config.train.batch_size) == (2, load_recipe("quickstart").train.batch_size)
+    assert merge({"a": {"b": 1}}, {"a": 3}) == {"a": 3}
+
+
+def test_a_dumped_run_loads_back() -> None:
+    config = load_recipe("quickstart").with_vocab_size(256)
+    assert RunConfig(**config.model_dump()) == config
+    assert apply_overrides(config.model_dump(mode="json"), []) == config
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        load_recipe("quickstart").model.n_layer = 3  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_evaluation_reads_as_training_unless_told() -> None:
+    config = load_recipe("quickstart")
+    assert (config.eval_tgt_len, config.eval_mem_len) == (config.train.tgt_len, config.model.mem_len)
+    config = load_recipe("quickstart", ["eval.tgt_len=3", "eval.mem_len=0"])
+    assert (config.eval_tgt_len, config.eval_mem_len) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "values", "message"),
+    [
+        (TransformerXLConfig, {"d_model": 5}, r"^d_model \(5\) must be even, for its sinusoids come in pairs; use 6$"),
+        (TransformerXLConfig, {"mem_len": -1}, r"^mem_len \(-1\) must be greater than or equal to 0$"),
+        (TransformerXLConfig, {"n_layer": 0}, r"^n_layer \(0\) must be greater than or equal to 1$"),
+        (TransformerXLConfig, {"dropout": 1.0}, r"^dropout \(1.0\) must be less than 1$"),
+        (TransformerXLConfig, {"dropout": -0.1}, r"^dropout \(-0.1\) must be greater than or equal to 0$"),
+        (TransformerXLConfig, {"clamp_len": 0}, r"^clamp_len \(0\) must be"),
+        (TransformerXLConfig, {"clamp_len": -1}, r"^clamp_len \(-1\) must be"),
+        (TransformerXLConfig, {"activation": "swish"}, r"^activation \('swish'\) must be 'relu', 'gelu' or 'relu2'$"),
+        (TransformerXLConfig, {"n_layer": "two"}, r"^n_layer \('two'\) must be a valid integer"),
+        (TransformerXLConfig, {"init_std": float("nan")}, r"^init_std \(nan\) must be"),
+        (TransformerXLConfig, {"n_layers": 2}, r"^unknown key 'n_layers'; did you mean 'n_layer'\?$"),
+        (TransformerXLConfig, {"same_length": True, "mem_len": 0}, r"same_length \(True\) needs mem_len \(0\) of at least 1"),
+        (
+            TransformerXLConfig,
+            {"cutoffs": (5, 3)},
+            r"cutoffs \(5, 3\) must increase and stay between 0 and vocab_size \(None\)",
+        ),
+        (TransformerXLConfig, {"cutoffs": (0, 3)}, r"cutoffs \(0, 3\) must increase"),
+        (
+            TransformerXLConfig,
+            {"cutoffs": (5, 9), "vocab_size": 9},
+            r"cutoffs \(5, 9\) .* vocab_size \(9\); drop the offending",
+        ),
+        (TransformerXLConfig, {"cutoffs": (3, 5)}, "adaptive softmax is not available in this version; use cutoffs = "),
+        (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),
+        (TokenizerConfig, {"kind": "sentence"}, r"^kind \('sentence'\) must be 'byte', 'char', 'word' or 'bpe'$"),
+        (
+            DataConfig,
+            {"split": (0.5, 0.1, 0.1)},
+            r"must be three shares of at least 0 that add up to 1 \(these add up to 0.7\)",
+        ),
+        (DataConfig, {"split": (0, 0.5, 0.5)}, "must be three shares"),
+        (OptimConfig, {"lr": 0}, r"^lr \(0\) must be greater than 0$"),
+        (OptimConfig, {"optimizer": "adm"}, r"^optimizer \('adm'\) must be 'adamw', 'adam', 'sgd' or 'muon'$"),
+        (OptimConfig, {"schedule": "cos"}, r"^schedule \('cos'\) must be"),
+        (TrainConfig, {}, "no budget: set one of max_steps, max_tokens, max_epochs, max_minutes"),
+        (TrainConfig, {"max_steps": 1, "batch_size": 6, "accumulate": 4}, r"accumulate \(4\) must divide batch_size \(6\)"),
+        (TrainConfig, {"max_steps": 1, "keep_checkpoints": 1}, r"^keep_checkpoints \(1\) must be greater than or equal to 2$"),
+        (EvalConfig, {"mem_len": -2}, r"^mem_len \(-2\) must be"),
+        (RunConfig, {"model": {"d_modle": 4}}, r"^model: unknown key 'd_modle'; did you mean 'd_model'\?$"),
+        (RunConfig, {"modle": {}}, r"^unknown key 'modle'; did you mean 'model'\?$"),
+        (RunConfig, {"zzz": 1}, "^unknown key 'zzz'; known: data, description, eval, model, "),
+        (RunConfig, {"model": 3}, r"^model \(3\) "),
+    ],
+)
+def test_mistakes(settings: Any, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        settings(**values)
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value, TxlError)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides", "message"),
+    [
+        ("quickstrat", [], r"^unknown recipe 'quickstrat'; did you mean 'quickstart'\?$"),
+        ("", [], "^unknown recipe ''; known: .*quickstart"),
+        ("no/such.toml", [], "^recipe file 'no/such.toml' does not exist; recipes that come with txl: .*quickstart"),
+        ("quickstart", ["train"], "^--set 'train' must have the form section.key=value, such as train.max_steps=1000$"),
+        ("quickstart", ["=3"], "^--set '=3' must have the form"),
+        ("quickstart", ["train.max_step=3"], r"^train: unknown key 'max_step'; did you mean 'max_steps'\?$"),
+        ("quickstart", ["train=3"], r"^train \(3\) "),
+        ("quickstart", ["train.max_steps.x=3"], "max_steps"),
+        ("quickstart", ["train.max_minutes=none"], "no budget"),
+    ],
+)
+def test_mistakes_in_recipes_and_overrides(recipe: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_recipe(recipe, overrides)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"n_layer = ", "^recipe '.*' is not valid TOML: Invalid value"),
+        (b"[model]\nn_layer = 2\nn_layer = 3", "is not valid TOML"),
+        (b"name = '\xff'", "^recipe file '.*' cannot be read: 'utf-8' codec"),
+        (b"[model]\nd_modle = 3", "did you mean 'd_model'"),
+    ],
+)
+def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "x.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(str(tmp_path / "x.toml"))

@@ -1,0 +1,161 @@
+"""`evaluate` against a loop that feeds one token at a time; every token counts once, however the text is divided."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.helpers import tiny_model
+from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.evaluation import Score, evaluate
+from transformer_xl.model.transformer_xl import TransformerXL
+
+
+def some_ids(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 13, n).astype(np.uint16)
+
+
+@torch.no_grad()
+def one_by_one(model: TransformerXL, ids: np.ndarray) -> np.ndarray:
+    """Nats of ids[1:], each read alone after a memory of `mem_len` hidden states of single steps."""
+    mems, nats = model.init_mems(1), []
+    for token, following in zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True):
+        out = model(torch.tensor([[token]]), mems=mems)
+        assert out.logits is not None
+        mems = out.mems
+        nats.append(-out.logits[0, 0].log_softmax(-1)[following].item())
+    return np.array(nats)
+
+
+def test_one_token_at_a_time_is_the_naive_loop() -> None:
+    model, ids = tiny_model(), some_ids(40)
+    score = evaluate(model, ids, tgt_len=1, per_token=True)
+    expected = one_by_one(model, ids)
+    assert score.token_nats is not None
+    np.testing.assert_allclose(score.token_nats, expected, atol=1e-4)
+    assert score.nats == pytest.approx(expected.sum(), abs=1e-3)
+    assert score.token_nats.dtype == np.float32
+
+
+@settings(max_examples=40)
+@given(n=st.integers(2, 60), tgt_len=st.integers(1, 20), batch_size=st.integers(1, 12), mem_len=st.integers(1, 4))
+def test_with_equal_contexts_no_division_matters(n: int, tgt_len: int, batch_size: int, mem_len: int) -> None:
+    """`same_length` gives every token the last mem_len tokens per layer, so only exact warm-up of lanes gives equal nats."""
+    torch.manual_seed(0)
+    model = tiny_model(same_length=True, mem_len=mem_len)
+    ids = some_ids(n)
+    calls: list[int] = []
+    score = evaluate(model, ids, tgt_len=tgt_len, batch_size=batch_size, per_token=True, on_tokens=calls.append)
+    assert score.token_nats is not None
+    np.testing.assert_allclose(score.token_nats, one_by_one(model, ids), atol=1e-4)
+    assert score.tokens == sum(calls) == n - 1
+    assert score.nats == pytest.approx(float(score.token_nats.sum(dtype=np.float64)), abs=1e-4)
+
+
+@settings(max_examples=60)
+@given(n=st.integers(2, 90), tgt_len=st.integers(1, 40), batch_size=st.integers(1, 100), mem_len=st.integers(0, 3))
+def test_every_token_is_counted_once(n: int, tgt_len: int, batch_size: int, mem_len: int) -> None:
+    """A model whose nats depend on the token alone: the bias of the softmax."""
+    model = tiny_model(n_layer=1)
+    with torch.no_grad():
+        model.embedding.weight.zero_()
+    ids = some_ids(n, seed=n)
+    expected = -model.softmax.bias.detach().log_softmax(0).numpy()[ids[1:]]
+    score = evaluate(model, ids, tgt_len=tgt_len, batch_size=batch_size, mem_len=mem_len, per_token=True)
+    assert score.token_nats is not None
+    np.testing.assert_allclose(score.token_nats, expected, atol=1e-5)
+    assert (score.tokens, score.token_nats.shape) == (n - 1, (n - 1,))
+
+
+def test_a_memory_as_long_as_the_text_makes_segments_meaningless() -> None:
+    model, ids = tiny_model(), some_ids(50)
+    scores = [evaluate(model, ids, tgt_len=tgt_len, mem_len=60).nats for tgt_len in (1, 7, 49)]
+    assert scores == pytest.approx([scores[0]] * 3, abs=1e-3)
+
+
+def test_without_memory_segments_are_read_alone() -> None:
+    model, ids = tiny_model(), some_ids(22)
+    score = evaluate(model, ids, tgt_len=7, mem_len=0, batch_size=1)
+    expected = 0.0
+    for begin in (0, 7, 14):
+        with torch.no_grad():
+            out = model(torch.from_numpy(ids[None, begin : begin + 7].astype(np.int64)))
+        assert out.logits is not None
+        expected -= out.logits[0].log_softmax(-1)[torch.arange(7), ids[begin + 1 : begin + 8].astype(np.int64)].sum().item()
+    assert score.nats == pytest.approx(expected, abs=1e-4)
+    assert evaluate(model, ids, tgt_len=7, mem_len=0, batch_size=3).nats == pytest.approx(expected, abs=1e-4)
+
+
+def test_memory_is_used() -> None:
+    model, ids = tiny_model(), some_ids(60)
+    assert evaluate(model, ids, tgt_len=4, mem_len=9).nats != pytest.approx(evaluate(model, ids, tgt_len=4, mem_len=0).nats)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_mode_context_and_random_state_are_left_as_they_were(training: bool) -> None:
+    model = tiny_model(dropout=0.5).train(training)
+    random_state = torch.get_rng_state()
+    first = evaluate(model, some_ids(30), tgt_len=5, mem_len=2, same_length=True, clamp_len=3).nats
+    assert first == evaluate(model, some_ids(30), tgt_len=5, mem_len=2, same_length=True, clamp_len=3).nats
+    assert all(module.training == training for module in model.modules())
+    assert (model.mem_len, model.same_length, model.clamp_len) == (5, False, None)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+def test_the_mode_comes_back_after_an_error_too() -> None:
+    model = tiny_model().train()
+
+    def fail(n: int) -> None:
+        raise RuntimeError("display gone")
+
+    with pytest.raises(RuntimeError, match="display gone"):
+        evaluate(model, some_ids(30), on_tokens=fail)
+    assert model.training
+
+
+def test_bf16_is_close() -> None:
+    model, ids = tiny_model(d_embed=6), some_ids(80)
+    fp32 = evaluate(model, ids, tgt_len=8).loss
+    assert evaluate(model, ids, tgt_len=8, precision="bf16").loss == pytest.approx(fp32, abs=0.05)
+
+
+def test_units() -> None:
+    score = Score(nats=20 * math.log(2), tokens=10, n_characters=5, n_bytes=8, seconds=4.0)
+    assert (score.loss, score.bpc, score.bpb, score.tokens_per_second) == pytest.approx((2 * math.log(2), 4.0, 2.5, 2.5))
+    assert score.ppl == pytest.approx(4.0)
+    assert Score(1.0, 1, 1, None, 1.0).bpb is None
+    huge = Score(nats=1e6, tokens=10, n_characters=10, n_bytes=None, seconds=1.0)
+    assert huge.ppl == math.inf
+    assert huge.as_dict()["ppl"] is None  # JSON has no infinity
+    assert list(huge.as_dict())[:2] == ["nats", "tokens"]
+
+
+def test_counts_are_those_given_or_one_character_a_token() -> None:
+    score = evaluate(tiny_model(), some_ids(9), n_characters=4, n_bytes=5)
+    assert (score.n_characters, score.n_bytes) == (4, 5)
+    score = evaluate(tiny_model(), some_ids(9))
+    assert (score.n_characters, score.n_bytes, score.token_nats) == (8, None, None)
+
+
+@pytest.mark.parametrize(
+    ("ids", "settings", "error", "match"),
+    [
+        ([], {}, CorpusError, "has 0 tokens; at least 2 are needed"),
+        ([3], {}, CorpusError, "has 1 tokens; at least 2 are needed"),
+        ([3, 13], {}, CorpusError, r"token id 13 is outside the model's vocabulary \(13\)"),
+        ([-2, 3], {}, CorpusError, "token id -2 is outside the model's vocabulary"),
+        ([1, 2], {"tgt_len": 0}, ConfigError, r"tgt_len \(0\) and batch_size \(1\) must be at least 1"),
+        ([1, 2], {"batch_size": 0}, ConfigError, r"batch_size \(0\) must be at least 1"),
+        ([1, 2], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
+        ([1, 2], {"clamp_len": 0}, ConfigError, r"clamp_len \(0\) at least 1"),
+        ([1, 2], {"mem_len": 0, "same_length": True}, ConfigError, r"same_length \(True\) needs mem_len"),
+    ],
+)
+def test_what_cannot_be_scored(ids: list[int], settings: dict[str, Any], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        evaluate(tiny_model(), np.array(ids, dtype=np.int64), **settings)

@@ -1,0 +1,116 @@
+"""Tiny trainers and runs, and what of their state must be equal, bit by bit, when one of them was interrupted."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.checkpoint.helpers import as_bytes, spelled
+from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.config import OptimConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.trainer import Trainer
+
+MODEL = {"vocab_size": 11, "n_layer": 2, "d_model": 6, "n_head": 2, "d_head": 3, "d_inner": 9, "dropout": 0.0, "mem_len": 7}
+OPTIM = {"lr": 0.01, "warmup_steps": 3}
+TRAIN = {"batch_size": 4, "tgt_len": 5, "max_steps": 40}
+TIMES = ("seconds", "tokens_per_second")  # of a log entry: no two runs take equally long
+
+RECIPE = """
+[model]
+n_layer = 2
+d_model = 8
+n_head = 2
+d_head = 4
+d_inner = 12
+dropout = 0.1
+mem_len = 6
+
+[optim]
+optimizer = "muon"
+lr = 0.01
+warmup_steps = 5
+
+[train]
+batch_size = 4
+tgt_len = 5
+max_steps = 40
+precision = "fp32"
+log_interval = 4
+eval_interval = 16
+checkpoint_interval = 8
+sample_tokens = 5
+
+[eval]
+batch_size = 2
+max_tokens = 150
+"""
+
+
+def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:
+    """A trainer on 130 random tokens: 6 segments an epoch; `model`, `optim` and `train` change its settings."""
+    torch.manual_seed(seed)
+    model = TransformerXL(TransformerXLConfig(**(MODEL | changes.get("model", {}))))
+    train = TrainConfig(**(TRAIN | changes.get("train", {})))
+    stream = SegmentStream(
+        np.random.default_rng(0).integers(0, 11, 130).astype(np.uint16),
+        batch_size=train.batch_size,
+        tgt_len=train.tgt_len,
+        document_starts=np.array([0, 13, 50, 97]),
+    )
+    optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
+    return Trainer(model, stream, train=train, optim=optim, precision=precision)  # pyright: ignore[reportArgumentType]
+
+
+def bits(trainer: Trainer) -> dict[str, Any]:
+    """Everything of the state that does not depend on the clock."""
+    checkpoint = trainer.checkpoint({})
+    tensors = {f"model.{name}": as_bytes(tensor) for name, tensor in checkpoint.model.items()}
+    tensors |= {name: as_bytes(tensor) for name, tensor in checkpoint.training.items()}
+    state = {name: value for name, value in checkpoint.state.items() if name != "seconds"}
+    return {"step": checkpoint.step, **tensors, **{f"state.{name}": spelled(value) for name, value in state.items()}}
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """The names of what is not equal."""
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+
+
+def write_text(path: Path, n_words: int = 500) -> Path:
+    """A text of a few words, some of them not ASCII."""
+    words = random.Random(0).choices(["the", "cat", "sat", "on", "naïve", "mats", "—", "ж\n"], k=n_words)
+    path.write_text(" ".join(words), encoding="utf-8")
+    return path
+
+
+def write_recipe(path: Path) -> Path:
+    path.write_text(RECIPE, encoding="utf-8")
+    return path
+
+
+def entries(directory: Path) -> list[dict[str, Any]]:
+    """The log of a run, without times."""
+    lines = (directory / "metrics.jsonl").read_text(encoding="ascii").splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMES} for line in lines]
+
+
+def run_bits(directory: Path) -> dict[str, Any]:
+    """Everything that a finished run left on the disk, without times and the picture."""
+    store = CheckpointStore(directory / "checkpoints")
+    checkpoint = store.load_newest(on_damaged=print)
+    state = json.loads(json.dumps(checkpoint.state))
+    del state["seconds"], state["record"]["interval"]["seconds"]
+    return {
+        "config": (directory / "config.json").read_text(),
+        "tokenizer": (directory / "tokenizer.json").read_text(),
+        "steps": store.steps(),
+        "best": store.best_step,
+        "log": entries(directory),
+        "state": spelled(state),
+        **{f"model.{name}": as_bytes(tensor) for name, tensor in checkpoint.model.items()},
+        **{f"training.{name}": as_bytes(tensor) for name, tensor in checkpoint.training.items()},
+    }

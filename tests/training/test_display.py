@@ -1,0 +1,65 @@
+"""What is shown on a terminal, in a pipe, and in quiet runs."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from transformer_xl.training.display import Display, clock
+
+
+def display(*, terminal: bool = False, quiet: bool = False) -> tuple[Display, io.StringIO]:
+    out = io.StringIO()
+    return Display(quiet=quiet, console=Console(file=out, force_terminal=terminal, width=60, highlight=False)), out
+
+
+def show_all(shown: Display) -> None:
+    with shown:
+        shown.say("a line that is longer than sixty columns, with a path: /tmp/some/where/very/deep/down/in/the/tree")
+        shown.advance(step=10, progress=0.25, loss=1.23456, tokens_per_second=12345.6, final=False)
+        shown.advance(step=20, progress=0.5, loss=float("nan"), tokens_per_second=12345.6, final=True)
+        shown.show("[bold]generated[/bold] text", title="a sample [x]")
+        shown.warn("mind the gap")
+
+
+def test_lines_in_a_pipe_are_whole() -> None:
+    shown, out = display()
+    show_all(shown)
+    lines = out.getvalue().splitlines()
+    assert lines[0].endswith("with a path: /tmp/some/where/very/deep/down/in/the/tree")
+    assert re.fullmatch(r" 50% · step 20 · loss nan · 12,346 tokens/s · \d:\d\d left", lines[1])
+    assert "[bold]generated[/bold] text" in out.getvalue()  # not taken for markup
+    assert "a sample [x]" in out.getvalue()
+    assert lines[-1] == "warning: mind the gap"
+    assert "step 10" not in out.getvalue()
+
+
+def test_a_terminal_has_a_bar() -> None:
+    shown, out = display(terminal=True)
+    show_all(shown)
+    assert "\x1b[" in out.getvalue()
+    shown.advance(step=30, progress=0.7, loss=1.0, tokens_per_second=1.0, final=True)  # after the end: no bar, no error
+
+
+def test_quiet_runs_show_warnings_only() -> None:
+    shown, out = display(quiet=True)
+    show_all(shown)
+    assert out.getvalue() == "warning: mind the gap\n"
+
+
+def test_time_left_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("transformer_xl.training.display.time.monotonic", lambda: now[0])
+    shown, _ = display()
+    assert shown._time_left(0.2) == "?"
+    now[0] += 60
+    assert shown._time_left(0.4) == "3:00"
+    assert shown._time_left(1.0) == "0:00"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (-1, "0:00"), (float("inf"), "?")]
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -1,0 +1,582 @@
+"""`train`: the run directory, stopping and resuming (R3), falling back (R6), what is refused, and that nothing is lost."""
+
+import json
+import math
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.helpers import differing, entries, run_bits
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.data.paths import absolute_corpus
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
+from transformer_xl.training import loop
+from transformer_xl.training.display import Display
+from transformer_xl.training.loop import Outcome, train
+from transformer_xl.training.trainer import StepResult, Trainer
+
+
+class Lines(Display):
+    """Remembers what was said, and calls `at[step]` when a step is shown, as a signal may arrive then."""
+
+    def __init__(self, at: dict[int, Callable[[], object]] | None = None) -> None:
+        super().__init__(quiet=True)
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.at = at or {}
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    def advance(self, *, step: int, **_: Any) -> None:
+        self.at.get(step, lambda: None)()
+
+
+def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Lines:
+    return Lines({step: lambda: signal.raise_signal(number)})
+
+
+@pytest.fixture
+def start(recipe: str, text: Path, tmp_path: Path) -> Callable[..., Outcome]:
+    """Train the tiny recipe; `out` is a name below tmp_path."""
+
+    def start(out: str = "run", *overrides: str, display: Display | None = None, resume: bool = False, **more: Any) -> Outcome:
+        arguments = {"recipe": recipe, "corpus": str(text), **more}
+        return train(out=tmp_path / out, overrides=overrides, display=display or Lines(), resume=resume, **arguments)
+
+    return start
+
+
+Start = Callable[..., Outcome]
+
+
+def test_a_run_leaves_what_the_directory_promises(start: Start, tmp_path: Path) -> None:
+    display = Lines()
+    outcome = start(display=display)
+    assert (outcome.directory, outcome.finished, outcome.step) == (tmp_path / "run", True, 40)
+    assert outcome.score and outcome.score_without_memory
+    assert outcome.score.tokens == outcome.score_without_memory.tokens
+    assert outcome.picture == tmp_path / "run" / "loss.png"
+    assert outcome.picture.read_bytes().startswith(b"\x89PNG")
+    names = sorted(path.name for path in outcome.directory.iterdir())
+    assert names == [".lock", "checkpoints", "config.json", "loss.png", "metrics.jsonl", "tokenizer.json"]
+    log = entries(outcome.directory)
+    assert [entry["step"] for entry in log if entry["kind"] == "train"] == list(range(4, 41, 4))
+    assert [entry["step"] for entry in log if entry["kind"] == "valid"] == [16, 32, 40]
+    assert [entry["step"] for entry in log if entry["kind"] == "sample"] == [16, 32, 40]
+    assert log[-1]["kind"] == "final"
+    assert log[-1]["loss_without_memory"] == outcome.score_without_memory.loss
+    config = RunDirectory(outcome.directory).config()
+    assert (config.name, config.model.vocab_size, config.train.precision) == ("tiny", 256, "fp32")
+    assert any("memory is worth" in line for line in display.said)
+    assert display.warned == []
+
+
+def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_line(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[StepResult] = []
+    train_step = Trainer.train_step
+
+    def remembered(self: Trainer) -> StepResult:
+        results.append(train_step(self))
+        return results[-1]
+
+    monkeypatch.setattr(Trainer, "train_step", remembered)
+    start("run", "train.max_steps=10")
+    lines = [entry for entry in entries(tmp_path / "run") if entry["kind"] == "train"]
+    for line, steps in zip(lines, (results[:4], results[4:8], results[8:]), strict=True):
+        assert line["loss"] == pytest.approx(sum(r.nats for r in steps) / sum(r.tokens for r in steps))
+        assert line["grad_norm"] == steps[-1].grad_norm
+        assert line["lr"] == pytest.approx(0.01 * steps[-1].rate)
+        assert line["tokens"] == 20 * line["step"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    start("whole")
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    for step in (10, 12, 28, 30):  # between lines of the log, at one, between validation and checkpoint
+        display = stop_at(step, number)
+        outcome = start("run", display=display, resume=True)
+        assert (outcome.finished, outcome.step) == (False, step)
+        expected = f"{number.name}: saved step {step}; go on with: txl train --resume --out {tmp_path / 'run'}"
+        assert display.said[-1] == expected
+        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert start("run", resume=True).finished
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["optim.optimizer=sgd", "optim.schedule=plateau", "optim.plateau_patience=0", "train.eval_interval=5"],
+        ["train.precision=bf16", "train.accumulate=2", "train.reset_at_documents=true"],
+        ["optim.optimizer=adam", "train.max_steps=none", "train.max_epochs=0.7"],
+    ],
+)
+def test_other_runs_resume_exactly_too(start: Start, tmp_path: Path, overrides: list[str]) -> None:
+    start("whole", *overrides)
+    start("run", *overrides, display=stop_at(20))
+    start("run", resume=True, recipe=None, corpus=None)
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Path) -> None:
+    start("rarely", "train.eval_interval=1000")
+    start("often", "train.eval_interval=3", "train.sample_tokens=3")
+    rarely, often = run_bits(tmp_path / "rarely"), run_bits(tmp_path / "often")
+    assert [name for name in differing(rarely, often) if name.startswith(("model.", "training."))] == []
+
+
+def test_a_stop_before_the_first_line_of_the_log(start: Start, tmp_path: Path) -> None:
+    outcome = start("run", "train.log_interval=1000", display=stop_at(10))
+    assert (outcome.finished, outcome.step, outcome.picture) == (False, 10, None)
+    assert start("run", resume=True).finished
+
+
+def test_a_stop_before_the_first_step(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "__enter__", lambda self: signal.raise_signal(signal.SIGTERM))
+        outcome = start()
+    assert (outcome.finished, outcome.step) == (False, 0)
+    start("whole")
+    start("run", resume=True)
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        start(display=Lines({10: twice}))
+
+
+def test_a_finished_run_can_be_finished_again_and_prolonged(start: Start, tmp_path: Path) -> None:
+    first = start()
+    log = entries(tmp_path / "run")
+    again = start(resume=True)
+    assert again.score and first.score
+    assert (again.finished, again.step, again.score.nats) == (True, 40, first.score.nats)
+    assert entries(tmp_path / "run") == log
+    start("run", "train.max_steps=48", resume=True, display=stop_at(44))
+    assert RunDirectory(tmp_path / "run").config().train.max_steps == 48
+    assert start(resume=True).step == 48  # the new budget was remembered
+    assert [entry["kind"] for entry in entries(tmp_path / "run")].count("final") == 1
+
+
+def test_resume_starts_a_run_where_there_is_none(start: Start, tmp_path: Path) -> None:
+    start("whole", "train.max_steps=8")
+    start("run", "train.max_steps=8", resume=True)
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_resume_before_the_first_checkpoint_starts_over(start: Start, tmp_path: Path) -> None:
+    def crash() -> None:
+        raise RuntimeError("power cut")
+
+    start("whole")
+    with pytest.raises(RuntimeError, match="power cut"):
+        start(display=Lines({4: crash}))
+    display = Lines()
+    start(resume=True, display=display)
+    assert "no checkpoint yet: starting from the beginning" in display.said
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+# R6: falling back
+
+
+def damage(directory: Path, step: int) -> None:
+    path = directory / "checkpoints" / f"step-{step:08d}" / "training.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_log_goes_back_with_it(start: Start, tmp_path: Path) -> None:
+    start("whole")
+    start("run", display=stop_at(30))
+    damage(tmp_path / "run", 30)
+    display = Lines()
+    start(resume=True, display=display)
+    (warning,) = display.warned
+    assert "\n" not in warning
+    assert "step-00000030/training.safetensors' is damaged" in warning
+    assert any(line.startswith("resumed at step 24") for line in display.said)
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_an_abandoned_future_is_never_resumed(start: Start, tmp_path: Path) -> None:
+    """The newest checkpoint could not be read, and the run went on from the one before, with another rate."""
+    directory = tmp_path / "run"
+    start("run", "train.checkpoint_interval=10", display=stop_at(28))
+    damage(directory, 28)
+    display = stop_at(24)
+    start("run", "optim.lr=0.5", display=display, resume=True)
+    assert any(line.startswith("resumed at step 20") for line in display.said)
+    abandoned = directory / "checkpoints" / "step-00000028.abandoned"
+    assert abandoned.is_dir()  # set aside, not deleted
+    assert CheckpointStore(directory / "checkpoints").steps() == [16, 20, 24]  # 16 is the best
+    display = Lines()
+    start(display=display, resume=True)
+    assert display.warned == []
+    assert any(line.startswith("resumed at step 24") for line in display.said)
+    (line,) = [entry for entry in entries(directory) if entry["kind"] == "train" and entry["step"] == 28]
+    assert line["lr"] > 0.01  # the new rate still holds
+
+
+def test_a_best_of_an_abandoned_future_is_forgotten(start: Start, tmp_path: Path) -> None:
+    """Validations improve at 16 and 32; 32 gets lost, and the run must not take what it saves at 32 next for the best."""
+    directory = tmp_path / "run"
+    store = CheckpointStore(directory / "checkpoints")
+    start("run", "train.keep_checkpoints=5", display=stop_at(32))
+    assert store.best_step == 32
+    damage(directory, 32)
+    start("run", display=stop_at(28), resume=True)
+    assert (store.best_step, store.steps()) == (16, [8, 16, 24, 28])
+    assert start(resume=True).finished
+    assert store.best_step == 40
+
+
+def test_a_best_that_was_saved_but_not_recorded_is_recorded_on_resume(start: Start, tmp_path: Path) -> None:
+    """The process was killed between renaming the checkpoint and writing best.json."""
+    start(display=stop_at(32))
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    (store.directory / "best.json").unlink()
+    start(display=stop_at(36), resume=True)
+    assert store.best_step == 32
+
+
+def test_nothing_sound_is_one_error_and_nothing_changes(start: Start, tmp_path: Path) -> None:
+    start(display=stop_at(20))
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    for step in store.steps():
+        damage(tmp_path / "run", step)
+    log, steps = entries(tmp_path / "run"), store.steps()
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be loaded \(\d tried\)"):
+        start(resume=True)
+    assert (entries(tmp_path / "run"), store.steps()) == (log, steps)
+
+
+def test_a_half_written_line_of_the_log_is_written_again(start: Start, tmp_path: Path) -> None:
+    start("whole")
+    start(display=stop_at(20))
+    with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"kind": "train", "step": 24, "los')
+    start(resume=True)
+    assert entries(tmp_path / "run") == entries(tmp_path / "whole")
+
+
+# R7 through the run
+
+
+def poison(monkeypatch: pytest.MonkeyPatch, steps: range, *, weights: bool = False) -> None:
+    """Make the loss NaN at some steps, or the weights infinite after them."""
+    forward_backward, train_step = Trainer._forward_backward, Trainer.train_step
+
+    def spoiled(self: Trainer, *segment: Any) -> Any:
+        total, mems = forward_backward(self, *segment)
+        return total * math.nan if self.step + 1 in steps and not weights else total, mems
+
+    def diverging(self: Trainer) -> StepResult:
+        result = train_step(self)
+        if weights and self.step in steps:
+            with torch.no_grad():
+                self.model.softmax.bias += math.inf
+        return result
+
+    monkeypatch.setattr(Trainer, "_forward_backward", spoiled)
+    monkeypatch.setattr(Trainer, "train_step", diverging)
+
+
+def test_skipped_steps_are_warned_of_and_counted_in_the_log(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(6, 13))
+    display = Lines()
+    assert start(display=display).finished
+    assert display.warned[0] == "step 6: loss or gradient not finite, step skipped (1 so far)"
+    assert len(display.warned) == 7
+    train_lines = [entry for entry in entries(tmp_path / "run") if entry["kind"] == "train"]
+    assert [line["skipped"] for line in train_lines] == [0, 3, 7, *[7] * 7]
+    assert [line["loss"] is None for line in train_lines] == [False, False, True, *[False] * 7]
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [32, 40]
+
+
+def test_a_run_that_ends_for_bad_steps_keeps_its_last_good_checkpoint(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("whole")
+    with monkeypatch.context() as patch:
+        poison(patch, range(15, 100))
+        with pytest.raises(TrainingError, match=r"in 10 steps in a row \(up to step 24"):
+            start("run", "train.checkpoint_interval=2")
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [12, 14]
+    assert start("run", "train.checkpoint_interval=8", resume=True).finished
+    assert entries(tmp_path / "run") == entries(tmp_path / "whole")
+
+
+def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    poison(monkeypatch, range(16, 17), weights=True)
+    display = Lines()
+    with pytest.raises(TrainingError, match="up to step 26"):
+        start(display=display)
+    assert "weights are not finite after step 16, so they are not saved" in display.warned[0]
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [8]
+    for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # NaN and Infinity are not JSON
+
+
+def test_weights_that_are_not_finite_at_the_end_are_an_error(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    poison(monkeypatch, range(40, 41), weights=True)
+    with pytest.raises(TrainingError, match=r"weights are not finite after step 40.*resume with a lower optim.lr"):
+        start()
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps()[-1] == 32
+
+
+# what is refused
+
+
+def refuse(start: Start, error: type[Exception], match: str, *overrides: str, out: str = "new", **more: Any) -> None:
+    """A failed start says why in one line and leaves no directory."""
+    with pytest.raises(error, match=match) as caught:
+        start(out, *overrides, **more)
+    assert "\n" not in str(caught.value)
+
+
+def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("caf\u00e9 ".encode("latin-1") * 400)
+    before = sorted(tmp_path.iterdir())
+    refuse(start, CorpusError, "corpus '.*empty.txt' is empty; give a file", corpus=str(empty))
+    refuse(start, CorpusError, "lanes of 5 tokens need 5,001; use a smaller train.batch_size", "train.batch_size=1000")
+    char = "tokenizer.kind=char"
+    refuse(start, CorpusError, r"latin.txt' is not UTF-8 at byte 3 \(0xe9\); convert it", char, corpus=str(latin))
+    refuse(start, CorpusError, "corpus 'wikitext2': no such file or name; did you mean 'wikitext-2'", corpus="wikitext2")
+    refuse(start, CorpusError, "gone.txt': no such file", corpus=str(tmp_path / "gone.txt"))
+    refuse(start, ConfigError, "unknown recipe 'quickstrat'; did you mean 'quickstart'", recipe="quickstrat")
+    refuse(start, ConfigError, "unknown key 'n_layers'; did you mean 'n_layer'", "model.n_layers=3")
+    refuse(start, ConfigError, r"d_model \(9\) must be even, for its sinusoids come in pairs; use 10", "model.d_model=9")
+    refuse(start, ConfigError, r"mem_len \(-1\) must be greater than or equal to 0", "model.mem_len=-1")
+    refuse(start, ConfigError, "adaptive softmax is not available", "model.cutoffs=[10,20]")
+    refuse(start, ConfigError, "must increase and stay between 0 and vocab_size", "model.cutoffs=[20,10]")
+    refuse(start, ConfigError, "device 'gpu' cannot be used here", "train.device=gpu")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_that_vanishes_between_finding_and_reading(
+    start: Start, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformer_xl.data import prepare as module
+
+    find = module.find_corpus
+
+    def vanishing(*args: Any, **kwargs: Any) -> Any:
+        corpus = find(*args, **kwargs)
+        _ = corpus.fingerprint
+        text.unlink()
+        return corpus
+
+    text.write_text(text.read_text() * 2)
+    monkeypatch.setattr(module, "find_corpus", vanishing)
+    refuse(start, CorpusError, "text.txt' has vanished; restore it")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_directory_of_another_run_is_not_touched(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start("run", "train.max_steps=8")
+    before = run_bits(tmp_path / "run")
+    monkeypatch.setattr("transformer_xl.training.loop.prepare", lambda *_, **__: pytest.fail("found out too late"))
+    refuse(start, CheckpointError, r"run' holds another run \('tiny', step 8\); continue it with --resume", out="run")
+    assert differing(run_bits(tmp_path / "run"), before) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    for resume in (False, True):
+        refuse(start, CheckpointError, "mine' is not empty and holds no run", out="mine", resume=resume)
+    refuse(start, CheckpointError, "text.txt' is a file", out="text.txt")
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        ("model.d_model=10", r"model.d_model \(10\) differs from that of the run in '.*' \(8\); resume without changing it"),
+        ("model.vocab_size=300", r"model.vocab_size \(300\) differs"),
+        ("tokenizer.kind=char", r"tokenizer.kind \('char'\) differs"),
+        ("data.split=[0.8,0.1,0.1]", "data.split"),
+        ("train.batch_size=8", "train.batch_size"),
+        ("train.tgt_len=4", "train.tgt_len"),
+        ("train.seed=3", "train.seed"),
+        ("optim.optimizer=sgd", r"optim.optimizer \('sgd'\) differs"),
+        ("optim.lrs=1", "unknown key 'lrs'; did you mean 'lr'"),
+    ],
+)
+def test_resume_with_something_else_is_refused(start: Start, tmp_path: Path, override: str, match: str) -> None:
+    start("run", "train.max_steps=8")
+    before = run_bits(tmp_path / "run")
+    error = ConfigError if "unknown key" in match else CheckpointError
+    refuse(start, error, match, override, out="run", resume=True)
+    assert differing(run_bits(tmp_path / "run"), before) == []
+
+
+def test_resume_with_another_corpus_recipe_or_tokenizer_is_refused(start: Start, text: Path, tmp_path: Path) -> None:
+    start("run", "train.max_steps=8")
+    before = run_bits(tmp_path / "run")
+    other = tmp_path / "other.txt"
+    other.write_bytes(text.read_bytes())
+    refuse(start, CheckpointError, r"data.corpus \('.*other.txt'\) differs", out="run", resume=True, corpus=str(other))
+    refuse(start, CheckpointError, "is a run of recipe 'tiny', not 'quickstart'", out="run", resume=True, recipe="quickstart")
+    words = text.read_bytes()
+    text.write_bytes(words.replace(b"cat", b"dog"))  # as many tokens as before
+    refuse(start, CheckpointError, "the text of '.*text.txt' is not the one", out="run", resume=True)
+    text.write_bytes(words[:-100])
+    refuse(start, CheckpointError, "saved position belongs to n_tokens", out="run", resume=True)
+    text.write_bytes(words)
+    start("bpe", "tokenizer.kind=bpe", "tokenizer.vocab_size=270", "train.max_steps=2")
+    (tmp_path / "run" / "tokenizer.json").write_text((tmp_path / "bpe" / "tokenizer.json").read_text())
+    refuse(start, CheckpointError, "has 270 tokens, its model 256; they do not belong together", out="run", resume=True)
+    with pytest.raises(CheckpointError, match="has 270 tokens, its model 256"):
+        load(tmp_path / "run")
+    (tmp_path / "run" / "tokenizer.json").write_text(before["tokenizer"])
+    assert differing(run_bits(tmp_path / "run"), before) == []
+    assert start("run", "train.max_steps=12", resume=True).step == 12
+
+
+def test_resume_with_changed_settings_of_the_run_is_refused(start: Start, tmp_path: Path) -> None:
+    """Somebody edited config.json."""
+    start("run", "train.max_steps=8")
+    path = tmp_path / "run" / "config.json"
+    values = json.loads(path.read_text())
+    values["model"]["d_inner"] += 1
+    path.write_text(json.dumps(values))
+    refuse(start, CheckpointError, "checkpoint 8 does not fit the run in .*feed_forward.outer.weight", out="run", resume=True)
+
+
+def test_two_processes_cannot_train_into_one_directory(start: Start, tmp_path: Path) -> None:
+    message = "another process is training in '.*run'; wait until it ends, or choose another --out"
+    refused: list[str] = []
+
+    def try_again() -> None:
+        with pytest.raises(CheckpointError, match=message) as caught:
+            start(resume=True)
+        refused.append(str(caught.value))
+
+    start("whole")
+    assert start(display=Lines({12: try_again})).finished
+    assert len(refused) == 1
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert start(resume=True).finished  # the lock went with the first
+
+
+# a disk that refuses
+
+
+def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("whole")
+    write = CheckpointStore._write
+
+    def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
+        if checkpoint.step in (16, 24):
+            raise OSError(28, "No space left on device")
+        write(self, checkpoint, final)
+
+    monkeypatch.setattr(CheckpointStore, "_write", full)
+    display = Lines()
+    assert start(display=display).finished
+    assert len(display.warned) == 2
+    assert "No space left on device); free disk space; training goes on" in display.warned[0]
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses 3, 1 (lost: the disk is full), 2: the last is the best that there is."""
+    script = {16: 3.0, 32: 1.0, 40: 2.0}
+    write = CheckpointStore._write
+
+    def scripted(run: Any) -> Any:
+        loss = script[run.trainer.step]
+        return loop._Best(loss, run.trainer.step) if run.best is None or loss < run.best.loss else None
+
+    def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
+        if checkpoint.step == 32:
+            raise OSError(28, "No space left on device")
+        write(self, checkpoint, final)
+
+    monkeypatch.setattr(loop, "_validate", scripted)
+    monkeypatch.setattr(CheckpointStore, "_write", full)
+    start()
+    assert CheckpointStore(tmp_path / "run" / "checkpoints").best_step == 40
+
+
+def test_a_full_disk_at_the_end_is_an_error_and_the_run_can_be_finished(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("whole")
+    write = CheckpointStore._write
+
+    def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
+        if checkpoint.step == 40:
+            raise OSError(28, "No space left on device")
+        write(self, checkpoint, final)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "_write", full)
+        refuse(start, CheckpointError, "step-00000040' cannot be saved, earlier ones are intact .No space", out="run")
+    assert start(resume=True).finished
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_runs_without_a_validation_split(start: Start, tmp_path: Path) -> None:
+    outcome = start("run", "data.split=[1,0,0]")
+    assert (outcome.finished, outcome.score) == (True, None)
+    assert [entry["kind"] for entry in entries(tmp_path / "run")] == ["train"] * 10
+    with pytest.warns(UserWarning, match="no best checkpoint is recorded"):
+        load(tmp_path / "run")
+
+
+def test_tensorboard_gets_what_the_log_gets(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    got: list[tuple[str, object, int]] = []
+
+    class Board:
+        def add_scalar(self, name: str, value: object, step: int) -> None:
+            got.append((name, value, step))
+
+        add_text = add_scalar
+
+        def close(self) -> None:
+            got.append(("closed", None, 0))
+
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: Board())
+    start("run", "train.max_steps=4")
+    log = entries(tmp_path / "run")
+    assert ("train/loss", log[0]["loss"], 4) in got
+    assert ("sample", log[2]["text"], 4) in got
+    assert got[-1] == ("closed", None, 0)
+
+
+def test_corpora_keep_their_meaning_wherever_a_run_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").touch()
+    for corpus in ("a.txt", "./a.txt", "~/a.txt", str(tmp_path / "a.txt")):
+        assert absolute_corpus(corpus) == str(tmp_path / "a.txt")
+    assert absolute_corpus("~/*.txt") == str(tmp_path / "*.txt")
+    assert absolute_corpus("enwik8") == "enwik8"

@@ -1,0 +1,152 @@
+"""Which parameter goes to which optimizer, what is decayed, and the shapes of the schedules."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.helpers import tiny_model
+from transformer_xl.config import OptimConfig
+from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
+
+
+def names_of(optimizer: torch.optim.Optimizer, model: nn.Module, *, decayed: bool | None = None) -> set[str]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = [g for g in optimizer.param_groups if decayed is None or (g["weight_decay"] > 0) == decayed]
+    return {names[parameter] for group in groups for parameter in group["params"]}
+
+
+def step(model: nn.Module, optimizers: Optimizers, rate: float = 1.0) -> None:
+    optimizers.zero_grad()
+    model(torch.arange(8).view(2, 4), labels=torch.ones(2, 4, dtype=torch.int64)).nll.sum().backward()
+    optimizers.step(rate)
+
+
+@pytest.mark.parametrize("shape", [{}, {"d_embed": 6, "tie_weight": False, "untie_r": True, "final_norm": True}])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+def test_every_parameter_is_in_exactly_one_optimizer_and_moves(kind: Any, shape: dict[str, Any]) -> None:
+    model = tiny_model(**shape)
+    optimizers = Optimizers(model, OptimConfig(optimizer=kind, lr=0.1, weight_decay=0.1))
+    owned = [p for part in optimizers.parts for group in part.param_groups for p in group["params"]]
+    assert len(owned) == len({id(p) for p in owned}) == len(list(model.parameters()))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    step(model, optimizers)
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
+
+
+def test_muon_takes_the_matrices_of_the_layers_and_nothing_else() -> None:
+    model = tiny_model(d_embed=6, tie_weight=False)
+    muon, adamw = Optimizers(model, OptimConfig(optimizer="muon")).parts
+    assert isinstance(muon, torch.optim.Muon)
+    kinds = ("attention.qkv_net", "attention.r_net", "attention.o_net", "feed_forward.inner", "feed_forward.outer")
+    assert names_of(muon, model) == {f"layers.{i}.{kind}.weight" for i in range(2) for kind in kinds}
+    assert {"embedding.weight", "embedding.projection.weight", "softmax.weight", "softmax.projection.weight"} <= names_of(
+        adamw, model
+    )
+    assert {"r_w_bias", "r_r_bias", "softmax.bias", "layers.0.attention.layer_norm.weight"} <= names_of(adamw, model)
+
+
+def test_muon_has_two_rates() -> None:
+    model = tiny_model()
+    muon, adamw = Optimizers(model, OptimConfig(optimizer="muon", lr=0.3)).parts
+    assert (muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"]) == (0.3, 0.3)
+    optimizers = Optimizers(model, OptimConfig(optimizer="muon", lr=0.3, adamw_lr=0.1))
+    step(model, optimizers, rate=0.5)
+    step(model, optimizers, rate=0.5)  # of the configured rate, not of the last one
+    assert [g["lr"] for part in optimizers.parts for g in part.param_groups] == [0.15, 0.05, 0.05]
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+def test_only_matrices_decay(kind: Any) -> None:
+    model = tiny_model()
+    parts = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1)).parts
+    decayed = set().union(*(names_of(part, model, decayed=True) for part in parts))
+    assert decayed == {name for name, p in model.named_parameters() if p.dim() == 2}
+    assert "embedding.weight" in decayed
+    assert not decayed & {"r_w_bias", "r_r_bias", "softmax.bias"}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+def test_state_is_named_by_parameter_and_comes_back(kind: Any) -> None:
+    model = tiny_model()
+    config = OptimConfig(optimizer=kind, lr=0.1)
+    optimizers = Optimizers(model, config)
+    assert optimizers.state_tensors() == {}
+    step(model, optimizers)
+    state = optimizers.state_tensors()
+    moments = {"sgd": {"momentum_buffer"}, "muon": {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}}
+    assert {name.rpartition("|")[2] for name in state} == moments.get(kind, {"exp_avg", "exp_avg_sq", "step"})
+    assert {name.rpartition("|")[0] for name in state} == {name for name, _ in model.named_parameters()}
+
+    again = Optimizers(model, config)
+    again.load_state_tensors(state)
+    loaded = again.state_tensors()
+    assert loaded.keys() == state.keys()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    step(model, again)
+    assert all(torch.equal(state[name], value) for name, value in optimizers.state_tensors().items()), "copies, not views"
+
+
+def shape(step: int, progress: float, **settings: Any) -> float:
+    return Schedule(OptimConfig(**settings)).factor(step, progress)
+
+
+@pytest.mark.parametrize(
+    ("kind", "points"),
+    [
+        ("constant", {0.0: 1.0, 0.5: 1.0, 1.0: 1.0}),
+        ("linear", {0.0: 1.0, 0.5: 0.55, 1.0: 0.1, 1.2: 0.1}),
+        ("cosine", {0.0: 1.0, 0.5: 0.55, 0.25: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi / 4)), 1.0: 0.1, 7.0: 0.1}),
+        ("plateau", {0.0: 1.0, 1.0: 1.0}),
+    ],
+)
+def test_schedules_of_progress(kind: str, points: dict[float, float]) -> None:
+    for progress, expected in points.items():
+        assert shape(1000, progress, schedule=kind, min_lr_ratio=0.1) == pytest.approx(expected), progress
+
+
+def test_inverse_square_root_begins_where_warm_up_ends() -> None:
+    settings = {"schedule": "inv_sqrt", "warmup_steps": 100}
+    assert shape(99, 0.0, **settings) == 1.0
+    assert shape(399, 0.0, **settings) == 0.5
+    assert shape(9999, 0.0, **settings) == pytest.approx(0.1)
+    assert shape(9999, 0.0, min_lr_ratio=0.2, **settings) == 0.2
+    assert shape(3, 0.0, schedule="inv_sqrt") == 0.5
+
+
+@pytest.mark.parametrize("kind", ["constant", "linear", "cosine", "plateau"])
+def test_warm_up_is_linear_and_never_zero(kind: str) -> None:
+    factors = [shape(step, 0.0, schedule=kind, warmup_steps=4) for step in range(6)]
+    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_plateau_lowers_the_rate_after_patience() -> None:
+    schedule = Schedule(OptimConfig(schedule="plateau", plateau_patience=1, plateau_factor=0.5, min_lr_ratio=0.2))
+    factors = []
+    for loss in (3.0, 2.0, 2.5, 2.0, 1.9, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0):
+        schedule.validated(loss)
+        factors.append(schedule.factor(0, 0.0))
+    assert factors == [1.0, 1.0, 1.0, 0.5, 0.5, 0.5, 0.25, 0.25, 0.2, 0.2, 0.2]
+
+
+def test_schedule_state_comes_back_before_and_after_the_first_validation() -> None:
+    config = OptimConfig(schedule="plateau", plateau_patience=1)
+    for losses in ([], [3.0], [3.0, 4.0], [3.0, 4.0, 4.0, 4.0]):
+        schedule, again = Schedule(config), Schedule(config)
+        for loss in losses:
+            schedule.validated(loss)
+        again.load_state_dict(schedule.state_dict())
+        assert vars(again) == vars(schedule)
+
+
+def test_gradients_are_clipped_to_the_norm_and_measured_before() -> None:
+    parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(1))]
+    for clip, scale in ((1.0, 1 / 5), (None, 1.0), (10.0, 1.0)):
+        parameters[0].grad, parameters[1].grad = torch.tensor([0.0, 3.0]), torch.tensor([4.0])
+        norm, finite = finite_norm(iter(parameters), clip)
+        assert (float(norm), finite) == (5.0, True)
+        torch.testing.assert_close(parameters[1].grad, torch.tensor([4.0 * scale]))
+    parameters[0].grad = torch.tensor([0.0, math.nan])
+    assert not finite_norm(iter(parameters), 1.0)[1]

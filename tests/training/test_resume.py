@@ -1,0 +1,167 @@
+"""R3: a run that was stopped and resumed is the uninterrupted run, bit by bit. R8 and R9: so are two runs of one seed."""
+
+import copy
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.checkpoint.helpers import never
+from tests.training.helpers import bits, differing, tiny_trainer
+from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.training.trainer import Trainer
+
+N_STEPS = 15  # 2.5 epochs
+CASES: dict[str, dict[str, Any]] = {
+    "adamw": {"optim": {"optimizer": "adamw", "weight_decay": 0.1}},
+    "adam": {"optim": {"optimizer": "adam"}},
+    "sgd": {"optim": {"optimizer": "sgd"}},
+    "sgd-without-momentum": {"optim": {"optimizer": "sgd", "momentum": 0.0}},
+    "muon": {"optim": {"optimizer": "muon", "weight_decay": 0.1}},
+    "accumulate": {"train": {"accumulate": 2}},
+    "bf16": {"precision": "bf16"},
+    "dropout": {"model": {"dropout": 0.2, "dropatt": 0.2}},
+    "plateau": {"optim": {"schedule": "plateau", "plateau_patience": 0}},
+    "documents": {"train": {"reset_at_documents": True}},
+    "tokens-budget": {"train": {"max_steps": None, "max_tokens": 400}, "optim": {"schedule": "linear"}},
+    "everything": {
+        "precision": "bf16",
+        "model": {"dropout": 0.2, "dropatt": 0.1, "d_embed": 4, "untie_r": True, "pre_lnorm": True, "same_length": True},
+        "optim": {"optimizer": "muon", "schedule": "inv_sqrt"},
+        "train": {"accumulate": 4, "reset_at_documents": True},
+    },
+}
+
+
+def read_on(trainer: Trainer, until: int) -> list[float]:
+    losses = []
+    while trainer.step < until:
+        losses.append(trainer.train_step().nats)
+        if trainer.step % 2 == 0:
+            trainer.schedule.validated(5.0 + trainer.step % 3)
+    return losses
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resumed_run_is_the_uninterrupted_run(case: str, tmp_path: Path) -> None:
+    whole = tiny_trainer(**CASES[case])
+    expected = read_on(whole, N_STEPS)
+
+    store = CheckpointStore(tmp_path / "checkpoints")
+    losses: list[float] = []
+    resumed = tiny_trainer(**CASES[case])
+    for stop in sorted(random.Random(case).sample(range(1, N_STEPS), 2)):
+        losses += read_on(resumed, stop)
+        store.save(resumed.checkpoint({"mine": stop}))
+        resumed = tiny_trainer(seed=stop + 100, **CASES[case])  # as a new process begins: other weights, other random state
+        read_on(resumed, 1)
+        resumed = tiny_trainer(seed=stop + 200, **CASES[case])
+        assert resumed.restore(store.load_newest(on_damaged=never)) == {"mine": stop}
+    losses += read_on(resumed, N_STEPS)
+
+    assert losses == expected
+    assert differing(bits(resumed), bits(whole)) == []
+
+
+def test_every_step_can_be_the_last_before_a_stop(tmp_path: Path) -> None:
+    """Epoch borders among them: the memory is emptied once, not twice or never."""
+    whole = tiny_trainer(**CASES["everything"])
+    states = []
+    for _ in range(13):
+        whole.train_step()
+        states.append(copy.deepcopy(whole.checkpoint({})))
+    for checkpoint in states[:-1]:
+        resumed = tiny_trainer(seed=9, **CASES["everything"])
+        resumed.restore(checkpoint)
+        resumed.train_step()
+        expected = tiny_trainer(seed=8, **CASES["everything"])
+        expected.restore(states[checkpoint.step])
+        assert differing(bits(resumed), bits(expected)) == [], checkpoint.step
+
+
+def test_seconds_go_on_too() -> None:
+    trainer = tiny_trainer()
+    trainer.train_step()
+    checkpoint = trainer.checkpoint({})
+    resumed = tiny_trainer()
+    resumed.restore(checkpoint)
+    assert resumed.seconds == trainer.seconds > 0
+
+
+@pytest.mark.parametrize("case", ["muon", "bf16", "dropout"])
+def test_one_seed_gives_the_same_losses_twice(case: str) -> None:
+    assert read_on(tiny_trainer(**CASES[case]), 12) == read_on(tiny_trainer(**CASES[case]), 12)
+    assert read_on(tiny_trainer(**CASES[case]), 3) != read_on(tiny_trainer(seed=1, **CASES[case]), 3)
+
+
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_groups_of_lanes_give_the_loss_of_all_lanes_at_once(accumulate: int) -> None:
+    changes: dict[str, Any] = {"train": {"reset_at_documents": True}, "optim": {"clip": 0.1}}
+    at_once = tiny_trainer(**changes)
+    in_groups = tiny_trainer(**{**changes, "train": {**changes["train"], "accumulate": accumulate}})
+    for _ in range(10):
+        one, other = at_once.train_step(), in_groups.train_step()
+        assert other.nats / other.tokens == pytest.approx(one.nats / one.tokens, abs=1e-6)
+        assert other.grad_norm == pytest.approx(one.grad_norm, rel=1e-4)
+        assert (other.tokens, other.rate) == (one.tokens, one.rate)
+
+
+def test_memory_continues_the_lane_and_is_emptied_where_an_epoch_begins() -> None:
+    trainer = tiny_trainer()
+    ages = []
+    for _ in range(8):
+        trainer.train_step()
+        ages.append(trainer.mems[0].n_valid.tolist())
+    assert ages == [[5] * 4, *[[7] * 4] * 5, [5] * 4, [7] * 4]  # 6 segments an epoch, mem_len 7
+
+
+def test_memory_is_emptied_where_a_document_begins() -> None:
+    """Documents begin at tokens 0, 13, 50 and 97; lanes at 0, 32, 64 and 96, so at lane offsets 0 and 13, 18, none, 1."""
+    trainer = tiny_trainer(train={"reset_at_documents": True})
+    ages = []
+    for _ in range(4):
+        trainer.train_step()
+        ages.append(trainer.mems[0].n_valid.tolist())
+    assert ages == [[5, 5, 5, 4], [7, 7, 7, 7], [2, 7, 7, 7], [7, 2, 7, 7]]
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"max_steps": 10}, 0.3),
+        ({"max_steps": None, "max_tokens": 120}, 0.5),
+        ({"max_steps": None, "max_epochs": 0.75}, 2 / 3),
+        ({"max_steps": 10, "max_tokens": 120, "max_epochs": 2.0}, 0.5),
+    ],
+)
+def test_progress_is_that_of_the_nearest_budget(limits: dict[str, Any], expected: float) -> None:
+    trainer = tiny_trainer(train=limits)
+    for _ in range(3):
+        trainer.train_step()
+    assert trainer.progress == pytest.approx(expected)
+
+
+def test_a_budget_in_minutes_counts_seconds_of_steps() -> None:
+    trainer = tiny_trainer(train={"max_steps": None, "max_minutes": 2.0})
+    trainer.seconds = 30.0
+    assert trainer.progress == 0.25
+
+
+def test_a_model_that_does_not_fit_is_refused() -> None:
+    checkpoint = tiny_trainer().checkpoint({})
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        tiny_trainer(model={"d_inner": 10}).restore(checkpoint)
+
+
+def test_the_step_reads_what_the_stream_gives() -> None:
+    """The loss of the first step is that of the model on the first segments, from an empty memory."""
+    trainer = tiny_trainer()
+    stream = tiny_trainer().stream
+    segment = next(stream)
+    with torch.no_grad():
+        expected = trainer.model(segment.ids, labels=segment.labels).nll.double().sum().item()
+    result = trainer.train_step()
+    assert result.nats == pytest.approx(expected, abs=1e-4)
+    assert (result.tokens, result.skipped, trainer.tokens) == (20, False, 20)
