@@ -32,7 +32,8 @@ def command(*arguments: str) -> list[str]:
 
 @pytest.fixture
 def environment(workplace: Path) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # a person has buffers
+    return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
 
 
 def run(environment: dict[str, str], *arguments: str, before: Callable[[], object] | None = None, timeout: int = 120):

@@ -24,6 +24,7 @@ from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.allocator import keep_freed_memory
 from transformer_xl.training.display import Display, clock
 from transformer_xl.training.record import Record
 from transformer_xl.training.trainer import StepResult, Trainer
@@ -146,6 +147,7 @@ def train(
         config, tokenizer = load_recipe(recipe or "quickstart", list(overrides)), None
     config, search = with_corpus(config, corpus)
     prepared = prepare(config.data, tokenizer or config.tokenizer, search=search)
+    keep_freed_memory()
     with directory.locked():
         run = _set_up(directory, config, prepared, display, fresh=tokenizer is None)
         try:

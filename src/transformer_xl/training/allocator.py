@@ -1,0 +1,23 @@
+"""Keep the memory that one training step frees for the next."""
+
+import ctypes
+import platform
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc not to give memory back to the system between steps.
+
+    A step frees hundreds of megabytes and the next asks for the same. By default glibc returns large blocks at once and the
+    system zeroes every page anew: a tenth of a small model's step. Peak memory stays the same, but falls less afterwards.
+
+    Returns:
+        True if the C library understood; others than glibc are left alone.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    largest = 2**31 - 1
+    mapped = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # older versions take 32 MiB at most
+    return bool(mapped and mallopt(_M_TRIM_THRESHOLD, largest))
