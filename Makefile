@@ -26,8 +26,8 @@ test: $(BIN)/.test  ## the suite
 faults: $(BIN)/.test  ## kills, full disks and flipped bits at full size
 	$(BIN)/python -m pytest -q -m faults tests
 
-test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA or ../shared/data
-	$(BIN)/python -m pytest -q -m "data or slow" tests
+test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
+	$(BIN)/python -m pytest -q -m data tests
 
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
@@ -41,6 +41,7 @@ format: $(BIN)/.lint  ## apply the style
 bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against Hugging Face 4.35.2
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/prepare_memory.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=...")'

@@ -66,7 +66,7 @@ def test_later_overrides_win_and_tables_merge() -> None:
 
 
 def test_a_dumped_run_loads_back() -> None:
-    config = load_recipe("quickstart").with_vocab_size(256)
+    config = load_recipe("quickstart", ["model.vocab_size=256"])
     assert RunConfig(**config.model_dump()) == config
     assert apply_overrides(config.model_dump(mode="json"), []) == config
 

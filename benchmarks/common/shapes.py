@@ -33,7 +33,7 @@ class Shape:
 
 
 SHAPES = {
-    "E": Shape(12, 512, 8, 64, 2048, 204, batch_size=2, tgt_len=512, mem_len=512, fp32_target=1.7, auto_target=7.0),
+    "E": Shape(12, 512, 8, 64, 2048, 204, batch_size=2, tgt_len=512, mem_len=512, fp32_target=1.6, auto_target=7.0),
     "S": Shape(6, 384, 6, 64, 1536, 65, batch_size=12, tgt_len=128, mem_len=128, fp32_target=1.5, auto_target=5.0),
     "tiny": Shape(2, 16, 2, 8, 32, 11, batch_size=2, tgt_len=8, mem_len=8),
 }

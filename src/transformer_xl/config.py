@@ -98,6 +98,7 @@ class DataConfig(_Frozen):
     split: tuple[float, float, float] = Field(
         default=(0.9, 0.05, 0.05), description="train, valid, test shares when none is given"
     )
+    directory: str | None = Field(default=None, description="where a named corpus lies; None: $TXL_DATA, else downloaded")
     document_separator: str | None = Field(default=None, description="a line that divides documents inside a file")
 
     @field_validator("split")
@@ -146,7 +147,7 @@ class TrainConfig(_Frozen):
         default=None, description="budget in passes over the training split"
     )
     max_minutes: Annotated[float, Field(gt=0)] | None = Field(default=None, description="budget in minutes of training steps")
-    reset_at_documents: bool = Field(default=False, description="a new document starts with an empty memory")
+    reset_at_documents: bool = Field(default=False, description="training: a new document starts with an empty memory")
     seed: Natural = Field(default=0, description="of weights and dropout")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N, mps")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description="auto: what the processor does fast")
@@ -201,10 +202,6 @@ class RunConfig(_Frozen):
     def eval_mem_len(self) -> int:
         """Positions of memory in evaluation."""
         return self.model.mem_len if self.eval.mem_len is None else self.eval.mem_len
-
-    def with_vocab_size(self, vocab_size: int) -> "RunConfig":
-        """Return the same run with the model's vocabulary filled in."""
-        return RunConfig(**merge(self.model_dump(), {"model": {"vocab_size": vocab_size}}))
 
 
 def recipe_names() -> list[str]:

@@ -71,6 +71,17 @@ class Score:
         return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
 
+def predicted_sizes(first: str, *, n_characters: int, n_bytes: int) -> tuple[int, int]:
+    """Return characters and bytes of a text without its first token, which nothing predicts.
+
+    Args:
+        first: text of the first token.
+        n_characters: of the whole text.
+        n_bytes: of the whole text.
+    """
+    return max(1, n_characters - len(first)), max(1, n_bytes - len(first.encode("utf-8", "surrogatepass")))
+
+
 def evaluate(
     model: TransformerXL,
     token_ids: np.ndarray | torch.Tensor,
@@ -124,8 +135,9 @@ def evaluate(
     _check_vocabulary(ids, model.config.vocab_size or 0)
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length)
     device = model.embedding.weight.device
-    reach = view.mem_len * model.config.n_layer  # tokens back that can matter to a prediction
-    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach, 1))))
+    # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
+    reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
+    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach, 1))), tgt_len)
     token_nats = np.empty(n_predicted, dtype=np.float32) if per_token else None
 
     was_training = model.training
@@ -152,9 +164,9 @@ def evaluate(
 class _Lanes:
     """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none."""
 
-    def __init__(self, ids: np.ndarray, n_lane: int) -> None:
+    def __init__(self, ids: np.ndarray, n_lane: int, tgt_len: int) -> None:
         self.ids = ids
-        self.length = math.ceil((len(ids) - 1) / n_lane)
+        self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where one lane's segments would
         self.n_lane = math.ceil((len(ids) - 1) / self.length)  # so that rounding up leaves no lane empty
 
     def segment(self, at: int, tgt_len: int) -> tuple[torch.Tensor, torch.Tensor]:

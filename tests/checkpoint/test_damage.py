@@ -1,4 +1,4 @@
-"""Flipped bits and truncated files anywhere in a checkpoint are all found before anything is loaded (R5)."""
+"""Flipped bits and truncated files anywhere in a checkpoint are all found before anything is loaded."""
 
 import random
 from collections.abc import Callable

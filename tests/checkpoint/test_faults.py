@@ -1,4 +1,4 @@
-"""A disk that fails at any call of a save: earlier checkpoints stay, the error is ours, the next save succeeds (R2)."""
+"""A disk that fails at any call of a save: earlier checkpoints stay, the error is ours, the next save succeeds."""
 
 import errno
 import io

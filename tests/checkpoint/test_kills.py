@@ -1,4 +1,4 @@
-"""SIGKILL at random instants of saving: what was reported saved loads, and restarts leave no strays (R1)."""
+"""SIGKILL at random instants of saving: what was reported saved loads, and restarts leave no strays."""
 
 import json
 import os

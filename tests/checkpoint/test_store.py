@@ -1,4 +1,4 @@
-"""What the store keeps, finds and refuses (R6); the disk works and nobody kills anything here."""
+"""What the store keeps, finds and refuses; the disk works and nobody kills anything here."""
 
 import hashlib
 import json
@@ -294,7 +294,7 @@ def test_a_replacement_finished_but_for_the_deletion_is_finished(store: Checkpoi
     assert_same(store.load(7), again)
 
 
-# --- damaged checkpoints (R6) ------------------------------------------------------------------------------------------------
+# --- damaged checkpoints ------------------------------------------------------------------------------------------------
 
 
 def corrupt(path: Path) -> None:

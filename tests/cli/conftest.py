@@ -55,7 +55,7 @@ def home(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workbench(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own copy of it, to work in."""
     place = tmp_path / "work"
     shutil.copytree(home, place, ignore=shutil.ignore_patterns("cache"), copy_function=shutil.copy2)
@@ -67,7 +67,7 @@ def workplace(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 @pytest.fixture
-def txl(workplace: Path, capsys: pytest.CaptureFixture[str]) -> Txl:
+def txl(workbench: Path, capsys: pytest.CaptureFixture[str]) -> Txl:
     def txl(*arguments: str) -> Answer:
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:

@@ -11,7 +11,7 @@ from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
 
 
-def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workplace: Path) -> None:
+def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) -> None:
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=8")
     assert answer.status == 0
     assert answer.out == ""
@@ -22,8 +22,8 @@ def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workplace: Path) 
     assert any(line.startswith("100% · step 8 · loss 5.") for line in lines)
     assert any(line.startswith("step 8: validation 5.") for line in lines)
     assert lines[-2:] == ["loss curve: new/loss.png", "next: txl eval new    txl generate new --prompt TEXT"]
-    config = json.loads((workplace / "new" / "config.json").read_text())
-    assert config["data"]["corpus"] == str(workplace / "text.txt")  # absolute, so that it resumes from anywhere
+    config = json.loads((workbench / "new" / "config.json").read_text())
+    assert config["data"]["corpus"] == str(workbench / "text.txt")  # absolute, so that it resumes from anywhere
 
 
 def test_quiet_training_says_nothing(txl: Txl) -> None:
@@ -37,11 +37,11 @@ def test_resume_needs_no_recipe_and_no_corpus(txl: Txl) -> None:
     assert "resumed at step 40, 91% of the budget" in answer.err.splitlines()
 
 
-def test_values_with_equals_signs_lists_and_none(txl: Txl, workplace: Path) -> None:
+def test_values_with_equals_signs_lists_and_none(txl: Txl, workbench: Path) -> None:
     sets = ["--set", "train.max_steps=none", "--set", "train.max_tokens = 40", "--set", "optim.betas=[0.8, 0.9]"]
     sets += ["--set=description=a=b", "--set", "model.clamp_len=3"]
     assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", *sets).status == 0
-    config = json.loads((workplace / "new" / "config.json").read_text())
+    config = json.loads((workbench / "new" / "config.json").read_text())
     assert config["train"]["max_steps"] is None
     assert (config["train"]["max_tokens"], config["optim"]["betas"]) == (40, [0.8, 0.9])
     assert (config["description"], config["model"]["clamp_len"]) == ("a=b", 3)
@@ -68,8 +68,8 @@ def test_eval_json_is_json_and_consistent(txl: Txl) -> None:
     assert without["nats"] != pytest.approx(score["nats"], abs=1e-6)
 
 
-def test_eval_of_a_split_is_what_training_said(txl: Txl, workplace: Path) -> None:
-    final = json.loads((workplace / "run" / "metrics.jsonl").read_text().splitlines()[-1])
+def test_eval_of_a_split_is_what_training_said(txl: Txl, workbench: Path) -> None:
+    final = json.loads((workbench / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     score = json.loads(txl("eval", "run", "--split", "valid", "--json", "--checkpoint", "last", "--precision", "fp32").out)
     assert score["loss"] == pytest.approx(final["loss"], abs=1e-6)
 
@@ -85,24 +85,24 @@ def test_eval_options_reach_the_reader(txl: Txl) -> None:
     assert nats("--clamp-len", "1") != pytest.approx(nats(), abs=1e-6)
 
 
-def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workplace: Path) -> None:
-    (workplace / "other.txt").write_text("ein anderer Text — ß\n" * 3, encoding="utf-8")
+def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workbench: Path) -> None:
+    (workbench / "other.txt").write_text("ein anderer Text — ß\n" * 3, encoding="utf-8")
     score = json.loads(txl("eval", "run", "--file", "other.txt", "--json").out)
-    size = len((workplace / "other.txt").read_bytes())
+    size = len((workbench / "other.txt").read_bytes())
     assert (score["tokens"], score["n_bytes"], score["n_characters"]) == (size - 1, size - 1, 21 * 3 - 1)
     assert score["text"] == "file other.txt"
 
 
-def test_nats_per_token_as_table_and_array(txl: Txl, workplace: Path) -> None:
+def test_nats_per_token_as_table_and_array(txl: Txl, workbench: Path) -> None:
     score = json.loads(txl("eval", "run", "--json", "--per-token", "nats.tsv").out)
-    header, *rows = (workplace / "nats.tsv").read_text(encoding="utf-8").split("\n")[:-1]
+    header, *rows = (workbench / "nats.tsv").read_text(encoding="utf-8").split("\n")[:-1]
     assert header == "position\tid\tnats\ttoken"
     positions, ids, nats, tokens = zip(*(row.split("\t") for row in rows), strict=True)
     assert list(map(int, positions)) == list(range(1, score["tokens"] + 1))
     assert sum(map(float, nats)) == pytest.approx(score["nats"], abs=1e-2)
     assert next(json.loads(token) for token, i in zip(tokens, ids, strict=True) if i == "32") == " "
     txl("eval", "run", "--per-token", "nats.npy")
-    array = np.load(workplace / "nats.npy", allow_pickle=False)
+    array = np.load(workbench / "nats.npy", allow_pickle=False)
     np.testing.assert_allclose(array, np.array(nats, dtype=float), atol=2e-6)
 
 
@@ -114,9 +114,9 @@ def test_generate_repeats_the_prompt_and_goes_on(txl: Txl) -> None:
     assert txl("generate", "run", "--prompt", "the", "--tokens", "0").out == "the\n"
 
 
-def test_generate_takes_a_prompt_of_any_length_from_a_file(txl: Txl, workplace: Path) -> None:
+def test_generate_takes_a_prompt_of_any_length_from_a_file(txl: Txl, workbench: Path) -> None:
     answer = txl("generate", "run", "--prompt-file", "text.txt", "--tokens", "3", "--temperature", "0", "--mem-len", "4")
-    assert answer.out.startswith((workplace / "text.txt").read_text(encoding="utf-8"))
+    assert answer.out.startswith((workbench / "text.txt").read_text(encoding="utf-8"))
 
 
 def test_generated_characters_that_cannot_be_shown_are_replaced(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,18 +127,18 @@ def test_generated_characters_that_cannot_be_shown_are_replaced(txl: Txl, monkey
     assert answer.out == "x?A\ufffd\n"
 
 
-def test_training_survives_such_a_sample(txl: Txl, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_survives_such_a_sample(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [0xED, 0xA0, 0x80, 0xC2, 0x85, 0xE2, 0x80, 0xA8, 0x41]  # a surrogate, two line ends that JSON leaves alone, A
     monkeypatch.setattr("transformer_xl.training.loop.generate", lambda *_, **__: iter(written))
     assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=20").status == 0
-    lines = (workplace / "new" / "metrics.jsonl").read_text().split("\n")[:-1]
+    lines = (workbench / "new" / "metrics.jsonl").read_text().split("\n")[:-1]
     samples = [entry["text"] for entry in map(json.loads, lines) if entry["kind"] == "sample"]
     assert samples == ["\ud800\x85\u2028A"] * 2
     assert txl("train", "--resume", "--out", "new", "--set", "train.max_steps=24").status == 0
-    assert len((workplace / "new" / "metrics.jsonl").read_text().split("\n")) > len(lines)
+    assert len((workbench / "new" / "metrics.jsonl").read_text().split("\n")) > len(lines)
 
 
-def test_an_exported_model_is_written_with_and_scored(txl: Txl, workplace: Path) -> None:
+def test_an_exported_model_is_written_with_and_scored(txl: Txl, workbench: Path) -> None:
     model, tokenizer = load("run")
     model.save_pretrained("exported")
     tokenizer.save(Path("exported/tokenizer.json"))
@@ -157,10 +157,10 @@ def test_corpus_list(txl: Txl) -> None:
     assert all(set(entry) == {"name", "description", "terms", "where"} for entry in entries)
 
 
-def test_corpus_prepare(txl: Txl, workplace: Path) -> None:
+def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
     prepared = json.loads(txl("corpus", "prepare", "text.txt", "--tokenizer", "char", "--json").out)
     splits = prepared["splits"]
-    assert sum(split["bytes"] for split in splits.values()) == (workplace / "text.txt").stat().st_size
+    assert sum(split["bytes"] for split in splits.values()) == (workbench / "text.txt").stat().st_size
     assert splits["train"]["tokens"] == splits["train"]["characters"] < splits["train"]["bytes"]
     assert (Path(prepared["directory"]) / "train.bin").is_file()
     answer = txl("corpus", "prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "270")
@@ -214,18 +214,18 @@ def test_corpus_prepare(txl: Txl, workplace: Path) -> None:
         ("corpus prepare gone.txt", "corpus 'gone.txt': no such file or name"),
     ],
 )
-def test_errors_are_one_line_and_leave_nothing(txl: Txl, workplace: Path, command: str, complaint: str) -> None:
-    (workplace / "empty.txt").touch()
-    (workplace / "short.txt").write_text("too short")
-    (workplace / "latin.txt").write_bytes(b"caf\xe9 " * 400)
-    before = {path: path.stat().st_mtime_ns for path in workplace.rglob("*") if path.is_file()}
+def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
+    (workbench / "empty.txt").touch()
+    (workbench / "short.txt").write_text("too short")
+    (workbench / "latin.txt").write_bytes(b"caf\xe9 " * 400)
+    before = {path: path.stat().st_mtime_ns for path in workbench.rglob("*") if path.is_file()}
     answer = txl(*command.split())
     assert answer.status == 1
     assert complaint in answer.complaint
     assert answer.out == ""
-    after = {path: path.stat().st_mtime_ns for path in workplace.rglob("*") if path.is_file() and path.name != ".lock"}
+    after = {path: path.stat().st_mtime_ns for path in workbench.rglob("*") if path.is_file() and path.name != ".lock"}
     assert {path: time for path, time in before.items() if path.name != ".lock"} == after
-    assert not (workplace / "new").exists()
+    assert not (workbench / "new").exists()
 
 
 @pytest.mark.parametrize(
@@ -245,8 +245,8 @@ def test_a_character_the_model_does_not_know(txl: Txl) -> None:
     )
 
 
-def test_damage_is_named_and_passed_over(txl: Txl, workplace: Path) -> None:
-    newest = max((workplace / "run" / "checkpoints").glob("step-*"))
+def test_damage_is_named_and_passed_over(txl: Txl, workbench: Path) -> None:
+    newest = max((workbench / "run" / "checkpoints").glob("step-*"))
     data = bytearray((newest / "model.safetensors").read_bytes())
     data[-1] ^= 1
     (newest / "model.safetensors").write_bytes(data)
@@ -259,8 +259,8 @@ def test_damage_is_named_and_passed_over(txl: Txl, workplace: Path) -> None:
         assert f"{newest.name}/model.safetensors" in line
 
 
-def test_a_damaged_config_is_named(txl: Txl, workplace: Path) -> None:
-    (workplace / "run" / "config.json").write_text("{")
+def test_a_damaged_config_is_named(txl: Txl, workbench: Path) -> None:
+    (workbench / "run" / "config.json").write_text("{")
     for command in ("eval run", "generate run", "train --resume --out run"):
         assert "config.json' is damaged" in txl(*command.split()).complaint
 

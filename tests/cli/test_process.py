@@ -31,7 +31,7 @@ def command(*arguments: str) -> list[str]:
 
 
 @pytest.fixture
-def environment(workplace: Path) -> dict[str, str]:
+def environment(workbench: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # a person has buffers
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
 
@@ -42,7 +42,7 @@ def run(environment: dict[str, str], *arguments: str, before: Callable[[], objec
     )
 
 
-def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str], workplace: Path, txl: Txl) -> None:
+def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
     """The whole promise, once: SIGINT, then SIGTERM, then to the end; the state is that of a run which was left alone."""
     settings = ("--set", "train.max_steps=120", "--set", "train.log_interval=10", "--set", "train.eval_interval=70")
     settings = (*settings, "--set", "train.checkpoint_interval=1000")
@@ -68,7 +68,7 @@ def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str
         arguments = ("train", "--resume", "--out", "run1")
     assert txl(*arguments).status == 0
     assert txl(*TRAIN, "run2", *settings).status == 0
-    assert differing(run_bits(workplace / "run1"), run_bits(workplace / "run2")) == []
+    assert differing(run_bits(workbench / "run1"), run_bits(workbench / "run2")) == []
 
 
 def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
@@ -106,7 +106,7 @@ def limit_files(size: int) -> Callable[[], None]:
     return before
 
 
-def test_a_disk_that_is_full_when_checkpoints_are_saved(environment: dict[str, str], workplace: Path, txl: Txl) -> None:
+def test_a_disk_that_is_full_when_checkpoints_are_saved(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
     """Prepared text and log fit, checkpoints do not."""
     refused = run(environment, *TRAIN, "full", before=limit_files(20_000))
     assert refused.returncode == 1, refused.stderr
@@ -117,25 +117,25 @@ def test_a_disk_that_is_full_when_checkpoints_are_saved(environment: dict[str, s
     assert len(warnings) == 4  # steps 8 to 32; step 40 is the last, an error
     assert lines[-1].startswith("txl: error: checkpoint ")
     assert txl("train", "--resume", "--out", "full", "--quiet").status == 0
-    assert differing(run_bits(workplace / "full"), run_bits(workplace / "run")) == ["config"]
+    assert differing(run_bits(workbench / "full"), run_bits(workbench / "run")) == ["config"]
 
 
-def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workplace: Path, txl: Txl) -> None:
+def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
     assert txl("corpus", "prepare", "text.txt").status == 0
     refused = run(environment, *TRAIN, "full", before=limit_files(100))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
-    assert not (workplace / "full").exists()
+    assert not (workbench / "full").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_is_read_only(environment: dict[str, str], workplace: Path) -> None:
-    workplace.chmod(0o500)
+def test_a_directory_that_is_read_only(environment: dict[str, str], workbench: Path) -> None:
+    workbench.chmod(0o500)
     try:
         refused = run(environment, *TRAIN, "new")
     finally:
-        workplace.chmod(0o700)
+        workbench.chmod(0o700)
     assert "txl: error: cannot write to 'new': Permission denied" in refused.stderr
 
 

@@ -15,9 +15,9 @@ from transformer_xl.data import prepare as prepare_module
 from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.data.tokenizers import CharTokenizer, WordTokenizer
-from transformer_xl.errors import CorpusError, TokenizerError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
-_DATA = Path(os.environ.get("TXL_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
+_DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
 TEXT = "".join(f"The {i}th line, naïve and 東京.\n" for i in range(2000))
 
 
@@ -123,7 +123,7 @@ def test_damaged_cache_is_rebuilt_with_a_notice(text: Path, name: str, damage: s
     assert "); preparing it again" in notice
     assert path.read_bytes() == content
     assert np.array_equal(again.splits["train"].ids, np.frombuffer(TEXT.encode()[: len(again.splits["train"].ids)], np.uint8))
-    assert len(list(first.directory.parent.iterdir())) == 1
+    assert len([path for path in first.directory.parent.iterdir() if path.is_dir()]) == 1
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
@@ -233,6 +233,21 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
     with pytest.raises(CorpusError, match=message):
         prepare(DataConfig(corpus="ptb"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
     assert not list((tmp_path / "cache").glob("*")), "nothing is left behind"
+
+
+def test_a_run_finds_what_was_prepared_for_its_training(tmp_path) -> None:
+    """Training learns a tokenizer, scoring and resuming bring it: the ids are written once."""
+    (tmp_path / "text.txt").write_text("one two three\n" * 50)
+    config, cache = DataConfig(corpus=str(tmp_path / "text.txt")), tmp_path / "cache"
+    first = prepare(config, TokenizerConfig(kind="char"), cache=cache, progress=False)
+    again = prepare(config, first.tokenizer, cache=cache, progress=False)
+    assert again.directory == first.directory
+    assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
+
+
+def test_no_workers_is_an_error(tmp_path) -> None:
+    with pytest.raises(ConfigError, match=r"n_workers \(0\) must be at least 1"):
+        prepare(DataConfig(), TokenizerConfig(), cache=tmp_path, n_workers=0, progress=False)
 
 
 @pytest.mark.data

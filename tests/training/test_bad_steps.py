@@ -1,4 +1,4 @@
-"""R7: a loss or gradient that is not finite changes nothing but the place in the text and the counters."""
+"""A loss or gradient that is not finite changes nothing but the place in the text and the counters."""
 
 import math
 from collections.abc import Callable

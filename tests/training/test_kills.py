@@ -1,4 +1,4 @@
-"""R3 and R4: a run that was killed again and again, at random instants, ends as the run that was left alone."""
+"""A run that was killed again and again, at random instants, ends as the run that was left alone."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""`train`: the run directory, stopping and resuming (R3), falling back (R6), what is refused, and that nothing is lost."""
+"""`train`: the run directory, stopping and resuming, falling back (R6), what is refused, and that nothing is lost."""
 
 import json
 import math
@@ -194,7 +194,7 @@ def test_resume_before_the_first_checkpoint_starts_over(start: Start, tmp_path: 
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
 
 
-# R6: falling back
+# Falling back
 
 
 def damage(directory: Path, step: int) -> None:
@@ -278,7 +278,7 @@ def test_a_half_written_line_of_the_log_is_written_again(start: Start, tmp_path:
     assert entries(tmp_path / "run") == entries(tmp_path / "whole")
 
 
-# R7 through the run
+# Bad steps through the run
 
 
 def poison(monkeypatch: pytest.MonkeyPatch, steps: range, *, weights: bool = False) -> None:

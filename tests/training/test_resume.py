@@ -1,4 +1,4 @@
-"""R3: a run that was stopped and resumed is the uninterrupted run, bit by bit. R8 and R9: so are two runs of one seed."""
+"""A run that was stopped and resumed is the uninterrupted run, bit by bit. So are two runs of one seed."""
 
 import copy
 import random

@@ -45,10 +45,10 @@ def evaluate(
         txl eval runs/mine --per-token nats.tsv
 
     Args:
-        run: directory of the run.
+        run: directory of a run, or with --file or --corpus of an exported model.
         split: train, valid or test. Default: test, or valid where there is none.
         corpus: another corpus than the run's, or a directory that holds the run's named corpus.
-        file: score this text file, whole, instead of a split.
+        file: score this text file, plain or compressed, whole, instead of a split.
         tgt_len: tokens per segment. Default: as in training.
         mem_len: positions of memory. Default: as in training.
         batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
@@ -65,6 +65,7 @@ def evaluate(
     from transformer_xl.config import RunConfig
     from transformer_xl.errors import ConfigError
     from transformer_xl.evaluation import evaluate as score_stream
+    from transformer_xl.evaluation import predicted_sizes
     from transformer_xl.model.precision import choose_device, choose_precision
 
     if file is not None and (split is not None or corpus is not None):
@@ -84,6 +85,7 @@ def evaluate(
     text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
     keys = config.eval.same_length if same_length is None else same_length
     first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""
+    n_characters, n_bytes = predicted_sizes(first, n_characters=text.n_characters, n_bytes=text.n_bytes)
 
     def measure(mem_len: int, *, per_token: bool = False) -> "Score":
         with _progress(len(text.ids) - 1) as advance:
@@ -95,8 +97,8 @@ def evaluate(
                 batch_size=batch_size or config.eval.batch_size,
                 same_length=keys if mem_len else False,
                 clamp_len=clamp_len or config.eval.clamp_len,
-                n_characters=max(1, text.n_characters - len(first)),  # nothing predicts the first token
-                n_bytes=max(1, text.n_bytes - len(first.encode("utf-8", "replace"))),
+                n_characters=n_characters,
+                n_bytes=n_bytes,
                 precision=chosen,
                 per_token=per_token,
                 on_tokens=advance,
@@ -129,26 +131,24 @@ class _Text:
 
 
 def _read_split(config: "RunConfig", corpus: str | None, split: str | None, tokenizer: "Tokenizer") -> _Text:
+    from transformer_xl.data.corpora import choose_corpus
     from transformer_xl.data.prepare import prepare
     from transformer_xl.errors import CorpusError
-    from transformer_xl.training.loop import with_corpus
 
-    config, search = with_corpus(config, corpus)
-    splits = prepare(config.data, tokenizer, search=search).splits
+    data = choose_corpus(config.data, corpus)
+    splits = prepare(data, tokenizer).splits
     name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
     chosen = splits[name]
     if len(chosen.ids) < 2:
-        raise CorpusError(f"corpus '{config.data.corpus}' has no {name} split; choose another --split, or --file")
-    return _Text(f"{name} split of {config.data.corpus}", chosen.ids, chosen.n_characters, chosen.n_bytes)
+        raise CorpusError(f"corpus '{data.corpus}' has no {name} split; choose another --split, or --file")
+    return _Text(f"{name} split of {data.corpus}", chosen.ids, chosen.n_characters, chosen.n_bytes)
 
 
 def _read_file(file: Path, tokenizer: "Tokenizer") -> _Text:
+    from transformer_xl.data.files import Piece, read_blocks
     from transformer_xl.errors import CorpusError, TokenizerError
 
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise CorpusError(f"cannot read '{file}': {error.strerror}") from None
+    data = b"".join(read_blocks(Piece(file)))
     try:
         ids = tokenizer.encode_bytes(data)
     except TokenizerError as error:

@@ -1,8 +1,14 @@
 """`txl generate`."""
 
+import itertools
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_xl.data.tokenizers import Tokenizer
 
 
 def generate(
@@ -43,25 +49,19 @@ def generate(
         checkpoint: of a run: the one with the best validation loss, or the last.
     """
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.errors import ConfigError, CorpusError
+    from transformer_xl.errors import ConfigError
     from transformer_xl.generation.generate import generate as write
     from transformer_xl.model.precision import choose_device, choose_precision
 
     if mem_len is not None and mem_len < 0:
         raise ConfigError(f"--mem-len ({mem_len}) must be at least 0")
-    if prompt_file is not None:
-        try:
-            prompt = prompt_file.read_text(encoding="utf-8")
-        except OSError as error:
-            raise CorpusError(f"cannot read '{prompt_file}': {error.strerror}") from None
-        except UnicodeDecodeError as error:
-            raise CorpusError(f"'{prompt_file}' is not UTF-8 at byte {error.start}; convert it first") from None
     model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: print(f"warning: {message}", file=sys.stderr))
     torch_device = choose_device(device)
     chosen, _ = choose_precision(precision, torch_device)
+    ids = tokenizer.encode(prompt) if prompt_file is None else _read(prompt_file, tokenizer)
     written = write(
         model.to(torch_device),
-        tokenizer.encode(prompt).tolist(),
+        ids.tolist(),
         max_new_tokens=tokens,
         temperature=temperature,
         top_k=top_k,
@@ -72,8 +72,18 @@ def generate(
     )
     stream = tokenizer.stream()
     show = sys.stdout.write
-    show(prompt)
-    for token in written:
+    for token in itertools.chain(ids.tolist(), written):  # the prompt as the model read it
         show(stream.push(token))
         sys.stdout.flush()
     show(stream.finish() + "\n")
+
+
+def _read(file: Path, tokenizer: "Tokenizer") -> "np.ndarray":
+    """Return the ids of a file, byte for byte as training would read it."""
+    from transformer_xl.data.files import Piece, read_blocks
+    from transformer_xl.errors import CorpusError, TokenizerError
+
+    try:
+        return tokenizer.encode_bytes(b"".join(read_blocks(Piece(file))))
+    except TokenizerError as error:
+        raise CorpusError(f"'{file}': {error}") from None

@@ -41,9 +41,11 @@ def train(
         resume: go on with the run in --out; start it if there is none.
         quiet: show warnings only.
     """
+    from transformer_xl.training.allocator import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.loop import train as run
 
+    keep_freed_memory()
     display = Display(quiet=quiet)
     outcome = run(recipe, out=out, overrides=set_ or [], corpus=corpus, resume=resume, display=display)
     if not outcome.finished:

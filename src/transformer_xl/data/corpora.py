@@ -19,7 +19,7 @@ from transformer_xl.config import DataConfig
 from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
-from transformer_xl.data.paths import data_dir
+from transformer_xl.data.paths import absolute_corpus, data_dir
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.errors import CorpusError, did_you_mean
 
@@ -152,6 +152,18 @@ def holds_corpus(name: str, directory: Path) -> bool:
     return name in NAMED and _search(NAMED[name], [directory]) is not None
 
 
+def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
+    """Apply `--corpus`: another text, or the directory in which the named corpus of `config` lies.
+
+    Paths become absolute, so that a run finds its text again from anywhere.
+    """
+    if corpus is None:
+        return config
+    if Path(corpus).is_dir() and holds_corpus(config.corpus, Path(corpus)):
+        return config.model_copy(update={"directory": str(Path(corpus).absolute())})
+    return config.model_copy(update={"corpus": absolute_corpus(corpus)})
+
+
 def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True) -> Corpus:
     """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name.
 
@@ -161,7 +173,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
 
     Args:
         config: name or path, shares, document separator.
-        search: directories in which a named corpus may lie, before `data_dir()`.
+        search: directories in which a named corpus may lie, besides `config.directory` and before `data_dir()`.
         download: fetch a named corpus that lies nowhere.
 
     Returns:
@@ -180,7 +192,8 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     if config.corpus == PYTHON_STDLIB:
         return _python_stdlib()
     if config.corpus in NAMED:
-        return _named(config, [*map(Path, search), data_dir()], download=download)
+        own = [config.directory] if config.directory else []
+        return _named(config, [*map(Path, [*own, *search]), data_dir()], download=download)
     raise CorpusError(f"corpus '{config.corpus}': no such file or name; {did_you_mean(config.corpus, corpus_names())}")
 
 

@@ -14,11 +14,12 @@ the same corpus at the same time can leave or see a part of it.
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -34,7 +35,7 @@ from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.paths import cache_dir
 from transformer_xl.data.progress import byte_progress
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
-from transformer_xl.errors import CorpusError, TokenizerError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
 FORMAT = 1
 """Version of the directory's layout and of the places at which text is cut."""
@@ -118,9 +119,11 @@ def prepare(
             cannot be written.
         TokenizerError: a tokenizer that cannot be trained so.
     """
+    if n_workers is not None and n_workers < 1:
+        raise ConfigError(f"n_workers ({n_workers}) must be at least 1; leave it out for one per core")
     corpus = find_corpus(data, search=search, download=download)
     root = Path(cache) if cache is not None else cache_dir() / "prepared"
-    directory = root / _key(corpus, tokenizer)
+    directory = _known_as(root / _key(corpus, tokenizer))
     if directory.exists():
         try:
             return _open(directory)
@@ -129,9 +132,27 @@ def prepare(
     with _building(directory) as temporary:
         _build(corpus, tokenizer, temporary, n_workers=n_workers, progress=progress)
     try:
-        return _open(directory)
+        prepared = _open(directory)
+        _also_known_as(root / _key(corpus, prepared.tokenizer), directory)
+        return prepared
     except _DamagedError as damage:  # not even right after writing it
         raise CorpusError(f"'{directory}' cannot be read back ({damage}); check the disk or set TXL_CACHE") from None
+
+
+def _known_as(directory: Path) -> Path:
+    """Return the directory that holds what `directory` should: itself, or the one that it is an alias of."""
+    try:
+        name = directory.with_suffix(".alias").read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return directory
+    return directory.with_name(name) if re.fullmatch("[0-9a-f]{32}", name) else directory
+
+
+def _also_known_as(alias: Path, directory: Path) -> None:
+    """Let a corpus that was prepared while its tokenizer was trained be found by that tokenizer too, as a run asks for it."""
+    if alias != directory:
+        with suppress(OSError):  # without it the ids are only written once more
+            alias.with_suffix(".alias").write_text(directory.name, encoding="utf-8")
 
 
 def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:

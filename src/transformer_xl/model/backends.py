@@ -75,18 +75,20 @@ class _MatmulAttention(torch.autograd.Function):
         first = 0 if hidden_BTS.device.type != "cpu" or hidden_BTS[..., : S - T].any() else S - T
         bias = qu.new_zeros(hidden_BTS[..., first:].shape).masked_fill_(hidden_BTS[..., first:], float("-inf"))
         out = qu.new_empty(N * B, T, H)
+        # in fp32 the weights would be the largest part of what is kept: two of nine products more spare a third of the memory
+        keeps_weights = qu.dtype != torch.float32
         weights, keeps = [], []
         for heads, rows in _groups(qu, k, N):
             weight = _attention_weights(qu[rows], qv[rows], k[rows], r_NSH[heads], bias)
-            weights.append(weight)
+            if keeps_weights:
+                weights.append(weight)
             if dropatt:
                 keep, ctx.factor = keep_mask(weight, dropatt)
                 keeps.append(keep)
                 weight = apply_mask(weight, keep, ctx.factor)
             torch.bmm(weight, v[rows], out=out[rows])
-        # in fp32 the weights would be the largest part of what is kept: two of six products more spare a third of the memory
-        ctx.kept = 0 if qu.dtype == torch.float32 else len(weights)
-        ctx.save_for_backward(qu, qv, k, v, r_NSH, bias, out, *weights[: ctx.kept], *keeps)
+        ctx.kept = len(weights)
+        ctx.save_for_backward(qu, qv, k, v, r_NSH, bias, out, *weights, *keeps)
         return out.view(N, B, T, H).permute(1, 2, 0, 3)
 
     @staticmethod

@@ -16,7 +16,7 @@ def sinusoids(distances: Tensor, d_model: int) -> Tensor:
         d_model: width of the encoding; even.
 
     Returns:
-        fp32 tensor (S, d_model): d_model / 2 sines, then d_model / 2 cosines, the order of the authors' code
+        tensor (S, d_model) in the default dtype: d_model / 2 sines, then d_model / 2 cosines, the order of the authors' code
         (`PositionalEmbedding` in `pytorch/mem_transformer.py`), not the interleaved one.
 
     Example:

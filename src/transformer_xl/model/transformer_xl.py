@@ -107,10 +107,12 @@ class TransformerXL(nn.Module, PretrainedMixin):
                 parameter.normal_(1.0, config.init_std)
             elif kind == "bias":
                 parameter.zero_()
+            elif owner.endswith("projection"):
+                parameter.normal_(0.0, config.proj_init_std)
             elif config.init == "uniform":
                 parameter.uniform_(-config.init_range, config.init_range)
             else:
-                parameter.normal_(0.0, config.proj_init_std if owner.endswith("projection") else config.init_std)
+                parameter.normal_(0.0, config.init_std)
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return an empty memory.
@@ -138,7 +140,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
 
         Args:
             mem_len: positions of memory; None: as it is.
-            clamp_len: largest distance told apart; None: as it is.
+            clamp_len: largest distance told apart; None: as it is (a limit can be changed, not lifted).
             same_length: the same number of keys for every query; None: as it is.
 
         Returns:

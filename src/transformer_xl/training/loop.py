@@ -14,17 +14,15 @@ import torch
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe, merge
-from transformer_xl.data.corpora import holds_corpus
-from transformer_xl.data.paths import absolute_corpus
+from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
-from transformer_xl.evaluation import Score, evaluate
+from transformer_xl.evaluation import Score, evaluate, predicted_sizes
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.training.allocator import keep_freed_memory
 from transformer_xl.training.display import Display, clock
 from transformer_xl.training.record import Record
 from transformer_xl.training.trainer import StepResult, Trainer
@@ -145,14 +143,16 @@ def train(
     else:
         directory.check_free()
         config, tokenizer = load_recipe(recipe or "quickstart", list(overrides)), None
-    config, search = with_corpus(config, corpus)
-    prepared = prepare(config.data, tokenizer or config.tokenizer, search=search)
-    keep_freed_memory()
+    config = _with_corpus(config, corpus)
+    prepared = prepare(config.data, tokenizer or config.tokenizer)
     with directory.locked():
         run = _set_up(directory, config, prepared, display, fresh=tokenizer is None)
         try:
             with _stop_signal() as stopped:
-                return _learn(run, stopped)
+                _learn(run, stopped)
+            if run.trainer.progress < 1:
+                return Outcome(run.directory.path, False, run.trainer.step, picture=run.record.draw())
+            return _conclude(run)
         finally:
             run.record.close()
 
@@ -166,8 +166,9 @@ def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequ
             "leave the recipe out, or choose another --out"
         )
     config = apply_overrides(saved.model_dump(), list(overrides))
-    config, _ = with_corpus(config, corpus)
+    config = _with_corpus(config, corpus)
     pairs = [(section, key) for section in _FIXED_SECTIONS for key in type(getattr(saved, section)).model_fields]
+    pairs.remove(("data", "directory"))  # the same text may lie elsewhere now
     pairs += [("optim", "optimizer"), *(("train", key) for key in _FIXED_KEYS)]
     for section, key in pairs:
         old, new = getattr(getattr(saved, section), key), getattr(getattr(config, section), key)
@@ -179,13 +180,8 @@ def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequ
     return config
 
 
-def with_corpus(config: RunConfig, corpus: str | None) -> tuple[RunConfig, list[Path]]:
-    """Apply `--corpus`: another text, or a directory in which the recipe's named corpus lies."""
-    if corpus is None:
-        return config, []
-    if Path(corpus).is_dir() and holds_corpus(config.data.corpus, Path(corpus)):
-        return config, [Path(corpus)]
-    return RunConfig(**merge(config.model_dump(), {"data": {"corpus": absolute_corpus(corpus)}})), []
+def _with_corpus(config: RunConfig, corpus: str | None) -> RunConfig:
+    return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
 
 
 def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, display: Display, *, fresh: bool) -> _Run:
@@ -247,7 +243,8 @@ def _restore(run: _Run) -> None:
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
-def _learn(run: _Run, stopped: list[int]) -> Outcome:
+def _learn(run: _Run, stopped: list[int]) -> None:
+    """Train until the budget is used up or a signal arrives; either way, the last step is saved when this returns."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.store.steps() else None
     with run.display:
@@ -270,8 +267,6 @@ def _learn(run: _Run, stopped: list[int]) -> Outcome:
     if stopped and trainer.progress < 1:
         name = signal.Signals(stopped[0]).name
         run.display.say(f"{name}: saved step {trainer.step:,}; go on with: txl train --resume --out {run.directory.path}")
-        return Outcome(run.directory.path, False, trainer.step, picture=run.record.draw())
-    return _conclude(run)
 
 
 def _log(run: _Run, result: StepResult, *, final: bool) -> None:
@@ -324,6 +319,8 @@ def _score(run: _Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> 
     """Evaluate on (the beginning of) a split, with a memory of its own: training's is not touched."""
     ids = split.ids[:limit] if limit else split.ids
     share = len(ids) / len(split.ids)
+    sizes = {"n_characters": round(split.n_characters * share), "n_bytes": round(split.n_bytes * share)}
+    n_characters, n_bytes = predicted_sizes(run.tokenizer.decode([int(ids[0])]), **sizes)
     return evaluate(
         run.trainer.model,
         ids,
@@ -332,8 +329,8 @@ def _score(run: _Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> 
         batch_size=run.config.eval.batch_size,
         same_length=run.config.eval.same_length if mem_len else False,
         clamp_len=run.config.eval.clamp_len,
-        n_characters=max(1, round(split.n_characters * share)),
-        n_bytes=max(1, round(split.n_bytes * share)),
+        n_characters=n_characters,
+        n_bytes=n_bytes,
         precision=run.trainer.precision,
     )
 
