@@ -3,8 +3,8 @@
 `matmul` does the same arithmetic as the equation, in one autograd node with a backward pass written out. What it saves is
 traffic, the limit on a CPU: heads come first so that every product is one batched matmul, the shift is a view of the position
 scores rather than a copy, the content product is added on top of it, mask and softmax work in place, and of the (T, S) sized
-tensors only the attention weights are kept for the backward pass, in fp32 not even these: they are computed again. On a CPU,
-heads are computed in groups so small that such a tensor is still in the cache when the next product reads it.
+tensors only the attention weights and dropout masks are kept for the backward pass, in fp32 not the weights: they are computed
+again. On a CPU, heads are computed in groups so small that such a tensor is still in the cache when the next product reads it.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head; NB: heads and batch in one axis, heads first.
 """

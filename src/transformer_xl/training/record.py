@@ -123,7 +123,7 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
             name = {"train": "training", "valid": f"validation, {y[-1]:.3f} at the end"}[kind]
             axes.plot(x, y, label=name, **style)
     for final in [entry for entry in entries if entry["kind"] == "final"][-1:]:
-        name = f"validation without memory, {final['loss_without_memory']:.3f}"
+        name = f"whole split: {final['loss_without_memory']:.3f} without memory, {final['loss']:.3f} with it"
         axes.axhline(final["loss_without_memory"], label=name, linestyle="--", linewidth=1, color="gray")
     axes.set(xlabel="tokens read (millions)", ylabel="loss (nats per token)", title=f"{path.parent.name}: loss while training")
     axes.grid(alpha=0.3)
