@@ -193,7 +193,8 @@ def plot(path: Path, sweeps: list[tuple[str, list[Point]]], measured: list[list[
     for panel, (_, points), results in zip(figure.subplots(2, 2).flat, sweeps, measured, strict=True):
         name, values = swept(points)
         panel.plot(values, [result.above_idle for result in results], "o-")
-        panel.set(title=f"{points[0].work}, against {name}", xlabel=name, ylabel="peak above idle (MB)", ylim=(0, None))
+        top = 1.1 * max(result.above_idle for result in results)
+        panel.set(title=f"{points[0].work}, against {name}", xlabel=name, ylabel="peak above idle (MB)", ylim=(0, top))
         panel.set_xscale("linear" if name == "mem_len" else "log")
         panel.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
