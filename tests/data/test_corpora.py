@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import splits as splits_module
-from transformer_xl.data.corpora import Corpus, corpus_names, find_corpus
+from transformer_xl.data.corpora import Corpus, choose_corpus, corpus_names, find_corpus
 from transformer_xl.data.named import NAMED, SPLITS
 from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
 from transformer_xl.errors import CorpusError
@@ -223,3 +223,13 @@ def test_real_directory_of_books() -> None:
     corpus = _corpus(_DATA / "gutenberg")
     assert [len(corpus.splits[split]) for split in SPLITS] == [1, 1, 1]
     assert sum(len(data) for data, _ in corpus.chunks("valid")) == 7_113_711
+
+
+def test_a_directory_that_holds_the_named_corpus_is_remembered(tmp_path) -> None:
+    (tmp_path / "tinyshakespeare").mkdir()
+    (tmp_path / "tinyshakespeare" / "input.txt").write_text("to be")
+    chosen = choose_corpus(DataConfig(corpus="tinyshakespeare"), str(tmp_path))
+    assert (chosen.corpus, chosen.directory) == ("tinyshakespeare", str(tmp_path))
+    assert find_corpus(chosen, download=False).name == "tinyshakespeare"
+    other = choose_corpus(DataConfig(corpus="ptb"), str(tmp_path))
+    assert (other.corpus, other.directory) == (str(tmp_path), None), "it holds no PTB, so it is a text of its own"

@@ -145,14 +145,9 @@ def _read_split(config: "RunConfig", corpus: str | None, split: str | None, toke
 
 
 def _read_file(file: Path, tokenizer: "Tokenizer") -> _Text:
-    from transformer_xl.data.files import Piece, read_blocks
-    from transformer_xl.errors import CorpusError, TokenizerError
+    from transformer_xl.data.encoding import encode_file
 
-    data = b"".join(read_blocks(Piece(file)))
-    try:
-        ids = tokenizer.encode_bytes(data)
-    except TokenizerError as error:
-        raise CorpusError(f"'{file}': {error}") from None
+    ids, data = encode_file(file, tokenizer)
     return _Text(f"file {file}", ids, len(data.decode("utf-8", "replace")), len(data))
 
 

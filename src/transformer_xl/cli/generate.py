@@ -3,12 +3,7 @@
 import itertools
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from transformer_xl.data.tokenizers import Tokenizer
+from typing import Literal
 
 
 def generate(
@@ -49,6 +44,7 @@ def generate(
         checkpoint: of a run: the one with the best validation loss, or the last.
     """
     from transformer_xl.checkpoint.run_directory import load
+    from transformer_xl.data.encoding import encode_file
     from transformer_xl.errors import ConfigError
     from transformer_xl.generation.generate import generate as write
     from transformer_xl.model.precision import choose_device, choose_precision
@@ -58,7 +54,7 @@ def generate(
     model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: print(f"warning: {message}", file=sys.stderr))
     torch_device = choose_device(device)
     chosen, _ = choose_precision(precision, torch_device)
-    ids = tokenizer.encode(prompt) if prompt_file is None else _read(prompt_file, tokenizer)
+    ids = tokenizer.encode(prompt) if prompt_file is None else encode_file(prompt_file, tokenizer)[0]
     written = write(
         model.to(torch_device),
         ids.tolist(),
@@ -76,14 +72,3 @@ def generate(
         show(stream.push(token))
         sys.stdout.flush()
     show(stream.finish() + "\n")
-
-
-def _read(file: Path, tokenizer: "Tokenizer") -> "np.ndarray":
-    """Return the ids of a file, byte for byte as training would read it."""
-    from transformer_xl.data.files import Piece, read_blocks
-    from transformer_xl.errors import CorpusError, TokenizerError
-
-    try:
-        return tokenizer.encode_bytes(b"".join(read_blocks(Piece(file))))
-    except TokenizerError as error:
-        raise CorpusError(f"'{file}': {error}") from None

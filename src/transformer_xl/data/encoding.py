@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_xl.data.corpora import decode_chunk
-from transformer_xl.data.files import Chunk
+from transformer_xl.data.files import Chunk, Piece, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 
@@ -81,6 +81,21 @@ def encode_chunks(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+def encode_file(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, bytes]:
+    """Return the ids of a whole file, plain or compressed, and its content.
+
+    Raises:
+        CorpusError: no such file, unreadable, damaged, or text that the tokenizer cannot represent.
+    """
+    if not path.is_file():
+        raise CorpusError(f"cannot read '{path}': no such file")
+    data = b"".join(read_blocks(Piece(path)))
+    try:
+        return tokenizer.encode_bytes(data), data
+    except TokenizerError as error:
+        raise CorpusError(f"'{path}': {error}") from None
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
