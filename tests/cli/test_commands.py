@@ -18,7 +18,7 @@ def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) 
     lines = answer.err.splitlines()
     assert lines[0].startswith("tiny: ")
     assert "parameters, vocabulary 256 (byte)" in lines[0]
-    assert lines[1] == "fp32 on cpu: as asked; run directory new"
+    assert lines[1] == "fp32 on cpu: as set; run directory new"
     assert any(line.startswith("100% · step 8 · loss 5.") for line in lines)
     assert any(line.startswith("step 8: validation 5.") for line in lines)
     assert lines[-2:] == ["loss curve: new/loss.png", "next: txl eval new    txl generate new --prompt TEXT"]

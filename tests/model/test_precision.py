@@ -55,7 +55,7 @@ def test_auto_on_a_gpu(capability: tuple[int, int], expected: str, monkeypatch: 
 def test_auto_elsewhere_and_what_is_asked_for() -> None:
     assert choose_precision("auto", torch.device("mps"))[0] == "fp32"
     for name in ("fp32", "bf16", "fp16"):
-        assert choose_precision(name, CPU) == (name, "as asked")
+        assert choose_precision(name, CPU) == (name, "as set")
 
 
 def test_products_are_made_in_the_precision_and_nothing_else() -> None:

@@ -113,6 +113,8 @@ def evaluate(
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
     _print(score, f"{text.what}, {chosen}")
+    if tokenizer.kind == "word":
+        print(f"  Not scored: {tokenizer.loses} Compare bits per character and byte with the same vocabulary only.")
     if without:
         print(
             f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "

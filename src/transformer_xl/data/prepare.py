@@ -50,6 +50,10 @@ _ABANDONED_SECONDS = 24 * 3600
 _MANIFEST, _TOKENIZER = "manifest.json", "tokenizer.json"
 
 
+_COPIED_WORDS = 500_000
+"""A larger vocabulary is not copied to other processes."""
+
+
 @dataclass(frozen=True)
 class TokenSplit:
     """One split as ids.
@@ -254,8 +258,12 @@ def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokeni
 
 
 def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
-    """Return 1 where other processes do not pay: bytes and characters are encoded faster than they could be sent."""
-    if tokenizer.kind in ("byte", "char") or sum(file.stat().st_size for file in corpus.files) < SMALL_BYTES:
+    """Return 1 where other processes do not pay.
+
+    Bytes and characters are encoded faster than they could be sent, and each process holds the vocabulary: 200 bytes a word.
+    """
+    small = sum(file.stat().st_size for file in corpus.files) < SMALL_BYTES
+    if small or tokenizer.kind in ("byte", "char") or tokenizer.vocab_size > _COPIED_WORDS:
         return 1
     available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(available, 8)

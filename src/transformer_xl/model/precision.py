@@ -42,7 +42,7 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
         The precision, and why.
     """
     if name in ("fp32", "bf16", "fp16"):
-        return name, "as asked"
+        return name, "as set"
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
             return "bf16", f"{torch.cuda.get_device_name(device)} multiplies bf16 natively"
