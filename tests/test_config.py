@@ -109,7 +109,28 @@ def test_evaluation_reads_as_training_unless_told() -> None:
             {"cutoffs": (5, 9), "vocab_size": 9},
             r"cutoffs \(5, 9\) .* vocab_size \(9\); drop the offending",
         ),
-        (TransformerXLConfig, {"cutoffs": (3, 5)}, "adaptive softmax is not available in this version; use cutoffs = "),
+        (
+            TransformerXLConfig,
+            {"cutoffs": (3, 5), "tie_projs": (True,)},
+            r"tie_projs \(True,\) must have one value per cluster.*: 3",
+        ),
+        (
+            TransformerXLConfig,
+            {"tie_projs": (True,), "proj_share_all_but_first": True},
+            "say the same thing twice; use one of them",
+        ),
+        (
+            TransformerXLConfig,
+            {"cutoffs": (3, 5), "div_val": 40},
+            r"div_val \(40\) leaves nothing of d_embed \(512\) in the last of 3 clusters",
+        ),
+        (
+            TransformerXLConfig,
+            {"attention": "shav"},
+            r"attention \('shav'\) must be 'transformer_xl', 'shaw', 'vaswani' or 'al_rfou'",
+        ),
+        (TransformerXLConfig, {"attention": "vaswani"}, r"'vaswani' has no memory.*use mem_len = 0 \(mem_len is 512\)"),
+        (TransformerXLConfig, {"attention": "al_rfou", "d_head": 63}, r"n_head x d_head \(504\).*d_model \(512\)"),
         (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),
         (TokenizerConfig, {"kind": "sentence"}, r"^kind \('sentence'\) must be 'byte', 'char', 'word' or 'bpe'$"),
         (
@@ -119,7 +140,7 @@ def test_evaluation_reads_as_training_unless_told() -> None:
         ),
         (DataConfig, {"split": (0, 0.5, 0.5)}, "must be three shares"),
         (OptimConfig, {"lr": 0}, r"^lr \(0\) must be greater than 0$"),
-        (OptimConfig, {"optimizer": "adm"}, r"^optimizer \('adm'\) must be 'adamw', 'adam', 'sgd' or 'muon'$"),
+        (OptimConfig, {"optimizer": "adm"}, r"^optimizer \('adm'\) must be 'adamw', 'adam', 'sgd', 'muon' or 'lamb'$"),
         (OptimConfig, {"schedule": "cos"}, r"^schedule \('cos'\) must be"),
         (TrainConfig, {}, "no budget: set one of max_steps, max_tokens, max_epochs, max_minutes"),
         (TrainConfig, {"max_steps": 1, "batch_size": 6, "accumulate": 4}, r"accumulate \(4\) must divide batch_size \(6\)"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.evaluation import Score, evaluate
+from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
@@ -88,6 +89,41 @@ def test_without_memory_segments_are_read_alone() -> None:
         expected -= out.logits[0].log_softmax(-1)[torch.arange(7), ids[begin + 1 : begin + 8].astype(np.int64)].sum().item()
     assert score.nats == pytest.approx(expected, abs=1e-4)
     assert evaluate(model, ids, tgt_len=7, mem_len=0, batch_size=3).nats == pytest.approx(expected, abs=1e-4)
+
+
+@torch.no_grad()
+def with_extended_context(model: TransformerXL, ids: np.ndarray, tgt_len: int, ext_len: int) -> list[float]:
+    """Nats of ids[1:] where every segment begins with the last ext_len tokens again, and memory ends before these."""
+    everything = torch.from_numpy(ids.astype(np.int64))[None]
+    longer = model.with_context(mem_len=model.mem_len + ext_len)
+    mems, nats = longer.init_mems(1, length=0), []
+    for at in range(0, len(ids) - 1, tgt_len):
+        begin, end = max(at - ext_len, 0), min(at + tgt_len, len(ids) - 1)
+        out = longer(everything[:, begin:end], mems=mems)
+        scores = out.logits[0, at - begin :].log_softmax(-1)
+        nats += (-scores[torch.arange(end - at), everything[0, at + 1 : end + 1]]).tolist()
+        length = max(out.mems.length - ext_len, 0)
+        hidden = tuple(h[:, max(length - model.mem_len, 0) : length] for h in out.mems.hidden)
+        mems = Mems(hidden, torch.tensor([hidden[0].shape[1]]))
+    return nats
+
+
+@settings(max_examples=40)
+@given(
+    n=st.integers(2, 60),
+    tgt_len=st.integers(1, 9),
+    ext_len=st.integers(0, 7),
+    batch_size=st.integers(1, 9),
+    kind=st.sampled_from([{}, {"mem_len": 0}, {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5}]),
+)
+def test_extended_context_is_read_again_and_remembered_late(
+    n: int, tgt_len: int, ext_len: int, batch_size: int, kind: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    model, ids = tiny_model(**{"mem_len": 3, **kind}), some_ids(n)
+    score = evaluate(model, ids, tgt_len=tgt_len, ext_len=ext_len, batch_size=batch_size, per_token=True)
+    assert score.token_nats is not None
+    np.testing.assert_allclose(score.token_nats, with_extended_context(model, ids, tgt_len, ext_len), atol=1e-4)
 
 
 def test_memory_is_used() -> None:

@@ -6,6 +6,7 @@ data (`recipes/*.toml`), never code. Modules receive plain arguments; only `from
 
 import itertools
 import tomllib
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,9 +32,25 @@ class _Frozen(BaseModel):
             raise ConfigError(_one_line(type(self), error)) from None
 
 
+class AttentionKind(StrEnum):
+    """How a query knows where a key stands; the authors' `attn_type` 0 to 3, in this order."""
+
+    TRANSFORMER_XL = "transformer_xl"
+    SHAW = "shaw"
+    VASWANI = "vaswani"
+    AL_RFOU = "al_rfou"
+
+
 class TransformerXLConfig(_Frozen):
     """Sizes and options of a `TransformerXL`; the names are those of the authors' code, `None` replaces their -1."""
 
+    attention: AttentionKind = Field(
+        default=AttentionKind.TRANSFORMER_XL,
+        description="the paper's positions; shaw: learned distances; vaswani: absolute, no memory; al_rfou: learned per layer",
+    )
+    max_klen: Positive | None = Field(
+        default=None, description="shaw, al_rfou: distances with a learned vector of their own; None: train.tgt_len + mem_len"
+    )
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
     d_model: Positive = Field(default=512, description="width of the residual stream; even")
@@ -46,14 +63,31 @@ class TransformerXLConfig(_Frozen):
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     clamp_len: Positive | None = Field(default=None, description="largest distance told apart (tokens); None means no limit")
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
+    same_length_besides_self: bool = Field(
+        default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
+    )
+    zero_first_memory: bool = Field(
+        default=False, description="a stream begins after mem_len zero vectors that are attended to, as in Hugging Face and TF"
+    )
     pre_lnorm: bool = Field(default=False, description="layer norm before each block instead of after it")
+    layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="added to the variance in layer norms")
     final_norm: bool = Field(default=False, description="one more layer norm after the last layer (useful with pre_lnorm)")
     activation: Literal["relu", "gelu", "relu2"] = Field(
         default="relu", description="feed-forward non-linearity; relu2 = relu²"
     )
     untie_r: bool = Field(default=False, description="u and v per layer instead of shared by all layers")
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
-    cutoffs: tuple[int, ...] = Field(default=(), description="adaptive softmax borders; not available in this version")
+    cutoffs: tuple[int, ...] = Field(
+        default=(), description="first ids of the tail clusters of an adaptive softmax; empty: one softmax over all tokens"
+    )
+    div_val: Positive = Field(default=1, description="each cluster's vectors are so many times narrower than those before")
+    tie_projs: tuple[bool, ...] | None = Field(
+        default=None, description="per cluster, from the head: the softmax projects with the embedding's projection; None: none"
+    )
+    proj_share_all_but_first: bool = Field(default=False, description="short for tie_projs of all clusters but the head")
+    proj_same_dim: bool = Field(
+        default=True, description="div_val > 1: project also those clusters whose vectors have width d_model already"
+    )
     init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
     init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
     init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="standard deviation when init = 'normal'")
@@ -70,15 +104,49 @@ class TransformerXLConfig(_Frozen):
     def _consistent(self) -> "TransformerXLConfig":
         if self.same_length and self.mem_len == 0:
             raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
-        if self.cutoffs:
-            borders = [0, *self.cutoffs, self.vocab_size or float("inf")]
-            if any(low >= high for low, high in itertools.pairwise(borders)):
-                raise ValueError(
-                    f"cutoffs {self.cutoffs} must increase and stay between 0 and vocab_size ({self.vocab_size}); "
-                    "drop the offending cutoffs"
-                )
-            raise ValueError(f"cutoffs {self.cutoffs}: adaptive softmax is not available in this version; use cutoffs = []")
+        if self.attention == AttentionKind.VASWANI and self.mem_len:
+            raise ValueError(
+                f"attention 'vaswani' has no memory, for its positions begin anew in each segment; use mem_len = 0 "
+                f"(mem_len is {self.mem_len})"
+            )
+        if self.attention == AttentionKind.AL_RFOU and self.n_head * self.d_head != self.d_model:
+            raise ValueError(
+                f"attention 'al_rfou' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to states of width "
+                f"d_model ({self.d_model}); make them equal"
+            )
+        self._check_clusters()
         return self
+
+    def _check_clusters(self) -> None:
+        borders = [0, *self.cutoffs, self.vocab_size or float("inf")]
+        if any(low >= high for low, high in itertools.pairwise(borders)):
+            raise ValueError(
+                f"cutoffs {self.cutoffs} must increase and stay between 0 and vocab_size ({self.vocab_size}); "
+                "drop the offending cutoffs"
+            )
+        n_cluster = len(self.cutoffs) + 1
+        if self.tie_projs is not None:
+            if self.proj_share_all_but_first:
+                raise ValueError("tie_projs and proj_share_all_but_first say the same thing twice; use one of them")
+            if len(self.tie_projs) != n_cluster:
+                raise ValueError(f"tie_projs {self.tie_projs} must have one value per cluster, head first: {n_cluster}")
+        width = self.d_embed or self.d_model
+        if width // self.div_val ** (n_cluster - 1) < 1:
+            raise ValueError(
+                f"div_val ({self.div_val}) leaves nothing of d_embed ({width}) in the last of {n_cluster} clusters; lower it"
+            )
+
+    @property
+    def learns_positions(self) -> bool:
+        """True for kinds of attention with a learned table of positions, of `max_klen` rows."""
+        return self.attention in (AttentionKind.SHAW, AttentionKind.AL_RFOU)
+
+    @property
+    def tied_projections(self) -> tuple[bool, ...]:
+        """Per cluster, head first: whether the softmax uses the embedding's projection."""
+        if self.tie_projs is not None:
+            return self.tie_projs
+        return (False, *(self.proj_share_all_but_first for _ in self.cutoffs))
 
 
 class TokenizerConfig(_Frozen):
@@ -112,16 +180,18 @@ class DataConfig(_Frozen):
 class OptimConfig(_Frozen):
     """The optimizer and its learning-rate schedule."""
 
-    optimizer: Literal["adamw", "adam", "sgd", "muon"] = Field(default="adamw", description="muon: matrices; AdamW: the rest")
+    optimizer: Literal["adamw", "adam", "sgd", "muon", "lamb"] = Field(
+        default="adamw", description="muon: matrices, AdamW: the rest; lamb: NVIDIA's form, for large batches"
+    )
     lr: Annotated[float, Field(gt=0)] = Field(default=2.5e-4, description="largest learning rate")
     adamw_lr: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="muon: rate of the AdamW part; None means lr"
     )
-    betas: tuple[Probability, Probability] = Field(default=(0.9, 0.999), description="Adam's decay rates")
-    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's denominator term")
+    betas: tuple[Probability, Probability] = Field(default=(0.9, 0.999), description="Adam's and LAMB's decay rates")
+    eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's and LAMB's denominator term")
     momentum: Probability = Field(default=0.95, description="sgd and muon")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="of matrices only; decoupled with adamw and muon"
+        default=0.0, description="of matrices only; decoupled with adamw, muon and lamb"
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=0.25, description="largest global gradient norm; None: no clipping"
@@ -130,6 +200,9 @@ class OptimConfig(_Frozen):
         default="cosine", description="shape after warm-up"
     )
     warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
+    decay_after_warmup: bool = Field(
+        default=False, description="cosine, linear: decay begins after warm-up, as in TensorFlow and NVIDIA's, not beneath it"
+    )
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="final rate / lr")
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, description="plateau: multiply the rate by this …")
     plateau_patience: Natural = Field(default=2, description="… after so many validations without improvement")
@@ -177,6 +250,7 @@ class EvalConfig(_Frozen):
     batch_size: Positive = Field(default=8, description="lanes read side by side, each warmed up on the text before it")
     clamp_len: Positive | None = Field(default=None, description="largest distance told apart")
     same_length: bool | None = Field(default=None, description="the same number of keys for every query")
+    ext_len: Natural = Field(default=0, description="tokens before each segment read again with it, and remembered only then")
     max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most so many tokens")
 
 

@@ -91,6 +91,7 @@ def evaluate(
     batch_size: int = 1,
     same_length: bool | None = None,
     clamp_len: int | None = None,
+    ext_len: int = 0,
     n_characters: int | None = None,
     n_bytes: int | None = None,
     precision: Precision = "fp32",
@@ -107,6 +108,8 @@ def evaluate(
         batch_size: lanes read side by side, at most; fewer where lanes would be too short to warm up the next.
         same_length: the same number of keys for every query; None: as the model does.
         clamp_len: largest distance told apart; None: as the model does.
+        ext_len: tokens before each segment that are read again with it instead of being remembered (the authors' extended
+            context); their states are as new as the segment's, at the price of computing them twice.
         n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
         n_bytes: bytes of the predicted text, for `Score.bpb`.
         precision: of the matrix products.
@@ -130,14 +133,16 @@ def evaluate(
     n_predicted = len(ids) - 1
     if n_predicted < 1:
         raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
-    if tgt_len < 1 or batch_size < 1:
-        raise ConfigError(f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1")
+    if tgt_len < 1 or batch_size < 1 or ext_len < 0:
+        raise ConfigError(
+            f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
+        )
     _check_vocabulary(ids, model.config.vocab_size or 0)
-    view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length)
-    device = model.embedding.weight.device
+    view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
+    device = model.device
     # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
     reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
-    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach, 1))), tgt_len)
+    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach + ext_len, 1))), tgt_len, ext_len)
     token_nats = np.empty(n_predicted, dtype=np.float32) if per_token else None
 
     was_training = model.training
@@ -147,49 +152,62 @@ def evaluate(
         with torch.no_grad(), autocast(device, precision):
             mems = _warm_up(view, lanes, reach, tgt_len=tgt_len, device=device)
             for at in range(0, lanes.length, tgt_len):
-                inputs, labels = lanes.segment(at, tgt_len)
-                out = view(inputs.to(device), mems=mems, labels=labels.to(device))
+                segment = lanes.segment(at, tgt_len)
+                n_pad = None if segment.n_pad is None else segment.n_pad.to(device)
+                out = view(segment.ids.to(device), mems=mems, labels=segment.labels.to(device), n_pad=n_pad)
                 mems, nll = out.mems, out.nll.cpu()
                 total += float(nll.double().sum())
+                scored = segment.labels >= 0
                 if token_nats is not None:
-                    lanes.scatter(token_nats, nll.numpy(), at)
+                    token_nats[segment.place[scored].numpy()] = nll[scored].numpy()
                 if on_tokens:
-                    on_tokens(int((labels >= 0).sum()))
+                    on_tokens(int(scored.sum()))
     finally:
         model.train(was_training)
     seconds = time.perf_counter() - begin
     return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, token_nats)
 
 
+@dataclass(frozen=True)
+class _Segment:
+    """What one forward pass reads: ids, labels and places in the stream (lanes, W), and padding at the left (lanes,)."""
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    place: torch.Tensor
+    n_pad: torch.Tensor | None
+
+
 class _Lanes:
     """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none."""
 
-    def __init__(self, ids: np.ndarray, n_lane: int, tgt_len: int) -> None:
-        self.ids = ids
+    def __init__(self, ids: np.ndarray, n_lane: int, tgt_len: int, ext_len: int) -> None:
+        self.ids, self.ext_len = ids, ext_len
         self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where one lane's segments would
         self.n_lane = math.ceil((len(ids) - 1) / self.length)  # so that rounding up leaves no lane empty
 
-    def segment(self, at: int, tgt_len: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return inputs and labels (lanes, T) from offset `at` of each lane; labels past the end are -100."""
-        offsets = np.arange(at, min(at + tgt_len, self.length))
-        place = np.arange(self.n_lane)[:, None] * self.length + offsets
+    def segment(self, at: int, tgt_len: int) -> _Segment:
+        """Return what each lane reads at offset `at`: the extended context, and `tgt_len` tokens to score.
+
+        Where the stream begins or ends within, a lane has fewer. Lanes end together, padded at the left, because some models
+        count positions from the end of a segment.
+        """
         last = len(self.ids) - 1
-        inputs = self.ids[place.clip(max=last)].astype(np.int64)
-        labels = np.where(place < last, self.ids[(place + 1).clip(max=last)].astype(np.int64), -100)
-        return torch.from_numpy(inputs), torch.from_numpy(labels)
+        first = torch.arange(self.n_lane) * self.length + at
+        end = (first + tgt_len).clamp(max=last)
+        begin = torch.minimum((first - self.ext_len).clamp(min=0), end)
+        width = int((end - begin).max())
+        place = end[:, None] + torch.arange(-width, 0)
+        n_pad = width - (end - begin)
+        inputs = self.ids[place.clamp(min=0).numpy()].astype(np.int64)
+        targets = self.ids[(place + 1).clamp(min=0).numpy()].astype(np.int64)
+        labels = torch.from_numpy(targets).masked_fill(place < first[:, None], -100)
+        return _Segment(torch.from_numpy(inputs), labels, place, n_pad if n_pad.any() else None)
 
     def before(self, n: int) -> torch.Tensor:
         """Return the `n` tokens before each lane but the first, (lanes - 1, n)."""
         lanes = [self.ids[b * self.length - n : b * self.length] for b in range(1, self.n_lane)]
         return torch.from_numpy(np.stack(lanes).astype(np.int64))
-
-    def scatter(self, token_nats: np.ndarray, nll: np.ndarray, at: int) -> None:
-        """Put the nats (lanes, T) of a segment where they belong in the stream."""
-        for lane, row in enumerate(nll):
-            place = lane * self.length + at
-            n = min(len(row), len(token_nats) - place)
-            if n > 0:
-                token_nats[place : place + n] = row[:n]
 
 
 def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int, *, tgt_len: int, device: torch.device) -> Mems:
@@ -197,7 +215,7 @@ def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int, *, tgt_len: int, d
     if lanes.n_lane == 1 or reach == 0:
         return model.init_mems(lanes.n_lane)
     mems = model.init_mems(lanes.n_lane - 1)
-    for ids in lanes.before(reach).split(tgt_len, dim=1):
+    for ids in lanes.before(reach + lanes.ext_len).unfold(1, tgt_len + lanes.ext_len, tgt_len).unbind(1):
         mems = model(ids.to(device), mems=mems).mems
     return Mems.concatenate([model.init_mems(1), mems])
 

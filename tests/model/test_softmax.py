@@ -8,6 +8,13 @@ from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 IDS = torch.tensor([[0, 3, 6], [6, 1, 2]])
 
 
+def embedding_of(vectors: torch.Tensor) -> TokenEmbedding:
+    """An embedding with these vectors, for a softmax to borrow."""
+    embedding = TokenEmbedding(*vectors.shape[:1], d_embed=vectors.shape[1], d_model=vectors.shape[1])
+    embedding.weight = torch.nn.Parameter(vectors)
+    return embedding
+
+
 def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
     embedding = TokenEmbedding(7, d_embed=4, d_model=4)
     assert embedding.projection is None
@@ -39,7 +46,7 @@ def test_scores_are_products_with_the_output_vectors(tied: bool, d_embed: int) -
     vectors = embedding if tied else softmax.weight
     assert vectors is not None
     projected = h if softmax.projection is None else h @ softmax.projection.weight.T
-    assert_close("logits", softmax.logits(h, embedding), projected @ vectors.T + softmax.bias, 1e-6)
+    assert_close("logits", softmax.logits(h, embedding_of(embedding)), projected @ vectors.T + softmax.bias, 1e-6)
     assert (softmax.weight is None) == tied
 
 
@@ -48,8 +55,8 @@ def test_nats_are_in_the_order_of_the_tokens_and_zero_where_not_scored() -> None
     embedding, h = torch.randn(7, 4), torch.randn(2, 3, 4)
     labels = IDS.clone()
     labels[1, 0] = -100
-    nll = softmax.nll(h, labels, embedding)
-    log_probabilities = softmax.logits(h, embedding).log_softmax(-1)
+    nll = softmax.nll(h, labels, embedding_of(embedding))
+    log_probabilities = softmax.logits(h, embedding_of(embedding)).log_softmax(-1)
     for row in range(2):
         for t in range(3):
             expected = 0.0 if labels[row, t] == -100 else -log_probabilities[row, t, labels[row, t]].item()
@@ -59,12 +66,14 @@ def test_nats_are_in_the_order_of_the_tokens_and_zero_where_not_scored() -> None
 def test_nats_are_computed_in_fp32_from_half_precision_scores() -> None:
     softmax = TokenSoftmax(7, d_embed=4, d_model=4, tied=True).bfloat16()
     embedding, h = torch.randn(7, 4).bfloat16(), torch.randn(2, 3, 4).bfloat16()
-    nll = softmax.nll(h, IDS, embedding)
+    nll = softmax.nll(h, IDS, embedding_of(embedding))
     assert nll.dtype == torch.float32
-    expected = F.cross_entropy(softmax.logits(h, embedding).float().flatten(0, 1), IDS.flatten(), reduction="none")
+    expected = F.cross_entropy(
+        softmax.logits(h, embedding_of(embedding)).float().flatten(0, 1), IDS.flatten(), reduction="none"
+    )
     assert torch.equal(nll.flatten(), expected)
 
 
 def test_fp64_stays_fp64() -> None:
     softmax = TokenSoftmax(7, d_embed=4, d_model=4, tied=True).double()
-    assert softmax.nll(torch.randn(2, 3, 4).double(), IDS, torch.randn(7, 4).double()).dtype == torch.float64
+    assert softmax.nll(torch.randn(2, 3, 4).double(), IDS, embedding_of(torch.randn(7, 4).double())).dtype == torch.float64

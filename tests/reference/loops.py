@@ -1,4 +1,4 @@
-"""A second transcription of the paper's section 3.3, by loops over single positions.
+"""A second transcription of the paper's section 3.3 and of the kinds it is compared with, by loops over single positions.
 
 It shares no function with the package: no shift, no mask, no batched product, no memory class. Each row is read by itself, each
 query gathers its own keys from the row's whole history of hidden states, every score is the sum of the four terms (a) to (d).
@@ -16,14 +16,14 @@ def sinusoid(distance, d_model):
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.get_default_dtype())
 
 
-def layer_norm(x, weight, bias):
+def layer_norm(x, w, prefix, config):
     mean = x.sum() / len(x)
     variance = ((x - mean) ** 2).sum() / len(x)
-    return (x - mean) / torch.sqrt(variance + 1e-5) * weight + bias
+    return (x - mean) / torch.sqrt(variance + config.layer_norm_epsilon) * w[f"{prefix}.weight"] + w[f"{prefix}.bias"]
 
 
 def feed_forward(h, w, prefix, config):
-    x = layer_norm(h, w[f"{prefix}.layer_norm.weight"], w[f"{prefix}.layer_norm.bias"]) if config.pre_lnorm else h
+    x = layer_norm(h, w, f"{prefix}.layer_norm", config) if config.pre_lnorm else h
     x = w[f"{prefix}.inner.weight"] @ x + w[f"{prefix}.inner.bias"]
     x = {
         "relu": lambda x: x * (x > 0),
@@ -31,33 +31,110 @@ def feed_forward(h, w, prefix, config):
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
     }[config.activation](x)
     out = h + w[f"{prefix}.outer.weight"] @ x + w[f"{prefix}.outer.bias"]
-    return out if config.pre_lnorm else layer_norm(out, w[f"{prefix}.layer_norm.weight"], w[f"{prefix}.layer_norm.bias"])
+    return out if config.pre_lnorm else layer_norm(out, w, f"{prefix}.layer_norm", config)
 
 
-def attend(h, keys, distances, w, prefix, u, v, config):
+def score(q, k, n, distance, w, layer, config):
+    """One head's score of one key; W_kR R, learned distances, or positions that are in the states already."""
+    kind = config.attention
+    if kind == "transformer_xl":
+        owner = layer if config.untie_r else 0
+        u, v = w["r_w_bias"][owner, n], w["r_r_bias"][owner, n]
+        H = config.d_head
+        distance = distance if config.clamp_len is None else min(distance, config.clamp_len)
+        r = w[f"layers.{layer}.attention.r_net.weight"][n * H : (n + 1) * H] @ sinusoid(distance, config.d_model)
+        return q @ k + q @ r + u @ k + v @ r  # (a) + (b) + (c) + (d)
+    if kind == "shaw":
+        n_known = min(config.max_klen, config.clamp_len or config.max_klen)
+        row = config.max_klen - 1 - min(distance, n_known - 1)
+        return q @ k + q @ w["r_emb"][layer, row, n] + w["r_w_bias"][layer, n] @ k + w["r_bias"][layer, row, n]
+    return q @ k
+
+
+def attend(h, keys, distances, w, layer, config):
     """One query vector against its list of key vectors."""
     N, H = config.n_head, config.d_head
-    normalize = lambda x: layer_norm(x, w[f"{prefix}.layer_norm.weight"], w[f"{prefix}.layer_norm.bias"])  # noqa: E731
-    source = normalize(h) if config.pre_lnorm else h
+    prefix = f"layers.{layer}.attention"
+    normalize = lambda x: layer_norm(x, w, f"{prefix}.layer_norm", config)  # noqa: E731
+    normalizes_queries = config.attention in ("transformer_xl", "shaw")
+    source = normalize(h) if config.pre_lnorm and normalizes_queries else h
     sources = [normalize(k) for k in keys] if config.pre_lnorm else keys
     W = w[f"{prefix}.qkv_net.weight"]
     W_q, W_kE, W_v = W[: N * H], W[N * H : 2 * N * H], W[2 * N * H :]
-    W_kR = w[f"{prefix}.r_net.weight"]
     heads = []
     for n in range(N):
         part = slice(n * H, (n + 1) * H)
         q = W_q[part] @ source
-        scores = []
-        for key, distance in zip(sources, distances, strict=True):
-            k = W_kE[part] @ key
-            if config.clamp_len is not None:
-                distance = min(distance, config.clamp_len)
-            r = W_kR[part] @ sinusoid(distance, config.d_model)
-            scores.append((q @ k + q @ r + u[n] @ k + v[n] @ r) / math.sqrt(H))  # (a) + (b) + (c) + (d)
+        scores = [
+            score(q, W_kE[part] @ key, n, distance, w, layer, config) / math.sqrt(H)
+            for key, distance in zip(sources, distances, strict=True)
+        ]
         weights = torch.softmax(torch.stack(scores), dim=0)
         heads.append(sum(a * (W_v[part] @ key) for a, key in zip(weights, sources, strict=True)))
     out = h + w[f"{prefix}.o_net.weight"] @ torch.cat(heads)
     return out if config.pre_lnorm else normalize(out)
+
+
+def cluster_of(token, config):
+    """The cluster of a token and its place there."""
+    cluster = sum(token >= cutoff for cutoff in config.cutoffs)
+    return cluster, token - (0, *config.cutoffs)[cluster]
+
+
+def embed(token, w, config):
+    if config.div_val == 1:
+        e = w["embedding.weight"][token]
+        projection = w.get("embedding.projection.weight")
+    else:
+        cluster, place = cluster_of(token, config)
+        e = w[f"embedding.tables.{cluster}"][place]
+        projection = w.get(f"embedding.projections.{cluster}")
+    return (e if projection is None else projection @ e) * math.sqrt(config.d_model)
+
+
+def log_probabilities(h, w, config):
+    """Of every token, by the chain rule: which cluster, then which token in it."""
+    head, *tails = [cluster_scores(i, h, w, config) for i in range(len(config.cutoffs) + 1)]
+    if config.cutoffs:
+        projected = project(0, h, w, config)
+        of_tails = [w["softmax.cluster_weight"][i] @ projected + w["softmax.cluster_bias"][i] for i in range(len(tails))]
+        head = head + of_tails
+    normalizer = torch.logsumexp(torch.stack(head), 0)
+    n_own = len(head) - len(tails)
+    result = [value - normalizer for value in head[:n_own]]
+    for i, tail in enumerate(tails):
+        within = torch.logsumexp(torch.stack(tail), 0)
+        result += [head[n_own + i] - normalizer + value - within for value in tail]
+    return torch.stack(result)
+
+
+def project(cluster, h, w, config):
+    """The hidden state in the width of a cluster's vectors."""
+    plain = not config.cutoffs and config.div_val == 1
+    if config.tied_projections[cluster]:
+        name = "embedding.projection.weight" if config.div_val == 1 else f"embedding.projections.{cluster}"
+        return h if name not in w else w[name].T @ h
+    if plain:
+        return w["softmax.projection.weight"] @ h if "softmax.projection.weight" in w else h
+    name = f"softmax.projections.{cluster}"
+    return w[name].T @ h if name in w else h
+
+
+def cluster_scores(cluster, h, w, config):
+    borders = (0, *config.cutoffs, config.vocab_size)
+    projected = project(cluster, h, w, config)
+    scores = []
+    for place in range(borders[cluster + 1] - borders[cluster]):
+        token = borders[cluster] + place
+        if config.tie_weight:
+            vector = w["embedding.weight"][token] if config.div_val == 1 else w[f"embedding.tables.{cluster}"][place]
+        elif not config.cutoffs and config.div_val == 1:
+            vector = w["softmax.weight"][token]
+        else:
+            vector = w[f"softmax.weights.{cluster}"][place]
+        bias = w["softmax.bias"][token] if "softmax.bias" in w else w[f"softmax.biases.{cluster}"][place]
+        scores.append(vector @ projected + bias)
+    return scores
 
 
 def read_row(ids, memory, w, config):
@@ -70,42 +147,27 @@ def read_row(ids, memory, w, config):
         config: its TransformerXLConfig.
 
     Returns:
-        (T, V) logits and the new memory.
+        (T, V) log-probabilities and the new memory.
     """
-    embedding = w["embedding.weight"]
-    hidden = []
-    for token in ids:
-        e = embedding[token]
-        if "embedding.projection.weight" in w:
-            e = w["embedding.projection.weight"] @ e
-        hidden.append(e * math.sqrt(config.d_model))
+    hidden = [embed(token, w, config) for token in ids]
+    if config.attention == "vaswani":  # positions count back from the end of the segment
+        back = [len(ids) - 1 - t for t in range(len(ids))]
+        hidden = [h + sinusoid(min(d, config.clamp_len or d), config.d_model) for h, d in zip(hidden, back, strict=True)]
+    window = config.mem_len + config.same_length_besides_self
     new_memory = []
     for layer in range(config.n_layer):
-        owner = layer if config.untie_r else 0
         history = list(memory[layer]) + hidden
         first = len(memory[layer])
+        if config.attention == "al_rfou":  # what has been remembered once gets positions again
+            rows = [max(config.max_klen - (len(history) - s), 0) for s in range(len(history))]
+            history = [h + w["r_emb"][layer, row].flatten() for h, row in zip(history, rows, strict=True)]
         outputs = []
-        for t, h in enumerate(hidden):
-            own = first + t
-            visible = [s for s in range(own + 1) if not config.same_length or own - s < config.mem_len]
-            h = attend(
-                h,
-                [history[s] for s in visible],
-                [own - s for s in visible],
-                w,
-                f"layers.{layer}.attention",
-                w["r_w_bias"][owner],
-                w["r_r_bias"][owner],
-                config,
-            )
-            outputs.append(feed_forward(h, w, f"layers.{layer}.feed_forward", config))
+        for own in range(first, len(history)):
+            visible = [s for s in range(own + 1) if not config.same_length or own - s < window]
+            out = attend(history[own], [history[s] for s in visible], [own - s for s in visible], w, layer, config)
+            outputs.append(feed_forward(out, w, f"layers.{layer}.feed_forward", config))
         new_memory.append([h.detach() for h in history][len(history) - min(config.mem_len, len(history)) :])
         hidden = outputs
-    logits = []
-    for h in hidden:
-        if config.final_norm:
-            h = layer_norm(h, w["final_norm.weight"], w["final_norm.bias"])
-        if "softmax.projection.weight" in w:
-            h = w["softmax.projection.weight"] @ h
-        logits.append((w["embedding.weight"] if config.tie_weight else w["softmax.weight"]) @ h + w["softmax.bias"])
-    return torch.stack(logits), new_memory
+    if config.final_norm:
+        hidden = [layer_norm(h, w, "final_norm", config) for h in hidden]
+    return torch.stack([log_probabilities(h, w, config) for h in hidden]), new_memory

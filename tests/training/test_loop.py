@@ -373,7 +373,6 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     refuse(start, ConfigError, "unknown key 'n_layers'; did you mean 'n_layer'", "model.n_layers=3")
     refuse(start, ConfigError, r"d_model \(9\) must be even, for its sinusoids come in pairs; use 10", "model.d_model=9")
     refuse(start, ConfigError, r"mem_len \(-1\) must be greater than or equal to 0", "model.mem_len=-1")
-    refuse(start, ConfigError, "adaptive softmax is not available", "model.cutoffs=[10,20]")
     refuse(start, ConfigError, "must increase and stay between 0 and vocab_size", "model.cutoffs=[20,10]")
     refuse(start, ConfigError, "device 'gpu' cannot be used here", "train.device=gpu")
     assert sorted(tmp_path.iterdir()) == before

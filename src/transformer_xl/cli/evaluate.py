@@ -28,6 +28,7 @@ def evaluate(
     batch_size: int | None = None,
     same_length: bool | None = None,
     clamp_len: int | None = None,
+    ext_len: int | None = None,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
     device: str = "auto",
     checkpoint: Literal["best", "last"] = "best",
@@ -54,6 +55,7 @@ def evaluate(
         batch_size: lanes read side by side; 1 reads strictly from beginning to end. Default: the recipe's.
         same_length: give every query the same number of keys.
         clamp_len: largest distance told apart.
+        ext_len: tokens before each segment read again with it instead of remembered.
         precision: of the matrix products; auto takes what the processor does fast.
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: the one with the best validation loss, or the last.
@@ -71,6 +73,7 @@ def evaluate(
     if file is not None and (split is not None or corpus is not None):
         raise ConfigError("--file scores a whole file; leave --split and --corpus out")
     limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1), "clamp-len": (clamp_len, 1)}
+    limits["ext-len"] = (ext_len, 0)
     for name, (value, low) in limits.items():
         if value is not None and value < low:
             raise ConfigError(f"--{name} ({value}) must be at least {low}")
@@ -97,6 +100,7 @@ def evaluate(
                 batch_size=batch_size or config.eval.batch_size,
                 same_length=keys if mem_len else False,
                 clamp_len=clamp_len or config.eval.clamp_len,
+                ext_len=config.eval.ext_len if ext_len is None else ext_len,
                 n_characters=n_characters,
                 n_bytes=n_bytes,
                 precision=chosen,

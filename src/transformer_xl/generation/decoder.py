@@ -48,7 +48,7 @@ class Decoder:
         Returns:
             Scores (B, V) of the token after the last one, fp32.
         """
-        device = self.model.embedding.weight.device
+        device = self.model.device
         logits = None
         with autocast(device, self.precision):
             for piece in ids.to(device).split(self.tgt_len, dim=1):
@@ -64,4 +64,4 @@ class Decoder:
             rows: bool (B,), True for rows that forget; None: all.
         """
         everything = torch.ones(self.mems.batch_size, dtype=torch.bool)
-        self.mems = self.mems.reset(everything if rows is None else rows)
+        self.mems = self.mems.reset(everything if rows is None else rows, valid=self.model.config.zero_first_memory)

@@ -1,4 +1,4 @@
-"""The two blocks of a layer: relative attention and the position-wise feed-forward network, post-norm or pre-norm.
+"""The blocks of a layer: attention, of which the relative one is here, and the position-wise feed-forward network.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
 """
@@ -15,8 +15,61 @@ from transformer_xl.model.memory import join
 Activation = Literal["relu", "gelu", "relu2"]
 
 
-class RelativeAttention(nn.Module):
-    """Multi-head relative attention over memory and segment, with its residual connection and layer norm.
+class AttentionBlock(nn.Module):
+    """What attention of every kind has in common: projections, residual connection and layer norm.
+
+    A kind adds a `forward(h_BTD, *, mem_BMD, hidden_BTS, n_pad, …)` that projects, attends, and adds.
+
+    Args:
+        d_model: D.
+        n_head: N.
+        d_head: H.
+        dropout: on the output.
+        dropatt: on attention weights.
+        pre_lnorm: layer norm before the block instead of after it.
+        layer_norm_epsilon: added to the variance.
+    """
+
+    normalizes_queries = True
+    """With `pre_lnorm`: whether queries, too, are projected from normalized states."""
+
+    def __init__(
+        self,
+        d_model: int,
+        *,
+        n_head: int,
+        d_head: int,
+        dropout: float = 0.0,
+        dropatt: float = 0.0,
+        pre_lnorm: bool = False,
+        layer_norm_epsilon: float = 1e-5,
+    ) -> None:
+        super().__init__()
+        self.n_head, self.d_head = n_head, d_head
+        self.dropatt, self.pre_lnorm = dropatt, pre_lnorm
+        self.qkv_net = nn.Linear(d_model, 3 * n_head * d_head, bias=False)
+        self.o_net = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
+        self.drop = Dropout(dropout)
+
+    def project(self, h_BTD: Tensor, mem_BMD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries (B, T, N, H) of the segment, and keys and values (B, S, N, H) of memory and segment."""
+        h, mem = (self.layer_norm(h_BTD), self.layer_norm(mem_BMD)) if self.pre_lnorm else (h_BTD, mem_BMD)
+        heads = (self.n_head, self.d_head)
+        w_q, w_kv = self.qkv_net.weight.tensor_split([self.n_head * self.d_head])
+        # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
+        kv = join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad).unflatten(-1, (2, *heads))
+        q = F.linear(h if self.normalizes_queries else h_BTD, w_q).unflatten(-1, heads)
+        return q, kv[:, :, 0], kv[:, :, 1]
+
+    def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
+        """Project what the heads found and add it to the segment's states."""
+        output = h_BTD + self.drop(self.o_net(attended_BTNH.flatten(-2)))
+        return output if self.pre_lnorm else self.layer_norm(output)
+
+
+class RelativeAttention(AttentionBlock):
+    """Multi-head attention over memory and segment by content and sinusoids of distances (Dai et al. 2019, sec. 3.3).
 
     Reference: `RelPartialLearnableMultiHeadAttn` of the authors' `pytorch/mem_transformer.py`. Deviation: queries are
     projected for the segment alone; the original projects them for the memory too and throws them away.
@@ -28,6 +81,7 @@ class RelativeAttention(nn.Module):
         dropout: on the output.
         dropatt: on attention weights.
         pre_lnorm: layer norm before the block instead of after it.
+        layer_norm_epsilon: added to the variance.
     """
 
     def __init__(
@@ -39,15 +93,18 @@ class RelativeAttention(nn.Module):
         dropout: float = 0.0,
         dropatt: float = 0.0,
         pre_lnorm: bool = False,
+        layer_norm_epsilon: float = 1e-5,
     ) -> None:
-        super().__init__()
-        self.n_head, self.d_head = n_head, d_head
-        self.dropatt, self.pre_lnorm = dropatt, pre_lnorm
-        self.qkv_net = nn.Linear(d_model, 3 * n_head * d_head, bias=False)
+        super().__init__(
+            d_model,
+            n_head=n_head,
+            d_head=d_head,
+            dropout=dropout,
+            dropatt=dropatt,
+            pre_lnorm=pre_lnorm,
+            layer_norm_epsilon=layer_norm_epsilon,
+        )
         self.r_net = nn.Linear(d_model, n_head * d_head, bias=False)
-        self.o_net = nn.Linear(n_head * d_head, d_model, bias=False)
-        self.layer_norm = nn.LayerNorm(d_model)
-        self.drop = Dropout(dropout)
 
     def forward(
         self,
@@ -62,23 +119,18 @@ class RelativeAttention(nn.Module):
         n_pad: Tensor | None = None,
     ) -> Tensor:
         """Attend from the segment to memory and segment by `attend`; see `relative_attention` for the other arguments."""
-        h, mem = (self.layer_norm(h_BTD), self.layer_norm(mem_BMD)) if self.pre_lnorm else (h_BTD, mem_BMD)
-        heads = (self.n_head, self.d_head)
-        w_q, w_kv = self.qkv_net.weight.tensor_split([self.n_head * self.d_head])
-        # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
-        kv = join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad).unflatten(-1, (2, *heads))
+        q, k, v = self.project(h_BTD, mem_BMD, n_pad)
         attended = attend(
-            F.linear(h, w_q).unflatten(-1, heads),
-            kv[:, :, 0],
-            kv[:, :, 1],
-            self.r_net(r_SD).unflatten(-1, heads),
+            q,
+            k,
+            v,
+            self.r_net(r_SD).unflatten(-1, (self.n_head, self.d_head)),
             r_w_bias=r_w_bias,
             r_r_bias=r_r_bias,
             hidden_BTS=hidden_BTS,
             dropatt=self.dropatt if self.training else 0.0,
         )
-        output = h_BTD + self.drop(self.o_net(attended.flatten(-2)))
-        return output if self.pre_lnorm else self.layer_norm(output)
+        return self.add(h_BTD, attended)
 
 
 class FeedForward(nn.Module):
@@ -92,6 +144,7 @@ class FeedForward(nn.Module):
         dropout: after each map.
         pre_lnorm: layer norm before the block instead of after it.
         activation: `relu` as in the paper, `gelu`, or `relu2` (relu squared).
+        layer_norm_epsilon: added to the variance.
     """
 
     def __init__(
@@ -102,13 +155,14 @@ class FeedForward(nn.Module):
         dropout: float = 0.0,
         pre_lnorm: bool = False,
         activation: Activation = "relu",
+        layer_norm_epsilon: float = 1e-5,
     ) -> None:
         super().__init__()
         self.pre_lnorm = pre_lnorm
         self.activation: Activation = activation
         self.inner = nn.Linear(d_model, d_inner)
         self.outer = nn.Linear(d_inner, d_model)
-        self.layer_norm = nn.LayerNorm(d_model)
+        self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.drop = Dropout(dropout)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
@@ -129,26 +183,13 @@ def _activate(x: Tensor, activation: Activation) -> Tensor:
 
 
 class DecoderLayer(nn.Module):
-    """One layer: relative attention, then feed-forward. Takes the arguments of both."""
+    """One layer: attention of some kind, then feed-forward."""
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        n_head: int,
-        d_head: int,
-        d_inner: int,
-        dropout: float = 0.0,
-        dropatt: float = 0.0,
-        pre_lnorm: bool = False,
-        activation: Activation = "relu",
-    ) -> None:
+    def __init__(self, attention: AttentionBlock, feed_forward: FeedForward) -> None:
         super().__init__()
-        self.attention = RelativeAttention(
-            d_model, n_head=n_head, d_head=d_head, dropout=dropout, dropatt=dropatt, pre_lnorm=pre_lnorm
-        )
-        self.feed_forward = FeedForward(d_model, d_inner=d_inner, dropout=dropout, pre_lnorm=pre_lnorm, activation=activation)
+        self.attention = attention
+        self.feed_forward = feed_forward
 
     def forward(self, h_BTD: Tensor, **attention: Any) -> Tensor:
-        """Run both blocks; keyword arguments go to `RelativeAttention.forward`."""
+        """Run both blocks; keyword arguments go to the attention."""
         return self.feed_forward(self.attention(h_BTD, **attention))

@@ -34,6 +34,7 @@ class Mems:
         length: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
+        valid: bool = False,
     ) -> "Mems":
         """Make a memory that holds nothing.
 
@@ -44,12 +45,13 @@ class Mems:
             length: M, places already allotted; with the model's `mem_len` shapes never change, with 0 the memory grows.
             dtype: of the hidden states.
             device: where it lives.
+            valid: its zeros are attended to, for models that were trained so.
 
         Returns:
-            Zeros, none of which is valid.
+            Zeros, all or none of which are valid.
         """
         zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
-        return cls((zeros,) * n_layer, torch.zeros(batch_size, dtype=torch.int64, device=device))
+        return cls((zeros,) * n_layer, torch.full((batch_size,), length if valid else 0, device=device))
 
     @property
     def batch_size(self) -> int:
@@ -61,11 +63,12 @@ class Mems:
         """M, places per row, valid or not."""
         return self.hidden[0].shape[1]
 
-    def reset(self, rows: Tensor) -> "Mems":
+    def reset(self, rows: Tensor, *, valid: bool = False) -> "Mems":
         """Return this memory with some rows emptied, for example where a new document begins.
 
         Args:
             rows: bool (B,), True where a row forgets.
+            valid: the zeros of the emptied rows are attended to, see `empty`.
 
         Returns:
             A new memory; the emptied rows hold zeros, so nothing of the old text is left in them.
@@ -75,7 +78,7 @@ class Mems:
         hidden = tuple(
             torch.where(keep[:, None, None], h, torch.zeros((), dtype=h.dtype, device=h.device)) for h in self.hidden
         )
-        return Mems(hidden, self.n_valid * keep)
+        return Mems(hidden, torch.where(keep, self.n_valid, self.length if valid else 0))
 
     def select(self, rows: Tensor | slice) -> "Mems":
         """Return the memory of some rows, in the order given (indices, bool (B,) or a slice)."""

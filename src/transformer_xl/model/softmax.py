@@ -1,18 +1,39 @@
 """Tokens in and out: the embedding and the plain softmax over the whole vocabulary.
 
-Their adaptive counterparts (clusters of rarer words with narrower vectors) offer the same two methods, so that the model does
-not ask which kind it has.
+Their adaptive counterparts (`adaptive.py`, clusters of rarer words with narrower vectors) offer the same methods, so that the
+model does not ask which kind it has.
+
+Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector, X any number of tokens.
 """
+
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+_CHUNK_ELEMENTS = 1 << 24
+"""Scores held at once, 64 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
+
+
+class Embedding(Protocol):
+    """What a softmax may borrow of an embedding, plain or adaptive."""
+
+    def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Return the vectors (size, E) of the ids of each cluster."""
+        ...
+
+    def projection_of(self, cluster: int) -> Tensor | None:
+        """Return the projection (D, E) of a cluster, if it has one."""
+        ...
 
 
 class TokenEmbedding(nn.Module):
     """Vectors of token ids, scaled by sqrt(d_model), and projected where `d_embed` differs from `d_model`.
 
-    Reference: `AdaptiveEmbedding` of the authors' `pytorch/mem_transformer.py` with one cluster.
+    Reference: `AdaptiveEmbedding` of the authors' `pytorch/mem_transformer.py` with `div_val` 1.
     """
 
     def __init__(self, vocab_size: int, *, d_embed: int, d_model: int) -> None:
@@ -27,6 +48,14 @@ class TokenEmbedding(nn.Module):
         projected = embedded if self.projection is None else self.projection(embedded)
         return projected.to(self.weight.dtype) * self.scale  # in autocast too: what layers add to and remember stays fp32
 
+    def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Return the vectors (size, E) of the ids of each cluster of an adaptive softmax."""
+        return self.weight.split(list(sizes))  # one node for all: a slice each would cost a gradient of full size each
+
+    def projection_of(self, cluster: int) -> Tensor | None:
+        """Return the projection (D, E) that all clusters share, if there is one."""
+        return None if self.projection is None else self.projection.weight
+
 
 class TokenSoftmax(nn.Module):
     """Scores of every token of the vocabulary.
@@ -35,24 +64,66 @@ class TokenSoftmax(nn.Module):
 
     Args:
         vocab_size: V.
-        d_embed: width of the output vectors.
-        d_model: width of the hidden states.
-        tied: use the embedding's weight, given at each call, instead of an own one.
+        d_embed: E, width of the output vectors.
+        d_model: D, width of the hidden states.
+        tied: use the embedding's vectors instead of own ones.
+        tied_projection: use the embedding's projection instead of an own one.
     """
 
-    def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, tied: bool) -> None:
+    def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, tied: bool, tied_projection: bool = False) -> None:
         super().__init__()
         self.weight = None if tied else nn.Parameter(torch.randn(vocab_size, d_embed))
         self.bias = nn.Parameter(torch.zeros(vocab_size))
-        self.projection = nn.Linear(d_model, d_embed, bias=False) if d_embed != d_model else None
+        projected = d_embed != d_model and not tied_projection
+        self.projection = nn.Linear(d_model, d_embed, bias=False) if projected else None
 
-    def logits(self, h_BTD: Tensor, tied_weight: Tensor) -> Tensor:
+    def logits(self, h_BTD: Tensor, embedding: Embedding) -> Tensor:
         """Return unnormalized scores (B, T, V) of hidden states (B, T, D)."""
-        projected = h_BTD if self.projection is None else self.projection(h_BTD)
-        return F.linear(projected, tied_weight if self.weight is None else self.weight, self.bias)
+        return F.linear(self._project(h_BTD, embedding), self._vectors(embedding), self.bias)
 
-    def nll(self, h_BTD: Tensor, labels: Tensor, tied_weight: Tensor) -> Tensor:
+    def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
         """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
-        logits = self.logits(h_BTD, tied_weight)
-        logits = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none", ignore_index=-100).view_as(labels)
+        projected = self._project(h_BTD, embedding).flatten(0, 1)
+        return linear_nll(projected, self._vectors(embedding), self.bias, labels.flatten()).view_as(labels)
+
+    def _vectors(self, embedding: Embedding) -> Tensor:
+        return embedding.vectors([len(self.bias)])[0] if self.weight is None else self.weight
+
+    def _project(self, h_BTD: Tensor, embedding: Embedding) -> Tensor:
+        if self.projection is not None:
+            return self.projection(h_BTD)
+        borrowed = embedding.projection_of(0)
+        return h_BTD if borrowed is None else h_BTD @ borrowed
+
+
+def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
+    """Return -log softmax(h · vectors + bias) at each token's label, without holding the scores of all tokens at once.
+
+    Args:
+        h_XE: hidden states, projected to the width of the vectors.
+        vectors_VE: output vectors.
+        bias_V: output biases.
+        label_X: int64, the class of each token; -100: not scored.
+
+    Returns:
+        Nats (X,), at least in fp32; 0 where not scored. Backward recomputes the scores chunk by chunk.
+
+    Example:
+        >>> linear_nll(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), torch.tensor([1, -100])).exp().tolist()
+        [4.0, 1.0]
+    """
+    n_chunk = max(1, _CHUNK_ELEMENTS // vectors_VE.shape[0])
+    if len(h_XE) <= n_chunk:
+        return _nll(h_XE, vectors_VE, bias_V, label_X)
+    if not torch.is_autocast_enabled(h_XE.device.type) and h_XE.dtype in (torch.float32, torch.float64):
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=n_chunk, chunking_method=None)
+        return F.linear_cross_entropy(h_XE, vectors_VE, label_X, linear_bias=bias_V, reduction="none", options=options)
+    # the library's function knows no autocast, and multiplies bf16 on a CPU three times slower than this
+    chunks = zip(h_XE.split(n_chunk), label_X.split(n_chunk), strict=True)
+    return torch.cat([checkpoint(_nll, h, vectors_VE, bias_V, label, use_reentrant=False) for h, label in chunks])
+
+
+def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
+    scores = F.linear(h_XE, vectors_VE, bias_V)
+    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    return F.cross_entropy(scores, label_X, reduction="none", ignore_index=-100)

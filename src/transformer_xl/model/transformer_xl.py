@@ -14,20 +14,23 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 
 import copy
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import TransformerXLConfig
+from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.absolute import AbsoluteAttention, add_positions
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.dropout import Dropout
-from transformer_xl.model.layers import DecoderLayer
+from transformer_xl.model.layers import AttentionBlock, DecoderLayer, FeedForward, RelativeAttention
 from transformer_xl.model.memory import Mems, join
 from transformer_xl.model.positions import key_distances, sinusoids
 from transformer_xl.model.pretrained import PretrainedMixin
+from transformer_xl.model.shaw import ShawAttention, table_rows
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 
 
@@ -37,7 +40,8 @@ class ModelOutput:
 
     Attributes:
         mems: the memory after the segment, for the next call.
-        logits: (B, T, V), scores of the token that follows each position; None when labels were given.
+        logits: (B, T, V), scores of the token that follows each position (with an adaptive softmax: log-probabilities); None
+            when labels were given.
         nll: (B, T), nats per token in the order of the tokens, 0 where the label is -100; None without labels.
     """
 
@@ -57,8 +61,9 @@ class TransformerXL(nn.Module, PretrainedMixin):
         backend: name of the attention backend, see `choose_backend`.
         mem_len: positions of memory that a forward pass keeps.
         clamp_len: largest distance told apart; None: no limit.
-        same_length: every query sees `mem_len` keys, itself included. These three hold for reading, not for the weights: see
-            `with_context`.
+        same_length: every query sees `mem_len` keys, itself included.
+        ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
+            (the authors' extended context). These four hold for reading, not for the weights: see `with_context`.
 
     Example:
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16))
@@ -67,34 +72,27 @@ class TransformerXL(nn.Module, PretrainedMixin):
         (torch.Size([3, 5, 11]), 5)
     """
 
+    r_w_bias: Tensor
+    r_r_bias: Tensor
+    r_emb: Tensor
+    r_bias: Tensor
+
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         if config.vocab_size is None:
             raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
-        d_embed = config.d_embed or config.d_model
         self.config = config
         self.backend = "auto"
         self.mem_len, self.clamp_len, self.same_length = config.mem_len, config.clamp_len, config.same_length
-        self.embedding = TokenEmbedding(config.vocab_size, d_embed=d_embed, d_model=config.d_model)
+        self.ext_len = 0
+        self.embedding = _embedding(config)
         self.drop = Dropout(config.dropout)
-        self.layers = nn.ModuleList(
-            DecoderLayer(
-                config.d_model,
-                n_head=config.n_head,
-                d_head=config.d_head,
-                d_inner=config.d_inner,
-                dropout=config.dropout,
-                dropatt=config.dropatt,
-                pre_lnorm=config.pre_lnorm,
-                activation=config.activation,
-            )
-            for _ in range(config.n_layer)
-        )
-        owners = config.n_layer if config.untie_r else 1
-        self.r_w_bias = nn.Parameter(torch.zeros(owners, config.n_head, config.d_head))
-        self.r_r_bias = nn.Parameter(torch.zeros(owners, config.n_head, config.d_head))
-        self.final_norm = nn.LayerNorm(config.d_model) if config.final_norm else nn.Identity()
-        self.softmax = TokenSoftmax(config.vocab_size, d_embed=d_embed, d_model=config.d_model, tied=config.tie_weight)
+        self.layers = nn.ModuleList(_layer(config) for _ in range(config.n_layer))
+        for name, shape in _position_shapes(config).items():
+            self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.final_norm = norm if config.final_norm else nn.Identity()
+        self.softmax = _softmax(config)
         self.init_weights()
 
     @torch.no_grad()
@@ -105,9 +103,9 @@ class TransformerXL(nn.Module, PretrainedMixin):
             owner, _, kind = name.rpartition(".")
             if owner.endswith("norm") and kind == "weight":
                 parameter.normal_(1.0, config.init_std)
-            elif kind == "bias":
+            elif kind in ("bias", "cluster_bias", "r_bias") or owner.endswith("biases"):
                 parameter.zero_()
-            elif owner.endswith("projection"):
+            elif owner.endswith(("projection", "projections")):
                 parameter.normal_(0.0, config.proj_init_std)
             elif config.init == "uniform":
                 parameter.uniform_(-config.init_range, config.init_range)
@@ -129,12 +127,28 @@ class TransformerXL(nn.Module, PretrainedMixin):
             n_layer=self.config.n_layer,
             d_model=self.config.d_model,
             length=self.mem_len if length is None else length,
-            dtype=self.embedding.weight.dtype,
-            device=self.embedding.weight.device,
+            dtype=self.dtype,
+            device=self.device,
+            valid=self.config.zero_first_memory,
         )
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights and of the memory."""
+        return next(self.parameters()).dtype
+
     def with_context(
-        self, *, mem_len: int | None = None, clamp_len: int | None = None, same_length: bool | None = None
+        self,
+        *,
+        mem_len: int | None = None,
+        clamp_len: int | None = None,
+        same_length: bool | None = None,
+        ext_len: int | None = None,
     ) -> Self:
         """Return the same weights read with another memory, for example a longer one at evaluation.
 
@@ -142,6 +156,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
             mem_len: positions of memory; None: as it is.
             clamp_len: largest distance told apart; None: as it is (a limit can be changed, not lifted).
             same_length: the same number of keys for every query; None: as it is.
+            ext_len: positions at the end of a segment that are not remembered; None: as it is.
 
         Returns:
             A view of this model: parameters are shared, nothing is copied.
@@ -153,8 +168,13 @@ class TransformerXL(nn.Module, PretrainedMixin):
         view.mem_len = self.mem_len if mem_len is None else mem_len
         view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
         view.same_length = self.same_length if same_length is None else same_length
-        if view.mem_len < 0 or (view.clamp_len is not None and view.clamp_len < 1):
-            raise ConfigError(f"mem_len ({mem_len}) must be at least 0 and clamp_len ({clamp_len}) at least 1")
+        view.ext_len = self.ext_len if ext_len is None else ext_len
+        if view.mem_len < 0 or view.ext_len < 0 or (view.clamp_len is not None and view.clamp_len < 1):
+            raise ConfigError(
+                f"mem_len ({mem_len}) must be at least 0, ext_len ({ext_len}) too, and clamp_len ({clamp_len}) at least 1"
+            )
+        if view.mem_len and self.config.attention == AttentionKind.VASWANI:
+            raise ConfigError(f"attention 'vaswani' has no memory; use mem_len = 0, not {view.mem_len}")
         if view.same_length and view.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
         return view
@@ -185,46 +205,137 @@ class TransformerXL(nn.Module, PretrainedMixin):
         """
         _check_shapes(ids, mems, labels, self.config.n_layer)
         batch_size, T = ids.shape
-        mems = self.init_mems(batch_size, length=0) if mems is None else mems
+        if mems is None:
+            mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
+        window = self.mem_len + self.config.same_length_besides_self if self.same_length else None
         hidden_BTS, n_own = hidden_keys(
-            document_starts,
-            mems.n_valid,
-            n_pad,
-            tgt_len=T,
-            memory_length=mems.length,
-            window=self.mem_len if self.same_length else None,
+            document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=window
         )
-        h_BTD = self.drop(self.embedding(ids))
-        distances = key_distances(mems.length + T, clamp_len=self.clamp_len, device=ids.device)
-        r_SD = self.drop(sinusoids(distances, self.config.d_model).to(h_BTD.dtype))
-
-        attend = choose_backend(self.backend)
+        positions = self._positions(mems.length + T, ids.device)
+        h_BTD = self._embed(ids)
         remembered = []
         for i, layer in enumerate(self.layers):
-            remembered.append(self._remember(mems.hidden[i], h_BTD, n_pad))
-            h_BTD = layer(
-                h_BTD,
-                mem_BMD=mems.hidden[i],
-                r_SD=r_SD,
-                r_w_bias=self.r_w_bias[i % len(self.r_w_bias)],
-                r_r_bias=self.r_r_bias[i % len(self.r_r_bias)],
-                hidden_BTS=hidden_BTS,
-                attend=attend,
-                n_pad=n_pad,
-            )
+            mem_BMD = mems.hidden[i]
+            if self.config.attention == AttentionKind.AL_RFOU:
+                mem_BMD, h_BTD = add_positions(self.r_emb[i].flatten(1), mem_BMD, h_BTD, n_pad)
+            remembered.append(self._remember(mem_BMD, h_BTD, n_pad))
+            h_BTD = layer(h_BTD, mem_BMD=mem_BMD, hidden_BTS=hidden_BTS, n_pad=n_pad, **positions[i])
         h_BTD = self.drop(self.final_norm(h_BTD))
-        new_mems = Mems(tuple(remembered), n_own.clamp(max=remembered[0].shape[1]))
+        new_mems = Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
         if labels is None:
-            return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding.weight))
-        return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding.weight))
+            return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
+        return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding))
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Return what enters the first layer; vaswani adds sinusoids of the distance to the segment's end."""
+        h_BTD = self.embedding(ids)
+        if self.config.attention == AttentionKind.VASWANI:
+            distances = key_distances(ids.shape[1], clamp_len=self.clamp_len, device=ids.device)
+            h_BTD = h_BTD + sinusoids(distances, self.config.d_model).to(h_BTD.dtype)
+        return self.drop(h_BTD)
+
+    def _positions(self, n_key: int, device: torch.device) -> list[dict[str, Any]]:
+        """Return what each layer's attention is told about positions."""
+        layers = range(self.config.n_layer)
+        if self.config.attention == AttentionKind.TRANSFORMER_XL:
+            distances = key_distances(n_key, clamp_len=self.clamp_len, device=device)
+            r_SD = self.drop(sinusoids(distances, self.config.d_model).to(self.dtype))
+            u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
+            attend = choose_backend(self.backend)
+            return [{"r_SD": r_SD, "r_w_bias": u[owner(i)], "r_r_bias": v[owner(i)], "attend": attend} for i in layers]
+        if self.config.attention == AttentionKind.SHAW:
+            distances = key_distances(n_key, clamp_len=None, device=device)
+            rows = table_rows(distances, n_row=self.r_emb.shape[1], clamp_len=self.clamp_len)
+            r_LSNH, r_bias_LSN = self.r_emb[:, rows], self.r_bias[:, rows]
+            return [{"r_SNH": r_LSNH[i], "r_bias_SN": r_bias_LSN[i], "r_w_bias": self.r_w_bias[i]} for i in layers]
+        return [{} for _ in layers]
 
     def _remember(self, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
         """Return the last `mem_len` hidden states, without gradient (the paper's SG)."""
         h_BTD = h_BTD.detach()
-        if n_pad is None and h_BTD.shape[1] >= self.mem_len:  # nothing of the old memory is left
-            return h_BTD[:, h_BTD.shape[1] - self.mem_len :]
-        joined = join(mem_BMD, h_BTD, n_pad)
-        return joined[:, max(joined.shape[1] - self.mem_len, 0) :]
+        if n_pad is None and h_BTD.shape[1] >= self.mem_len + self.ext_len:  # nothing of the old memory is left
+            joined = h_BTD
+        else:
+            joined = join(mem_BMD.detach(), h_BTD, n_pad)
+        end = max(joined.shape[1] - self.ext_len, 0)
+        return joined[:, max(end - self.mem_len, 0) : end]
+
+
+def _embedding(config: TransformerXLConfig) -> TokenEmbedding | AdaptiveEmbedding:
+    assert config.vocab_size is not None
+    d_embed = config.d_embed or config.d_model
+    if config.div_val == 1:
+        return TokenEmbedding(config.vocab_size, d_embed=d_embed, d_model=config.d_model)
+    return AdaptiveEmbedding(
+        config.vocab_size,
+        cutoffs=config.cutoffs,
+        div_val=config.div_val,
+        d_embed=d_embed,
+        d_model=config.d_model,
+        proj_same_dim=config.proj_same_dim,
+    )
+
+
+def _softmax(config: TransformerXLConfig) -> TokenSoftmax | AdaptiveSoftmax:
+    assert config.vocab_size is not None
+    d_embed = config.d_embed or config.d_model
+    if not config.cutoffs and config.div_val == 1:
+        return TokenSoftmax(
+            config.vocab_size,
+            d_embed=d_embed,
+            d_model=config.d_model,
+            tied=config.tie_weight,
+            tied_projection=config.tied_projections[0],
+        )
+    return AdaptiveSoftmax(
+        config.vocab_size,
+        cutoffs=config.cutoffs,
+        div_val=config.div_val,
+        d_embed=d_embed,
+        d_model=config.d_model,
+        tied=config.tie_weight,
+        tied_projections=config.tied_projections,
+        proj_same_dim=config.proj_same_dim,
+    )
+
+
+_ATTENTION: dict[AttentionKind, type[AttentionBlock]] = {
+    AttentionKind.TRANSFORMER_XL: RelativeAttention,
+    AttentionKind.SHAW: ShawAttention,
+    AttentionKind.VASWANI: AbsoluteAttention,
+    AttentionKind.AL_RFOU: AbsoluteAttention,
+}
+
+
+def _layer(config: TransformerXLConfig) -> DecoderLayer:
+    block: dict[str, Any] = {
+        "dropout": config.dropout,
+        "pre_lnorm": config.pre_lnorm,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+    }
+    attention = _ATTENTION[config.attention]
+    return DecoderLayer(
+        attention(config.d_model, n_head=config.n_head, d_head=config.d_head, dropatt=config.dropatt, **block),
+        FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block),
+    )
+
+
+def _position_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters that say where keys stand; layers share u and v unless `untie_r`."""
+    heads = (config.n_head, config.d_head)
+    if config.attention == AttentionKind.TRANSFORMER_XL:
+        owners = config.n_layer if config.untie_r else 1
+        return {"r_w_bias": (owners, *heads), "r_r_bias": (owners, *heads)}
+    if config.attention == AttentionKind.VASWANI:
+        return {}
+    if config.max_klen is None:
+        raise ConfigError(
+            f"attention '{config.attention}' learns positions: max_klen (None) must say how many, such as tgt_len + mem_len"
+        )
+    table = (config.n_layer, config.max_klen)
+    if config.attention == AttentionKind.AL_RFOU:
+        return {"r_emb": (*table, *heads)}
+    return {"r_emb": (*table, *heads), "r_bias": (*table, config.n_head), "r_w_bias": (config.n_layer, *heads)}
 
 
 def _check_shapes(ids: Tensor, mems: Mems | None, labels: Tensor | None, n_layer: int) -> None:

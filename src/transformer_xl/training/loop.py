@@ -188,7 +188,11 @@ def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, 
     """Build the model, its trainer and the run's files; restore the newest good checkpoint of an existing run."""
     device = choose_device(config.train.device)
     precision, reason = choose_precision(config.train.precision, device)
-    resolved = {"model": {"vocab_size": corpus.tokenizer.vocab_size}, "train": {"precision": precision}}
+    max_klen = config.model.max_klen or config.train.tgt_len + config.model.mem_len
+    resolved = {
+        "model": {"vocab_size": corpus.tokenizer.vocab_size, "max_klen": max_klen if config.model.learns_positions else None},
+        "train": {"precision": precision},
+    }
     config = RunConfig(**merge(config.model_dump(), resolved))
     torch.manual_seed(config.train.seed)
     model = TransformerXL(config.model).to(device)
@@ -329,6 +333,7 @@ def _score(run: _Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> 
         batch_size=run.config.eval.batch_size,
         same_length=run.config.eval.same_length if mem_len else False,
         clamp_len=run.config.eval.clamp_len,
+        ext_len=run.config.eval.ext_len,
         n_characters=n_characters,
         n_bytes=n_bytes,
         precision=run.trainer.precision,

@@ -57,7 +57,7 @@ class Trainer:
         self.model, self.stream, self.config = model, stream, train
         self.clip = optim.clip
         self.precision: Precision = precision
-        self.device = model.embedding.weight.device
+        self.device = model.device
         self.optimizers = Optimizers(model, optim)
         self.schedule = Schedule(optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")

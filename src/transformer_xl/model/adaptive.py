@@ -1,0 +1,184 @@
+"""Adaptive embedding and softmax: frequent tokens in a head, rarer ones in tail clusters with narrower vectors.
+
+The head's softmax is over its own tokens and one more class per tail; a token of a tail has the probability of its tail times
+its own within it (Grave et al. 2017, arXiv 1609.04309; with inputs: Baevski and Auli 2019, arXiv 1809.10853).
+
+Ids are sorted by frequency: cluster 0 (the head) has ids 0 … cutoffs[0] - 1, cluster i those from cutoffs[i - 1] on. In the
+softmax of the head, tail i is class cutoffs[0] + i - 1.
+
+Shapes: B batch, T tgt_len, D d_model, V vocabulary, E_i width of the vectors of cluster i, X any number of tokens.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_xl.model.softmax import Embedding, linear_nll
+
+
+def cluster_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
+    """Return the number of ids of each cluster, head first.
+
+    Example:
+        >>> cluster_sizes(10, (3, 7))
+        [3, 4, 3]
+    """
+    return [high - low for low, high in itertools.pairwise((0, *cutoffs, vocab_size))]
+
+
+def cluster_widths(n_cluster: int, *, d_embed: int, div_val: int) -> list[int]:
+    """Return E_i, the width of the vectors of each cluster.
+
+    Example:
+        >>> cluster_widths(4, d_embed=1024, div_val=4)
+        [1024, 256, 64, 16]
+    """
+    return [d_embed // div_val**i for i in range(n_cluster)]
+
+
+def is_projected(width: int, *, d_model: int, div_val: int, proj_same_dim: bool) -> bool:
+    """Say whether vectors of a cluster are projected; with `div_val` above 1 also those that are as wide as D already."""
+    return width != d_model or (div_val > 1 and proj_same_dim)
+
+
+class AdaptiveEmbedding(nn.Module):
+    """Vectors of token ids, narrower for rarer clusters, each cluster with its projection to D; scaled by sqrt(D).
+
+    Reference: `AdaptiveEmbedding` of the authors' `pytorch/mem_transformer.py` with `div_val` above 1.
+
+    Args:
+        vocab_size: V.
+        cutoffs: first id of each tail.
+        div_val: factor between the widths of neighboring clusters.
+        d_embed: width of the head's vectors.
+        d_model: D.
+        proj_same_dim: project vectors of width D too.
+    """
+
+    def __init__(
+        self, vocab_size: int, *, cutoffs: Sequence[int], div_val: int, d_embed: int, d_model: int, proj_same_dim: bool = True
+    ) -> None:
+        super().__init__()
+        self.borders = (0, *cutoffs, vocab_size)
+        sizes = cluster_sizes(vocab_size, cutoffs)
+        widths = cluster_widths(len(sizes), d_embed=d_embed, div_val=div_val)
+        self.tables = nn.ParameterList(torch.randn(size, width) for size, width in zip(sizes, widths, strict=True))
+        self.projections = nn.ParameterList(
+            nn.Parameter(torch.randn(d_model, width))
+            if is_projected(width, d_model=d_model, div_val=div_val, proj_same_dim=proj_same_dim)
+            else None
+            for width in widths
+        )
+        self.d_model = d_model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Embed ids (B, T) as (B, T, d_model)."""
+        embedded = self.tables[0].new_zeros(*ids.shape, self.d_model)
+        for i, table in enumerate(self.tables):
+            place = ids - self.borders[i]
+            inside = (place >= 0) & (place < len(table))
+            # every id is looked up in every cluster, and one result kept: shapes do not depend on the ids, and tails are narrow
+            vectors = F.embedding(place.clamp(0, len(table) - 1), table)
+            projection = self.projection_of(i)
+            projected = vectors if projection is None else F.linear(vectors, projection)
+            embedded = torch.where(inside.unsqueeze(-1), projected.to(embedded.dtype), embedded)
+        return embedded * self.d_model**0.5
+
+    def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
+        """Return the vectors (size, E_i) of the ids of each cluster."""
+        return list(self.tables)
+
+    def projection_of(self, cluster: int) -> Tensor | None:
+        """Return the projection (D, E_i) of one cluster, if it has one."""
+        return self.projections[cluster]
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Log-probabilities over head and tails; nats per token, in the order of the tokens.
+
+    Reference: `ProjectedAdaptiveLogSoftmax` of the authors' `pytorch/utils/proj_adaptive_softmax.py`. Deviations: losses stay
+    in order; the head's classes for tails are in the order of the tails, as in the authors' TensorFlow code, not reversed.
+
+    Args:
+        vocab_size: V.
+        cutoffs: first id of each tail; may be empty.
+        div_val: factor between the widths of neighboring clusters.
+        d_embed: width of the head's vectors.
+        d_model: D.
+        tied: use the embedding's vectors instead of own ones.
+        tied_projections: per cluster: use the embedding's projection instead of an own one.
+        proj_same_dim: with `div_val` above 1, project vectors of width D too.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        *,
+        cutoffs: Sequence[int],
+        div_val: int,
+        d_embed: int,
+        d_model: int,
+        tied: bool,
+        tied_projections: Sequence[bool],
+        proj_same_dim: bool = True,
+    ) -> None:
+        super().__init__()
+        self.borders = (0, *cutoffs, vocab_size)
+        self.sizes = cluster_sizes(vocab_size, cutoffs)
+        self.tied_projections = tuple(tied_projections)
+        widths = cluster_widths(len(self.sizes), d_embed=d_embed, div_val=div_val)
+        shapes = zip(self.sizes, widths, strict=True)
+        self.weights = None if tied else nn.ParameterList(torch.randn(size, width) for size, width in shapes)
+        self.biases = nn.ParameterList(torch.zeros(size) for size in self.sizes)
+        self.cluster_weight = nn.Parameter(torch.zeros(len(cutoffs), d_embed)) if cutoffs else None
+        self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs))) if cutoffs else None
+        self.projections = nn.ParameterList(
+            nn.Parameter(torch.randn(d_model, width))
+            if not tied_projection and is_projected(width, d_model=d_model, div_val=div_val, proj_same_dim=proj_same_dim)
+            else None
+            for width, tied_projection in zip(widths, tied_projections, strict=True)
+        )
+
+    def logits(self, h_BTD: Tensor, embedding: Embedding) -> Tensor:
+        """Return log-probabilities (B, T, V), at least in fp32, of hidden states (B, T, D); they are normalized."""
+        head, *tails = (_log_softmax(_project(h_BTD, p), w, b) for p, w, b in self._clusters(embedding))
+        own, of_tails = head.tensor_split([self.sizes[0]], dim=-1)
+        return torch.cat([own, *(tail + of_tails[..., i, None] for i, tail in enumerate(tails))], dim=-1)
+
+    def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
+        """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
+        h_XD, label_X = h_BTD.flatten(0, 1), labels.flatten()
+        borders = torch.tensor(self.borders[1:-1], device=label_X.device, dtype=label_X.dtype)
+        cluster_X = torch.bucketize(label_X, borders, right=True)
+        (projection, vectors, bias), *tails = self._clusters(embedding)
+        in_head = torch.where(cluster_X > 0, self.sizes[0] + cluster_X - 1, label_X)
+        nats = linear_nll(_project(h_XD, projection), vectors, bias, in_head)
+        for i, (projection, vectors, bias) in enumerate(tails, start=1):
+            where = (cluster_X == i).nonzero().squeeze(1)  # perhaps of no token: every parameter gets a gradient all the same
+            h = _project(h_XD[where], projection)
+            nats = nats.index_add(0, where, linear_nll(h, vectors, bias, label_X[where] - self.borders[i]).to(nats.dtype))
+        return nats.view_as(labels)
+
+    def _clusters(self, embedding: Embedding) -> list[tuple[Tensor | None, Tensor, Tensor]]:
+        """Return projection, vectors and biases of each cluster; the head's end with those of the tails as classes."""
+        vectors = list(embedding.vectors(self.sizes) if self.weights is None else self.weights)
+        biases = list(self.biases)
+        if self.cluster_weight is not None and self.cluster_bias is not None:
+            vectors[0] = torch.cat([vectors[0], self.cluster_weight])
+            biases[0] = torch.cat([biases[0], self.cluster_bias])
+        projections = [
+            embedding.projection_of(i) if tied else self.projections[i] for i, tied in enumerate(self.tied_projections)
+        ]
+        return list(zip(projections, vectors, biases, strict=True))
+
+
+def _project(h: Tensor, projection: Tensor | None) -> Tensor:
+    return h if projection is None else h @ projection
+
+
+def _log_softmax(h: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
+    scores = F.linear(h, vectors, bias)
+    return F.log_softmax(scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores, dim=-1)

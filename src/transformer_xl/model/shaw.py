@@ -1,0 +1,57 @@
+"""Attention with a learned vector and bias per distance, after Shaw et al. 2018 (arXiv 1803.02155), as the authors compare it.
+
+    A_ij = q_i·k_j + q_i·r_{i-j} + u·k_j + b_{i-j}
+
+Distances beyond the table share its farthest entry.
+
+Reference: `RelLearnableMultiHeadAttn` (`attn_type` 1) of the authors' `pytorch/mem_transformer.py`.
+
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, L rows of the tables, N heads, H d_head, D d_model.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from transformer_xl.model.layers import AttentionBlock
+from transformer_xl.model.positions import rel_shift
+
+
+class ShawAttention(AttentionBlock):
+    """Multi-head attention over memory and segment by content and learned distances; the tables belong to the model."""
+
+    def forward(
+        self,
+        h_BTD: Tensor,
+        *,
+        mem_BMD: Tensor,
+        r_SNH: Tensor,
+        r_bias_SN: Tensor,
+        r_w_bias: Tensor,
+        hidden_BTS: Tensor,
+        n_pad: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from the segment to memory and segment; r and its bias are those of the distances S-1, …, 0."""
+        q, k, v = self.project(h_BTD, mem_BMD, n_pad)
+        content_score = torch.einsum("btnh,bsnh->bnts", q + r_w_bias.to(q.dtype), k)
+        distance_score = torch.einsum("btnh,snh->bnts", q, r_SNH.to(q.dtype)) + r_bias_SN.T.unsqueeze(1).to(q.dtype)
+        score_BNTS = (content_score + rel_shift(distance_score)) * self.d_head**-0.5
+        weight_BNTS = score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
+        weight_BNTS = F.dropout(weight_BNTS, self.dropatt, training=self.training)
+        return self.add(h_BTD, torch.einsum("bnts,bsnh->btnh", weight_BNTS.to(v.dtype), v))
+
+
+def table_rows(distance_S: Tensor, *, n_row: int, clamp_len: int | None) -> Tensor:
+    """Return the rows of a position table that belong to distances; the last row is distance 0, the first the farthest.
+
+    Args:
+        distance_S: int64 (S,), in tokens.
+        n_row: L.
+        clamp_len: use the last `clamp_len` rows only; None: all.
+
+    Example:
+        >>> table_rows(torch.tensor([4, 3, 2, 1, 0]), n_row=4, clamp_len=3).tolist()
+        [1, 1, 1, 2, 3]
+    """
+    farthest = (n_row if clamp_len is None else min(n_row, clamp_len)) - 1
+    return n_row - 1 - distance_S.clamp(max=farthest)

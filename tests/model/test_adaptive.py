@@ -1,0 +1,142 @@
+"""The adaptive softmax as a distribution, in chunks, and in half precision; its equation is compared in tests/reference."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers import assert_close, tiny_model
+from transformer_xl.model import softmax
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.model.softmax import linear_nll
+
+TAILS = {"cutoffs": (4, 9), "div_val": 2, "proj_share_all_but_first": True}
+
+
+@given(
+    cutoffs=st.sets(st.integers(1, 12), max_size=4).map(sorted).map(tuple),
+    div_val=st.sampled_from([1, 2]),
+    tie_weight=st.booleans(),
+    shared=st.booleans(),
+    proj_same_dim=st.booleans(),
+    d_embed=st.sampled_from([None, 16, 18]),
+)
+def test_probabilities_add_up_to_one_and_losses_are_theirs(cutoffs, div_val, tie_weight, shared, proj_same_dim, d_embed):
+    model = tiny_model(
+        cutoffs=cutoffs,
+        div_val=div_val,
+        tie_weight=tie_weight,
+        proj_share_all_but_first=shared,
+        proj_same_dim=proj_same_dim,
+        d_embed=d_embed,
+        d_model=16,
+    )
+    ids, labels = torch.randint(13, (2, 2, 6))
+    labels[0, 2] = labels[1, 5] = -100
+    log_probabilities = model(ids).logits.log_softmax(-1)
+    nll = model(ids, labels=labels).nll
+    expected = -log_probabilities.gather(-1, labels.clamp(min=0).unsqueeze(-1)).squeeze(-1) * (labels >= 0)
+    assert_close("nll", nll, expected, 1e-5)
+    if cutoffs or div_val > 1:
+        assert_close("sum", model(ids).logits.exp().sum(-1), torch.ones(2, 6), 1e-5)
+
+
+@pytest.mark.parametrize("variant", [{}, {"cutoffs": (4, 9)}, TAILS, {**TAILS, "tie_weight": False}])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_chunks_change_neither_losses_nor_gradients(variant, autocast, monkeypatch):
+    """Chunks of one token up to all, in fp32 by the library's function, under autocast by recomputation."""
+    model = tiny_model(**variant)
+    ids, labels = torch.randint(13, (2, 3, 7))
+    labels[1, 3] = -100
+    weights = torch.rand(3, 7)
+    results = []
+    for elements in (1, 40, 1 << 24):
+        monkeypatch.setattr(softmax, "_CHUNK_ELEMENTS", elements)
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            nll = model(ids, labels=labels).nll
+        (nll * weights).sum().backward()
+        results.append([nll.detach(), *(p.grad.clone() for p in model.parameters())])
+    tolerance = 2e-2 if autocast else 1e-5  # gradients of weights add up bf16 products of one chunk or of several
+    for result in results[:-1]:
+        for actual, expected in zip(result, results[-1], strict=True):
+            assert_close("chunked", actual, expected, tolerance)
+
+
+def test_autocast_computes_losses_near_those_of_fp32_and_keeps_them_fp32():
+    model = tiny_model(**TAILS)
+    ids, labels = torch.randint(13, (2, 3, 7))
+    expected = model(ids, labels=labels).nll
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(ids, labels=labels)
+        logits = model(ids).logits
+    assert out.nll.dtype == logits.dtype == torch.float32
+    assert_close("nll", out.nll, expected, 3e-2)
+    assert_close("sum", logits.exp().sum(-1), torch.ones(3, 7), 1e-5)
+    assert {h.dtype for h in out.mems.hidden} == {torch.float32}
+
+
+def test_a_model_in_bf16_scores_and_learns():
+    model = tiny_model(**TAILS).to(torch.bfloat16)
+    ids, labels = torch.randint(13, (2, 3, 7))
+    out = model(ids, labels=labels)
+    out.nll.sum().backward()
+    assert out.nll.dtype == torch.float32
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_every_parameter_gets_a_gradient_even_if_no_token_falls_in_its_cluster():
+    model = tiny_model(**TAILS)
+    ids = torch.zeros(1, 4, dtype=torch.int64)
+    model(ids, labels=ids).nll.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_labels_outside_the_vocabulary_are_refused():
+    model = tiny_model(cutoffs=(4, 9))
+    ids = torch.zeros(1, 2, dtype=torch.int64)
+    with pytest.raises(IndexError):
+        model(ids, labels=torch.tensor([[1, 13]]))
+    with pytest.raises(IndexError):
+        model(ids, labels=torch.tensor([[1, -1]]))
+
+
+def test_all_labels_ignored_is_zero_and_leaves_them_alone():
+    labels = torch.full((1, 5), -100)
+    nll = tiny_model(**TAILS)(torch.zeros(1, 5, dtype=torch.int64), labels=labels).nll
+    assert torch.equal(nll, torch.zeros(1, 5))
+    assert (labels == -100).all()
+
+
+def test_tails_are_narrower():
+    embedding = AdaptiveEmbedding(13, cutoffs=(4, 9), div_val=4, d_embed=32, d_model=8)
+    assert [tuple(table.shape) for table in embedding.tables] == [(4, 32), (5, 8), (4, 2)]
+    settings = {"cutoffs": (4, 9), "div_val": 4, "d_embed": 32, "d_model": 8, "tied": True}
+    adaptive = AdaptiveSoftmax(13, **settings, tied_projections=(False, True, False))
+    assert adaptive.weights is None
+    assert {name: tuple(p.shape) for name, p in adaptive.named_parameters() if "proj" in name} == {
+        "projections.0": (8, 32),
+        "projections.2": (8, 2),
+    }
+
+
+def test_initial_weights_follow_the_authors_distributions():
+    torch.manual_seed(0)
+    model = tiny_model(**{**TAILS, "d_model": 64, "d_embed": 64, "proj_init_std": 0.5, "init_std": 0.02})
+    model.init_weights()
+    assert model.embedding.projections[0].std().item() == pytest.approx(0.5, rel=0.1)
+    assert model.embedding.tables[0].std().item() == pytest.approx(0.02, rel=0.2)
+    assert model.softmax.projections[0].std().item() == pytest.approx(0.5, rel=0.1)
+    assert model.softmax.cluster_weight.std().item() == pytest.approx(0.02, rel=0.3)
+    assert not any(bias.any() for bias in [*model.softmax.biases, model.softmax.cluster_bias])
+
+
+def test_linear_nll_in_double_precision_stays_double(monkeypatch):
+    monkeypatch.setattr(softmax, "_CHUNK_ELEMENTS", 8)
+    h, vectors, bias = torch.randn(5, 3).double(), torch.randn(4, 3).double(), torch.randn(4).double()
+    labels = torch.tensor([0, 3, -100, 1, 2])
+    scores = (h @ vectors.T + bias).log_softmax(-1)
+    expected = -scores.gather(1, labels.clamp(min=0)[:, None]).squeeze(1) * (labels >= 0)
+    actual = linear_nll(h, vectors, bias, labels)
+    assert actual.dtype == torch.float64
+    assert_close("nll", actual, expected, 1e-12)
