@@ -129,7 +129,6 @@ def test_evaluation_reads_as_training_unless_told() -> None:
             {"attention": "shav"},
             r"attention \('shav'\) must be 'transformer_xl', 'shaw', 'vaswani' or 'al_rfou'",
         ),
-        (TransformerXLConfig, {"attention": "vaswani"}, r"'vaswani' has no memory.*use mem_len = 0 \(mem_len is 512\)"),
         (TransformerXLConfig, {"attention": "al_rfou", "d_head": 63}, r"n_head x d_head \(504\).*d_model \(512\)"),
         (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),
         (TokenizerConfig, {"kind": "sentence"}, r"^kind \('sentence'\) must be 'byte', 'char', 'word' or 'bpe'$"),

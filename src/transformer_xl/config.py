@@ -46,7 +46,7 @@ class TransformerXLConfig(_Frozen):
 
     attention: AttentionKind = Field(
         default=AttentionKind.TRANSFORMER_XL,
-        description="the paper's positions; shaw: learned distances; vaswani: absolute, no memory; al_rfou: learned per layer",
+        description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
     )
     max_klen: Positive | None = Field(
         default=None, description="shaw, al_rfou: distances with a learned vector of their own; None: train.tgt_len + mem_len"
@@ -104,11 +104,6 @@ class TransformerXLConfig(_Frozen):
     def _consistent(self) -> "TransformerXLConfig":
         if self.same_length and self.mem_len == 0:
             raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
-        if self.attention == AttentionKind.VASWANI and self.mem_len:
-            raise ValueError(
-                f"attention 'vaswani' has no memory, for its positions begin anew in each segment; use mem_len = 0 "
-                f"(mem_len is {self.mem_len})"
-            )
         if self.attention == AttentionKind.AL_RFOU and self.n_head * self.d_head != self.d_model:
             raise ValueError(
                 f"attention 'al_rfou' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to states of width "

@@ -63,6 +63,19 @@ def test_reset_of_one_row_is_a_fresh_row_and_leaves_the_other_alone():
     assert all(h[0].abs().max() == 0 for h in reset.hidden), "the old text must be gone, not only masked"
 
 
+def test_reset_gives_a_row_the_first_memory_that_the_model_was_trained_with():
+    model = tiny_model(zero_first_memory=True)
+    mems = model(tokens(2, 6)).mems.reset(torch.tensor([True, False]), valid=True)
+    ids = tokens(2, 3)
+    assert_close("fresh row", model(ids, mems=mems).logits[:1], model(ids[:1]).logits, 1e-12)
+    assert not torch.allclose(model(ids).logits, tiny_logits(model, ids))
+
+
+def tiny_logits(model, ids):
+    """What the model says when it may not attend to the zeros that it begins with."""
+    return model(ids, mems=model.init_mems(2).reset(torch.tensor([True, True]))).logits
+
+
 def test_reset_heals_a_row_that_went_wrong():
     model = tiny_model()
     mems = model(tokens(2, 6), mems=model.init_mems(2)).mems
@@ -70,13 +83,24 @@ def test_reset_heals_a_row_that_went_wrong():
     assert torch.isfinite(model(tokens(2, 3), mems=mems.reset(torch.tensor([True, False]))).logits).all()
 
 
-@settings(max_examples=30)
+KINDS = [
+    {},
+    {"zero_first_memory": True},
+    {"attention": "shaw", "max_klen": 7},
+    {"attention": "vaswani"},
+    {"attention": "al_rfou", "max_klen": 7, "n_head": 2, "d_head": 5},
+]
+
+
+@settings(max_examples=60)
 @given(data=st.data())
 def test_left_padded_rows_read_as_if_alone(data):
     """Rows are fed different numbers of tokens, call after call; each must equal the row fed alone without padding."""
-    model = tiny_model(mem_len=data.draw(st.integers(0, 6)), clamp_len=data.draw(st.sampled_from([None, 2])))
+    kind = data.draw(st.sampled_from(KINDS))
+    model = tiny_model(mem_len=data.draw(st.integers(0, 6)), clamp_len=data.draw(st.sampled_from([None, 2])), **kind)
     B = 3
-    mems, alone = model.init_mems(B), [model.init_mems(1, length=0) for _ in range(B)]
+    length = None if model.config.zero_first_memory else 0
+    mems, alone = model.init_mems(B), [model.init_mems(1, length=length) for _ in range(B)]
     for _ in range(data.draw(st.integers(1, 3))):
         lengths = data.draw(st.lists(st.integers(1, 5), min_size=B, max_size=B))
         T = max(lengths)
@@ -96,7 +120,8 @@ def test_left_padded_rows_read_as_if_alone(data):
 @given(data=st.data())
 def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""
-    model = tiny_model(mem_len=4, same_length=data.draw(st.booleans()))
+    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}]))
+    model = tiny_model(mem_len=4, same_length=data.draw(st.booleans()), **kind)
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
     T = data.draw(st.integers(1, 6))
     ids = tokens(1, sum(lengths))

@@ -150,17 +150,18 @@ def read_row(ids, memory, w, config):
         (T, V) log-probabilities and the new memory.
     """
     hidden = [embed(token, w, config) for token in ids]
-    if config.attention == "vaswani":  # positions count back from the end of the segment
-        back = [len(ids) - 1 - t for t in range(len(ids))]
-        hidden = [h + sinusoid(min(d, config.clamp_len or d), config.d_model) for h, d in zip(hidden, back, strict=True)]
     window = config.mem_len + config.same_length_besides_self
     new_memory = []
     for layer in range(config.n_layer):
         history = list(memory[layer]) + hidden
         first = len(memory[layer])
+        back = [len(history) - 1 - s for s in range(len(history))]  # absolute positions count from the end of the segment
         if config.attention == "al_rfou":  # what has been remembered once gets positions again
-            rows = [max(config.max_klen - (len(history) - s), 0) for s in range(len(history))]
+            rows = [max(config.max_klen - 1 - distance, 0) for distance in back]
             history = [h + w["r_emb"][layer, row].flatten() for h, row in zip(history, rows, strict=True)]
+        if config.attention == "vaswani" and layer == 0:
+            limited = [min(distance, config.clamp_len or distance) for distance in back]
+            history = [h + sinusoid(distance, config.d_model) for h, distance in zip(history, limited, strict=True)]
         outputs = []
         for own in range(first, len(history)):
             visible = [s for s in range(own + 1) if not config.same_length or own - s < window]

@@ -43,8 +43,9 @@ KINDS = {
     "shaw": {"attention": "shaw", "max_klen": 20},
     "shaw, short table": {"attention": "shaw", "max_klen": 4, "pre_lnorm": True},
     "shaw, clamp_len": {"attention": "shaw", "max_klen": 9, "clamp_len": 3, "same_length": True},
-    "vaswani": {"attention": "vaswani", "mem_len": 0},
-    "vaswani, clamp_len": {"attention": "vaswani", "mem_len": 0, "clamp_len": 2, "pre_lnorm": True},
+    "vaswani": {"attention": "vaswani"},
+    "vaswani, no memory": {"attention": "vaswani", "mem_len": 0},
+    "vaswani, clamp_len": {"attention": "vaswani", "clamp_len": 2, "pre_lnorm": True},
     "al_rfou": {"attention": "al_rfou", "max_klen": 20, "n_head": 2, "d_head": 5},
     "al_rfou, short table": {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "pre_lnorm": True},
     "al_rfou, no memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "mem_len": 0},
@@ -78,7 +79,7 @@ def test_other_kinds_of_attention_equal_loops(kind, dtype, tolerance):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("kind", ["shaw", "shaw, clamp_len", "al_rfou", "al_rfou, short table"])
+@pytest.mark.parametrize("kind", ["shaw", "shaw, clamp_len", "vaswani", "al_rfou", "al_rfou, short table"])
 def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind):
     torch.set_default_dtype(torch.float64)
     try:

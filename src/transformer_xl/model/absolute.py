@@ -1,19 +1,21 @@
 """Attention by content alone, where positions were added to the states it reads: once (vaswani) or in every layer (al_rfou).
 
-Positions count from the end of the segment, as in the authors' code: the last token has position 0.
+Positions count from the end of the segment, as in the authors' code: the last token has position 0. The original of vaswani
+fails on an empty memory; with NVIDIA's correction it has one, as here.
 
 Reference: `MultiHeadAttn` (`attn_type` 2 and 3) of the authors' `pytorch/mem_transformer.py`; Vaswani et al. 2017, Al-Rfou et
 al. 2018 (arXiv 1808.04444).
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, L rows of the table, D d_model.
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, D d_model.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.model.layers import AttentionBlock
-from transformer_xl.model.shaw import table_rows
 
 
 class AbsoluteAttention(AttentionBlock):
@@ -29,14 +31,16 @@ class AbsoluteAttention(AttentionBlock):
         return self.add(h_BTD, attended.transpose(1, 2))
 
 
-def add_positions(table_LD: Tensor, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Add learned positions to the states that enter a layer, the memory's too (al_rfou).
+def add_positions(
+    encode: Callable[[Tensor], Tensor], mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Add positions to the states that enter a layer, the memory's too.
 
     What is remembered of a segment has its positions in it, and gets others added in the next: so does the original, which adds
     them in place.
 
     Args:
-        table_LD: the layer's positions; the last row is for the last token, the first for all that lie farther back than L.
+        encode: int64 distances to the end of the segment, of any shape, to vectors of width D.
         mem_BMD: memory.
         h_BTD: the segment's states.
         n_pad: int64 (B,), padding tokens at the left of each row; its memory moves up by so much.
@@ -47,7 +51,4 @@ def add_positions(table_LD: Tensor, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tenso
     M, T = mem_BMD.shape[1], h_BTD.shape[1]
     distance_S = torch.arange(M + T - 1, -1, -1, device=h_BTD.device)
     distance_mem = distance_S[:M] if n_pad is None else (distance_S[:M] - n_pad.unsqueeze(1)).clamp(min=0)
-    return (
-        mem_BMD + table_LD[table_rows(distance_mem, n_row=len(table_LD), clamp_len=None)],
-        h_BTD + table_LD[table_rows(distance_S[M:], n_row=len(table_LD), clamp_len=None)],
-    )
+    return mem_BMD + encode(distance_mem).to(mem_BMD.dtype), h_BTD + encode(distance_S[M:]).to(h_BTD.dtype)

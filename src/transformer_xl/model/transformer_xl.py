@@ -173,8 +173,6 @@ class TransformerXL(nn.Module, PretrainedMixin):
             raise ConfigError(
                 f"mem_len ({mem_len}) must be at least 0, ext_len ({ext_len}) too, and clamp_len ({clamp_len}) at least 1"
             )
-        if view.mem_len and self.config.attention == AttentionKind.VASWANI:
-            raise ConfigError(f"attention 'vaswani' has no memory; use mem_len = 0, not {view.mem_len}")
         if view.same_length and view.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
         return view
@@ -212,12 +210,12 @@ class TransformerXL(nn.Module, PretrainedMixin):
             document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=window
         )
         positions = self._positions(mems.length + T, ids.device)
-        h_BTD = self._embed(ids)
+        h_BTD = self.embedding(ids)
+        if self.config.attention != AttentionKind.VASWANI:
+            h_BTD = self.drop(h_BTD)
         remembered = []
         for i, layer in enumerate(self.layers):
-            mem_BMD = mems.hidden[i]
-            if self.config.attention == AttentionKind.AL_RFOU:
-                mem_BMD, h_BTD = add_positions(self.r_emb[i].flatten(1), mem_BMD, h_BTD, n_pad)
+            mem_BMD, h_BTD = self._enter(i, mems.hidden[i], h_BTD, n_pad)
             remembered.append(self._remember(mem_BMD, h_BTD, n_pad))
             h_BTD = layer(h_BTD, mem_BMD=mem_BMD, hidden_BTS=hidden_BTS, n_pad=n_pad, **positions[i])
         h_BTD = self.drop(self.final_norm(h_BTD))
@@ -226,13 +224,19 @@ class TransformerXL(nn.Module, PretrainedMixin):
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding))
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        """Return what enters the first layer; vaswani adds sinusoids of the distance to the segment's end."""
-        h_BTD = self.embedding(ids)
-        if self.config.attention == AttentionKind.VASWANI:
-            distances = key_distances(ids.shape[1], clamp_len=self.clamp_len, device=ids.device)
-            h_BTD = h_BTD + sinusoids(distances, self.config.d_model).to(h_BTD.dtype)
-        return self.drop(h_BTD)
+    def _enter(self, i: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return memory and segment as they enter layer `i`: absolute positions are added here, once or in every layer."""
+        if self.config.attention == AttentionKind.AL_RFOU:
+            table = self.r_emb[i].flatten(1)
+            return add_positions(lambda d: table[table_rows(d, n_row=len(table), clamp_len=None)], mem_BMD, h_BTD, n_pad)
+        if self.config.attention == AttentionKind.VASWANI and i == 0:
+            mem_BMD, h_BTD = add_positions(self._sinusoids, mem_BMD, h_BTD, n_pad)
+            return mem_BMD, self.drop(h_BTD)
+        return mem_BMD, h_BTD
+
+    def _sinusoids(self, distances: Tensor) -> Tensor:
+        limited = distances if self.clamp_len is None else distances.clamp(max=self.clamp_len)
+        return sinusoids(limited.flatten(), self.config.d_model).unflatten(0, distances.shape)
 
     def _positions(self, n_key: int, device: torch.device) -> list[dict[str, Any]]:
         """Return what each layer's attention is told about positions."""
