@@ -25,7 +25,7 @@ def step(model: nn.Module, optimizers: Optimizers, rate: float = 1.0) -> None:
 
 
 @pytest.mark.parametrize("shape", [{}, {"d_embed": 6, "tie_weight": False, "untie_r": True, "final_norm": True}])
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
 def test_every_parameter_is_in_exactly_one_optimizer_and_moves(kind: Any, shape: dict[str, Any]) -> None:
     model = tiny_model(**shape)
     optimizers = Optimizers(model, OptimConfig(optimizer=kind, lr=0.1, weight_decay=0.1))
@@ -58,7 +58,7 @@ def test_muon_has_two_rates() -> None:
     assert [g["lr"] for part in optimizers.parts for g in part.param_groups] == [0.15, 0.05, 0.05]
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
 def test_only_matrices_decay(kind: Any) -> None:
     model = tiny_model()
     parts = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1)).parts
@@ -68,7 +68,7 @@ def test_only_matrices_decay(kind: Any) -> None:
     assert not decayed & {"r_w_bias", "r_r_bias", "softmax.bias"}
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
 def test_state_is_named_by_parameter_and_comes_back(kind: Any) -> None:
     model = tiny_model()
     config = OptimConfig(optimizer=kind, lr=0.1)
@@ -76,7 +76,11 @@ def test_state_is_named_by_parameter_and_comes_back(kind: Any) -> None:
     assert optimizers.state_tensors() == {}
     step(model, optimizers)
     state = optimizers.state_tensors()
-    moments = {"sgd": {"momentum_buffer"}, "muon": {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"}}
+    moments = {
+        "sgd": {"momentum_buffer"},
+        "muon": {"momentum_buffer", "exp_avg", "exp_avg_sq", "step"},
+        "lamb": {"exp_avg", "exp_avg_sq"},
+    }
     assert {name.rpartition("|")[2] for name in state} == moments.get(kind, {"exp_avg", "exp_avg_sq", "step"})
     assert {name.rpartition("|")[0] for name in state} == {name for name, _ in model.named_parameters()}
 
@@ -120,6 +124,25 @@ def test_inverse_square_root_begins_where_warm_up_ends() -> None:
 def test_warm_up_is_linear_and_never_zero(kind: str) -> None:
     factors = [shape(step, 0.0, schedule=kind, warmup_steps=4) for step in range(6)]
     assert factors == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "linear"])
+def test_decay_begins_beneath_warm_up_or_after_it(kind: str) -> None:
+    settings = {"schedule": kind, "warmup_steps": 100, "min_lr_ratio": 0.1}
+    half = 0.1 + 0.9 * 0.5  # of both shapes in their middle
+    assert shape(550, 0.55, decay_after_warmup=True, **settings) == pytest.approx(half)
+    assert shape(500, 0.5, **settings) == pytest.approx(half)
+    assert [shape(step, step / 1000, decay_after_warmup=True, **settings) for step in (0, 49, 99, 100, 1000)] == pytest.approx(
+        [0.01, 0.5, 1.0, 1.0, 0.1]
+    )
+    assert shape(99, 0.099, **settings) < 0.99
+    assert shape(2000, 2.0, decay_after_warmup=True, **settings) == pytest.approx(0.1)
+    without = {**settings, "warmup_steps": 0}
+    for step in (0, 300, 1000):
+        assert shape(step, step / 1000, decay_after_warmup=True, **without) == shape(step, step / 1000, **without)
+    longer = {**settings, "warmup_steps": 4000}  # than the whole run
+    assert shape(999, 0.999, decay_after_warmup=True, **longer) == pytest.approx(0.25)
+    assert shape(1000, 1.0, decay_after_warmup=True, **longer) == pytest.approx(0.25, rel=1e-2)
 
 
 def test_plateau_lowers_the_rate_after_patience() -> None:

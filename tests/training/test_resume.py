@@ -20,6 +20,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sgd": {"optim": {"optimizer": "sgd"}},
     "sgd-without-momentum": {"optim": {"optimizer": "sgd", "momentum": 0.0}},
     "muon": {"optim": {"optimizer": "muon", "weight_decay": 0.1}},
+    "lamb": {"optim": {"optimizer": "lamb", "weight_decay": 0.1, "warmup_steps": 4, "decay_after_warmup": True}},
     "accumulate": {"train": {"accumulate": 2}},
     "bf16": {"precision": "bf16"},
     "dropout": {"model": {"dropout": 0.2, "dropatt": 0.2}},

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config import OptimConfig
+from transformer_xl.training.lamb import Lamb
 
 
 class Optimizers:
@@ -42,7 +43,7 @@ class Optimizers:
             groups = _groups(model.parameters(), config.weight_decay)
             self.parts = [torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)]
         else:
-            kind = torch.optim.AdamW if config.optimizer == "adamw" else torch.optim.Adam
+            kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}[config.optimizer]
             groups = _groups(model.parameters(), config.weight_decay)
             self.parts = [kind(groups, lr=config.lr, betas=config.betas, eps=config.eps)]
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
@@ -110,6 +111,10 @@ class Schedule:
         """
         config = self.config
         warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        if config.decay_after_warmup:
+            # the share of the budget that warm-up took, at the mean pace so far: exact unless the budget is time
+            before = progress * min(1.0, config.warmup_steps / max(step, 1))
+            progress = (progress - before) / (1 - before) if before < 1 else 0.0
         return warmup * self._shape(step, min(progress, 1.0))
 
     def _shape(self, step: int, progress: float) -> float:

@@ -1,0 +1,218 @@
+"""Every recipe cites its source and its published result, has the published number of parameters, and trains.
+
+Numbers of parameters were counted in the peers' own code, built from the same settings on the meta device: the authors' PyTorch
+at 44781ed (for NVIDIA's too, with its cutoffs), and Hugging Face 4.35.2 for wt103-large-tf. That of wt103-base also stands in
+logs of the authors' script (`#params = 151107538`). TensorFlow's follow from PyTorch's: u and v of each layer, and no square
+projections with `proj_same_dim = false`.
+"""
+
+import json
+import math
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transformer_xl.config import RunConfig, load_recipe, recipe_names
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.display import Display
+from transformer_xl.training.loop import train
+
+OUR_OWN = {"quickstart", "shakespeare-char"}
+VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471}
+PARAMETERS = {
+    "enwik8-base": 41_055_436,
+    "enwik8-base-tf": 41_055_436,
+    "enwik8-large": 277_231_820,
+    "enwik8-large-tf": 277_231_820,
+    "text8-base": 40_964_635,
+    "text8-base-tf": 40_964_635,
+    "text8-large": 277_050_395,
+    "text8-large-tf": 277_050_395,
+    "wt103-base": 151_107_538,
+    "wt103-base-tf": 151_107_538 + 15 * 2 * 410,
+    "wt103-large": 285_170_506,
+    "wt103-large-tf": 285_205_322,
+    "lm1b-base": 357_812_082,
+    "lm1b-base-tf": 357_812_082 + 17 * 2 * 1024 - 2 * 1024**2,
+    "lm1b-base-paper": 469_020_530,
+    "lm1b-large": 841_295_982,
+    "lm1b-large-tf": 841_295_982 + 23 * 2 * 1280 - 2 * 1280**2,
+    "nvidia-wt103-base": 191_950_298,
+    "nvidia-wt103-large": 285_167_482,
+    "ablation-wt103": 128_007_688,
+    "ablation-wt103-shaw": 127_585_678,
+    "ablation-wt103-no-recurrence": 128_007_688,
+    "ablation-wt103-no-recurrence-176": 128_007_688,
+    "ablation-wt103-shaw-no-recurrence": 127_209_358,
+    "ablation-wt103-vaswani": 126_830_168,
+    "ablation-wt103-al-rfou": 127_197_528,
+    "ablation-lm1b": 301_166_450,
+    "ablation-lm1b-shaw": 281_534_322,
+    "ablation-lm1b-no-recurrence": 301_166_450,
+}
+PUBLISHED = {  # the figure and the place of its last digit; whether it was rounded or cut off is nowhere said
+    "enwik8-base": (41_000_000, 1_000_000),
+    "enwik8-large": (277_000_000, 1_000_000),
+    "enwik8-large-tf": (277_000_000, 1_000_000),
+    "text8-large": (277_000_000, 1_000_000),
+    "text8-large-tf": (277_000_000, 1_000_000),
+    "wt103-base": (151_000_000, 1_000_000),
+    "lm1b-base-paper": (460_000_000, 10_000_000),
+    "lm1b-large": (800_000_000, 100_000_000),
+    "lm1b-large-tf": (800_000_000, 100_000_000),
+    "ablation-wt103": (128_000_000, 1_000_000),
+    "ablation-lm1b": (300_000_000, 100_000_000),
+}
+SHARED_BY_TENSORFLOW = {
+    "model.zero_first_memory",
+    "model.same_length_besides_self",
+    "model.layer_norm_epsilon",
+    "optim.decay_after_warmup",
+    "optim.min_lr_ratio",
+}
+NOT_OF_THE_METHOD = {"name", "description", "source", "train.checkpoint_interval", "eval.batch_size"}
+
+
+def n_parameters(config: RunConfig, vocab_size: int) -> int:
+    with torch.device("meta"):
+        model = TransformerXL(config.model.model_copy(update={"vocab_size": vocab_size}))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flat(config: RunConfig) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in config.model_dump().items():
+        values |= {f"{key}.{inner}": v for inner, v in value.items()} if isinstance(value, dict) else {key: value}
+    return values
+
+
+def test_the_table_of_parameters_is_complete() -> None:
+    assert set(PARAMETERS) == set(recipe_names()) - OUR_OWN
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_source_and_published_result(name: str) -> None:
+    config = load_recipe(name)
+    assert ("published: " in config.description or "published (TensorFlow): " in config.description) != (
+        "no published result" in config.description
+    )
+    assert any(source in config.source for source in ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860"))
+    assert config.data.corpus in VOCABULARY
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_is_a_plain_file(name: str) -> None:
+    text = (resources.files("transformer_xl") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    values = tomllib.loads(text)
+    assert set(values) <= set(RunConfig.model_fields)
+    assert "name" not in values  # a file has the name of its file
+    assert text.endswith("\n")
+    assert "\n\n\n" not in text
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_number_of_parameters(name: str) -> None:
+    config = load_recipe(name)
+    assert n_parameters(config, VOCABULARY[config.data.corpus]) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_published_number_of_parameters(name: str) -> None:
+    figure, place = PUBLISHED[name]
+    assert abs(PARAMETERS[name] - figure) < place
+
+
+def test_numbers_that_others_print() -> None:
+    """fairseq: u and v per layer and 9 more entries in the vocabulary. The paper's 257M for wt103-large is nobody's."""
+    fairseq = load_recipe("wt103-base", ["model.untie_r=true"])
+    assert n_parameters(fairseq, VOCABULARY["wikitext-103"] + 9) == 151_123_537
+    untied = load_recipe("wt103-large", ["model.untie_r=true"])
+    assert n_parameters(untied, VOCABULARY["wikitext-103"]) == PARAMETERS["wt103-large-tf"]
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(PARAMETERS) if name.endswith("-tf")])
+def test_the_first_lines_name_every_difference_from_pytorch(name: str) -> None:
+    tensorflow, pytorch = flat(load_recipe(name)), flat(load_recipe(name.removesuffix("-tf")))
+    different = {key for key in tensorflow if tensorflow[key] != pytorch[key]} - NOT_OF_THE_METHOD
+    assert different >= SHARED_BY_TENSORFLOW
+    text = (resources.files("transformer_xl") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    comment = " ".join(line for line in text.splitlines() if line.startswith("#"))
+    unsaid = {key for key in different - SHARED_BY_TENSORFLOW if key.rpartition(".")[2] not in comment}
+    assert not unsaid, f"{name} does not say that it differs in {sorted(unsaid)}"
+    assert "warmup_steps" not in comment or "optim.warmup_steps" in different
+
+
+def reduced(config: RunConfig) -> list[str]:
+    """Overrides that make a recipe tiny and keep its structure: kind, clusters, ties, memory or none, how it is scored."""
+    model, evaluation = config.model, config.eval
+    mem_len = min(model.mem_len, 6)
+    settings: dict[str, Any] = {
+        **{"model.n_layer": 2, "model.d_model": 64, "model.n_head": 2, "model.d_head": 32, "model.d_inner": 48},
+        **{"model.mem_len": mem_len, "train.batch_size": 4, "train.tgt_len": 5, "train.max_steps": 2},
+        **{"train.device": "cpu", "train.precision": "fp32", "train.sample_tokens": 3},
+        **{"eval.batch_size": 2, "eval.max_tokens": 40, "eval.ext_len": min(evaluation.ext_len, 2)},
+    }
+    if model.cutoffs:
+        settings["model.cutoffs"] = [8, 16, 40]
+    if model.max_klen:
+        settings["model.max_klen"] = 5 + mem_len
+    if evaluation.tgt_len:
+        settings["eval.tgt_len"] = 4
+    if evaluation.mem_len:
+        settings["eval.mem_len"] = 9
+    if evaluation.clamp_len:
+        settings["eval.clamp_len"] = 6
+    return [f"{key}={value}" for key, value in settings.items()]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """59 words, the first of them most often, so that every cluster has its share."""
+    words = [f"w{(i // 2) % 59 if i % 2 else i % 7}" for i in range(800)]
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("\n".join(" ".join(words[i : i + 10]) for i in range(0, 800, 10)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_two_steps_at_reduced_width(name: str, text: Path, tmp_path: Path) -> None:
+    config = load_recipe(name)
+    outcome = train(name, out=tmp_path / "run", overrides=reduced(config), corpus=str(text), display=Display())
+    assert (outcome.finished, outcome.step) == (True, 2)
+    assert outcome.score is not None
+    assert math.isfinite(outcome.score.loss)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if line["kind"] == "train"]
+    assert steps[-1]["skipped"] == 0
+    assert steps[-1]["grad_norm"] > 0
+
+
+def settings_row(name: str, config: RunConfig) -> str:
+    """Return the line of the second table of docs/recipes.md."""
+    model, optim, budget, evaluation = config.model, config.optim, config.train, config.eval
+    mem_len = config.eval_mem_len
+    scored = f"{config.eval_tgt_len} / {f'ext {evaluation.ext_len}' if evaluation.ext_len else f'{mem_len:,}'}"
+    cells = [
+        f"`{name}`",
+        f"{model.n_layer} / {model.d_model} / {model.n_head}×{model.d_head} / {model.d_inner}",
+        f"{model.dropout:g} / {model.dropatt:g}",
+        f"{optim.lr:g} → {optim.lr * optim.min_lr_ratio:g}",
+        f"{optim.warmup_steps:,} of {budget.max_steps:,}",
+        f"{budget.batch_size} × {budget.tgt_len} / {model.mem_len}",
+        f"{scored} / {evaluation.clamp_len or '–'}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+@pytest.mark.parametrize("name", sorted(PARAMETERS))
+def test_the_documentation_has_these_settings(name: str) -> None:
+    """A change in a recipe is a change of what was copied from its source: it must be made in both places, on purpose."""
+    documentation = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    config = load_recipe(name)
+    assert settings_row(name, config) in documentation
+    results = next(line for line in documentation.splitlines() if line.startswith(f"| `{name}` |"))
+    assert f"| {PARAMETERS[name]:,} |" in results
