@@ -117,7 +117,7 @@ def evaluate(
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
     _print(score, f"{text.what}, {chosen}")
-    if tokenizer.kind == "word":
+    if tokenizer.loses:
         print(f"  Not scored: {tokenizer.loses} Compare bits per character and byte with the same vocabulary only.")
     if without:
         print(

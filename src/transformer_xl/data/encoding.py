@@ -126,7 +126,7 @@ def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
 
 def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
     try:
-        if tokenizer.kind == "byte":
+        if tokenizer.reads_bytes:
             return tokenizer.encode_bytes(chunk.data)
         return tokenizer.encode(decode_chunk(chunk))
     except TokenizerError as error:

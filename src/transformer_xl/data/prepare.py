@@ -262,7 +262,7 @@ def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
 
     Bytes and characters are encoded faster than they could be sent, and each process holds the vocabulary: 200 bytes a word.
     """
-    if tokenizer.kind in ("byte", "char") or tokenizer.vocab_size > _COPIED_WORDS:
+    if tokenizer.kind in ("byte", "char", "symbols") or tokenizer.vocab_size > _COPIED_WORDS:
         return 1
     if sum(file.stat().st_size for file in corpus.files) < SMALL_BYTES:
         return 1

@@ -1,7 +1,8 @@
 """Text to token ids and back: bytes, characters, words, byte-level BPE.
 
 A tokenizer is a value: it is trained once (`train_tokenizer`), saved as JSON, and never changes. Byte, BPE and character
-tokenizers are exact: `decode(encode(text)) == text`; the word tokenizer says in `loses` what it drops.
+tokenizers are exact: `decode(encode(text)) == text`; the others say in `loses` what they drop. Those here are trained on a
+corpus; those of `transformer_xl.data.vocabulary` hold the vocabulary of a model that others trained.
 
 Encoding is concatenative where the preparer cuts: `encode(a + b)` is `encode(a)` followed by `encode(b)` when `a` ends
 with a line end and `b` does not begin with one. (Bytes and characters: at any code point. Words: at any whitespace.) A text
@@ -11,27 +12,48 @@ Reference: the word vocabulary counts as the authors' `utils/vocabulary.py` does
 descending frequency and then, unlike theirs, by spelling.
 """
 
-import codecs
-import hashlib
 import json
-import os
 import re
-import uuid
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizer_base import (
+    FORMAT,
+    PieceTokenizer,
+    StreamDecoder,
+    Tokenizer,
+    code_points,
+    one_line,
+    require,
+)
+from transformer_xl.data.vocabulary import SymbolTokenizer, VocabularyTokenizer
 from transformer_xl.errors import TokenizerError, did_you_mean
 
-FORMAT = 1
-"""Version of the JSON files."""
+__all__ = [
+    "BPE_TRAINING_BYTES",
+    "DEFAULT_BPE_SIZE",
+    "FORMAT",
+    "BPETokenizer",
+    "ByteTokenizer",
+    "CharTokenizer",
+    "StreamDecoder",
+    "SymbolTokenizer",
+    "Tokenizer",
+    "VocabularyTokenizer",
+    "WordTokenizer",
+    "load_tokenizer",
+    "tokenizer_from_dict",
+    "train_tokenizer",
+]
+
+MAX_FILE_BYTES = 512 << 20
+"""A tokenizer's file that is larger is refused unread; one of 800,000 words has some 10 MB."""
 
 DEFAULT_BPE_SIZE = 8192
 """Vocabulary size of a BPE tokenizer when the config names none."""
@@ -41,156 +63,10 @@ BPE_TRAINING_BYTES = 16 << 20
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 
-_ERRORS = "transformer_xl.keep_surrogates"
-
-
-def _keep_surrogates(error: UnicodeError) -> tuple[str, int]:
-    """Decode what 'surrogatepass' accepts and put U+FFFD for any other invalid bytes."""
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
-    try:
-        return error.object[error.start : error.start + 3].decode("utf-8", "surrogatepass"), error.start + 3
-    except UnicodeDecodeError:
-        return "\ufffd", error.end
-
-
-codecs.register_error(_ERRORS, _keep_surrogates)
-
-
-class StreamDecoder(ABC):
-    """Decodes ids one at a time, for printing text while it is generated.
-
-    The texts from `push`, then that of `finish`, make up `decode` of the same ids.
-    """
-
-    @abstractmethod
-    def push(self, token_id: int) -> str:
-        """Take one more id and return the characters that are complete now, possibly none."""
-
-    @abstractmethod
-    def finish(self) -> str:
-        """Return what is left: U+FFFD if the ids ended inside a character, else nothing."""
-
-
-class Tokenizer(ABC):
-    """Text to ids and back."""
-
-    kind: ClassVar[str]
-
-    @property
-    @abstractmethod
-    def vocab_size(self) -> int:
-        """Number of ids; they are 0 … vocab_size - 1."""
-
-    @property
-    def loses(self) -> str:
-        """What `decode(encode(text))` loses, as a sentence; empty if nothing."""
-        return ""
-
-    @abstractmethod
-    def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, shape (n,), int64.
-
-        Raises:
-            TokenizerError: the text has a character that the tokenizer cannot represent.
-        """
-
-    def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Return the ids of UTF-8 `data`, shape (n,), int64.
-
-        Raises:
-            TokenizerError: `data` is not UTF-8, or has a character that the tokenizer cannot represent.
-        """
-        try:
-            text = data.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise TokenizerError(
-                f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8; use tokenizer.kind=byte"
-            ) from None
-        return self.encode(text)
-
-    @abstractmethod
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of `ids`.
-
-        Raises:
-            TokenizerError: an id outside the vocabulary.
-        """
-
-    @abstractmethod
-    def stream(self) -> StreamDecoder:
-        """Return a decoder that takes ids one at a time."""
-
-    @abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """Return the tokenizer as plain JSON values, for `tokenizer_from_dict`."""
-
-    def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part."""
-        path = Path(path)
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        try:
-            temporary.write_text(json.dumps(self.to_dict()), encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """SHA-256 of the tokenizer's content, as hex; equal for tokenizers that do the same."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-    def _checked(self, ids: Iterable[int]) -> list[int]:
-        """Return `ids` as a list of ints, all of them inside the vocabulary."""
-        array = np.asarray(ids if hasattr(ids, "__array__") else list(ids))
-        if array.size == 0:
-            return []
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            raise TokenizerError(f"ids must be one row of integers, not {array.dtype} of shape {array.shape}")
-        outside = array[(array < 0) | (array >= self.vocab_size)]
-        if outside.size:
-            raise TokenizerError(
-                f"token id {outside[0]} is outside the vocabulary (0 … {self.vocab_size - 1}); "
-                "decode with the tokenizer that belongs to the model"
-            )
-        return array.tolist()
-
-
-class _PieceDecoder(StreamDecoder):
-    def __init__(self, tokenizer: "_PieceTokenizer") -> None:
-        self._tokenizer = tokenizer
-        self._bytes = codecs.getincrementaldecoder("utf-8")(_ERRORS)
-
-    def push(self, token_id: int) -> str:
-        (token_id,) = self._tokenizer._checked([token_id])
-        return self._bytes.decode(self._tokenizer._pieces[token_id])
-
-    def finish(self) -> str:
-        return self._bytes.decode(b"", final=True)
-
-
-class _PieceTokenizer(Tokenizer):
-    """A tokenizer each of whose ids stands for a few bytes of UTF-8, not always whole characters."""
-
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        self._pieces = pieces
-
-    @property
-    def vocab_size(self) -> int:
-        return len(self._pieces)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return b"".join([self._pieces[i] for i in self._checked(ids)]).decode("utf-8", _ERRORS)
-
-    def stream(self) -> StreamDecoder:
-        return _PieceDecoder(self)
-
-
 _BYTES = [bytes([value]) for value in range(256)]
 
 
-class ByteTokenizer(_PieceTokenizer):
+class ByteTokenizer(PieceTokenizer):
     """The 256 bytes of UTF-8; represents any text, and any file.
 
     Example:
@@ -202,6 +78,11 @@ class ByteTokenizer(_PieceTokenizer):
 
     def __init__(self) -> None:
         super().__init__(_BYTES)
+
+    @property
+    def reads_bytes(self) -> bool:
+        """True: any bytes can be encoded, UTF-8 or not."""
+        return True
 
     def encode(self, text: str) -> np.ndarray:
         """Return the bytes of `text` as ids; lone surrogates become three bytes each."""
@@ -220,7 +101,7 @@ class ByteTokenizer(_PieceTokenizer):
         return cls()
 
 
-class CharTokenizer(_PieceTokenizer):
+class CharTokenizer(PieceTokenizer):
     """One id per character of a fixed alphabet, ids in order of code point.
 
     Args:
@@ -242,12 +123,11 @@ class CharTokenizer(_PieceTokenizer):
         characters = [character.encode("utf-8", "surrogatepass") for character in self.alphabet]
         super().__init__(characters + _BYTES if byte_fallback else characters)
         self._ids = np.full(ord(self.alphabet[-1]) + 2 if self.alphabet else 1, -1, np.int64)  # the last entry stays -1
-        self._ids[_code_points(self.alphabet)] = np.arange(len(self.alphabet))
+        self._ids[code_points(self.alphabet)] = np.arange(len(self.alphabet))
 
     def encode(self, text: str) -> np.ndarray:
         """Return one id per character, or one per byte of a character outside the alphabet."""
-        code_points = _code_points(text)
-        ids = self._ids[np.minimum(code_points, len(self._ids) - 1)]
+        ids = self._ids[np.minimum(code_points(text), len(self._ids) - 1)]
         unseen = np.flatnonzero(ids < 0)
         return self._with_bytes(ids, unseen, text) if unseen.size else ids
 
@@ -276,9 +156,9 @@ class CharTokenizer(_PieceTokenizer):
 
     @classmethod
     def _from_fields(cls, alphabet: str, byte_fallback: bool) -> "CharTokenizer":
-        _require(isinstance(alphabet, str) and isinstance(byte_fallback, bool), "a field has the wrong type")
-        _require(list(alphabet) == sorted(set(alphabet)), "the alphabet is not sorted or has duplicates")
-        _require(bool(alphabet) or byte_fallback, "the alphabet is empty")
+        require(isinstance(alphabet, str) and isinstance(byte_fallback, bool), "a field has the wrong type")
+        require(list(alphabet) == sorted(set(alphabet)), "the alphabet is not sorted or has duplicates")
+        require(bool(alphabet) or byte_fallback, "the alphabet is empty")
         return cls(alphabet, byte_fallback=byte_fallback)
 
 
@@ -350,11 +230,11 @@ class WordTokenizer(Tokenizer):
 
     @classmethod
     def _from_fields(cls, words: list[str], lower_case: bool) -> "WordTokenizer":
-        _require(isinstance(words, list) and isinstance(lower_case, bool), "a field has the wrong type")
-        _require(all(isinstance(word, str) for word in words), "a word is not text")
-        _require(words[:2] == [UNKNOWN, END_OF_LINE], f"the words do not begin with {UNKNOWN}, {END_OF_LINE}")
-        _require(len(set(words)) == len(words), "a word occurs twice")
-        _require(all(word.split() == [word] for word in words), "a word is empty or contains space")
+        require(isinstance(words, list) and isinstance(lower_case, bool), "a field has the wrong type")
+        require(all(isinstance(word, str) for word in words), "a word is not text")
+        require(words[:2] == [UNKNOWN, END_OF_LINE], f"the words do not begin with {UNKNOWN}, {END_OF_LINE}")
+        require(len(set(words)) == len(words), "a word occurs twice")
+        require(all(word.split() == [word] for word in words), "a word is empty or contains space")
         return cls(words, lower_case=lower_case)
 
 
@@ -369,7 +249,7 @@ _BPE_CACHE_SIZE = 1 << 16
 _BPE_BATCH = 4096  # what the library returns for a segment is some kilobytes
 
 
-class BPETokenizer(_PieceTokenizer):
+class BPETokenizer(PieceTokenizer):
     """Byte-level byte-pair encoding by the `tokenizers` library; represents any Unicode text.
 
     Args:
@@ -381,13 +261,13 @@ class BPETokenizer(_PieceTokenizer):
     def __init__(self, library: dict[str, Any]) -> None:
         import tokenizers
 
-        _require(isinstance(library, dict), "a field has the wrong type")
+        require(isinstance(library, dict), "a field has the wrong type")
         for part in ("normalizer", "post_processor", "truncation", "padding", "added_tokens"):
-            _require(not library.get(part), f"it has a {part.replace('_', ' ')}, so text would not survive")
+            require(not library.get(part), f"it has a {part.replace('_', ' ')}, so text would not survive")
         try:
             self._model = tokenizers.Tokenizer.from_str(json.dumps(library))
         except Exception as error:  # the library raises nothing more specific
-            raise TokenizerError(f"damaged tokenizer: {_one_line(error)}; train it again") from None
+            raise TokenizerError(f"damaged tokenizer: {one_line(error)}; train it again") from None
         self._library = library
         self._known: dict[str, list[int]] = {}  # ids of segments seen lately; the library is some ten times slower
         super().__init__(_bpe_pieces(self._model.get_vocab(with_added_tokens=False)))
@@ -416,7 +296,8 @@ class BPETokenizer(_PieceTokenizer):
         return cls(library)
 
 
-_KINDS: dict[str, Any] = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer)}
+_CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, VocabularyTokenizer, SymbolTokenizer)
+_KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -448,20 +329,23 @@ def load_tokenizer(path: Path) -> Tokenizer:
     """Read a tokenizer that `Tokenizer.save` wrote.
 
     Raises:
-        TokenizerError: no such file, or one that is damaged, inconsistent or of an unknown kind.
+        TokenizerError: no such file, or one that is too large, damaged, inconsistent or of an unknown kind.
     """
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        return tokenizer_from_dict(json.loads(_bounded_text(Path(path))))
     except OSError as error:
         raise TokenizerError(f"cannot read tokenizer '{path}': {error.strerror}; give the path of a saved one") from None
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(
-            f"tokenizer '{path}' is damaged ({_one_line(error)}); train it again or restore the file"
-        ) from None
-    try:
-        return tokenizer_from_dict(values)
     except TokenizerError as error:
         raise TokenizerError(f"tokenizer '{path}': {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(f"tokenizer '{path}' is damaged ({one_line(error)}); train it again or restore the file") from None
+
+
+def _bounded_text(path: Path) -> str:
+    size = path.stat().st_size
+    if size > MAX_FILE_BYTES:
+        raise TokenizerError(f"it has {size:,} bytes, more than the {MAX_FILE_BYTES:,} of any tokenizer; give the path of one")
+    return path.read_text(encoding="utf-8")
 
 
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
@@ -474,7 +358,7 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
         >>> tokenizer_from_dict({"kind": "byte", "format": 1}).vocab_size
         256
     """
-    _require(isinstance(values, dict), "it is not a JSON object")
+    require(isinstance(values, dict), "it is not a JSON object")
     fields = dict(values)
     kind, file_format = fields.pop("kind", None), fields.pop("format", None)
     if not isinstance(kind, str) or kind not in _KINDS:
@@ -483,7 +367,7 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
         raise TokenizerError(f"tokenizer format {file_format!r} is not {FORMAT}; use the version of txl that wrote it")
     make = _KINDS[kind]._from_fields
     expected = set(make.__annotations__) - {"return"}
-    _require(fields.keys() == expected, f"its fields are {sorted(fields)}, not {sorted(expected)}")
+    require(fields.keys() == expected, f"its fields are {sorted(fields)}, not {sorted(expected)}")
     return make(**fields)
 
 
@@ -552,21 +436,17 @@ def _words(text: str, lower_case: bool) -> list[str]:
     return (text.lower() if lower_case else text).split()
 
 
-def _code_points(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
-
-
 def _bpe_pieces(vocabulary: dict[str, int]) -> list[bytes]:
     """Return the bytes of each id; the library writes each byte as one printable character."""
     pieces: list[bytes | None] = [None] * len(vocabulary)
     for token, index in vocabulary.items():
-        _require(0 <= index < len(pieces) and pieces[index] is None, f"its ids are not 0 … {len(pieces) - 1}, each once")
+        require(0 <= index < len(pieces) and pieces[index] is None, f"its ids are not 0 … {len(pieces) - 1}, each once")
         try:
             pieces[index] = bytes(_BYTE_OF[character] for character in token)
         except KeyError:
             raise TokenizerError(f"damaged tokenizer: token {token!r} is not made of bytes; train it again") from None
     complete = [piece for piece in pieces if piece is not None]
-    _require(set(_BYTES) <= set(complete), "it lacks some of the 256 bytes")
+    require(set(_BYTES) <= set(complete), "it lacks some of the 256 bytes")
     return complete
 
 
@@ -578,12 +458,3 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
-
-
-def _require(condition: bool, complaint: str) -> None:
-    if not condition:
-        raise TokenizerError(f"damaged tokenizer: {complaint}; train it again or restore the file")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -1,0 +1,247 @@
+"""Vocabularies of other Transformer-XL programs: from their plain attributes to a tokenizer, and back.
+
+The attributes are those of `Vocab` (kimiyoung/transformer-xl and NVIDIA's DeepLearningExamples) and of Hugging Face's
+`TransfoXLTokenizer`, which grew from it. What they do not say, namely what a line begins and ends with and whether a word is
+a byte or a character, follows from the corpus they were made for.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, VocabularyTokenizer, WordTokenizer
+from transformer_xl.data.vocabulary import is_byte
+from transformer_xl.errors import TokenizerError
+
+_LINES_END = ("ptb", "wt2", "wt103")
+_SENTENCES = ("lm1b",)
+_NO_LINES = ("enwik8", "text8")
+_EOS, _SENTENCE, _BLANK = "<eos>", "<S>", "_"
+
+
+def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
+    r"""Return a tokenizer that gives the same ids as a foreign vocabulary.
+
+    Args:
+        state: attributes of a foreign `Vocab` or `TransfoXLTokenizer`, as plain values: `idx2sym` or `sym2idx`, and where there
+            are such `lower_case`, `delimiter`, `unk_idx`, `never_split`, `language`, `dataset`; others do not matter.
+        dataset: what corpus it was made for (`Corpus.dataset`), such as "wt103"; None: as `state` or else the words tell.
+        moses: the language whose Moses rules split running text, as Hugging Face does; None: as `language` in `state` tells,
+            which Hugging Face's own files have, else words are separated by spaces already.
+
+    Raises:
+        TokenizerError: no vocabulary, one that contradicts itself, or one whose pieces are not in it (GPT-2's).
+
+    Example:
+        >>> tokenizer = from_vocab_state({"idx2sym": ["<eos>", "cat", "the"], "lower_case": True}, dataset="ptb")
+        >>> tokenizer.encode("The cat\n").tolist()
+        [2, 1, 0]
+    """
+    if not isinstance(state, Mapping):
+        raise TokenizerError(f"a vocabulary's state is a mapping of its attributes, not {type(state).__name__}")
+    words = _words(state)
+    lower_case, delimiter = state.get("lower_case", False), state.get("delimiter")
+    dataset = state.get("dataset") if dataset is None else dataset
+    unknown = _unknown(state, words)
+    if delimiter not in (None, ""):
+        raise TokenizerError(
+            f"a vocabulary whose words are separated by {delimiter!a} is not supported; only white space (None) and '' are"
+        )
+    if delimiter == "":
+        return SymbolTokenizer(words, unit="char", lower_case=lower_case, unknown=unknown)
+    language = state.get("language") if moses is None else moses
+    if language is None and dataset not in _LINES_END + _SENTENCES and (unit := _unit(words)):
+        characters = unit == "char"
+        blank = _BLANK if characters else None
+        return SymbolTokenizer(words, unit=unit, lower_case=lower_case and characters, blank=blank, unknown=unknown)
+    start, end = _line_words(words, dataset)
+    never_split = state.get("never_split")
+    if never_split is None:
+        never_split = [word for word in (_EOS, "<unk>", "<formula>") if word in words] if language else []
+    return VocabularyTokenizer(
+        words,
+        lower_case=lower_case,
+        line_start=start,
+        line_end=end,
+        unknown=unknown,
+        moses=language,
+        never_split=never_split,
+    )
+
+
+def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
+    r"""Return a tokenizer for a vocabulary file: one word per line, the first on it, in order of id.
+
+    Args:
+        text: content of Hugging Face's `vocab.txt` or of the authors' `1b_word_vocab.txt`.
+        lower_case: fold case before looking words up.
+        dataset: as `from_vocab_state`.
+        moses: as `from_vocab_state`.
+
+    Raises:
+        TokenizerError: an empty line, or no vocabulary.
+
+    Example:
+        >>> from_vocab_txt("<S>\nthe 12\n<UNK>\n").encode("the cat\n").tolist()
+        [0, 1, 2, 0]
+    """
+    words: dict[str, None] = {}
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        first = line.split(maxsplit=1)[:1]
+        if not first:
+            raise TokenizerError(f"line {number} of the vocabulary is empty; each line begins with a word")
+        words[first[0]] = None
+    return from_vocab_state({"idx2sym": list(words), "lower_case": lower_case}, dataset=dataset, moses=moses)
+
+
+def original_vocabulary(dataset: str, texts: Iterable[str | bytes]) -> Tokenizer:
+    r"""Return the tokenizer that the authors' code builds for one of its corpora, for a model that came without vocabulary.
+
+    Args:
+        dataset: "ptb", "wt2", "wt103", "enwik8" or "text8".
+        texts: the corpus as published, in pieces that end with lines: train, then valid, then test; wt103: train only.
+
+    Raises:
+        TokenizerError: another corpus, or no text.
+
+    Example:
+        >>> original_vocabulary("ptb", ["a B b\n"]).encode("b a\n").tolist()
+        [1, 2, 0]
+    """
+    if dataset not in _LINES_END + _NO_LINES:
+        known = ", ".join(_LINES_END + _NO_LINES)
+        raise TokenizerError(f"the vocabulary of corpus {dataset!a} is not built from its text, only those of {known} are")
+    lower_case = dataset in ("ptb", "text8")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(_symbols(text, dataset, lower_case=lower_case))
+    special = [_EOS] if dataset in _LINES_END else []
+    words = [*special, *(word for word, _ in counts.most_common() if word not in special)]
+    return from_vocab_state({"idx2sym": words, "lower_case": lower_case}, dataset=dataset)
+
+
+def _symbols(text: str | bytes, dataset: str, *, lower_case: bool) -> list[str]:
+    """Return what the authors count: words; in enwik8 numbers of bytes, in text8 characters, both without line ends."""
+    if dataset == "enwik8":
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        return [str(value) for value in data if value != 10]
+    text = text.decode("utf-8") if isinstance(text, bytes) else text
+    if dataset == "text8":
+        text = " ".join(_BLANK if character == " " else character for character in text.strip())
+    return (text.lower() if lower_case else text).split()
+
+
+def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the attributes of a foreign vocabulary that gives the same ids; `from_vocab_state` inverts it.
+
+    Raises:
+        TokenizerError: a tokenizer that no such vocabulary can stand for.
+
+    Example:
+        >>> to_vocab_state(VocabularyTokenizer(["<eos>", "a"], line_end="<eos>"))["eos_idx"]
+        0
+    """
+    state: dict[str, Any] = {"lower_case": False, "delimiter": None, "special": [], "unknown": None}
+    if isinstance(tokenizer, ByteTokenizer):
+        words: Sequence[str] = [str(value) for value in range(256)]
+        state |= {"dataset": "enwik8"}
+    elif isinstance(tokenizer, SymbolTokenizer):
+        words = tokenizer.symbols
+        spaced = tokenizer.unit == "byte" or tokenizer.blank is not None
+        state |= {
+            "delimiter": None if spaced else "",
+            "dataset": "enwik8" if tokenizer.unit == "byte" else "text8",
+            "lower_case": tokenizer.lower_case,
+            "unknown": tokenizer.unknown,
+        }
+    elif isinstance(tokenizer, WordTokenizer):
+        words = tokenizer.words
+        state |= {"lower_case": tokenizer.lower_case, "special": list(words[:2]), "unknown": words[0], "dataset": "wt103"}
+    elif isinstance(tokenizer, VocabularyTokenizer):
+        words = tokenizer.words
+        state |= _word_state(tokenizer)
+    else:
+        raise TokenizerError(
+            f"a vocabulary of kind '{tokenizer.kind}' has no counterpart in other programs; kinds word, byte, vocabulary and "
+            "symbols have"
+        )
+    return _complete(list(words), state, tokenizer)
+
+
+def _word_state(tokenizer: VocabularyTokenizer) -> dict[str, Any]:
+    state: dict[str, Any] = {
+        "lower_case": tokenizer.lower_case,
+        "unknown": tokenizer.unknown,
+        "dataset": "lm1b" if tokenizer.line_start is not None else "text8" if tokenizer.line_end is None else "wt103",
+        "special": [tokenizer.line_end] if tokenizer.line_start is None and tokenizer.line_end is not None else [],
+    }
+    if tokenizer.moses is not None:
+        state |= {"language": tokenizer.moses, "never_split": list(tokenizer.never_split)}
+    return state
+
+
+def _complete(words: list[str], state: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Add what follows from the words, and check that the state means the same tokenizer."""
+    unknown = state.pop("unknown")
+    sym2idx = {word: index for index, word in enumerate(words)}
+    state |= {"min_freq": 0, "max_size": None, "vocab_file": None, "idx2sym": words, "sym2idx": sym2idx}
+    state |= {f"{word.strip('<>')}_idx": sym2idx[word] for word in state["special"]}
+    if unknown is not None:
+        state["unk_idx"] = sym2idx[unknown]
+    if not _same(state, tokenizer):
+        raise TokenizerError("other programs have no vocabulary with these words for line ends, unknown words and specials")
+    return state
+
+
+def _same(state: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """Tell whether a state means what the tokenizer does, as far as both say it."""
+    try:
+        again = from_vocab_state(state).to_dict()
+    except TokenizerError:
+        return False
+    mine = tokenizer.to_dict()
+    return all(again[field] == mine[field] for field in (again.keys() & mine.keys()) - {"kind", "format"})
+
+
+def _words(state: Mapping[str, Any]) -> list[str]:
+    words = state.get("idx2sym")
+    if words:
+        return words
+    ids = state.get("sym2idx")  # all that Hugging Face 4.35.2 keeps after it has read a vocabulary
+    if isinstance(ids, Mapping) and ids:
+        if sorted(ids.values()) != list(range(len(ids))):
+            raise TokenizerError(f"the vocabulary's ids are not 0 … {len(ids) - 1}, each once; convert the original file")
+        return sorted(ids, key=ids.__getitem__)
+    if "EOT" in state or "tokenizer" in state:
+        raise TokenizerError(
+            "this is NVIDIA's OpenAIVocab: GPT-2's byte-pair encoding filled up to 50,264 ids, whose pieces are not in the "
+            "checkpoint; encode the text with GPT-2's vocab.json and merges.txt and give the ids"
+        )
+    raise TokenizerError("no words in the vocabulary (neither idx2sym nor sym2idx); give the file that the model came with")
+
+
+def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
+    index = state.get("unk_idx")
+    if index is None:
+        return next((word for word in ("<unk>", "<UNK>") if word in words), None)
+    if type(index) is not int or not 0 <= index < len(words):
+        raise TokenizerError(f"unk_idx ({index!a}) is not one of the {len(words):,} ids; convert the original file")
+    return words[index]
+
+
+def _unit(words: Sequence[str]) -> str | None:
+    """Return what the words are if they are not words: bytes as in prepared enwik8, characters as in prepared text8."""
+    plain = [word for word in words if not (isinstance(word, str) and word.startswith("<") and word.endswith(">"))]
+    if plain and all(isinstance(word, str) and is_byte(word) for word in plain):
+        return "byte"
+    return "char" if _BLANK in plain and all(isinstance(word, str) and len(word) == 1 for word in plain) else None
+
+
+def _line_words(words: Sequence[str], dataset: str | None) -> tuple[str | None, str | None]:
+    """Return what lines begin and end with."""
+    known = _LINES_END + _SENTENCES + _NO_LINES
+    if dataset in _SENTENCES or (dataset not in known and _SENTENCE in words and _EOS not in words):
+        return _SENTENCE, _SENTENCE
+    if dataset in _NO_LINES or (dataset not in known and _EOS not in words):
+        return None, None
+    return None, _EOS

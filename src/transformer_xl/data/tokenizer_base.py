@@ -1,0 +1,188 @@
+"""What every tokenizer is: text to ids and back, a decoder that takes ids one at a time, and JSON."""
+
+import codecs
+import hashlib
+import json
+import os
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from transformer_xl.errors import TokenizerError
+
+FORMAT = 1
+"""Version of the JSON files."""
+
+_ERRORS = "transformer_xl.keep_surrogates"
+
+
+def _keep_surrogates(error: UnicodeError) -> tuple[str, int]:
+    """Decode what 'surrogatepass' accepts and put U+FFFD for any other invalid bytes."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    try:
+        return error.object[error.start : error.start + 3].decode("utf-8", "surrogatepass"), error.start + 3
+    except UnicodeDecodeError:
+        return "\ufffd", error.end
+
+
+codecs.register_error(_ERRORS, _keep_surrogates)
+
+
+class StreamDecoder(ABC):
+    """Decodes ids one at a time, for printing text while it is generated.
+
+    The texts from `push`, then that of `finish`, make up `decode` of the same ids.
+    """
+
+    @abstractmethod
+    def push(self, token_id: int) -> str:
+        """Take one more id and return the characters that are complete now, possibly none."""
+
+    @abstractmethod
+    def finish(self) -> str:
+        """Return what is left: U+FFFD if the ids ended inside a character, else nothing."""
+
+
+class Tokenizer(ABC):
+    """Text to ids and back."""
+
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def vocab_size(self) -> int:
+        """Number of ids; they are 0 … vocab_size - 1."""
+
+    @property
+    def reads_bytes(self) -> bool:
+        """Whether `encode_bytes` takes any bytes, UTF-8 or not."""
+        return False
+
+    @property
+    def loses(self) -> str:
+        """What `decode(encode(text))` loses, as a sentence; empty if nothing."""
+        return ""
+
+    @abstractmethod
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of `text`, shape (n,), int64.
+
+        Raises:
+            TokenizerError: the text has a character that the tokenizer cannot represent.
+        """
+
+    def encode_bytes(self, data: bytes) -> np.ndarray:
+        """Return the ids of UTF-8 `data`, shape (n,), int64.
+
+        Raises:
+            TokenizerError: `data` is not UTF-8, or has a character that the tokenizer cannot represent.
+        """
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise TokenizerError(
+                f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8; use tokenizer.kind=byte"
+            ) from None
+        return self.encode(text)
+
+    @abstractmethod
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of `ids`.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary.
+        """
+
+    @abstractmethod
+    def stream(self) -> StreamDecoder:
+        """Return a decoder that takes ids one at a time."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tokenizer as plain JSON values, for `tokenizer_from_dict`."""
+
+    def save(self, path: Path) -> None:
+        """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part."""
+        path = Path(path)
+        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
+        try:
+            temporary.write_text(json.dumps(self.to_dict()), encoding="utf-8")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the tokenizer's content, as hex; equal for tokenizers that do the same."""
+        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+    def _checked(self, ids: Iterable[int]) -> list[int]:
+        """Return `ids` as a list of ints, all of them inside the vocabulary."""
+        array = np.asarray(ids if hasattr(ids, "__array__") else list(ids))
+        if array.size == 0:
+            return []
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            raise TokenizerError(f"ids must be one row of integers, not {array.dtype} of shape {array.shape}")
+        outside = array[(array < 0) | (array >= self.vocab_size)]
+        if outside.size:
+            raise TokenizerError(
+                f"token id {outside[0]} is outside the vocabulary (0 … {self.vocab_size - 1}); "
+                "decode with the tokenizer that belongs to the model"
+            )
+        return array.tolist()
+
+
+class _PieceDecoder(StreamDecoder):
+    def __init__(self, tokenizer: "PieceTokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._bytes = codecs.getincrementaldecoder("utf-8")(_ERRORS)
+
+    def push(self, token_id: int) -> str:
+        (token_id,) = self._tokenizer._checked([token_id])
+        return self._bytes.decode(self._tokenizer._pieces[token_id])
+
+    def finish(self) -> str:
+        return self._bytes.decode(b"", final=True)
+
+
+class PieceTokenizer(Tokenizer):
+    """A tokenizer each of whose ids stands for a few bytes of UTF-8, not always whole characters."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        self._pieces = pieces
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of pieces."""
+        return len(self._pieces)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of the pieces; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join([self._pieces[i] for i in self._checked(ids)]).decode("utf-8", _ERRORS)
+
+    def stream(self) -> StreamDecoder:
+        """Return a decoder that takes ids one at a time."""
+        return _PieceDecoder(self)
+
+
+def code_points(text: str) -> np.ndarray:
+    """Return the code points of `text`, shape (n,), int64; lone surrogates included."""
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
+
+
+def require(condition: bool, complaint: str) -> None:
+    """Raise a `TokenizerError` with the complaint unless the condition holds."""
+    if not condition:
+        raise TokenizerError(f"damaged tokenizer: {complaint}; train it again or restore the file")
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's message on one line."""
+    return " ".join(str(error).split())

@@ -1,0 +1,223 @@
+"""Ids and texts are those of the authors' code and of Hugging Face, saved by tests/parity/make_goldens_tokenization.py."""
+
+import hashlib
+import json
+import lzma
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.foreign_vocabulary import from_vocab_state, from_vocab_txt, original_vocabulary, to_vocab_state
+from transformer_xl.data.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    SymbolTokenizer,
+    VocabularyTokenizer,
+    WordTokenizer,
+    train_tokenizer,
+)
+from transformer_xl.errors import TokenizerError
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens" / "tokenization"
+AUTHORS = json.loads((GOLDENS / "authors.json").read_text(encoding="ascii"))
+HUGGING_FACE = json.loads((GOLDENS / "huggingface.json").read_text(encoding="ascii"))
+DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
+
+authors_cases = pytest.mark.parametrize("case", AUTHORS, ids=lambda case: case["name"])
+hugging_face_cases = pytest.mark.parametrize("case", HUGGING_FACE, ids=lambda case: case["name"])
+
+
+@authors_cases
+@pytest.mark.parametrize("named", [True, False])
+def test_ids_are_the_authors(case, named: bool) -> None:
+    dataset = case["dataset"] if named else None
+    tokenizer = from_vocab_state(case["state"], dataset=dataset)
+    compared = 0
+    for text, ids in zip(case["texts"], case["ids"], strict=True):
+        if ids is None:
+            continue
+        compared += len(ids)
+        data = text.encode("latin-1" if case["name"] == "enwik8" else "utf-8")
+        assert tokenizer.encode_bytes(data).tolist() == _as_the_authors(tokenizer, text, ids)
+    assert compared >= 20
+
+
+def _as_the_authors(tokenizer, text: str, ids: list[int]) -> list[int]:
+    """Leave out the end of a last line that has no line end, which only the authors' code ends."""
+    if isinstance(tokenizer, VocabularyTokenizer) and not text.endswith("\n"):
+        assert ids[-1] == tokenizer.words.index(tokenizer.line_end)
+        return ids[:-1]
+    return ids
+
+
+@authors_cases
+def test_built_from_text_it_is_the_authors_vocabulary(case) -> None:
+    if case["dataset"] in (None, "lm1b"):
+        with pytest.raises(TokenizerError, match="is not built from its text, only those of ptb, wt2"):
+            original_vocabulary(str(case["dataset"]), case["texts"])
+        return
+    coding = "latin-1" if case["dataset"] == "enwik8" else "utf-8"
+    texts = case["texts"][:1] if case["dataset"] == "wt103" else case["texts"]
+    built = original_vocabulary(case["dataset"], [text.encode(coding) for text in texts])
+    assert built.fingerprint == from_vocab_state(case["state"], dataset=case["dataset"]).fingerprint
+
+
+@authors_cases
+def test_state_and_back(case) -> None:
+    tokenizer = from_vocab_state(case["state"], dataset=case["dataset"])
+    state = to_vocab_state(tokenizer)
+    assert from_vocab_state(state).fingerprint == tokenizer.fingerprint
+    assert state["idx2sym"] == case["state"]["idx2sym"]
+    theirs = {key: value for key, value in case["state"].items() if key.endswith("_idx")}
+    assert {key: state[key] for key in theirs} == theirs
+    assert from_vocab_state(state | {"idx2sym": []}).fingerprint == tokenizer.fingerprint
+
+
+@hugging_face_cases
+def test_ids_are_hugging_faces(case) -> None:
+    pytest.importorskip("sacremoses")
+    tokenizer = from_vocab_state(case["state"])
+    assert (
+        tokenizer.fingerprint
+        == from_vocab_txt(
+            case["vocab_txt"], lower_case=case["state"]["lower_case"], moses=case["state"]["language"]
+        ).fingerprint
+    )
+    assert to_vocab_state(tokenizer)["never_split"] == case["state"]["never_split"]
+    for row in case["rows"]:
+        assert tokenizer.encode(row["text"]).tolist() == row["ids"], row["text"]
+        assert tokenizer.encode(row["text"] + "\n").tolist() == [*row["ids"], 0]
+
+
+@hugging_face_cases
+def test_writes_what_hugging_face_writes(case) -> None:
+    tokenizer = from_vocab_state(case["state"])
+    compared = 0
+    for row in case["rows"]:
+        ids = [index for index in row["ids"] if index != 0]  # <eos>: they write it out, we end the line
+        if len(ids) == len(row["ids"]):
+            compared += len(ids)
+            assert tokenizer.decode(ids) == row["written"], row["text"]
+    assert compared > 40 or case["name"] == "german"
+
+
+def test_missing_sacremoses_is_named(monkeypatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "sacremoses", None)
+    tokenizer = from_vocab_txt("<eos>\nthe\n", moses="en")
+    with pytest.raises(TokenizerError, match=r"needs the sacremoses package: pip install 'transformer_xl\[moses\]'"):
+        tokenizer.encode("the")
+    assert tokenizer.decode([1]) == "the"
+
+
+def test_what_a_line_begins_and_ends_with() -> None:
+    def lines(words: list[str], dataset: str | None = None) -> tuple:
+        tokenizer = from_vocab_state({"idx2sym": words}, dataset=dataset)
+        assert isinstance(tokenizer, VocabularyTokenizer)
+        return tokenizer.line_start, tokenizer.line_end
+
+    assert lines(["<S>", "</S>", "<UNK>", "the"]) == ("<S>", "<S>")
+    assert lines(["<S>", "<eos>", "the"]) == (None, "<eos>")
+    assert lines(["<S>", "<eos>", "the"], "lm1b") == ("<S>", "<S>")
+    assert lines(["<eos>", "1", "2"], "wt103") == (None, "<eos>")
+    assert lines(["the", "cat"]) == (None, None)
+    assert lines(["<eos>", "the"], "enwik8") == (None, None)
+    with pytest.raises(TokenizerError, match=r"line_end \('<eos>'\) is not one of its words"):
+        lines(["the"], "wt103")
+
+
+def test_what_the_symbols_are() -> None:
+    for words, unit, blank in ((["32", "10"], "byte", None), (["a", "_"], "char", "_")):
+        tokenizer = from_vocab_state({"idx2sym": [*words, "<unk>"], "lower_case": True})
+        assert isinstance(tokenizer, SymbolTokenizer)
+        assert (tokenizer.unit, tokenizer.blank, tokenizer.unknown) == (unit, blank, "<unk>")
+    assert isinstance(from_vocab_state({"idx2sym": ["<eos>", "32", "10"]}, dataset="ptb"), VocabularyTokenizer)
+    assert isinstance(from_vocab_state({"idx2sym": ["32", "256"]}), VocabularyTokenizer)
+
+
+def test_unknown_words_are_found_as_hugging_face_finds_them() -> None:
+    def unknown(words: list[str], **state) -> str | None:
+        return from_vocab_state({"idx2sym": words, **state}).to_dict()["unknown"]
+
+    assert unknown(["<UNK>", "<unk>", "oov"]) == "<unk>"
+    assert unknown(["<UNK>", "<unk>", "oov"], unk_idx=2) == "oov"
+    assert unknown(["<UNK>", "oov"]) == "<UNK>"
+    assert unknown(["oov"]) is None
+    with pytest.raises(TokenizerError, match=r"word 'cat' is not in the vocabulary of 2 words"):
+        from_vocab_txt("<eos>\nthe\n").encode("the cat\n")
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ([], "state is a mapping of its attributes, not list"),
+        ({}, "no words in the vocabulary"),
+        ({"idx2sym": [], "EOT": 50256}, r"NVIDIA's OpenAIVocab.*vocab.json and merges.txt"),
+        ({"idx2sym": ["a"], "unk_idx": 1}, r"unk_idx \(1\) is not one of the 1 ids"),
+        ({"idx2sym": ["a"], "unk_idx": "a"}, r"unk_idx \('a'\)"),
+        ({"idx2sym": ["a"], "delimiter": "\t"}, r"separated by '\\t' is not supported"),
+        ({"idx2sym": ["a"], "lower_case": 1}, "lower_case is neither"),
+        ({"idx2sym": ["a", "a"]}, "a word occurs twice"),
+        ({"idx2sym": ["a", 3]}, "a word is not text"),
+        ({"idx2sym": "ab"}, "words are no list"),
+        ({"sym2idx": {"a": 0, "b": 2}}, r"ids are not 0 … 1, each once"),
+        ({"idx2sym": ["a"], "language": "../en"}, "no language code"),
+        ({"idx2sym": ["a"], "language": "en", "never_split": [" "]}, "never_split is empty or contains space"),
+    ],
+)
+def test_states_that_cannot_be_used(state, message: str) -> None:
+    with pytest.raises(TokenizerError, match=message) as error:
+        from_vocab_state(state)
+    assert "\n" not in str(error.value)
+
+
+def test_vocabulary_files() -> None:
+    tokenizer = from_vocab_txt("<S> 12 a\r\nthe\n<UNK>\nthe\n cat\n")
+    assert tokenizer.to_dict()["words"] == ["<S>", "the", "<UNK>", "cat"]
+    with pytest.raises(TokenizerError, match="line 2 of the vocabulary is empty"):
+        from_vocab_txt("a\n\nb")
+
+
+def test_own_tokenizers_have_counterparts() -> None:
+    text = "the cat\n the dog sat\n"
+    word = train_tokenizer(TokenizerConfig(kind="word", vocab_size=4), [text])
+    assert isinstance(word, WordTokenizer)
+    for own in (word, ByteTokenizer()):
+        again = from_vocab_state(to_vocab_state(own))
+        assert again.encode(text).tolist() == own.encode(text).tolist()
+    with pytest.raises(TokenizerError, match="kind 'char' has no counterpart in other programs"):
+        to_vocab_state(CharTokenizer("ab"))
+    with pytest.raises(TokenizerError, match="no vocabulary with these words for line ends"):
+        to_vocab_state(VocabularyTokenizer(["a", "."], line_end="."))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("dataset", ["ptb", "wt2", "enwik8", "text8"])
+def test_ids_of_real_corpora_are_the_authors(dataset: str) -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"'{DATA}' does not exist; set TXL_DATA to a directory with real corpora")
+    expected = json.loads((GOLDENS / "corpora.json").read_text(encoding="ascii"))[dataset]
+    texts = _real(dataset)
+    tokenizer = original_vocabulary(dataset, texts)
+    assert tokenizer.vocab_size == expected["n_words"]
+    words = to_vocab_state(tokenizer)["idx2sym"]
+    assert hashlib.sha256("\n".join(words).encode()).hexdigest() == expected["words_sha256"]
+    for split, data in zip(("train", "valid", "test"), texts, strict=True):
+        ids = tokenizer.encode_bytes(data).astype("<i8")
+        assert {"n_tokens": len(ids), "sha256": hashlib.sha256(ids.tobytes()).hexdigest()} == expected[split]
+        assert np.array_equal(tokenizer.encode_bytes(tokenizer.decode(ids).encode()) if dataset == "text8" else ids, ids)
+
+
+def _real(dataset: str) -> list[bytes]:
+    def read(path: str) -> bytes:
+        return lzma.decompress((DATA / path).read_bytes())
+
+    if dataset == "ptb":
+        return [read(f"ptb/{split}.txt.xz") for split in ("train", "valid", "test")]
+    if dataset == "wt2":
+        return [read(f"wikitext-2/wiki.{split}.tokens.xz") for split in ("train", "valid", "test")]
+    name = {"enwik8": "enwik8-prefix/enwik8.first4154037.xz", "text8": "text8-prefix/text8.first6877825.xz"}[dataset]
+    parts = [read(name)[start:end] for start, end in ((0, 800_000), (800_000, 900_000), (900_000, 1_000_000))]
+    return [part.strip() for part in parts] if dataset == "text8" else parts  # their preparation drops these blanks

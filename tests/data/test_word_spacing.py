@@ -1,0 +1,68 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.data.word_spacing import JOINS, LineWriter, MosesSpacing, PlainSpacing
+
+SIGNS = ["'", '"', "``", "''", "„", "“", "`", ",", ".", "?!", ")", "(", "[", "$", "£", "¿", "%", "...", "-", "'s", "n't", "'t"]
+WORDS = ["the", "dogs", "is", "5", "000", "isn", "東京", "は", "한국", "É", "…", "<unk>", "@", "a'", "'5"]
+
+
+def written(spacing: PlainSpacing, words: list[str]) -> str:
+    return "".join(map(spacing.push, words))
+
+
+@pytest.mark.parametrize("language", ["en", "de", "ko"])
+@settings(max_examples=1000)
+@given(words=st.lists(st.sampled_from(SIGNS + WORDS)))
+def test_spacing_is_that_of_sacremoses(language: str, words: list[str]) -> None:
+    sacremoses = pytest.importorskip("sacremoses")
+    expected = sacremoses.MosesDetokenizer(language).detokenize(words)
+    assert written(MosesSpacing(language), words) == expected
+
+
+@given(st.lists(st.tuples(st.sampled_from(["1", "the", "東京", "dogs"]), st.sampled_from(["", "@-@", "@,@", "@.@"]))))
+def test_joins_are_those_of_hugging_face(parts: list[tuple[str, str]]) -> None:
+    sacremoses = pytest.importorskip("sacremoses")
+    words = [word for part in parts for word in part if word] + ["end"]
+    expected = sacremoses.MosesDetokenizer("en").detokenize(words)
+    for join in ("@,@", "@.@"):
+        expected = expected.replace(f" {join} ", JOINS[join])
+    assert written(MosesSpacing("en"), words) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "plain", "moses"),
+    [
+        ("1 @,@ 000 @.@ 5 , well @-@ known", "1,000.5 , well-known", "1,000.5, well-known"),
+        ("@-@ a @,@ @-@ b @.@", "-a,-b.", "-a,-b."),
+        ("$ 5 @.@ 50 ( it 's )", "$ 5.50 ( it 's )", "$5.50 (it's)"),
+        ("\" The Jones ' house \" , ' so '", "\" The Jones ' house \" , ' so '", "\"The Jones' house\", 'so'"),
+        ("„ so “ and “ so ”", "„ so “ and “ so ”", "„so“ and “so ”"),
+        ("東京 は 5 は", "東京 は 5 は", "東京は 5 は"),
+    ],
+)
+def test_what_is_written(words: str, plain: str, moses: str) -> None:
+    assert written(PlainSpacing(), words.split()) == plain
+    assert written(MosesSpacing("en"), words.split()) == moses
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "words", "text"),
+    [
+        (None, "<eos>", "a b <eos> <eos> @-@ c <eos>", "a b\n\n-c\n"),
+        ("<S>", "<S>", "<S> a b <S> <S> <S> <S> c <S> d", "a b\n\nc\nd"),
+        ("<S>", "<S>", "a <S> <S> b", "a\nb"),
+        ("<s>", "</s>", "<s> a <s> b </s> c </s>", "a <s> b\nc\n"),
+        (None, None, "a <eos> b", "a <eos> b"),
+        (None, "<eos>", "a @-@ <eos> b", "a-\nb"),
+    ],
+)
+def test_lines(start: str | None, end: str | None, words: str, text: str) -> None:
+    writer = LineWriter(start, end, None)
+    assert "".join(map(writer.push, words.split())) == text
+
+
+def test_quotation_marks_do_not_reach_over_a_line_end() -> None:
+    writer = LineWriter(None, "<eos>", "en")
+    assert "".join(map(writer.push, ['"', "a", "<eos>", '"', "b", '"'])) == '"a\n"b"'
