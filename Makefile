@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c const
 PEER := .venv-peer
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test faults test-data lint format bench clean
+.PHONY: help quickstart test faults test-data parity lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -29,6 +29,9 @@ faults: $(BIN)/.test  ## kills, full disks and flipped bits at full size
 test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 	$(BIN)/python -m pytest -q -m data tests
 
+parity: $(BIN)/.test $(PEER)/.ready  ## 200 random models of Hugging Face, converted, against the original
+	$(BIN)/python -m pytest -q -m parity tests/parity/live.py
+
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,6 +45,8 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/train_step.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/prepare_memory.py
+	$(BIN)/python benchmarks/convert.py
+	$(BIN)/python benchmarks/large_vocabulary.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=...")'

@@ -6,29 +6,22 @@ children (proportional set size: a page shared by n processes counts 1/n in each
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-
-try:
-    import psutil
-except ImportError:
-    sys.exit("error: psutil is missing; pip install psutil, or the package with its extra `test`")
 from common.machine import describe
 from common.report import facts, progress, table
+from common.watch import run_watched
 
 CHILD = Path(__file__).parent / "common" / "prepare_child.py"
 KINDS = ("byte", "word", "bpe")
 N_WORDS = 1_000_000
 WORDS_PER_DRAW = 200_000
 WORDS_PER_LINE = 12
-SAMPLE_SECONDS = 0.05
 CONSONANTS, VOWELS = "bcdfghjklmnprstvz", "aeiouyéö"
 
 
@@ -120,34 +113,9 @@ def measure_kind(kind: str, text: Path, cache: Path) -> list[str]:
 def prepare_apart(kind: str, text: Path, cache: Path) -> Preparation:
     """Prepare in a fresh process and watch its memory."""
     command = [sys.executable, str(CHILD), kind, str(text), str(cache)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        peak_mb = max(memory_of(process), default=0.0)
-        answer, _ = process.communicate()
-    if process.returncode:
-        sys.exit(f"error: preparing with a {kind} tokenizer failed; see the messages above")
-    seconds, n_tokens = json.loads(answer)
-    return Preparation(seconds, peak_mb, n_tokens)
-
-
-def memory_of(process: subprocess.Popen[str]) -> Iterator[float]:
-    """Yield the memory (MB) of a process and its children until it ends."""
-    watched = psutil.Process(process.pid)
-    while process.poll() is None:
-        try:
-            family = [watched, *watched.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            return
-        yield sum(map(own_mb, family))
-        time.sleep(SAMPLE_SECONDS)
-
-
-def own_mb(process: psutil.Process) -> float:
-    """Return the memory (MB) of one process, 0 if it is gone."""
-    try:
-        memory = process.memory_full_info()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess, psutil.AccessDenied):
-        return 0.0
-    return getattr(memory, "pss", memory.uss) / 1e6  # only Linux tells the proportional size
+    done = run_watched(command, f"preparing with a {kind} tokenizer")
+    seconds, n_tokens = json.loads(done.output)
+    return Preparation(seconds, done.peak_mb, n_tokens)
 
 
 if __name__ == "__main__":

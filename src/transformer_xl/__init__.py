@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.config import RunConfig, TransformerXLConfig, load_recipe
+    from transformer_xl.config import AttentionKind, RunConfig, TransformerXLConfig, load_recipe
+    from transformer_xl.conversion.convert import Converted, convert
     from transformer_xl.data.prepare import prepare
     from transformer_xl.data.streams import SegmentStream
     from transformer_xl.errors import TxlError
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "AttentionKind": "config",
+    "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
     "Mems": "model.memory",
     "ModelOutput": "model.transformer_xl",
@@ -37,6 +40,7 @@ _HOMES = {
     "TransformerXL": "model.transformer_xl",
     "TransformerXLConfig": "config",
     "TxlError": "errors",
+    "convert": "conversion.convert",
     "evaluate": "evaluation",
     "generate": "generation.generate",
     "load": "checkpoint.run_directory",
@@ -46,6 +50,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "AttentionKind",
+    "Converted",
     "Decoder",
     "Mems",
     "ModelOutput",
@@ -55,6 +61,7 @@ __all__ = [
     "TransformerXL",
     "TransformerXLConfig",
     "TxlError",
+    "convert",
     "evaluate",
     "generate",
     "load",

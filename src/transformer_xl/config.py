@@ -319,14 +319,24 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
     """Validate `values` as a run after applying `section.key=value` overrides."""
     for override in overrides:
-        key, separator, value = override.partition("=")
-        if not separator or not key.strip():
-            raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
-        nested: Any = _parse_value(value.strip())
-        for part in reversed(key.strip().split(".")):
-            nested = {part: nested}
-        values = merge(values, nested)
+        values = merge(values, parse_override(override))
     return RunConfig(**values)
+
+
+def parse_override(override: str) -> dict[str, Any]:
+    """Turn `section.key=value` into nested tables; the value is TOML, `none`, or else text.
+
+    Example:
+        >>> parse_override("train.max_steps=1000")
+        {'train': {'max_steps': 1000}}
+    """
+    key, separator, value = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
+    nested: Any = _parse_value(value.strip())
+    for part in reversed(key.strip().split(".")):
+        nested = {part: nested}
+    return nested
 
 
 def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

@@ -11,8 +11,8 @@ LAYERS = [
     {"config"},
     {"model", "data"},
     {"checkpoint"},
-    {"evaluation", "generation"},
-    {"training"},
+    {"evaluation", "generation", "conversion"},
+    {"training", "huggingface", "onnx"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

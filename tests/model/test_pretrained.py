@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,13 +134,14 @@ def test_a_hub_id_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -
 def test_a_hub_id_is_downloaded_without_anything_executable(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def snapshot_download(repo: str, *, allow_patterns: list[str]) -> str:
-        asked.update(repo=repo, patterns=allow_patterns)
+    def snapshot_download(repo: str, *, allow_patterns: list[str], **options: Any) -> str:
+        asked.update(repo=repo, patterns=allow_patterns, **options)
         return str(saved)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    assert TransformerXL.from_pretrained("me/mine").config.d_model == 10
-    assert asked == {"repo": "me/mine", "patterns": ["config.json", "model.safetensors", "tokenizer.json"]}
+    assert TransformerXL.from_pretrained("me/mine", revision="v1").config.d_model == 10
+    patterns = ["config.json", "model.safetensors", "tokenizer.json"]
+    assert asked == {"repo": "me/mine", "patterns": patterns, "revision": "v1", "token": None}
 
 
 def test_a_directory_that_cannot_be_written(saved: Path) -> None:
@@ -159,3 +161,56 @@ def test_a_write_that_fails_leaves_the_old_model(saved: Path, monkeypatch: pytes
     with pytest.raises(CheckpointError, match="No space left on device"):
         tiny_model().save_pretrained(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before
+
+
+class Hub:
+    """Takes the place of `huggingface_hub.HfApi`; keeps what would have been uploaded in a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.calls = folder, []
+
+    def __call__(self, token: str | None) -> "Hub":
+        self.calls.append(("token", token))
+        return self
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+        self.calls.append(("create", repo_id, private, exist_ok))
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> str:
+        self.calls.append(("upload", repo_id, commit_message))
+        shutil.copytree(folder_path, self.folder)
+        return f"https://hub/{repo_id}/commit/1"
+
+
+def test_an_uploaded_model_loads_with_its_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["hello"])
+    model = tiny_model(vocab_size=tokenizer.vocab_size)
+    address = model.push_to_hub("me/mine", tokenizer=tokenizer, private=True, token="secret", commit_message="First")
+    assert address == "https://hub/me/mine/commit/1"
+    assert hub.calls == [("token", "secret"), ("create", "me/mine", True, True), ("upload", "me/mine", "First")]
+    assert {path.name for path in hub.folder.iterdir()} == {"README.md", "config.json", "model.safetensors", "tokenizer.json"}
+    loaded, same = load(hub.folder)
+    assert same.fingerprint == tokenizer.fingerprint
+    assert torch.equal(loaded(IDS % 4).logits, model(IDS % 4).logits)
+    card = (hub.folder / "README.md").read_text()
+    assert 'model, tokenizer = txl.load("me/mine")' in card and "# mine" in card and "2 layers of width 10" in card
+
+
+def test_a_model_without_tokenizer_says_how_to_load_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub(tmp_path / "hub")
+    monkeypatch.setattr("huggingface_hub.HfApi", hub)
+    tiny_model().push_to_hub("me/mine")
+    assert hub.calls[1] == ("create", "me/mine", False, True)
+    assert not (hub.folder / "tokenizer.json").exists()
+    assert 'model = txl.TransformerXL.from_pretrained("me/mine")' in (hub.folder / "README.md").read_text()
+
+
+def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise PermissionError("401 Unauthorized\nask the owner")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.create_repo", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot upload to 'me/mine' \(401 Unauthorized\); check the name"):
+        tiny_model().push_to_hub("me/mine")

@@ -5,7 +5,7 @@ Known deviation: `safetensors.torch.save_file` is not used to write. It keeps no
 file and a rename of its own, and refuses tied tensors; a file of this format takes thirty lines. Reading is the library's.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -55,11 +55,26 @@ def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     """
     for name, tensor in tensors.items():
         _check_storable(name, tensor)
+    return encode_lazily({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
+
+
+def encode_lazily(
+    content: Mapping[str, tuple[torch.dtype, torch.Size]], load: Callable[[str], Tensor]
+) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file whose tensors are made one at a time.
+
+    Args:
+        content: type and shape of each tensor by name.
+        load: makes a tensor of that type and shape; called once per name.
+
+    Yields:
+        As `encode_tensors`.
+    """
     # Wide types first keeps every tensor aligned to its type, which readers that map the file rely on.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    yield _encode_header(ordered)
-    for _, tensor in ordered:
-        yield _tensor_bytes(tensor)
+    names = sorted(content, key=lambda name: (-content[name][0].itemsize, name))
+    yield _encode_header([(name, *content[name]) for name in names])
+    for name in names:
+        yield _tensor_bytes(load(name))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -104,13 +119,13 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _encode_header(tensors: list[tuple[str, Tensor]]) -> bytes:
+def _encode_header(tensors: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
     # Some readers (Hugging Face transformers) refuse a file that does not name the framework its layout follows.
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in tensors:
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+    for name, dtype, shape in tensors:
+        end = offset + shape.numel() * dtype.itemsize
+        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = canonical(header)
     text += b" " * (-len(text) % 8)  # so that the data, too, starts at a multiple of 8

@@ -7,7 +7,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from transformer_xl import __version__
-from transformer_xl.cli import corpus, evaluate, generate, train
+from transformer_xl.cli import convert, corpus, evaluate, generate, train
 from transformer_xl.errors import TxlError
 
 app = App(
@@ -21,12 +21,14 @@ Common uses:
     txl train quickstart --corpus my.txt --out runs/mine
     txl eval runs/mine
     txl generate runs/mine --prompt "Once upon a time"
+    txl convert transfo-xl-wt103 models/wt103
 """,
     help_format="plaintext",
 )
 app.command(train.train)
 app.command(evaluate.evaluate, name="eval")
 app.command(generate.generate)
+app.command(convert.convert)
 app.command(corpus.app)
 
 

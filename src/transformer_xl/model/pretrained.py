@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,11 +18,30 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+TOKENIZER_FILE = "tokenizer.json"
 MODEL_TYPE = "transformer_xl"
+
+_CARD = """---
+library_name: transformer_xl
+pipeline_tag: text-generation
+tags:
+- transformer-xl
+---
+# {name}
+
+A Transformer-XL with {n_parameter:,} parameters: {n_layer} layers of width {d_model}, a memory of {mem_len} tokens per layer,
+{vocab_size:,} tokens.
+
+```python
+import transformer_xl as txl
+
+{load}
+```
+"""
 
 
 class PretrainedMixin:
-    """`save_pretrained` and `from_pretrained` for a module that has a `config`."""
+    """`save_pretrained`, `from_pretrained` and `push_to_hub` for a module that has a `config`."""
 
     config: TransformerXLConfig
 
@@ -46,12 +66,54 @@ class PretrainedMixin:
                 f"cannot write the model to '{folder}': {error}; free space or choose another directory"
             ) from None
 
+    def push_to_hub(
+        self: Any,
+        repo_id: str,
+        *,
+        tokenizer: Any = None,
+        private: bool = False,
+        token: str | None = None,
+        commit_message: str = "Upload a Transformer-XL",
+    ) -> str:
+        """Upload the model to the Hugging Face hub, with a short model card.
+
+        Args:
+            repo_id: `user/name`; made if it does not exist.
+            tokenizer: uploaded too, so that `txl.load(repo_id)` works; None: none.
+            private: of a new repository.
+            token: of the hub; None: that of `hf auth login`.
+            commit_message: one line.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            CheckpointError: the hub refused, or cannot be reached.
+        """
+        from huggingface_hub import HfApi
+
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            if tokenizer is not None:
+                tokenizer.save(Path(folder) / TOKENIZER_FILE)
+            (Path(folder) / "README.md").write_text(_card(self, repo_id, tokenizer is not None), encoding="utf-8")
+            try:
+                hub = HfApi(token=token)
+                hub.create_repo(repo_id, private=private, exist_ok=True)
+                return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+            except Exception as error:  # the hub raises many kinds: no network, no permission, a name that cannot be
+                raise CheckpointError(
+                    f"cannot upload to '{repo_id}' ({_reason(error)}); check the name (user/name), the network and the token"
+                ) from None
+
     @classmethod
-    def from_pretrained(cls, source: str | Path) -> Self:
+    def from_pretrained(cls, source: str | Path, *, revision: str | None = None, token: str | None = None) -> Self:
         """Load a model from a directory or a Hugging Face hub id; safetensors only, nothing is executed.
 
         Args:
             source: a directory with `config.json` and `model.safetensors`, or a hub id such as `user/name`.
+            revision: of a hub id: a branch, tag or commit; None: the newest.
+            token: of the hub; None: that of `hf auth login`.
 
         Returns:
             The model in evaluation mode.
@@ -59,11 +121,11 @@ class PretrainedMixin:
         Raises:
             CheckpointError: no such directory or hub id, a damaged file, or weights that do not fit the config.
         """
-        folder = resolve(source)
+        folder = resolve(source, revision=revision, token=token)
         return build(cls, read_config(folder / CONFIG_FILE), read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
 
 
-def resolve(source: str | Path) -> Path:
+def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
     """Return a local directory for a path or a hub id, downloading the latter."""
     if Path(source).is_dir():
         return Path(source)
@@ -72,11 +134,10 @@ def resolve(source: str | Path) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        patterns = [CONFIG_FILE, WEIGHTS_FILE, "tokenizer.json"]
-        return Path(snapshot_download(str(source), allow_patterns=patterns))
+        patterns = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
+        return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"'{source}' is neither a directory nor a hub id that can be read ({reason})") from None
+        raise CheckpointError(f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)})") from None
 
 
 def read_config(path: Path) -> TransformerXLConfig:
@@ -132,6 +193,22 @@ def build(cls: "type[Any]", config: TransformerXLConfig, weights: "dict[str, Ten
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     return model.eval()
+
+
+def _card(model: Any, repo_id: str, has_tokenizer: bool) -> str:
+    """Return the README.md of a hub repository."""
+    load = f'model = txl.TransformerXL.from_pretrained("{repo_id}")'
+    return _CARD.format(
+        **model.config.model_dump(),
+        name=repo_id.rpartition("/")[2],
+        n_parameter=sum(parameter.numel() for parameter in model.parameters()),
+        load=f'model, tokenizer = txl.load("{repo_id}")' if has_tokenizer else load,
+    )
+
+
+def _reason(error: Exception) -> str:
+    """Return the first line of what an exception says."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _replace(path: Path, write: Any) -> None:

@@ -1,0 +1,105 @@
+"""How long it takes to convert a large checkpoint, and how much memory.
+
+Writes random weights of the published large WikiText-103 model (285 million parameters, 267,735 words) as Hugging Face had
+them, in each file format, and converts each with `txl convert` in a process of its own, whose memory is summed with that of its
+children.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from common.machine import describe
+from common.report import facts, progress, table
+from common.watch import Watched, run_watched
+
+FORMATS = ("bin", "legacy bin", "safetensors")
+MAKER = """
+import sys; from pathlib import Path
+sys.path.insert(0, {here!r})
+import convert
+convert.write_checkpoint(Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "tiny")
+"""
+TXL = "from transformer_xl.cli import main; main()"
+IDLE = "import transformer_xl.cli, transformer_xl.conversion.convert"
+
+
+def main() -> None:
+    options = parse_arguments()
+    print(facts({**describe(), "model": "tiny" if options.tiny else "wt103-large as Hugging Face has it"}) + "\n")
+    idle = run_watched([sys.executable, "-c", IDLE], "importing the package")
+    rows = []
+    with tempfile.TemporaryDirectory(dir=options.directory) as folder:
+        for form in options.format:
+            rows.append(measure(form, Path(folder, form.replace(" ", "-")), idle, tiny=options.tiny))
+    print(table(["file", "size MB", "seconds", "MB/s", "peak MB", "above idle MB", "peak / size"], rows))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", choices=FORMATS, nargs="+", default=FORMATS, help="file formats (default: all)")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model, to see the benchmark run")
+    parser.add_argument("--directory", type=Path, help="where the temporary directory is made; needs 4 GB")
+    return parser.parse_args()
+
+
+def measure(form: str, folder: Path, idle: Watched, *, tiny: bool) -> list[str]:
+    """Write a checkpoint, convert it, and return the row of the table."""
+    progress(f"writing a checkpoint ({form})")
+    source, destination = folder / "source", folder / "native"
+    source.mkdir(parents=True)
+    maker = MAKER.format(here=str(Path(__file__).parent))
+    run_watched([sys.executable, "-c", maker, str(source), form, "tiny" if tiny else "large"], "writing the checkpoint")
+    progress(f"converting it ({form})")
+    done = run_watched([sys.executable, "-c", TXL, "convert", str(source), str(destination), "--json"], "converting")
+    assert json.loads(done.output)["tokenizer"] == "vocabulary"
+    size = next(path.stat().st_size for path in source.iterdir() if path.name.startswith(("pytorch", "model"))) / 1e6
+    return [
+        form,
+        f"{size:,.0f}",
+        f"{done.seconds:.1f}",
+        f"{size / done.seconds:,.0f}",
+        f"{done.peak_mb:,.0f}",
+        f"{done.peak_mb - idle.peak_mb:,.0f}",
+        f"{done.peak_mb / size:.2f}",
+    ]
+
+
+def write_checkpoint(folder: Path, form: str, tiny: bool) -> None:
+    """Write what Hugging Face's save_pretrained would: config.json, weights under their names, and vocab.txt."""
+    import torch
+    from safetensors.torch import save_file
+
+    from transformer_xl.config import TransformerXLConfig
+    from transformer_xl.conversion.key_maps import huggingface
+
+    values = {**huggingface.DEFAULTS, "model_type": "transfo-xl"}
+    if tiny:
+        values |= {
+            "vocab_size": 99,
+            "cutoffs": [20, 50],
+            "n_layer": 2,
+            "d_model": 32,
+            "d_embed": 32,
+            "d_inner": 32,
+            "n_head": 2,
+        }
+    config: TransformerXLConfig = huggingface.config_of(values)
+    tensors = {}
+    for part in huggingface.key_map(config).parts():
+        tensors[part.name] = torch.randn(part.shape) * 0.02
+        if form != "safetensors":  # tied weights have several names for one tensor there
+            tensors |= dict.fromkeys(part.aliases, tensors[part.name])
+    if form == "safetensors":
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    else:
+        torch.save(tensors, folder / "pytorch_model.bin", _use_new_zipfile_serialization=form == "bin")
+    (folder / "config.json").write_text(json.dumps(values))
+    words = ["<eos>", "<unk>", *(f"word{i}" for i in range(config.vocab_size - 2))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What a vocabulary of 267,735 words costs in memory and time: scores in chunks against scores of all tokens at once.
+
+Each point in a fresh process: a model of one narrow layer, so that the softmax is what counts, scores a batch (no gradients),
+or scores it and propagates back. "all at once" computes the logits of all tokens first, as a plain program would.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from typing import Any
+
+from common.machine import describe, peak_mb, reset_peak, resident_mb
+from common.report import facts, progress, table
+
+VOCABULARY = 267_735
+SOFTMAXES: dict[str, dict[str, Any]] = {
+    "adaptive, div_val 4": {"cutoffs": (20_000, 40_000, 200_000), "div_val": 4, "proj_share_all_but_first": True},
+    "adaptive, div_val 1": {"cutoffs": (20_000, 40_000, 200_000)},
+    "plain": {},
+}
+WAYS = ("chunks", "all at once")
+WIDTH = 256
+
+
+def main() -> None:
+    options = parse_arguments()
+    if options.point:
+        print(json.dumps(measure(*options.point)))
+        return
+    shape = f"1 layer, d_model {WIDTH}, {VOCABULARY:,} words, fp32"
+    print(facts({**describe(), "model": shape}) + "\n")
+    rows = []
+    for softmax in SOFTMAXES:
+        for task in ("score", "train"):
+            for n_token in options.tokens:
+                rows.append([softmax, task, f"{n_token:,}", f"{n_token * VOCABULARY * 4 / 1e6:,.0f}"])
+                for way in WAYS if n_token <= options.limit else WAYS[:1]:
+                    progress(f"{softmax}, {task}, {n_token:,} tokens, {way}")
+                    point = apart(softmax, task, str(n_token), way)
+                    rows[-1] += [f"{point['above_mb']:,.0f}", f"{point['seconds']:.2f}"]
+                rows[-1] += ["-"] * (8 - len(rows[-1]))
+    print(table(["softmax", "task", "tokens", "logits MB", "chunks MB", "s", "all at once MB", "s"], rows))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, nargs="+", default=[256, 1024, 4096], help="tokens per batch")
+    parser.add_argument("--limit", type=int, default=1024, help="all at once only up to so many tokens (default: %(default)s)")
+    parser.add_argument(
+        "--point", nargs=4, help=argparse.SUPPRESS
+    )  # softmax, task, tokens, way: what the fresh process measures
+    return parser.parse_args()
+
+
+def apart(*point: str) -> dict[str, float]:
+    done = subprocess.run([sys.executable, __file__, "--point", *point], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"error: measuring {', '.join(point)} failed; see the messages above")
+    return json.loads(done.stdout)
+
+
+def measure(softmax: str, task: str, n_token: str, way: str) -> dict[str, float]:
+    """Return peak memory above that of weights and gradients, and seconds, of the second of two passes."""
+    import time
+
+    import torch
+
+    from transformer_xl.config import TransformerXLConfig
+    from transformer_xl.model.transformer_xl import TransformerXL
+
+    torch.manual_seed(0)
+    sizes = {"n_layer": 1, "d_model": WIDTH, "n_head": 4, "d_head": 64, "d_inner": WIDTH, "mem_len": 0, "dropout": 0.0}
+    model = TransformerXL(TransformerXLConfig(vocab_size=VOCABULARY, **sizes, **SOFTMAXES[softmax]))
+    ids, labels = torch.randint(VOCABULARY, (2, int(n_token) // 64, 64))
+
+    def run() -> None:
+        with torch.set_grad_enabled(task == "train"):
+            if way == "chunks":
+                nll = model(ids, labels=labels).nll
+            else:
+                scores = model(ids).logits.log_softmax(-1)
+                nll = -scores.gather(-1, labels.unsqueeze(-1))
+            if task == "train":
+                nll.mean().backward()
+
+    run()  # gradients are there from now on
+    idle = resident_mb()
+    reset_peak()
+    begin = time.perf_counter()
+    run()
+    return {"seconds": time.perf_counter() - begin, "above_mb": peak_mb() - idle}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Write a native directory from a foreign checkpoint, one tensor at a time."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_xl.checkpoint.disk import write_file
+from transformer_xl.checkpoint.run_directory import TOKENIZER_FILE
+from transformer_xl.checkpoint.tensor_file import encode_lazily
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.conversion.destination import check_free, new_directory
+from transformer_xl.conversion.key_maps.entries import Part
+from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.conversion.recognize import Kind
+from transformer_xl.conversion.sources import Source, open_source
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE, WEIGHTS_FILE
+from transformer_xl.model.transformer_xl import TransformerXL
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What was converted.
+
+    Attributes:
+        kind: format of the source.
+        weights: the file that its tensors were in; for TensorFlow the prefix or directory.
+        config: settings of the model.
+        tokenizer: of the vocabulary; None: the source has none.
+        n_parameters: numbers in all tensors.
+        n_bytes: size of the weights file.
+    """
+
+    kind: Kind
+    weights: Path
+    config: TransformerXLConfig
+    tokenizer: Tokenizer | None
+    n_parameters: int
+    n_bytes: int
+
+
+def convert(
+    source: str | Path,
+    destination: str | Path,
+    *,
+    kind: Kind | None = None,
+    vocabulary: str | Path | None = None,
+    moses: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    on_progress: Callable[[int, int], object] | None = None,
+) -> Converted:
+    """Convert a checkpoint of Hugging Face, the authors (PyTorch or TensorFlow) or NVIDIA; nothing in it is executed.
+
+    Args:
+        source: its directory or file.
+        destination: a directory that does not exist yet, or is empty; written whole or not at all.
+        kind: format of the source; None: recognized.
+        vocabulary: file with the vocabulary; None: found in the source or beside it. Without any, no tokenizer is written.
+        moses: language whose Moses rules split running text into words, such as "en", as Hugging Face's tokenizer does; None:
+            spaces do, as in the published corpora.
+        settings: fields of `TransformerXLConfig` to set, such as `mem_len`, which TensorFlow checkpoints do not say.
+        on_progress: called with the bytes written so far and in all.
+
+    Returns:
+        What was converted.
+
+    Raises:
+        CheckpointError: the source is missing, damaged, hostile or of no known kind, its tensors do not fit its settings, or
+            the destination is taken or cannot be written.
+        ConfigError: `settings` that cannot work.
+    """
+    target = Path(destination)
+    check_free(target)
+    words = None if vocabulary is None else Path(vocabulary)
+    found = open_source(Path(source), kind=kind, vocabulary=words, moses=moses, settings=settings)
+    content, load = _native_tensors(found)
+    n_parameters = sum(shape.numel() for _, shape in content.values())
+    n_bytes = sum(shape.numel() * dtype.itemsize for dtype, shape in content.values())
+    values = {"model_type": MODEL_TYPE, **found.config.model_dump(mode="json")}
+    with new_directory(target) as folder:
+        record = write_file(folder / WEIGHTS_FILE, _watched(encode_lazily(content, load), n_bytes, on_progress))
+        write_file(folder / CONFIG_FILE, [json.dumps(values, indent=2).encode() + b"\n"])
+        if found.tokenizer is not None:
+            found.tokenizer.save(folder / TOKENIZER_FILE)
+    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, record.size)
+
+
+def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
+    """Return types and shapes of all native tensors, checked against the source, and a function that makes one of them."""
+    origin = str(source.weights)
+    names = source.key_map.locate({name: tensor.shape for name, tensor in source.tensors.items()}, origin)
+    dtypes = {name: source.tensors[name].dtype for part_names in names.values() for name in part_names}
+    for name, dtype in dtypes.items():
+        if not dtype.is_floating_point:
+            raise CheckpointError(f"tensor '{name}' of '{origin}' has type {dtype}, which weights cannot have")
+    dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
+    with torch.device("meta"):
+        shapes = {name: tuple(tensor.shape) for name, tensor in TransformerXL(source.config).state_dict().items()}
+
+    def read(part: Part) -> Tensor:
+        first, *others = names[part.name]
+        tensor = _loaded(source.tensors[first]).to(dtype)
+        for other in others:
+            place = source.tensors[other]
+            if place != source.tensors[first] and not torch.equal(_loaded(place).to(dtype), tensor):
+                raise CheckpointError(f"tensors '{first}' and '{other}' of '{origin}' are tied by its settings, but differ")
+        return tensor
+
+    content = {name: (dtype, torch.Size(shape)) for name, shape in shapes.items()}
+    return content, lambda name: source.key_map.native(name, shapes, read)
+
+
+def _loaded(tensor: TensorRef) -> Tensor:
+    try:
+        return tensor.load()
+    except OSError as error:  # here, lest it be taken for one of writing
+        raise CheckpointError(f"'{tensor.path}' cannot be read: {error.strerror or error}") from None
+
+
+def _watched(
+    chunks: Iterable[bytes | memoryview], n_bytes: int, on_progress: Callable[[int, int], object] | None
+) -> Iterator[bytes | memoryview]:
+    done = 0
+    for chunk in chunks:
+        yield chunk
+        done += len(chunk)
+        if on_progress:
+            on_progress(min(done, n_bytes), n_bytes)

@@ -1,0 +1,63 @@
+"""Directories that are written whole or not at all."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from transformer_xl.checkpoint.disk import remove, stray_name, sync_directory
+from transformer_xl.errors import CheckpointError
+
+
+def check_free(target: Path) -> None:
+    """Make sure that a directory can be written.
+
+    Raises:
+        CheckpointError: it holds something already, is where the process stands, or its parent does not exist.
+    """
+    parent = target.absolute().parent
+    try:
+        is_taken = target.is_symlink() or (target.exists() and not _is_empty_directory(target))
+        is_here = target.exists() and target.samefile(Path.cwd())
+        has_parent = parent.is_dir()
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+    if is_taken:
+        raise CheckpointError(f"'{target}' exists already; choose another destination, or remove it")
+    if is_here:
+        raise CheckpointError(f"'{target}' is the current directory, which cannot be replaced; choose another destination")
+    if not has_parent:
+        raise CheckpointError(f"the directory '{parent}' does not exist; make it first")
+
+
+@contextmanager
+def new_directory(target: Path) -> Iterator[Path]:
+    """Give a directory to write into, which takes its name when the block ends, and vanishes if it fails.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    folder = stray_name(target)
+    try:
+        folder.mkdir()
+    except FileExistsError:  # perhaps someone's own, or being written by another process
+        raise CheckpointError(f"'{folder}' exists, as a conversion that was killed may leave behind; remove it") from None
+    except OSError as error:
+        raise _cannot_write(target, error) from None
+    try:
+        yield folder
+        sync_directory(folder)
+        folder.rename(target)  # takes the place of an empty directory
+        sync_directory(target.absolute().parent)
+    except BaseException as error:
+        remove(folder)
+        if isinstance(error, OSError):
+            raise _cannot_write(target, error) from None
+        raise
+
+
+def _is_empty_directory(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())
+
+
+def _cannot_write(target: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot write '{target}': {error.strerror or error}; free space or choose another place")

@@ -1,0 +1,167 @@
+"""Write a model under the names of Hugging Face or of the authors, for programs that know only those."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from transformer_xl.checkpoint.disk import write_file
+from transformer_xl.checkpoint.run_directory import TOKENIZER_FILE, RunDirectory, load
+from transformer_xl.checkpoint.tensor_file import encode_lazily
+from transformer_xl.config import AttentionKind, TransformerXLConfig
+from transformer_xl.conversion.destination import check_free, new_directory
+from transformer_xl.conversion.key_maps import authors, huggingface
+from transformer_xl.conversion.key_maps.entries import Part
+from transformer_xl.data.foreign_vocabulary import to_vocab_state
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean
+from transformer_xl.model.transformer_xl import TransformerXL
+
+Target = Literal["huggingface", "authors"]
+TARGETS: tuple[Target, ...] = get_args(Target)
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        kind: whose names.
+        n_parameters: numbers in the model.
+        notes: where the other program will differ, one line each.
+    """
+
+    kind: Target
+    n_parameters: int
+    notes: tuple[str, ...]
+
+
+def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int = 128) -> Exported:
+    """Write a model for Hugging Face's TransfoXL (transformers before 4.38) or for the authors' PyTorch code.
+
+    Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`, `tokenizer_config.json`. Authors: `arguments.json`, which
+    `MemTransformerLM` takes, `model.safetensors`, which its `load_state_dict` takes, and `vocab.txt`. Nothing is pickled.
+
+    Args:
+        source: a run, a native directory or a hub id.
+        destination: a directory that does not exist yet, or is empty.
+        kind: `huggingface` or `authors`.
+        tgt_len: of the authors' arguments; it shapes nothing but a table of learned positions.
+
+    Returns:
+        What was written, and where the other program will differ.
+
+    Raises:
+        CheckpointError: the other program cannot express the model, or the destination is taken.
+    """
+    if kind not in TARGETS:
+        raise CheckpointError(f"unknown kind of export '{kind}'; {did_you_mean(kind, TARGETS)}")
+    target = Path(destination)
+    check_free(target)
+    model, tokenizer = _load(source)
+    config = model.config
+    _check(config, kind)
+    content, make = _foreign_tensors(model, kind)
+    settings_file, settings = "config.json", huggingface.values_of(config)
+    if kind == "authors":
+        settings_file, settings = "arguments.json", authors.flags_of(config, tgt_len=tgt_len)
+    with new_directory(target) as folder:
+        write_file(folder / "model.safetensors", encode_lazily(content, make))
+        write_file(folder / settings_file, [json.dumps(settings, indent=2).encode() + b"\n"])
+        notes = [*_notes(config, kind), *_write_vocabulary(folder, tokenizer, kind)]
+    return Exported(kind, sum(tensor.numel() for tensor in model.state_dict().values()), tuple(notes))
+
+
+def _foreign_tensors(
+    model: TransformerXL, kind: Target
+) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
+    """Return types and shapes of all foreign tensors, and a function that makes one of them."""
+    config = model.config
+    key_map = (huggingface if kind == "huggingface" else authors).key_map(config)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    parts = {name: part for part in key_map.parts() for name in _names(part, kind)}
+    content = {name: (model.dtype, torch.Size(part.shape)) for name, part in parts.items()}
+    fixed: dict[str, Tensor] = {}
+    if not config.learns_positions:  # their modules keep the frequencies of the sinusoids with the weights
+        prefix = "transformer." if kind == "huggingface" else ""
+        fixed[f"{prefix}pos_emb.inv_freq"] = 1 / 10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model)
+    content |= {name: (tensor.dtype, tensor.shape) for name, tensor in fixed.items()}
+
+    def make(name: str) -> Tensor:
+        return fixed[name] if name in fixed else key_map.foreign(parts[name].name, weights.__getitem__).to(model.dtype)
+
+    return content, make
+
+
+def _load(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
+    """Load a model, and its tokenizer where there is one."""
+    if Path(source).is_dir() and not RunDirectory(source).holds_run and not (Path(source) / TOKENIZER_FILE).exists():
+        return TransformerXL.from_pretrained(source), None
+    return load(source)
+
+
+def _names(part: Part, kind: Target) -> tuple[str, ...]:
+    """Return the names to write: `load_state_dict` of the authors asks for all, Hugging Face ties what is tied."""
+    return (part.name, *part.aliases) if kind == "authors" else (part.name,)
+
+
+def _check(config: TransformerXLConfig, kind: Target) -> None:
+    """Refuse a model that the other program cannot express."""
+    plain: dict[str, Any] = {
+        "activation": "relu",
+        "final_norm": False,
+        "proj_same_dim": True,
+        "same_length_besides_self": False,
+    }
+    if kind == "huggingface":
+        plain["attention"] = AttentionKind.TRANSFORMER_XL
+    else:
+        plain |= {"layer_norm_epsilon": 1e-5, "untie_r": False, "zero_first_memory": False}
+    program = "Hugging Face's TransfoXL" if kind == "huggingface" else "the authors' PyTorch code"
+    for name, value in plain.items():
+        own = getattr(config, name)
+        if own != value and not (name == "proj_same_dim" and config.div_val == 1):  # which has no effect then
+            raise CheckpointError(f"{program} knows no {name} = {own}, only {value}; this model cannot be written for it")
+
+
+def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
+    if kind == "huggingface" and not config.zero_first_memory:
+        yield (
+            "Hugging Face begins every stream after mem_len zero vectors that it attends to, which this model does not know: "
+            "the first mem_len tokens will score otherwise"
+        )
+    if kind == "authors" and config.attention == AttentionKind.VASWANI and config.mem_len:
+        yield "the authors' code fails to begin a memory with attention 'vaswani'; call its reset_length with mem_len 0 first"
+
+
+def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, kind: Target) -> Iterator[str]:
+    """Write `vocab.txt`, and for Hugging Face what it leaves open; yields what will differ."""
+    if tokenizer is None:
+        yield "no vocabulary was written: the model has no tokenizer"
+        return
+    try:
+        state = to_vocab_state(tokenizer)
+    except TokenizerError as error:
+        yield f"no vocabulary was written: {error}"
+        return
+    words = state["idx2sym"]
+    if any(word.split() != [word] for word in words):
+        yield "no vocabulary was written: some of its words are or contain spaces, which vocab.txt cannot hold"
+        return
+    write_file(folder / "vocab.txt", ["\n".join(words).encode() + b"\n"])
+    lower_case, language = state["lower_case"], state.get("language")
+    if kind == "authors":
+        if lower_case:
+            yield "the words of vocab.txt are in lower case: give the authors' Vocab lower_case=True"
+        return
+    settings = {"tokenizer_class": "TransfoXLTokenizer", "lower_case": lower_case, "delimiter": state["delimiter"]}
+    settings |= {name: state[name] for name in ("language", "never_split") if name in state}
+    write_file(folder / "tokenizer_config.json", [json.dumps(settings, indent=2).encode() + b"\n"])
+    if not {"<unk>", "<UNK>"} & set(words):
+        yield "Hugging Face's tokenizer will not load vocab.txt, for it insists on a word '<unk>'"
+    elif language is None:
+        yield "Hugging Face's tokenizer splits text by Moses rules, which this model's does not; give it text of prepared words"

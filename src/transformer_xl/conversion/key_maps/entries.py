@@ -1,0 +1,155 @@
+"""A reversible table from the names and layouts of a foreign checkpoint to ours.
+
+An entry says that some native tensors and some foreign ones hold the same numbers: the elements of the native ones, one after
+another, are those of the foreign ones, each of which has been transposed, or its rows reversed, where the entry says so. That
+covers all that differs: names, joined or separate projections, one table or one per cluster, per layer or stacked.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from transformer_xl.conversion.key_maps.values import shown
+from transformer_xl.errors import CheckpointError
+
+Change = Literal["", "transposed", "reversed"]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One foreign tensor.
+
+    Attributes:
+        name: as the foreign checkpoint has it.
+        shape: as the foreign checkpoint has it.
+        aliases: further names under which the foreign checkpoint may hold the same tensor (tied weights).
+    """
+
+    name: str
+    shape: Shape
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Native tensors and foreign ones that hold the same numbers.
+
+    Attributes:
+        native: names of ours, in order.
+        foreign: tensors of theirs, in order.
+        change: what to do with each foreign tensor, and to undo on the way back.
+    """
+
+    native: tuple[str, ...]
+    foreign: tuple[Part, ...]
+    change: Change = ""
+
+
+@dataclass(frozen=True)
+class KeyMap:
+    """All entries of a model in one format.
+
+    Attributes:
+        entries: every native name occurs once, and every foreign one.
+        ignored: regular expressions of foreign names that hold nothing learned.
+    """
+
+    entries: tuple[Entry, ...]
+    ignored: tuple[str, ...] = ()
+
+    @cached_property
+    def _by_native(self) -> dict[str, Entry]:
+        return {name: entry for entry in self.entries for name in entry.native}
+
+    @cached_property
+    def _by_foreign(self) -> dict[str, Entry]:
+        return {part.name: entry for entry in self.entries for part in entry.foreign}
+
+    def parts(self) -> Iterator[Part]:
+        """Yield all foreign tensors."""
+        for entry in self.entries:
+            yield from entry.foreign
+
+    def locate(self, shapes: Mapping[str, Shape], origin: str) -> dict[str, list[str]]:
+        """Find each foreign tensor under its names.
+
+        Args:
+            shapes: of the tensors that a checkpoint holds.
+            origin: file or directory, for messages.
+
+        Returns:
+            For each part's name, the names under which the checkpoint holds it: one, or several that should be equal.
+
+        Raises:
+            CheckpointError: a tensor is missing, unknown, or of another shape.
+        """
+        found: dict[str, list[str]] = {}
+        for part in self.parts():
+            names = [name for name in (part.name, *part.aliases) if name in shapes]
+            if not names:
+                raise CheckpointError(f"'{origin}' lacks tensor '{part.name}' {part.shape}, which its settings call for")
+            for name in names:
+                shape = tuple(shapes[name])
+                if shape != part.shape:
+                    raise CheckpointError(
+                        f"tensor '{name}' of '{origin}' has shape {shown(shape)}, its settings call for {part.shape}"
+                    )
+            found[part.name] = names
+        known = {name for names in found.values() for name in names}
+        for name in shapes:
+            if name not in known and not any(re.fullmatch(pattern, name) for pattern in self.ignored):
+                raise CheckpointError(
+                    f"'{origin}' holds tensor {shown(name)} {shown(tuple(shapes[name]))}, for which its settings have no use"
+                )
+        return found
+
+    def native(self, name: str, shapes: Mapping[str, Shape], load: Callable[[Part], Tensor]) -> Tensor:
+        """Return one native tensor.
+
+        Args:
+            name: of ours.
+            shapes: of all native tensors.
+            load: reads a foreign tensor.
+        """
+        entry = self._by_native[name]
+        pieces = [_changed(load(part), entry.change) for part in entry.foreign]
+        if entry.native == (name,) and len(pieces) == 1:
+            return pieces[0].reshape(shapes[name])
+        return _cut(pieces, [shapes[other] for other in entry.native])[entry.native.index(name)]
+
+    def foreign(self, part_name: str, load: Callable[[str], Tensor]) -> Tensor:
+        """Return one foreign tensor.
+
+        Args:
+            part_name: the first name of it.
+            load: reads a native tensor.
+        """
+        entry = self._by_foreign[part_name]
+        changed = [_changed_shape(part.shape, entry.change) for part in entry.foreign]
+        index = [part.name for part in entry.foreign].index(part_name)
+        return _changed(_cut([load(name) for name in entry.native], changed)[index], entry.change)
+
+
+def _changed(tensor: Tensor, change: Change) -> Tensor:
+    """Transpose or reverse; each is its own inverse."""
+    if change == "transposed":
+        return tensor.T.contiguous()
+    return tensor.flip(0) if change == "reversed" else tensor
+
+
+def _changed_shape(shape: Shape, change: Change) -> Shape:
+    return shape[::-1] if change == "transposed" else shape
+
+
+def _cut(pieces: list[Tensor], shapes: Iterable[Shape]) -> list[Tensor]:
+    """Put elements one after another and cut them into tensors of other shapes."""
+    shapes = list(shapes)
+    flat = pieces[0].flatten() if len(pieces) == 1 else torch.cat([piece.flatten() for piece in pieces])
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    return [cut.reshape(shape) for cut, shape in zip(flat.split(sizes), shapes, strict=True)]

@@ -1,0 +1,191 @@
+"""Hugging Face's TransfoXL models (transformers before 5): settings and names.
+
+Their head scores tails in order, unlike the authors' PyTorch code. A stream begins after `mem_len` zero vectors that are
+attended to. u and v lie in every layer: own ones with `untie_r`, else the model's under further names.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
+from transformer_xl.conversion.key_maps.layout import Layout
+from transformer_xl.conversion.key_maps.pytorch import embedding, layers, shared_projections, softmax
+from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, shown, truth, truths
+from transformer_xl.errors import ConfigError, did_you_mean
+
+MODEL_TYPE = "transfo-xl"
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 267735,
+    "cutoffs": [20000, 40000, 200000],
+    "d_model": 1024,
+    "d_embed": 1024,
+    "n_head": 16,
+    "d_head": 64,
+    "d_inner": 4096,
+    "div_val": 4,
+    "pre_lnorm": False,
+    "n_layer": 18,
+    "mem_len": 1600,
+    "clamp_len": 1000,
+    "same_length": True,
+    "proj_share_all_but_first": True,
+    "attn_type": 0,
+    "sample_softmax": -1,
+    "dropout": 0.1,
+    "dropatt": 0.0,
+    "untie_r": True,
+    "init": "normal",
+    "init_range": 0.01,
+    "proj_init_std": 0.01,
+    "init_std": 0.02,
+    "layer_norm_epsilon": 1e-5,
+}
+"""Settings that shape or initialize a model, with the values they have where a `config.json` is silent."""
+
+_WITHOUT_EFFECT = {
+    # of this model, read by nothing, or by training scripts of 2019
+    *("adaptive", "ext_len", "tgt_len", "trainer_compatible", "eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id"),
+    # of every model there: what it is, how it is called, and what texts it writes
+    *("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path"),
+    *("task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "problem_type", "id2label", "label2id"),
+    *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "torchscript", "use_bfloat16", "tf_legacy_loss"),
+    *(
+        "keys_to_ignore_at_inference",
+        "is_encoder_decoder",
+        "is_decoder",
+        "cross_attention_hidden_size",
+        "decoder_start_token_id",
+    ),
+    *("add_cross_attention", "tie_encoder_decoder", "pruned_heads", "chunk_size_feed_forward", "_num_labels", "num_labels"),
+    *("do_sample", "early_stopping", "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences"),
+    *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
+    *("encoder_no_repeat_ngram_size", "bad_words_ids", "diversity_penalty", "output_scores", "return_dict_in_generate"),
+    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
+    *("suppress_tokens", "begin_suppress_tokens", "sep_token_id", "_commit_hash", "_attn_implementation_autoset"),
+}
+_OLD_NAMES = {"n_token": "vocab_size", "vocab_size_or_config_json_file": "vocab_size", "tie_weight": "tie_word_embeddings"}
+
+
+def key_map(config: TransformerXLConfig) -> KeyMap:
+    """Return the table of a model's tensors."""
+    layout, prefix = Layout.of(config), "transformer."
+    entries = [
+        *embedding(
+            layout,
+            prefix=prefix,
+            vector_aliases=["crit.out_layers.{i}.weight"] if layout.tied else [],
+            projection_aliases=shared_projections(layout, "crit.out_projs.{i}"),
+        ),
+        *layers(layout, prefix=prefix),
+        *(_bias(layout, name) for name in ("r_w_bias", "r_r_bias")),
+        *softmax(
+            layout,
+            vectors="crit.out_layers.{i}.weight",
+            biases="crit.out_layers.{i}.bias",
+            projections="crit.out_projs.{i}",
+            reversed_tails=False,
+        ),
+    ]
+    return KeyMap(tuple(entries), ignored=("transformer.pos_emb.inv_freq",))
+
+
+def _bias(layout: Layout, name: str) -> Entry:
+    heads = (layout.n_head, layout.d_head)
+    own = tuple(f"transformer.layers.{i}.dec_attn.{name}" for i in range(layout.n_layer))
+    if layout.untied_r:
+        return Entry((name,), tuple(Part(each, heads) for each in own))
+    return Entry((name,), (Part(f"transformer.{name}", heads, own),))
+
+
+def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
+    """Translate a `config.json`.
+
+    Raises:
+        ConfigError: another model, unknown settings, or values that cannot work.
+    """
+    if values.get("model_type", MODEL_TYPE) != MODEL_TYPE:
+        raise ConfigError(
+            f"model_type ({shown(values['model_type'])}) must be '{MODEL_TYPE}'; only Transformer-XL is converted"
+        )
+    settings = {**DEFAULTS, **_known(values)}
+    one_of(settings, "attn_type", (0,))
+    cutoffs = integers(settings, "cutoffs")
+    shared = (False, *(truth(settings, "proj_share_all_but_first") for _ in cutoffs))
+    clamp_len, mem_len = integer(settings, "clamp_len"), integer(settings, "mem_len")
+    return TransformerXLConfig(
+        vocab_size=integer(settings, "vocab_size"),
+        n_layer=integer(settings, "n_layer"),
+        d_model=integer(settings, "d_model"),
+        n_head=integer(settings, "n_head"),
+        d_head=integer(settings, "d_head"),
+        d_inner=integer(settings, "d_inner"),
+        d_embed=integer(settings, "d_embed"),
+        dropout=number(settings, "dropout"),
+        dropatt=number(settings, "dropatt"),
+        mem_len=max(mem_len, 0),
+        clamp_len=clamp_len if clamp_len > 0 else None,
+        same_length=truth(settings, "same_length") and mem_len > 0,
+        zero_first_memory=True,
+        pre_lnorm=truth(settings, "pre_lnorm"),
+        layer_norm_epsilon=number(settings, "layer_norm_epsilon"),
+        untie_r=truth(settings, "untie_r"),
+        tie_weight=truth({"tie_word_embeddings": True, **settings}, "tie_word_embeddings"),
+        cutoffs=cutoffs,
+        div_val=integer(settings, "div_val"),
+        tie_projs=truths({"tie_projs": shared, **settings}, "tie_projs", length=len(shared)),
+        init=one_of(settings, "init", ("normal", "uniform")),
+        init_range=number(settings, "init_range"),
+        init_std=number(settings, "init_std"),
+        proj_init_std=number(settings, "proj_init_std"),
+    )
+
+
+def _known(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that matter, by their present names; refuse those that nobody knows."""
+    known = {*DEFAULTS, "tie_projs", "tie_word_embeddings"}
+    found: dict[str, Any] = {}
+    for old, value in values.items():
+        name = _OLD_NAMES.get(old, old)
+        if name in _WITHOUT_EFFECT:
+            continue
+        if name not in known:
+            raise ConfigError(f"unknown key {shown(old)}; {did_you_mean(old[:100], known)}")
+        if name in found and found[name] != value:
+            raise ConfigError(f"{name} is {shown(found[name])} and, under another name, {shown(value)}; keep one of them")
+        found[name] = value
+    return found
+
+
+def values_of(config: TransformerXLConfig) -> dict[str, Any]:
+    """Translate back: a `config.json` for the same model, which Hugging Face's code must be able to express."""
+    return {
+        "model_type": MODEL_TYPE,
+        "architectures": ["TransfoXLLMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "cutoffs": list(config.cutoffs),
+        "d_model": config.d_model,
+        "d_embed": config.d_embed or config.d_model,
+        "n_head": config.n_head,
+        "d_head": config.d_head,
+        "d_inner": config.d_inner,
+        "div_val": config.div_val,
+        "pre_lnorm": config.pre_lnorm,
+        "n_layer": config.n_layer,
+        "mem_len": config.mem_len,
+        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "same_length": config.same_length,
+        "tie_projs": list(config.tied_projections),
+        "tie_word_embeddings": config.tie_weight,
+        "attn_type": 0,
+        "sample_softmax": -1,
+        "dropout": config.dropout,
+        "dropatt": config.dropatt,
+        "untie_r": config.untie_r,
+        "init": config.init,
+        "init_range": config.init_range,
+        "proj_init_std": config.proj_init_std,
+        "init_std": config.init_std,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+    }

@@ -1,0 +1,146 @@
+"""The authors' TensorFlow models (`tf/model.py` at 44781ed): names, and settings as far as shapes tell them.
+
+A checkpoint holds no settings. How long its memory was, its clamping, and whether all queries saw as many keys, must be said by
+whoever converts it. Layer norms add 1e-12, a stream begins after `mem_len` zero vectors that are attended to, and `same_length`
+means one key more than in PyTorch. Matrices are transposed: (in, out).
+"""
+
+import itertools
+import re
+from collections.abc import Mapping
+
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.conversion.key_maps.entries import Change, Entry, KeyMap, Part, Shape
+from transformer_xl.conversion.key_maps.layout import Layout
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model.adaptive import cluster_widths
+
+_ROOT = "transformer/"
+_IGNORED = ("global_step", "beta[12]_power", r".*/Adam(_1)?", r".*/ExponentialMovingAverage")
+
+
+def key_map(config: TransformerXLConfig) -> KeyMap:
+    """Return the table of a model's tensors."""
+    layout = Layout.of(config)
+    entries = [*_embedding(layout), *_layers(layout), *_softmax(layout)]
+    heads = (layout.n_head, layout.d_head)
+    shape = (layout.n_layer, *heads) if layout.untied_r else heads
+    entries += [Entry((name,), (Part(_ROOT + name, shape),)) for name in ("r_w_bias", "r_r_bias")]
+    return KeyMap(tuple(entries), _IGNORED)
+
+
+def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
+    """Find the settings that shapes tell; `mem_len`, `clamp_len` and `same_length` are as they are by default.
+
+    Args:
+        shapes: of all tensors of a checkpoint.
+        origin: of the checkpoint, for messages.
+
+    Raises:
+        CheckpointError: not a Transformer-XL.
+        ConfigError: values that cannot work.
+    """
+    tables = _shapes_of(shapes, r"adaptive_embed/(?:cutoff_(\d+)/)?lookup_table", 2, origin)
+    (d_model, _), *_ = _shapes_of(shapes, r"layer_(\d+)/rel_attn/qkv/kernel", 2, origin)
+    n_layer = len(_shapes_of(shapes, r"layer_(\d+)/rel_attn/qkv/kernel", 2, origin))
+    (_, d_inner), *_ = _shapes_of(shapes, r"layer_(\d+)/ff/layer_1/kernel", 2, origin)
+    bias = shapes.get(f"{_ROOT}r_w_bias", ())
+    if len(bias) not in (2, 3):
+        raise CheckpointError(f"tensor '{_ROOT}r_w_bias' of '{origin}' must have 2 or 3 dimensions, not shape {tuple(bias)}")
+    sizes = [shape[0] for shape in _shapes_of(shapes, r"adaptive_softmax/(?:cutoff_(\d+)/b|bias)", 1, origin)]
+    widths = [shape[1] for shape in tables]
+    one_table = f"{_ROOT}adaptive_embed/lookup_table" in shapes
+    projects = [f"{_ROOT}adaptive_embed/cutoff_{i}/proj_W" in shapes for i in range(len(widths))]
+    owns = [f"{_ROOT}adaptive_softmax/cutoff_{i}/proj" in shapes for i in range(len(sizes))]
+    return TransformerXLConfig(
+        vocab_size=sum(sizes),
+        n_layer=n_layer,
+        d_model=d_model,
+        n_head=bias[-2],
+        d_head=bias[-1],
+        d_inner=d_inner,
+        d_embed=widths[0],
+        cutoffs=tuple(itertools.accumulate(sizes))[:-1],
+        div_val=1 if one_table else _div_val(widths),
+        tie_projs=tuple(not own for own in owns),
+        proj_same_dim=all(has for has, width in zip(projects, widths, strict=True) if width == d_model),
+        untie_r=len(bias) == 3,
+        zero_first_memory=True,
+        same_length_besides_self=True,
+        layer_norm_epsilon=1e-12,
+    )
+
+
+def _div_val(widths: list[int]) -> int:
+    """Return the smallest factor that makes these widths, if there is one; `locate` says where there is none."""
+    if len(widths) == 1:
+        return 2
+    first, second, *_ = widths
+    least, most = max(2, first // (second + 1) + 1), first // second
+    candidates = range(least, min(most, least + 1000) + 1)
+    return next((n for n in candidates if cluster_widths(len(widths), d_embed=first, div_val=n) == widths), least)
+
+
+def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: str) -> list[Shape]:
+    """Return the shapes of the tensors that a pattern names, in the order of the number in it, which counts from 0."""
+    numbered = {}
+    for name, shape in shapes.items():
+        found = re.fullmatch(_ROOT + pattern, name)
+        if found and len(shape) == n_dim and min(shape, default=0) > 0:
+            numbered[int(found[1] or 0)] = shape
+    if sorted(numbered) != list(range(len(numbered))) or not numbered:
+        raise CheckpointError(f"'{origin}' is no checkpoint of a Transformer-XL: no complete set of tensors '{_ROOT}{pattern}'")
+    return [numbered[i] for i in range(len(numbered))]
+
+
+def _embedding(layout: Layout) -> list[Entry]:
+    entries, D = [], layout.d_model
+    tables = [layout.vocab_size] if layout.one_table else layout.sizes
+    for i, size in enumerate(tables):
+        scope = f"{_ROOT}adaptive_embed/" + ("" if layout.one_table else f"cutoff_{i}/")
+        table, projection = ("embedding.weight", "embedding.projection.weight")
+        if not layout.one_table:
+            table, projection = f"embedding.tables.{i}", f"embedding.projections.{i}"
+        entries.append(Entry((table,), (Part(f"{scope}lookup_table", (size, layout.widths[i])),)))
+        if layout.projected[i]:
+            entries.append(Entry((projection,), (Part(f"{scope}proj_W", (layout.widths[i], D)),), "transposed"))
+    return entries
+
+
+def _layers(layout: Layout) -> list[Entry]:
+    D, heads, inner = layout.d_model, layout.heads, layout.d_inner
+    kinds: dict[str, tuple[str, Shape, Change]] = {
+        "attention.qkv_net.weight": ("rel_attn/qkv/kernel", (D, 3 * heads), "transposed"),
+        "attention.r_net.weight": ("rel_attn/r/kernel", (D, heads), "transposed"),
+        "attention.o_net.weight": ("rel_attn/o/kernel", (heads, D), "transposed"),
+        "attention.layer_norm.weight": ("rel_attn/LayerNorm/gamma", (D,), ""),
+        "attention.layer_norm.bias": ("rel_attn/LayerNorm/beta", (D,), ""),
+        "feed_forward.inner.weight": ("ff/layer_1/kernel", (D, inner), "transposed"),
+        "feed_forward.inner.bias": ("ff/layer_1/bias", (inner,), ""),
+        "feed_forward.outer.weight": ("ff/layer_2/kernel", (inner, D), "transposed"),
+        "feed_forward.outer.bias": ("ff/layer_2/bias", (D,), ""),
+        "feed_forward.layer_norm.weight": ("ff/LayerNorm/gamma", (D,), ""),
+        "feed_forward.layer_norm.bias": ("ff/LayerNorm/beta", (D,), ""),
+    }
+    return [
+        Entry((f"layers.{i}.{ours}",), (Part(f"{_ROOT}layer_{i}/{theirs}", shape),), change)
+        for i in range(layout.n_layer)
+        for ours, (theirs, shape, change) in kinds.items()
+    ]
+
+
+def _softmax(layout: Layout) -> list[Entry]:
+    scope = f"{_ROOT}adaptive_softmax/"
+    if layout.plain:
+        return [Entry(("softmax.bias",), (Part(f"{scope}bias", (layout.vocab_size,)),))]
+    entries = []
+    for i, (size, width) in enumerate(zip(layout.sizes, layout.widths, strict=True)):
+        entries.append(Entry((f"softmax.biases.{i}",), (Part(f"{scope}cutoff_{i}/b", (size,)),)))
+        if layout.projected[i] and not layout.tied_projections[i]:
+            part = Part(f"{scope}cutoff_{i}/proj", (width, layout.d_model))
+            entries.append(Entry((f"softmax.projections.{i}",), (part,), "transposed"))
+    if layout.n_tail:
+        weight = Part(f"{scope}cutoff_0/cluster_W", (layout.n_tail, layout.widths[0]))
+        bias = Part(f"{scope}cutoff_0/cluster_b", (layout.n_tail,))
+        entries += [Entry(("softmax.cluster_weight",), (weight,)), Entry(("softmax.cluster_bias",), (bias,))]
+    return entries

@@ -1,0 +1,89 @@
+"""Foreign settings, each of the type that it must have: what a file says is believed only as far as that."""
+
+import reprlib
+from collections.abc import Mapping
+from typing import Any
+
+from transformer_xl.errors import ConfigError
+
+MAX_INTEGER = 2**63
+MAX_CLUSTERS = 100
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 100
+
+
+def shown(value: object) -> str:
+    """Return a foreign name or value for a message: quoted, on one line, and short.
+
+    Example:
+        >>> shown("a" * 200)[:4], len(shown("a" * 200))
+        ("'aaa", 100)
+    """
+    return "an enormous integer" if _is_enormous(value) else _short.repr(value)
+
+
+def integer(values: Mapping[str, Any], name: str) -> int:
+    """Return an integer.
+
+    Raises:
+        ConfigError: missing, or anything else; so for the functions below.
+    """
+    value = _given(values, name)
+    if type(value) is not int or _is_enormous(value):
+        raise ConfigError(f"{name} ({shown(value)}) must be an integer below 2**63")
+    return value
+
+
+def number(values: Mapping[str, Any], name: str) -> float:
+    """Return a number."""
+    value = _given(values, name)
+    if type(value) not in (int, float) or _is_enormous(value):
+        raise ConfigError(f"{name} ({shown(value)}) must be a number")
+    return float(value)
+
+
+def truth(values: Mapping[str, Any], name: str) -> bool:
+    """Return true or false, which 1 and 0 stand for in some programs."""
+    value = _given(values, name)
+    if type(value) not in (int, bool) or value not in (0, 1):
+        raise ConfigError(f"{name} ({shown(value)}) must be true or false")
+    return bool(value)
+
+
+def one_of(values: Mapping[str, Any], name: str, choices: tuple[Any, ...]) -> Any:
+    """Return one of a few values."""
+    value = _given(values, name)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ConfigError(f"{name} ({shown(value)}) must be {' or '.join(map(repr, choices))}")
+    return value
+
+
+def integers(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """Return a short list of integers."""
+    return tuple(integer({name: value}, name) for value in _listed(values, name))
+
+
+def truths(values: Mapping[str, Any], name: str, *, length: int) -> tuple[bool, ...]:
+    """Return a list of true and false, cut to a length; the originals take a shorter one for "the rest is false"."""
+    given = tuple(truth({name: value}, name) for value in _listed(values, name))
+    return (given + (False,) * length)[:length]
+
+
+def _given(values: Mapping[str, Any], name: str) -> Any:
+    if name not in values:
+        raise ConfigError(f"{name} is missing")
+    return values[name]
+
+
+def _listed(values: Mapping[str, Any], name: str) -> list[Any] | tuple[Any, ...]:
+    value = _given(values, name)
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} ({shown(value)}) must be a list")
+    if len(value) > MAX_CLUSTERS:
+        raise ConfigError(f"{name} has {len(value):,} values; {MAX_CLUSTERS} clusters are the most that are converted")
+    return value
+
+
+def _is_enormous(value: object) -> bool:
+    return isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER

@@ -1,0 +1,63 @@
+"""Opening files that others made: regular files only, and without waiting for anyone."""
+
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+from transformer_xl.errors import CheckpointError
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+def open_regular(path: Path) -> tuple[BinaryIO, int]:
+    """Open a file for reading, if it is one.
+
+    A link that the user names is followed (the cache of Hugging Face consists of links); names inside of files never lead to
+    other files, so there are no others to follow. A pipe or device is refused without waiting for its other end.
+
+    Args:
+        path: the file.
+
+    Returns:
+        The open file and its size (bytes).
+
+    Raises:
+        CheckpointError: it does not exist, may not be read, or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"'{path}' is no regular file; give the path of a checkpoint")
+    # without a buffer: a child process that reads the same open file moves its position, which a buffer would not notice
+    return os.fdopen(descriptor, "rb", buffering=0), status.st_size
+
+
+def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
+    """Read bytes from a place.
+
+    Args:
+        path: of the file, for messages.
+        file: the open file.
+        offset: of the first byte.
+        n: how many; the caller has bounded it.
+
+    Returns:
+        Exactly `n` bytes.
+
+    Raises:
+        CheckpointError: the file ends early or cannot be read.
+    """
+    try:
+        file.seek(offset)
+        data = file.read(n)
+    except (OSError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"'{path}' cannot be read at byte {offset}: {error}") from error
+    if len(data) != n:
+        raise CheckpointError(f"'{path}' ends {n - len(data)} bytes too early; copy or download it again")
+    return data

@@ -1,0 +1,142 @@
+"""Has pickles read by a process that can do nothing else, and rebuilds what it says from JSON.
+
+The child (`pickle_child.py`) never imports or calls what a file names; the process around it bounds time and memory, and holds
+whatever a defect of Python's own unpickler might do: it can open no file, write none and start no process. Windows has no such
+limits and macOS none of memory; there the rest, the limit of time and the inertness of the child remain.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from transformer_xl.conversion.readers.inert import Stub
+from transformer_xl.conversion.readers.pickle_child import MAX_OUTPUT
+from transformer_xl.errors import CheckpointError
+
+MIN_MB = 80
+"""Address space that the child may add to what its interpreter takes, for the smallest file: room for buffers."""
+MB_PER_MB = 100
+"""Address space per byte of pickle: the densest pickle (of empty lists) makes 70 bytes out of one."""
+MAX_MB = 4096
+"""Most address space: twice an 800 MB array (never touched, so no real memory) and a vocabulary of a million words."""
+MIN_SECONDS = 2
+"""Processor time for the smallest file: it takes 0.05."""
+SECONDS_PER_MB = 1
+"""Processor time per megabyte of pickle: it takes 0.1."""
+MAX_SECONDS = 120
+"""Most processor time: a cached corpus of a gigabyte takes 3."""
+WALL_FACTOR = 5
+"""How much slower than its processor time the child may be on a busy machine."""
+MAX_REPLY = 2 * MAX_OUTPUT
+"""Bytes of JSON that are read: the child counts characters before it spells them."""
+
+_HINT = "is it a checkpoint of a Transformer-XL?"
+_CHILD = Path(__file__).with_name("pickle_child.py")
+_NEEDED_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SYSTEMROOT")
+
+
+def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -> tuple[dict[str, Any], str]:
+    """Have the pickles in a part of a file read.
+
+    Args:
+        path: of the file, for messages.
+        file: the open file.
+        kind: see `pickle_child.parse`.
+        start: first byte.
+        end: byte behind the last.
+
+    Returns:
+        What is known of storages, and the content as JSON for `rebuild`.
+
+    Raises:
+        CheckpointError: the child refused the file, or needed more time or memory than the file justifies.
+    """
+    size_mb = (end - start) / 2**20
+    memory = min(MAX_MB, MIN_MB + int(MB_PER_MB * size_mb))
+    seconds = min(MAX_SECONDS, MIN_SECONDS + int(SECONDS_PER_MB * size_mb))
+    arguments = [kind, str(start), str(end), str(memory), str(seconds)]
+    reply, code = _run(path, file, arguments, WALL_FACTOR * seconds)
+    if len(reply) > MAX_REPLY:
+        raise CheckpointError(f"'{path}' holds more than {MAX_REPLY} bytes of text and numbers; {_HINT}")
+    head, _, body = reply.partition(b"\n")
+    if code or not head:
+        raise CheckpointError(f"'{path}' {_cause(code, memory, seconds)}; {_HINT}")
+    header = json.loads(head)
+    if "error" in header:
+        raise CheckpointError(f"'{path}' {header['error']}")
+    return header, body.decode("ascii")
+
+
+def _run(path: Path, file: BinaryIO, arguments: list[str], wall: float) -> tuple[bytes, int]:
+    # -I: no environment variables, no user or current directory; -S: no site-packages, so nothing runs but the file.
+    command = [sys.executable or "python3", "-I", "-S", "-B", str(_CHILD), *arguments]
+    environment = {name: os.environ[name] for name in _NEEDED_ENVIRONMENT if name in os.environ}
+    try:
+        child = subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read: no process for it can be started ({error})") from error
+    timer = threading.Timer(wall, child.kill)
+    timer.start()
+    with child:
+        assert child.stdout is not None
+        try:
+            reply = child.stdout.read(MAX_REPLY + 1)
+            if len(reply) > MAX_REPLY:
+                child.kill()
+            return reply, child.wait()
+        except BaseException:
+            child.kill()
+            raise
+        finally:
+            timer.cancel()
+
+
+def _cause(code: int, memory: int, seconds: int) -> str:
+    if -code in (getattr(signal, "SIGXCPU", None), getattr(signal, "SIGKILL", None)):
+        return f"needs more than {seconds} s to read"
+    return f"needs more than {memory} MB to read, or breaks the reader (status {code})"
+
+
+def rebuild(path: Path, body: str, tensor: Callable[[list[Any]], Any]) -> Any:
+    """Turn the child's JSON into values.
+
+    Args:
+        path: of the file, for messages.
+        body: JSON from `read_in_child`.
+        tensor: makes a tensor of its description, or raises CheckpointError.
+
+    Returns:
+        Plain values with `Stub` and `TensorRef` leaves.
+
+    Raises:
+        CheckpointError: a tensor is impossible, or the JSON is not what the child writes.
+    """
+
+    def revive(found: dict[str, Any]) -> Any:
+        if len(found) != 1:
+            return found
+        ((mark, content),) = found.items()
+        match mark:
+            case "\0tuple":
+                return tuple(content)
+            case "\0dict":
+                return dict(zip(*content, strict=True))
+            case "\0stub":
+                name, args, state, items = content
+                return Stub(name, tuple(args), state, items)
+            case "\0tensor":
+                return tensor(content)
+        return found
+
+    try:
+        return json.loads(body, object_hook=revive)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
+        raise CheckpointError(f"'{path}' holds something that is no plain value ({error}); {_HINT}") from error

@@ -1,0 +1,391 @@
+"""TensorFlow checkpoints of the second format ("tensor bundles"), read without TensorFlow.
+
+`PREFIX.index` is a sorted string table as LevelDB writes it: blocks of key-value pairs, each with a checksum, and a footer that
+says where they lie. The empty key holds a `BundleHeaderProto`; every other key is a variable's name and holds a
+`BundleEntryProto`: type, shape, checksum and place in one of the files `PREFIX.data-0000i-of-0000N`.
+
+Reference: `tensorflow/core/util/tensor_bundle/tensor_bundle.cc`, `tensorflow/core/protobuf/tensor_bundle.proto`, and
+https://github.com/google/leveldb/blob/main/doc/table_format.md.
+Not read, because `tf.train.Saver` never wrote it for a model of ours: compressed tables, partitioned variables, text.
+"""
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from transformer_xl.conversion.readers.files import open_regular
+from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.errors import CheckpointError
+
+# The largest model of the authors, with its Adam slots, has about 850 variables in an index of 30 kB.
+MAX_INDEX_BYTES = 2**20
+MAX_TENSORS = 10_000
+MAX_NAME_BYTES = 1024
+MAX_DIMENSIONS = 64
+
+_FOOTER_BYTES = 48
+_MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
+_LITTLE_ENDIAN = 0
+_FORMAT_VERSION = 1
+_TEXT = 7
+# tensorflow/core/framework/types.proto
+_DTYPES = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    4: torch.uint8,
+    5: torch.int16,
+    6: torch.int8,
+    9: torch.int64,
+    10: torch.bool,
+    14: torch.bfloat16,
+    17: torch.uint16,
+    19: torch.float16,
+    22: torch.uint32,
+    23: torch.uint64,
+}
+_PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
+_LATEST = re.compile(r'^\s*model_checkpoint_path\s*:\s*"((?:[^"\\\n]|\\.)*)"', re.MULTILINE)
+_SAVE_AGAIN = "load it with TensorFlow and save it again with tf.compat.v1.train.Saver()"
+
+_T = TypeVar("_T", int, bytes)
+
+
+def read_bundle(prefix: Path) -> dict[str, TensorRef]:
+    """Say where every variable of a TensorFlow checkpoint lies; optimizer slots and counters too.
+
+    Nothing but the index is read. Its checksums are verified here, those of the variables when `TensorRef.load` reads them.
+
+    Args:
+        prefix: what the names of the checkpoint's files begin with, such as `model.ckpt-123`; or one of these files; or their
+            directory: then the checkpoint that its file `checkpoint` names, else the only one.
+
+    Returns:
+        Variables by name, in the order of the index (bytewise).
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged, incomplete, or of a kind that is not read.
+    """
+    index = _find_index(prefix)
+    try:
+        return _read_entries(index)
+    except _Unreadable as error:
+        raise CheckpointError(f"{str(index)!r} {error.reason}; {error.remedy}") from None
+
+
+class _Unreadable(Exception):  # noqa: N818 (it becomes an error where the file's name is known)
+    """What is wrong with the index, and what to do about it."""
+
+    def __init__(self, reason: str, remedy: str = "copy or download it again"):
+        super().__init__(reason)
+        self.reason = reason
+        self.remedy = remedy
+
+
+# Where the files lie
+
+
+def _find_index(path: Path) -> Path:
+    try:
+        return _index_in_directory(path) if path.is_dir() else _index_of_prefix(path)
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}; give a checkpoint that you may read") from error
+
+
+def _index_of_prefix(path: Path) -> Path:
+    prefix = path.parent / _PART.sub("", path.name)
+    index = path.parent / f"{_PART.sub('', path.name)}.index"
+    if os.path.lexists(index):
+        return index
+    if _is_first_format(prefix):
+        raise CheckpointError(f"{str(prefix)!r} is a TensorFlow checkpoint of the first format (V1); {_SAVE_AGAIN}")
+    raise CheckpointError(
+        f"{str(index)!r} is missing; give what the names of the checkpoint's files begin with, such as 'model.ckpt-0'"
+    )
+
+
+def _index_in_directory(directory: Path) -> Path:
+    latest = directory / "checkpoint"
+    if latest.is_file():
+        with latest.open("rb") as file:
+            text = file.read(2**16).decode(errors="replace")  # the name comes first; thousands of older ones may follow
+        found = _LATEST.search(text)
+        if not found:
+            raise CheckpointError(f"{str(latest)!r} names no checkpoint; delete it, or give the checkpoint's prefix")
+        # The directory may have been moved since: only the base name counts, so nothing outside can be named.
+        return _index_of_prefix(directory / (re.split(r"/|\\\\", found[1])[-1] or "checkpoint"))
+    indexes = sorted(path for path in directory.iterdir() if path.suffix == ".index")
+    if len(indexes) != 1:
+        names = ", ".join(repr(path.name) for path in indexes[:5]) or "none"
+        raise CheckpointError(f"{str(directory)!r} has {len(indexes)} checkpoints ({names}); give the prefix of one")
+    return indexes[0]
+
+
+def _is_first_format(prefix: Path) -> bool:
+    """Whether there is a table, or shards of one, where the second format has none."""
+    if prefix.is_file():
+        with prefix.open("rb") as file:
+            file.seek(max(0, prefix.stat().st_size - len(_MAGIC)))
+            return file.read(len(_MAGIC)) == _MAGIC
+    shard = re.compile(re.escape(prefix.name) + r"-\d{5}-of-\d{5}")
+    return prefix.parent.is_dir() and any(shard.fullmatch(path.name) for path in prefix.parent.iterdir())
+
+
+def _size_of_plain_file(path: Path) -> int:
+    """The size of a file that is neither a link (it could lead anywhere) nor a pipe or device (it could have no end)."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        raise CheckpointError(f"{str(path)!r} is missing; copy all files of the checkpoint to one place") from None
+    except OSError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}; copy the checkpoint again") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no plain file"
+        raise CheckpointError(f"{str(path)!r} is {kind}; put the file itself in its place")
+    return status.st_size
+
+
+# The table
+
+
+class _Cursor:
+    """Takes numbers and pieces off the front of some bytes."""
+
+    def __init__(self, data: bytes):
+        self.data = data
+        self.at = 0
+
+    def __bool__(self) -> bool:
+        return self.at < len(self.data)
+
+    def take(self, n_bytes: int) -> bytes:
+        if n_bytes > len(self.data) - self.at:
+            raise _Unreadable("is damaged: an entry ends too early")
+        piece = self.data[self.at : self.at + n_bytes]
+        self.at += n_bytes
+        return piece
+
+    def varint(self) -> int:
+        """A number in groups of 7 bits, the lowest first; the top bit of a byte says that more follow."""
+        value = 0
+        for shift in range(0, 64, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80 and value < 2**64:
+                return value
+        raise _Unreadable("is damaged: a number has no end")
+
+
+def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the pairs of the table, whose keys must ascend, so that no name comes twice."""
+    file, n_bytes = open_regular(index)
+    with file:
+        if n_bytes > MAX_INDEX_BYTES:
+            raise _Unreadable(f"is larger than any index ({MAX_INDEX_BYTES} bytes)", "give the index of a model's checkpoint")
+        table = file.read(n_bytes)
+    if len(table) < _FOOTER_BYTES or not table.endswith(_MAGIC):
+        raise _Unreadable("does not end as the index of a TensorFlow checkpoint does")
+    footer = _Cursor(table[-_FOOTER_BYTES:])
+    _read_block(table, footer)  # a block about blocks, which TensorFlow leaves empty
+    blocks, _ = _read_block(table, footer)
+    last_key, last_end = None, 0
+    for _, handle in _pairs(blocks):
+        block, (start, end) = _read_block(table, _Cursor(handle))
+        if start < last_end:
+            raise _Unreadable("is damaged: its blocks overlap")
+        last_end = end
+        for key, value in _pairs(block):
+            if last_key is not None and key <= last_key:
+                raise _Unreadable("is damaged: its names are not in order")
+            last_key = key
+            yield key, value
+
+
+def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, tuple[int, int]]:
+    """Return the content of the block that a handle (offset, size) points to, and where it begins and ends."""
+    start, size = handle.varint(), handle.varint()
+    end = start + size + 5  # the content, how it is compressed (1), and the checksum of both (4)
+    if end > len(table) - _FOOTER_BYTES:
+        raise _Unreadable("is damaged: a block lies outside the file")
+    if _masked_crc32c(table[start : end - 4]) != int.from_bytes(table[end - 4 : end], "little"):
+        raise _Unreadable("is damaged: a block does not match its checksum")
+    if table[end - 5]:
+        raise _Unreadable("is compressed", _SAVE_AGAIN)
+    return table[start : end - 5], (start, end)
+
+
+def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the pairs of a block; a key is stored as what it adds to the beginning of the key before."""
+    n_restarts = int.from_bytes(block[-4:], "little")
+    n_bytes = len(block) - 4 * (1 + n_restarts)
+    if n_bytes < 0:
+        raise _Unreadable("is damaged: a block is too short")
+    cursor, key = _Cursor(block[:n_bytes]), b""
+    while cursor:
+        n_shared, n_added, n_value = cursor.varint(), cursor.varint(), cursor.varint()
+        if n_shared > len(key) or n_shared + n_added > MAX_NAME_BYTES:
+            raise _Unreadable(f"is damaged: a name continues a shorter one, or is longer than {MAX_NAME_BYTES} bytes")
+        key = key[:n_shared] + cursor.take(n_added)
+        yield key, cursor.take(n_value)
+
+
+def _masked_crc32c(data: bytes | bytearray) -> int:
+    """CRC-32C as tables store it: turned by 15 bits and moved, so that a checksum of checksums is no fixed point."""
+    try:
+        import google_crc32c
+    except ImportError as error:
+        raise CheckpointError("TensorFlow checkpoints need a checksum library; run `pip install google-crc32c`") from error
+    crc, view, step = 0, memoryview(data), 2**20
+    for start in range(0, len(view), step):
+        crc = google_crc32c.extend(crc, bytes(view[start : start + step]))  # it takes nothing but bytes
+    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+# The entries
+
+
+@dataclass
+class _Message:
+    """The fields of a protocol buffer message by number, each as often as it came."""
+
+    fields: dict[int, list[int | bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, data: bytes) -> "_Message":
+        message, cursor = cls(), _Cursor(data)
+        while cursor:
+            tag = cursor.varint()
+            kind = tag & 7
+            if kind == 0:
+                value = cursor.varint()
+            elif kind == 1:
+                value = int.from_bytes(cursor.take(8), "little")
+            elif kind == 2:
+                value = cursor.take(cursor.varint())
+            elif kind == 5:
+                value = int.from_bytes(cursor.take(4), "little")
+            else:
+                raise _Unreadable("is damaged: a field has no known kind")
+            message.fields.setdefault(tag >> 3, []).append(value)
+        return message
+
+    def all(self, number: int, kind: type[_T]) -> list[_T]:
+        values = self.fields.get(number, [])
+        checked = [value for value in values if isinstance(value, kind)]
+        if len(checked) != len(values):
+            raise _Unreadable("is damaged: a field is of the wrong kind")
+        return checked
+
+    def last(self, number: int, kind: type[_T]) -> _T:
+        return [kind(), *self.all(number, kind)][-1]
+
+
+def _read_entries(index: Path) -> dict[str, TensorRef]:
+    table = _read_table(index)
+    key, value = next(table, (None, b""))
+    if key != b"":
+        raise _Unreadable("is damaged: it has no header")
+    header = _Message.parse(value)
+    if header.last(2, int) != _LITTLE_ENDIAN:
+        raise _Unreadable("was written on a big-endian machine", f"{_SAVE_AGAIN} on a little-endian one")
+    if _Message.parse(header.last(3, bytes)).last(2, int) > _FORMAT_VERSION:
+        raise _Unreadable("is of a newer format", _SAVE_AGAIN)
+    shards = _Shards(index.with_suffix(""), header.last(1, int))
+    tensors: dict[str, TensorRef] = {}
+    for key, value in table:
+        if len(tensors) == MAX_TENSORS:
+            raise _Unreadable(f"lists more than {MAX_TENSORS} variables", "give the index of a model's checkpoint")
+        name = _name(key)
+        tensors[name] = _tensor_ref(name, _Message.parse(value), shards)
+    _check_overlaps(tensors)
+    return tensors
+
+
+def _name(key: bytes) -> str:
+    if key.startswith(b"\0"):  # so begin the keys of slices
+        raise _Unreadable("holds variables in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
+    try:
+        name = key.decode()
+    except UnicodeDecodeError:
+        name = "\0"
+    if not name.isprintable():
+        raise _Unreadable(f"is damaged: {key!r} is not the name of a variable")
+    return name
+
+
+@dataclass
+class _Shards:
+    """The data files, each looked at once and only if an entry needs it."""
+
+    prefix: Path
+    count: int
+    seen: dict[int, tuple[Path, int]] = field(default_factory=dict)
+
+    def find(self, shard: int) -> tuple[Path, int]:
+        """Return path and size."""
+        if shard >= self.count:
+            raise _Unreadable(f"is damaged: it speaks of a data file {shard:05d}-of-{self.count:05d}")
+        if shard not in self.seen:
+            path = self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.count:05d}")
+            self.seen[shard] = path, _size_of_plain_file(path)
+        return self.seen[shard]
+
+
+def _tensor_ref(name: str, entry: _Message, shards: _Shards) -> TensorRef:
+    if entry.all(7, bytes):
+        raise _Unreadable(f"holds {name!r} in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
+    dtype = _dtype(name, entry.last(1, int))
+    shape = _shape(name, b"".join(entry.all(2, bytes)))  # repeated messages merge as their bytes do
+    shard, offset, n_bytes = (entry.last(number, int) for number in (3, 4, 5))
+    if n_bytes != math.prod(shape) * dtype.itemsize:
+        raise _Unreadable(f"is damaged: {name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
+    # Zero sizes count as one here, as in strides: these numbers must fit into 64 bits even where no byte is stored.
+    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
+        raise _Unreadable(f"is damaged: {name!r} has the impossible shape {list(shape)}")
+    path, size = shards.find(shard)
+    if offset + n_bytes > size:
+        raise CheckpointError(
+            f"{str(path)!r} has {size} bytes, and {name!r} should end at {offset + n_bytes}; copy or download it again"
+        )
+    stride = tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+    verify = partial(_complaint, name=name, checksum=entry.last(6, int))
+    return TensorRef(path=path, offset=offset, shape=shape, stride=stride, dtype=dtype, verify=verify)
+
+
+def _dtype(name: str, code: int) -> torch.dtype:
+    if code == _TEXT:
+        raise _Unreadable(f"holds text ({name!r}), as checkpoints of TensorFlow 2 do", _SAVE_AGAIN)
+    if code not in _DTYPES:
+        raise _Unreadable(
+            f"holds {name!r} in TensorFlow's data type number {code}, which is not read", f"cast it to float32: {_SAVE_AGAIN}"
+        )
+    return _DTYPES[code]
+
+
+def _shape(name: str, data: bytes) -> tuple[int, ...]:
+    message = _Message.parse(data)
+    dimensions = message.all(2, bytes)
+    if message.last(3, int) or len(dimensions) > MAX_DIMENSIONS:
+        raise _Unreadable(f"is damaged: {name!r} has no shape, or more than {MAX_DIMENSIONS} dimensions")
+    return tuple(_Message.parse(dimension).last(1, int) for dimension in dimensions)
+
+
+def _complaint(data: bytearray, *, name: str, checksum: int) -> str | None:
+    return None if _masked_crc32c(data) == checksum else f"{name!r} does not match its checksum"
+
+
+def _check_overlaps(tensors: dict[str, TensorRef]) -> None:
+    """Refuse variables that share bytes, so that all of them together are no larger than their files."""
+    spans = sorted((str(ref.path), ref.offset, ref.offset + ref.n_bytes, name) for name, ref in tensors.items() if ref.n_bytes)
+    for (path, _, end, name), (next_path, start, _, next_name) in pairwise(spans):
+        if path == next_path and start < end:
+            raise _Unreadable(f"is damaged: {name!r} and {next_name!r} share bytes")

@@ -1,0 +1,165 @@
+"""Where the entries of an uncompressed zip file lie, as `torch.save` writes it since version 1.6.
+
+Reference: PKWARE's APPNOTE 6.3.9, sections 4.3 and 4.5.3 (zip64).
+Known deviation: the `zipfile` module is not used. It reads a directory of any size before it can be asked how large it is,
+keeps a kilobyte per entry, and tells neither where the bytes of an entry start nor whether entries overlap.
+"""
+
+import itertools
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from transformer_xl.conversion.readers.files import read_at
+from transformer_xl.errors import CheckpointError
+
+SIGNATURE = b"PK\x03\x04"
+"""What such a file starts with."""
+MAX_ENTRIES = 100_000
+"""Entries, see `pickle_child.MAX_STORAGES`."""
+MAX_DIRECTORY_BYTES = 16 * 2**20
+"""Bytes of the directory: 160 per entry, of which 46 are fixed and PyTorch's names take 20."""
+
+_END = struct.Struct("<4s4H2LH")  # signature, disks (2), entries here, entries, size, offset, comment
+_LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset, disks
+_END64 = struct.Struct("<4sQ2H2L4Q")  # signature, size, versions (2), disks (2), entries here, entries, size, offset
+_CENTRAL = struct.Struct("<4s6H3L5H2L")  # signature, ..., CRC, sizes (2), lengths (3), ..., offset
+_LOCAL = struct.Struct("<4s5H3L2H")  # signature, ..., lengths (2)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run of bytes with a name.
+
+    Attributes:
+        offset: of its first byte in the file.
+        size: bytes.
+        crc: CRC-32 of them.
+    """
+
+    offset: int
+    size: int
+    crc: int
+
+
+def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
+    """Read where the entries of a zip file lie.
+
+    Args:
+        path: of the file, for messages.
+        file: the open file.
+        size: of the file (bytes).
+
+    Returns:
+        The entries by name, apart from each other and within the file. Names are relative and never lead upwards, but nothing
+        ever makes a file of them.
+
+    Raises:
+        CheckpointError: the directory is damaged or hostile: too large, compressed or encrypted entries, unsafe names, names
+            that occur twice, entries that overlap, or that the file itself contradicts.
+    """
+    n_entries, length, offset = _find(path, file, size)
+    if n_entries > MAX_ENTRIES or length > MAX_DIRECTORY_BYTES:
+        raise CheckpointError(
+            f"'{path}' claims {n_entries} entries in a directory of {length} bytes; {MAX_ENTRIES} and {MAX_DIRECTORY_BYTES} "
+            "is the most accepted"
+        )
+    if offset + length > size:
+        raise _damaged(path, "its directory lies outside of it")
+    data = read_at(path, file, offset, length)
+    found: dict[str, Entry] = {}
+    spans: list[tuple[int, int]] = []
+    at = 0
+    for _ in range(n_entries):
+        name, start, n_bytes, crc, at = _central(path, data, at)
+        if name in found:
+            raise _damaged(path, f"it has two entries {name!r}")
+        first = _data_offset(path, file, name, start)
+        found[name] = Entry(first, n_bytes, crc)
+        spans.append((start, first + n_bytes))
+    if at != length:
+        raise _damaged(path, "its directory has another size than it says")
+    spans = [*sorted(spans), (offset, size)]
+    if any(end > following for (_, end), (following, _) in itertools.pairwise(spans)):
+        raise _damaged(path, "its entries overlap")
+    return found
+
+
+def _damaged(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"'{path}' is no sound zip file: {what}; copy or download it again")
+
+
+def _find(path: Path, file: BinaryIO, size: int) -> tuple[int, int, int]:
+    """Return number of entries, size and offset of the directory. A comment may not follow: PyTorch writes none."""
+    if size < _END.size:
+        raise _damaged(path, "it ends early")
+    end = _END.unpack(read_at(path, file, size - _END.size, _END.size))
+    if end[0] != b"PK\x05\x06" or end[7]:
+        raise _damaged(path, "it does not end with a directory")
+    n_entries, length, offset = end[4:7]
+    if n_entries < 0xFFFF and length < 0xFFFFFFFF and offset < 0xFFFFFFFF:
+        return n_entries, length, offset
+    at = size - _END.size - _LOCATOR.size
+    locator = _LOCATOR.unpack(read_at(path, file, max(at, 0), _LOCATOR.size))
+    if at < 0 or locator[0] != b"PK\x06\x07" or locator[2] + _END64.size > size:
+        raise _damaged(path, "the end of its directory lies outside of it")
+    end64 = _END64.unpack(read_at(path, file, locator[2], _END64.size))
+    if end64[0] != b"PK\x06\x06":
+        raise _damaged(path, "it does not end with a directory")
+    return end64[7:10]
+
+
+def _central(path: Path, data: bytes, at: int) -> tuple[str, int, int, int, int]:
+    """Return name, offset, size and CRC-32 of the directory's entry at a place, and the place of the next."""
+    if at + _CENTRAL.size > len(data):
+        raise _damaged(path, "its directory ends early")
+    fields = _CENTRAL.unpack_from(data, at)
+    flags, method, crc, packed, n_bytes, n_name, n_extra, n_comment = fields[3], fields[4], *fields[7:13]
+    start = fields[16]
+    after_name = at + _CENTRAL.size + n_name
+    following = after_name + n_extra + n_comment
+    if fields[0] != b"PK\x01\x02" or following > len(data):
+        raise _damaged(path, "its directory is cut off")
+    name = _checked_name(path, data[at + _CENTRAL.size : after_name])
+    wide = _wide(path, data[after_name : after_name + n_extra], (n_bytes, packed, start))
+    n_bytes, packed, start = wide
+    if method or flags & 1 or packed != n_bytes:
+        raise CheckpointError(f"'{path}' has a compressed or encrypted entry {name!r}; torch.save writes none, save it again")
+    return name, start, n_bytes, crc, following
+
+
+def _wide(path: Path, extra: bytes, fields: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Replace those of three 4-byte fields that did not suffice by the 8-byte ones of the zip64 extra field."""
+    n = fields.count(0xFFFFFFFF)
+    at = 0
+    while n and at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1 and 8 * n <= length <= len(extra) - at - 4:
+            values = iter(struct.unpack_from(f"<{n}Q", extra, at + 4))
+            size, packed, start = (next(values) if field == 0xFFFFFFFF else field for field in fields)
+            return size, packed, start
+        at += 4 + length
+    if n:
+        raise _damaged(path, "the size of an entry is missing")
+    return fields
+
+
+def _checked_name(path: Path, data: bytes) -> str:
+    try:
+        name = data.decode()
+    except UnicodeDecodeError as error:
+        raise _damaged(path, f"an entry has the name {data[:40]!r}, which is no text") from error
+    if not name or not name.isprintable() or name.startswith("/") or "\\" in name or ":" in name or ".." in name.split("/"):
+        raise CheckpointError(f"'{path}' has an entry {name[:100]!a}, a name that leads elsewhere; torch.save writes none such")
+    return name
+
+
+def _data_offset(path: Path, file: BinaryIO, name: str, start: int) -> int:
+    """Return where the bytes of an entry start, which only the header in front of them says."""
+    encoded = name.encode()
+    header = read_at(path, file, start, _LOCAL.size + len(encoded))
+    fields = _LOCAL.unpack_from(header)
+    if fields[0] != SIGNATURE or fields[2] & 1 or fields[3] or fields[9] != len(encoded) or header[_LOCAL.size :] != encoded:
+        raise _damaged(path, f"entry {name!r} is not where its directory says")
+    return start + _LOCAL.size + fields[9] + fields[10]

@@ -1,0 +1,110 @@
+"""Which format a directory or file has, by the names in it."""
+
+import re
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, get_args
+
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.conversion.settings_file import read_json
+from transformer_xl.errors import CheckpointError, did_you_mean
+from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE
+
+Kind = Literal["huggingface", "authors", "nvidia", "tensorflow"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_NAMES: dict[Kind, tuple[tuple[str, ...], str]] = {
+    # first those of which the first that is there is meant, then a pattern of which there must be only one
+    "huggingface": (HUGGINGFACE_WEIGHTS, ""),
+    "authors": (("model.pt",), "model*.pt"),
+    "nvidia": (("checkpoint_best.pt", "checkpoint_last.pt"), "checkpoint_*.pt"),
+}
+_TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")
+_UNREADABLE = {
+    r"(model\.safetensors|pytorch_model\.bin)\.index\.json": "weights in several files; join them in one",
+    r"(tf_model|flax_model)\..*": "weights of Hugging Face that are not PyTorch's; load them there and save them for PyTorch",
+}
+
+
+def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path]:
+    """Find the format of a checkpoint, and where its tensors are.
+
+    Args:
+        source: its directory or file, or the prefix of the files of a TensorFlow checkpoint.
+        kind: its format, if that is known.
+
+    Returns:
+        The format, or None for a file of `torch.save` whose content must tell; and the file that holds the tensors, for
+        TensorFlow what `read_bundle` takes.
+
+    Raises:
+        CheckpointError: nothing there, nothing known, or several checkpoints.
+    """
+    if kind is not None and kind not in KINDS:
+        raise CheckpointError(f"unknown kind of checkpoint '{kind}'; {did_you_mean(kind, KINDS)}")
+    try:
+        return _in_directory(source, kind) if source.is_dir() else _of_file(source, kind)
+    except OSError as error:
+        raise CheckpointError(f"'{source}' cannot be read: {error.strerror}; give a checkpoint that you may read") from None
+
+
+def _of_file(source: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
+    is_prefix = source.with_name(f"{source.name}.index").exists()
+    if not is_prefix and not source.exists():
+        raise CheckpointError(f"'{source}' does not exist; give the directory or file of a checkpoint")
+    if kind is None and (is_prefix or _TENSORFLOW.fullmatch(source.name)):
+        return "tensorflow", source
+    if kind is None and (source.name in HUGGINGFACE_WEIGHTS or source.suffix == ".safetensors"):
+        _refuse_own(source.parent)
+        return "huggingface", source
+    return kind, source
+
+
+def _in_directory(folder: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
+    _refuse_own(folder)
+    names = sorted(path.name for path in folder.iterdir())
+    kinds: list[Kind] = [each for each in KINDS if kind in (None, each) and _candidates(names, each)]
+    if not kinds:
+        raise CheckpointError(_nothing_in(folder, names, kind))
+    if len(kinds) > 1:
+        raise CheckpointError(f"'{folder}' holds checkpoints of several kinds ({', '.join(kinds)}); say which with --kind")
+    first, *others = _candidates(names, kinds[0])
+    if others:
+        raise CheckpointError(f"'{folder}' holds several checkpoints ({first}, {', '.join(others[:9])}); give one of them")
+    return kinds[0], folder / first
+
+
+def _candidates(names: list[str], kind: Kind) -> list[str]:
+    """Return the names in a directory that may be meant."""
+    if kind == "tensorflow":
+        return ["."] if any(name.endswith(".index") for name in names) else []  # its file `checkpoint` says which
+    preferred, pattern = _NAMES[kind]
+    first = [name for name in preferred if name in names][:1]
+    return first or [name for name in names if fnmatchcase(name, pattern)]
+
+
+def _refuse_own(folder: Path) -> None:
+    if RunDirectory(folder).holds_run:
+        raise CheckpointError(f"'{folder}' is a run; txl eval and txl generate take it as it is, --to writes it for others")
+    try:
+        model_type = read_json(folder / CONFIG_FILE).get("model_type")
+    except CheckpointError:
+        return
+    if model_type == MODEL_TYPE:
+        raise CheckpointError(
+            f"'{folder}' is a native directory already; txl eval and txl generate take it as it is, --to writes it for others"
+        )
+
+
+def _nothing_in(folder: Path, names: list[str], kind: Kind | None) -> str:
+    for pattern, problem in _UNREADABLE.items():
+        for name in names:
+            if re.fullmatch(pattern, name):
+                return f"'{folder / name}' means {problem}"
+    if kind is not None:
+        return f"'{folder}' holds no checkpoint of kind '{kind}'; leave the kind out to have it recognized"
+    return (
+        f"'{folder}' holds no checkpoint of a known kind: pytorch_model.bin or model.safetensors with config.json (Hugging "
+        "Face), model.pt (the authors' PyTorch), checkpoint_*.pt (NVIDIA), or model.ckpt*.index (the authors' TensorFlow)"
+    )

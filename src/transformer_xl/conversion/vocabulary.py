@@ -1,0 +1,110 @@
+"""Vocabularies of other programs: where they lie, and how their files become a tokenizer."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.conversion.readers.files import open_regular, read_at
+from transformer_xl.conversion.readers.inert import Stub
+from transformer_xl.conversion.readers.pickle_files import read_pickle
+from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.settings_file import read_json
+from transformer_xl.data.foreign_vocabulary import from_vocab_state, from_vocab_txt
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError, TokenizerError
+
+MAX_TEXT_BYTES = 64 * 2**20
+
+_NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
+_WORDS = ("idx2sym", "sym2idx")
+_TORCH_STARTS = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")  # zip, or the magic number of 2019
+
+
+def find_tokenizer(
+    weights: Path, *, given: Path | None, state: Mapping[str, Any] | None, vocab_size: int | None, moses: str | None
+) -> Tokenizer | None:
+    """Return the tokenizer of a checkpoint, if there is a vocabulary.
+
+    Args:
+        weights: file or directory of the tensors; a vocabulary may lie beside them.
+        given: the file of the vocabulary; None: look for it.
+        state: attributes of the vocabulary in the checkpoint itself, if it holds one.
+        vocab_size: of the model.
+        moses: see `read_vocabulary`.
+
+    Raises:
+        CheckpointError: a vocabulary that cannot be read, or of another size.
+    """
+    folder = weights if weights.is_dir() else weights.parent
+    if given is not None:
+        tokenizer, origin = read_vocabulary(given, moses=moses), given
+    elif state is not None and not state.keys().isdisjoint(_WORDS):  # NVIDIA's copy of GPT-2's does not hold its words
+        tokenizer, origin = _of_state(state, weights, moses), weights
+    else:
+        origin = next((folder / name for name in _NAMES if os.path.lexists(folder / name)), None)
+        if origin is None:
+            return None
+        tokenizer = read_vocabulary(origin, moses=moses)
+    if tokenizer.vocab_size != vocab_size:
+        raise CheckpointError(
+            f"the vocabulary of '{origin}' has {tokenizer.vocab_size:,} tokens, the model {vocab_size:,}; "
+            "they do not belong together, give the right one with --vocabulary"
+        )
+    return tokenizer
+
+
+def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
+    """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt.
+
+    What it leaves open is taken from `tokenizer_config.json` (`lower_case`) and `corpus-info.json` (`dataset`) beside it.
+
+    Args:
+        path: the file.
+        moses: language whose Moses rules split running text into words, as Hugging Face's tokenizer does; None: spaces do, as
+            in the published corpora.
+
+    Raises:
+        CheckpointError: missing, damaged or hostile, or none.
+    """
+    path = Path(path)
+    file, size = open_regular(path)
+    with file:
+        start = read_at(path, file, 0, min(size, max(map(len, _TORCH_STARTS))))
+        if path.suffix == ".txt":
+            if size > MAX_TEXT_BYTES:
+                raise CheckpointError(f"'{path}' has {size} bytes; {MAX_TEXT_BYTES} is the most that a vocabulary may take")
+            return _of_text(read_at(path, file, 0, size), path, moses)
+    tree = read_torch(path) if start.startswith(_TORCH_STARTS) else read_pickle(path)
+    if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
+        return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses)
+    return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses)
+
+
+def _of_text(data: bytes, path: Path, moses: str | None) -> Tokenizer:
+    lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
+    dataset = _beside(path, "corpus-info.json", "dataset", str)
+    return _made(path, lambda: from_vocab_txt(data.decode("utf-8"), lower_case=lower_case, dataset=dataset, moses=moses))
+
+
+def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
+    if isinstance(state, Mapping):
+        state = {name: value for name, value in state.items() if name != "language"}  # Moses is asked for, not inherited
+        if state.get("dataset") is None:
+            state["dataset"] = _beside(path, "corpus-info.json", "dataset", str)
+    return _made(path, lambda: from_vocab_state(state, moses=moses))
+
+
+def _beside(path: Path, name: str, key: str, kind: type) -> Any:
+    """Return a value from a file of settings beside a vocabulary; None where there is none of the right type."""
+    if not os.path.lexists(path.parent / name):
+        return None
+    value = read_json(path.parent / name).get(key)
+    return value if isinstance(value, kind) else None
+
+
+def _made(path: Path, make: Callable[[], Tokenizer]) -> Tokenizer:
+    try:
+        return make()
+    except (UnicodeDecodeError, TokenizerError) as error:
+        raise CheckpointError(f"vocabulary of '{path}': {error}") from None

@@ -1,0 +1,37 @@
+"""Transformer-XL in Hugging Face transformers 5: importing this makes its `Auto…` classes, pipelines and `Trainer` work.
+
+    import transformer_xl.huggingface
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    model = AutoModelForCausalLM.from_pretrained("runs/exported")       # or a hub id, or an old `transfo-xl` directory
+    pipeline("text-generation", "runs/exported")("The ")
+
+Needs the extra `hf`. What is here only translates: weights, arithmetic and files are those of `transformer_xl`.
+"""
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+except ImportError as error:
+    raise ImportError(f"transformer_xl.huggingface needs transformers 5 ({error}); pip install 'transformer_xl[hf]'") from None
+
+from transformer_xl.huggingface.cache import MemoryCache
+from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
+from transformer_xl.huggingface.legacy import TransfoXLConfig
+from transformer_xl.huggingface.model import TransformerXLCausalLMOutput, TransformerXLForCausalLM
+from transformer_xl.huggingface.tokenizer import TransformerXLTokenizer, TransfoXLTokenizer
+
+__all__ = [
+    "MemoryCache",
+    "TransfoXLConfig",
+    "TransfoXLTokenizer",
+    "TransformerXLCausalLMOutput",
+    "TransformerXLForCausalLM",
+    "TransformerXLPretrainedConfig",
+    "TransformerXLTokenizer",
+]
+
+for _config in (TransformerXLPretrainedConfig, TransfoXLConfig):
+    AutoConfig.register(_config.model_type, _config, exist_ok=True)
+AutoModelForCausalLM.register(TransformerXLPretrainedConfig, TransformerXLForCausalLM, exist_ok=True)
+AutoTokenizer.register(TransformerXLPretrainedConfig, tokenizer_class=TransformerXLTokenizer, exist_ok=True)
+AutoTokenizer.register(TransfoXLConfig, tokenizer_class=TransfoXLTokenizer, exist_ok=True)

@@ -1,0 +1,82 @@
+"""`MemoryCache`: the memory in the place where transformers keeps keys and values while it generates."""
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from transformer_xl.model.memory import Mems
+
+
+class MemoryCache(Cache):
+    """A memory that transformers' `generate` carries from token to token; of fixed size, whatever was read.
+
+    Args:
+        mems: what was read before; None: nothing.
+
+    Attributes:
+        mems: the memory now; replaced, never written into, so that a copy of the reference is a snapshot.
+    """
+
+    def __init__(self, mems: Mems | None = None) -> None:
+        super().__init__(layers=[])
+        self.mems = mems
+        self._n_read = 0
+
+    def advance(self, mems: Mems, n_tokens: int) -> None:
+        """Take the memory after `n_tokens` more tokens (padding included, as transformers counts)."""
+        self.mems = mems
+        self._n_read += n_tokens
+
+    def __len__(self) -> int:
+        return 0 if self.mems is None else len(self.mems.hidden)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return how many tokens were read into this cache, of which the memory holds the last ones."""
+        return self._n_read
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Return -1: text of any length can be read."""
+        return -1
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Let row i go on from what row `beam_idx[i]` has read."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows of `indices`, in that order."""
+        if self.mems is not None:
+            self.mems = self.mems.select(indices.to(self.mems.n_valid.device))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Write every row `repeats` times, one after the other."""
+        if self.mems is not None:
+            self.batch_select_indices(torch.arange(self.mems.batch_size).repeat_interleave(repeats))
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.mems, self._n_read = None, 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse to unread tokens: what fell out of the memory to make room for them is gone."""
+        if tokens_to_remove:
+            raise ValueError(f"a memory cannot unread tokens ({tokens_to_remove}); read again from the beginning")
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows; -1 while nothing was read."""
+        return -1 if self.mems is None else self.mems.batch_size
+
+    @property
+    def is_initialized(self) -> bool:
+        """True when something was read."""
+        return self.mems is not None
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: the memory grows until it is full."""
+        return False
+
+    @property
+    def is_croppable(self) -> bool:
+        """False, see `crop`."""
+        return False

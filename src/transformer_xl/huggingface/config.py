@@ -1,0 +1,86 @@
+"""`TransformerXLPretrainedConfig`: our `TransformerXLConfig` as transformers wants to see it."""
+
+from collections.abc import Generator
+from typing import Any, ClassVar, Self
+
+from transformers import PreTrainedConfig
+
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.model.pretrained import MODEL_TYPE
+
+FIELDS = frozenset(TransformerXLConfig.model_fields)
+_WRITTEN_BY_TRANSFORMERS = frozenset({
+    "_commit_hash", "_name_or_path", "architectures", "bos_token_id", "chunk_size_feed_forward", "dtype", "eos_token_id",
+    "id2label", "is_encoder_decoder", "label2id", "model_type", "num_labels", "output_attentions", "output_hidden_states",
+    "pad_token_id", "problem_type", "return_dict", "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
+})  # fmt: skip
+"""Keys of a `config.json` that transformers writes of itself, and that cannot make it load or run anything."""
+
+_ARGUMENTS = frozenset({"name_or_path", "attn_implementation", "experts_implementation"})
+"""What `from_pretrained` of transformers adds from its arguments, never from a file."""
+
+
+class TransformerXLPretrainedConfig(PreTrainedConfig):
+    """The fields of `TransformerXLConfig`, under their names, checked as there; saved as our own `config.json`.
+
+    Args:
+        **values: fields of `TransformerXLConfig`, and keys that transformers writes of itself.
+
+    Raises:
+        ConfigError: any other key (a `config.json` must not be able to make transformers load code), or a value that cannot
+            work.
+
+    Example:
+        >>> TransformerXLPretrainedConfig(vocab_size=11, d_model=8).num_hidden_layers
+        12
+    """
+
+    model_type: ClassVar[str] = MODEL_TYPE
+    attribute_map: ClassVar[dict[str, str]] = {
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    }
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["mems", "past_key_values"]
+
+    def __init__(self, **values: Any) -> None:
+        own = {key: value for key, value in values.items() if key in FIELDS}
+        _refuse_unknown(values.keys(), FIELDS | _WRITTEN_BY_TRANSFORMERS | _ARGUMENTS)
+        native = TransformerXLConfig(**own)
+        others = values.keys() - own.keys() - {"model_type", "_name_or_path", "_commit_hash"}
+        super().__init__(**{key: values[key] for key in others})
+        for key, value in native.model_dump(mode="json").items():
+            setattr(self, key, value)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """Make a config from the content of a `config.json`; see `PreTrainedConfig.from_dict`.
+
+        Raises:
+            ConfigError: a key that neither we nor transformers write.
+        """
+        _refuse_unknown(config_dict.keys(), FIELDS | _WRITTEN_BY_TRANSFORMERS)
+        return super().from_dict(dict(config_dict), **kwargs)
+
+    @property
+    def native(self) -> TransformerXLConfig:
+        """The settings as they are now, checked again.
+
+        Raises:
+            ConfigError: a value that cannot work.
+        """
+        return TransformerXLConfig(**{key: getattr(self, key) for key in FIELDS})
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """Return what is saved: exactly our `config.json`, which `txl.load` reads too."""
+        return {"model_type": MODEL_TYPE, **self.native.model_dump(mode="json")}
+
+    def __iter__(self) -> Generator[str]:
+        # transformers warns of token ids outside the vocabulary among these; padding lies there on purpose, see the tokenizer
+        yield from (key for key in super().__iter__() if key != "pad_token_id")
+
+
+def _refuse_unknown(keys: Any, known: frozenset[str]) -> None:
+    for key in sorted(keys - known):
+        raise ConfigError(f"unknown key '{key}'; {did_you_mean(key, FIELDS)}")

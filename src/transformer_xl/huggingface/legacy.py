@@ -1,0 +1,80 @@
+"""Old `transfo-xl` models, which transformers dropped: recognized by their `config.json` and converted when they are loaded."""
+
+import atexit
+import functools
+import os
+import shutil
+import tempfile
+from pathlib import Path, PurePosixPath
+from typing import Any, ClassVar
+
+from transformers import PreTrainedConfig
+from transformers.utils import GENERATION_CONFIG_NAME
+
+from transformer_xl.conversion.key_maps.huggingface import MODEL_TYPE, config_of
+from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
+
+_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+_FILES = ["*.json", "model.safetensors", "pytorch_model.bin", "vocab.pkl", "vocab.bin", "vocab.txt"]
+
+
+class TransfoXLConfig(PreTrainedConfig):
+    """What `AutoConfig` finds for an old model; becomes a `TransformerXLPretrainedConfig` at once."""
+
+    model_type: ClassVar[str] = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Return the same settings under our names.
+
+        Raises:
+            ConfigError: unknown settings, or values that cannot work.
+        """
+        return TransformerXLPretrainedConfig.from_dict(config_of(config_dict).model_dump(mode="json"), **kwargs)
+
+
+def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> str:
+    """Return `source`, or where a converted copy lies if it is an old model.
+
+    Args:
+        source: a directory or a hub id.
+        arguments: of `from_pretrained`; those that say how to download are used, and what no longer holds is removed.
+
+    Raises:
+        CheckpointError: an old model that cannot be converted, see `convert`.
+    """
+    download = download_arguments(arguments)
+    try:
+        values, _ = PreTrainedConfig.get_config_dict(source, **download)
+    except OSError:  # nothing there, which transformers says well, or a tokenizer without a model
+        return str(source)
+    if values.get("model_type") != MODEL_TYPE:
+        return str(source)
+    subfolder = download.pop("subfolder", "")
+    arguments.pop("subfolder", None)
+    if not Path(source).is_dir():
+        from huggingface_hub import snapshot_download
+
+        patterns = [str(PurePosixPath(subfolder, name)) for name in _FILES]
+        source = snapshot_download(str(source), allow_patterns=patterns, **download)
+    folder = Path(source, subfolder).resolve()
+    state = tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()))
+    return str(_converted(folder, state))
+
+
+def download_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those arguments of `from_pretrained` that say what to download and how."""
+    return {key: arguments[key] for key in _HUB_ARGUMENTS if key in arguments}
+
+
+@functools.lru_cache(maxsize=4)
+def _converted(folder: Path, _state: tuple[Any, ...]) -> Path:
+    """Convert a directory once per process and content; model and tokenizer are loaded by separate calls."""
+    from transformer_xl.conversion.convert import convert
+
+    destination = Path(tempfile.mkdtemp(prefix="transformer_xl."))
+    atexit.register(shutil.rmtree, destination, ignore_errors=True)
+    convert(folder, destination / "model", kind="huggingface", moses="en")  # as the old tokenizer split text
+    if (folder / GENERATION_CONFIG_NAME).is_file():  # how its texts end and are drawn
+        shutil.copy(folder / GENERATION_CONFIG_NAME, destination / "model")
+    return destination / "model"

@@ -1,0 +1,260 @@
+"""`TransformerXLForCausalLM`: our model behind the methods that transformers calls.
+
+It follows transformers where the two differ: `labels` are the `input_ids` (shifted inside), `loss` is one mean, padding is told
+by `attention_mask`. The memory is handed around as `mems`, or by `generate` as a `MemoryCache`.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.utils.generic import ModelOutput
+from transformers.utils.hub import cached_file
+
+from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.huggingface.cache import MemoryCache
+from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
+from transformer_xl.huggingface.legacy import download_arguments, native_source
+from transformer_xl.huggingface.padding import Padding
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.pretrained import WEIGHTS_FILE
+from transformer_xl.model.transformer_xl import TransformerXL
+
+PREFILL = 128
+"""Tokens of a prompt read at once, as `Decoder` does; the memory carries what was before."""
+
+_PREFIX = "transformer."
+
+
+@dataclass
+class TransformerXLCausalLMOutput(ModelOutput):
+    """What a forward pass returns.
+
+    Attributes:
+        loss: nats per scored token, a mean; only with labels.
+        logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax). None
+            while an adaptive softmax is trained, which scores a label without the whole vocabulary.
+        mems: the memory after the segment; None with `use_cache=False`, or where a cache carries it.
+        past_key_values: the cache that was given, advanced.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    mems: Mems | None = None
+    past_key_values: MemoryCache | None = None
+
+
+class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
+    """A Transformer-XL that `Auto…` classes, `generate`, pipelines and `Trainer` of transformers can use.
+
+    Args:
+        config: `vocab_size` must be set.
+
+    Attributes:
+        transformer: the `TransformerXL`, with everything it offers.
+    """
+
+    config_class = TransformerXLPretrainedConfig
+    base_model_prefix = "transformer"
+    main_input_name = "input_ids"
+    accepts_loss_kwargs = True
+    _is_stateful = True  # no assisted decoding: a memory cannot unread rejected tokens
+    _no_split_modules = ["TransformerXL"]  # noqa: RUF012  # in one piece: the softmax reads the embedding's weights
+
+    def __init__(self, config: TransformerXLPretrainedConfig) -> None:
+        super().__init__(config)
+        self.transformer = TransformerXL(config.native)
+        self.register_load_state_dict_pre_hook(_with_prefix)
+        self.post_init()
+
+    def _init_weights(self, module: torch.nn.Module) -> None:
+        """Leave the weights as `TransformerXL` drew them."""
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str] | None, *args: Any, **kwargs: Any) -> Any:
+        """Load a model as `PreTrainedModel.from_pretrained` does, but only from safetensors and only if every tensor fits.
+
+        Args:
+            source: a directory written by `save_pretrained` (ours or transformers'), a hub id, or either of an old
+                `transfo-xl` model, which is converted on the way.
+            *args: see `PreTrainedModel.from_pretrained`.
+            **kwargs: the same; fields of the config too, for example `mem_len=1600, same_length=True`.
+
+        Returns:
+            The model in evaluation mode.
+
+        Raises:
+            CheckpointError: a tensor is missing, unexpected or of another shape.
+        """
+        if source is not None:  # None: the caller gives a config and weights
+            source = native_source(source, kwargs)
+            _check_layers(source, kwargs)
+        wants_info = kwargs.pop("output_loading_info", False)
+        kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        loaded: Any = super().from_pretrained(source, *args, **kwargs)
+        model, info = loaded
+        for kind in ("missing", "unexpected", "mismatched"):
+            for name in sorted(map(str, info[f"{kind}_keys"])):
+                raise CheckpointError(f"'{source}': tensor {name} is {kind}, by its config; not the same model?")
+        return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Tensor] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        """Write `config.json`, `model.safetensors` (as `TransformerXL.save_pretrained` does) and `generation_config.json`."""
+        weights = self.state_dict() if state_dict is None else state_dict
+        weights = {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}
+        super().save_pretrained(save_directory, is_main_process, weights, *args, **kwargs)
+
+    def get_input_embeddings(self) -> torch.nn.Module:
+        """Return the module that maps ids to vectors."""
+        return self.transformer.embedding
+
+    def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
+        """Refuse: clusters and softmax depend on the vocabulary."""
+        raise ConfigError(f"the vocabulary ({self.config.vocab_size}) cannot be resized; train with the tokenizer you need")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        mems: Mems | None = None,
+        past_key_values: MemoryCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> TransformerXLCausalLMOutput | tuple[Any, ...]:
+        """Read one segment after the memory of those before it.
+
+        Args:
+            input_ids: int64 (B, T); the id `vocab_size`, our tokenizer's `<pad>`, is padding wherever it stands.
+            attention_mask: (B, T), 0 where there is padding: at the left or at the right of a row's text. Columns for what
+                lies in the memory may stand before.
+            mems: what the last call returned; None: nothing was read.
+            past_key_values: the same, as a `MemoryCache`, which is advanced.
+            labels: int64 (B, T), the same tokens as `input_ids`: they are shifted inside, so that the first token of a call
+                is never scored. Not scored either: -100, and what follows or is padding.
+            use_cache: False: return no memory.
+            return_dict: False: return a tuple, without what is None.
+            num_items_in_batch: divide the sum of the losses by this instead of the number of scored tokens.
+
+        Returns:
+            loss, logits and memory; a padded row gets what it gets alone, padding gets anything.
+
+        Raises:
+            ValueError: shapes that do not fit, padding between tokens, or two memories.
+        """
+        mems = _memory(mems, past_key_values)
+        real_BT = _real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=mems is not None)
+        padding = Padding.of(real_BT)
+        targets = None if labels is None else _targets(labels, real_BT)
+        ids = input_ids
+        if padding is not None:
+            ids = padding.turn(input_ids.masked_fill(~real_BT, 0))
+            targets = None if targets is None else padding.turn(targets)
+        n_pad = None if padding is None else padding.n_pad
+
+        # an adaptive softmax scores labels without the scores of all tokens, which would be gigabytes in training
+        without_logits = targets is not None and self.training and bool(self.config.cutoffs)
+        out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, n_pad=n_pad)
+        if past_key_values is not None:
+            past_key_values.advance(out.mems, input_ids.shape[1])
+        result = TransformerXLCausalLMOutput(
+            loss=None if targets is None else _loss(out.nll, out.logits, targets, num_items_in_batch),
+            logits=out.logits if padding is None or out.logits is None else padding.turn_back(out.logits),
+            mems=out.mems if past_key_values is None and use_cache is not False else None,
+            past_key_values=past_key_values,
+        )
+        return result.to_tuple() if return_dict is False else result
+
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kw: Any) -> Any:
+        """Give `generate` a memory, and let it read prompts in pieces as long as those of `Decoder`."""
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and bool((mask[:, -1] == 0).any()):
+            row = int((mask[:, -1] == 0).nonzero()[0, 0])
+            raise ValueError(f"prompt {row} is empty or padded at the right; use tokenizer.padding_side = 'left'")
+        if self.transformer.mem_len == 0:  # nothing would be left of the text after each token: read it again instead
+            generation_config.use_cache = False
+        if generation_config.use_cache is False:
+            return
+        if model_kwargs.get("past_key_values") is None:
+            cache = MemoryCache(model_kwargs.pop("mems", None))
+            cache.batch_repeat_interleave(max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1))
+            model_kwargs["past_key_values"] = cache
+        if generation_config.prefill_chunk_size is None:
+            generation_config.prefill_chunk_size = PREFILL
+
+
+def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
+    """Accept the names of our files, in place: `Trainer` hands a checkpoint's tensors to `load_state_dict` as they are."""
+    for name in [name for name in state_dict if not name.startswith(_PREFIX)]:
+        state_dict[_PREFIX + name] = state_dict.pop(name)
+
+
+def _check_layers(source: str, arguments: dict[str, Any]) -> None:
+    """Refuse a config that asks for more layers than the file has tensors, before transformers makes a module for each."""
+    download = download_arguments(arguments)
+    path = cached_file(source, WEIGHTS_FILE, _raise_exceptions_for_missing_entries=False, **download)
+    if path is None:  # which transformers says well
+        return
+    config = arguments.get("config")
+    if not isinstance(config, TransformerXLPretrainedConfig):
+        config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
+    try:
+        with safe_open(path, framework="pt") as file:
+            n_tensor = len(list(file.keys()))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"'{path}' is damaged: {error}") from None
+    if config.n_layer > n_tensor:
+        raise CheckpointError(
+            f"'{path}' has {n_tensor} tensors, its config asks for {config.n_layer} layers; not the same model?"
+        )
+
+
+def _memory(mems: Mems | None, cache: MemoryCache | None) -> Mems | None:
+    if cache is None:
+        return mems
+    if not isinstance(cache, MemoryCache):
+        raise ValueError(f"past_key_values must be a MemoryCache, not {type(cache).__name__}; leave it to generate")
+    if mems is not None:
+        raise ValueError("mems and past_key_values are two memories; give one of them")
+    return cache.mems
+
+
+def _real_tokens(ids: Tensor, mask: Tensor | None, vocab_size: int, *, continued: bool) -> Tensor:
+    """Return bool (B, T), False at padding."""
+    real_BT = ids != vocab_size
+    if mask is None:
+        return real_BT
+    (B, T), fits = ids.shape, mask.dim() == 2 and mask.shape[0] == ids.shape[0]
+    if not fits or mask.shape[1] < T or (mask.shape[1] > T and not continued):
+        raise ValueError(f"attention_mask {tuple(mask.shape)} must have the shape of input_ids ({B}, {T})")
+    return real_BT & (mask[:, -T:] != 0)
+
+
+def _targets(labels: Tensor, real_BT: Tensor) -> Tensor:
+    """Shift labels: position t is scored against label t + 1, if there is a token at both."""
+    if labels.shape != real_BT.shape:
+        raise ValueError(f"labels {tuple(labels.shape)} must have the shape of input_ids {tuple(real_BT.shape)}")
+    scored = real_BT[:, :-1] & real_BT[:, 1:]
+    return F.pad(labels[:, 1:].masked_fill(~scored, -100), (0, 1), value=-100)
+
+
+def _loss(nll: Tensor | None, logits: Tensor | None, targets: Tensor, n_items: Tensor | int | None) -> Tensor:
+    """Return the mean over scored tokens, 0 if there are none, or the sum divided by `n_items`."""
+    if nll is None:
+        assert logits is not None  # the model returns one of the two
+        scores = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+        nll = F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=-100)
+    return nll.sum() / ((targets != -100).sum().clamp(min=1) if n_items is None else n_items)

@@ -1,0 +1,143 @@
+"""`TransformerXLTokenizer`: any of our tokenizers as a tokenizer of transformers."""
+
+import os
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import PreTrainedTokenizer
+
+from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
+from transformer_xl.errors import TokenizerError
+from transformer_xl.huggingface.legacy import native_source
+
+TOKENIZER_FILE = "tokenizer.json"
+
+
+class TransformerXLTokenizer(PreTrainedTokenizer):
+    """Ids, text and files are those of the wrapped tokenizer; only padding is added, as `<pad>` behind its vocabulary.
+
+    The model skips that id, so batches need nothing else. Text never becomes `<pad>` (`split_special_tokens`), and no other
+    token is special: `skip_special_tokens` drops padding and nothing that was written.
+
+    Args:
+        vocab_file: the `tokenizer.json` that our tokenizers save.
+        tokenizer: a tokenizer of ours, instead of a file.
+        **kwargs: see `PreTrainedTokenizer`; `padding_side` is "left".
+
+    Raises:
+        TokenizerError: a file that cannot be read, or neither file nor tokenizer.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import CharTokenizer
+        >>> tokenizer = TransformerXLTokenizer(tokenizer=CharTokenizer("banana"))
+        >>> tokenizer(["nab", "a"], padding=True)["input_ids"]
+        [[2, 0, 1], [3, 3, 0]]
+        >>> tokenizer.decode([3, 0, 2], skip_special_tokens=True)
+        'an'
+    """
+
+    vocab_files_names = {"vocab_file": TOKENIZER_FILE}  # noqa: RUF012
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+    padding_side: str = "left"
+
+    def __init__(
+        self, vocab_file: str | os.PathLike[str] | None = None, *, tokenizer: Tokenizer | None = None, **kwargs: Any
+    ) -> None:
+        if tokenizer is None:
+            if vocab_file is None:
+                raise TokenizerError(f"'{kwargs.get('name_or_path', '')}' has no {TOKENIZER_FILE}; give a saved tokenizer")
+            tokenizer = load_tokenizer(Path(vocab_file))
+        self.native = tokenizer
+        self._names = _token_names(tokenizer)
+        self._ids = {name: i for i, name in enumerate(self._names)}
+        super().__init__(**{"pad_token": "<pad>", "split_special_tokens": True, **kwargs})
+
+    @classmethod
+    def from_pretrained(cls, source: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
+        """Load a tokenizer as `PreTrainedTokenizer.from_pretrained` does; that of an old `transfo-xl` model too.
+
+        Args:
+            source: a directory with our `tokenizer.json`, a hub id, or either of an old model.
+            *args: see `PreTrainedTokenizer.from_pretrained`.
+            **kwargs: the same.
+
+        Raises:
+            TokenizerError: no tokenizer, or a damaged one.
+            CheckpointError: an old model that cannot be converted.
+        """
+        return super().from_pretrained(native_source(source, kwargs), *args, **kwargs)
+
+    @classmethod
+    def _from_pretrained(cls, resolved_vocab_files: dict[str, Any], *args: Any, **kwargs: Any) -> Self:
+        # transformers takes any tokenizer.json for the format of the tokenizers library and looks for added tokens in it
+        resolved_vocab_files.pop("tokenizer_file", None)
+        return super()._from_pretrained(resolved_vocab_files, *args, **kwargs)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids that the model knows, without padding."""
+        return len(self._names)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return a name for every id, padding included."""
+        return {**self._ids, **self._added_tokens_encoder}
+
+    def _tokenize(self, text: str, **_: Any) -> list[str]:
+        return [self._names[i] for i in self.native.encode(text).tolist()]
+
+    def _convert_token_to_id(self, token: str) -> int:
+        if token not in self._ids:
+            raise TokenizerError(f"{token!r} is not one token of this tokenizer; give it as text, to be split")
+        return self._ids[token]
+
+    def _convert_id_to_token(self, index: int) -> str:
+        if not 0 <= index < len(self._names):
+            raise TokenizerError(f"token id {index} is outside the vocabulary (0 … {len(self._names) - 1})")
+        return self._names[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Return the text of tokens."""
+        return self._decode(self.convert_tokens_to_ids(tokens))
+
+    def _decode(
+        self,
+        token_ids: int | list[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        **_: Any,
+    ) -> str:
+        # spaces are never cleaned up: text comes back as it was written
+        ids = [token_ids] if isinstance(token_ids, int) else [int(i) for i in token_ids]
+        if skip_special_tokens:
+            ids = [i for i in ids if i != self.pad_token_id]
+        added = self._added_tokens_decoder
+        return "".join(
+            "".join(added[i].content for i in group) if is_added else self.native.decode(list(group))
+            for is_added, group in groupby(ids, key=lambda i: i in added)
+        )
+
+    def save_vocabulary(self, save_directory: str, filename_prefix: str | None = None) -> tuple[str, ...]:
+        """Write our `tokenizer.json`, which `txl.load` reads too."""
+        path = Path(save_directory) / f"{filename_prefix + '-' if filename_prefix else ''}{TOKENIZER_FILE}"
+        self.native.save(path)
+        return (str(path),)
+
+
+class TransfoXLTokenizer(TransformerXLTokenizer):
+    """The same, under the name by which the `tokenizer_config.json` of old models asks for it."""
+
+
+def _token_names(tokenizer: Tokenizer) -> list[str]:
+    """Return a unique name for each id: its text, or its number where that is empty, part of a character or another's text."""
+    texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
+    taken = set(texts)
+    names: dict[str, None] = {}  # ordered
+    for i, text in enumerate(texts):
+        name = text
+        if not text or "\ufffd" in text or text in names:
+            name = f"<{i}>"
+            while name in taken:
+                name = f"<{name}>"
+        names[name] = None
+    return list(names)

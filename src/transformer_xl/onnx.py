@@ -1,0 +1,133 @@
+"""A model as an ONNX graph: one segment after the memory of those before it, memory in and memory out.
+
+Whatever runs the graph keeps the memory: it begins with zeros and hands each call's `new_…` outputs to the next call.
+
+| input | type | shape | |
+|---|---|---|---|
+| `ids` | int64 | B, T | token ids |
+| `n_pad` | int64 | B | places at the left of a row that hold no token, so that texts of any length fit T |
+| `n_valid` | int64 | B | places of the memory that hold something; 0 at the beginning (`mem_len` for `zero_first_memory`) |
+| `mems.0` … | float | B, M, D | what each layer remembers, zeros at the beginning |
+
+| output | type | shape | |
+|---|---|---|---|
+| `logits` | float | B, T, V | scores of the token after each position; of an adaptive softmax: log-probabilities |
+| `new_n_valid`, `new_mems.0` … | | | for the next call |
+
+Needs the extra `onnx`.
+"""
+
+import contextlib
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.transformer_xl import TransformerXL
+
+_LARGEST_FILE = 1 << 31
+"""Bytes that fit one ONNX file; larger weights go to `PATH.data`."""
+
+
+def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | None = None, tgt_len: int = 128) -> Path:
+    """Write a model as an ONNX file.
+
+    Args:
+        model: read with the memory length it has now, see `with_context`; at least 1.
+        path: of the file; replaced. Weights of more than 2 GB go to a second file beside it.
+        batch_size: B; None: any.
+        tgt_len: T. Export twice, with 1 and with 128 for example, to write text quickly after reading a prompt quickly.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: the extra `onnx` is not installed, or a size that cannot work.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(f"export to ONNX needs onnx and onnxscript ({error}); pip install 'transformer_xl[onnx]'") from None
+    if tgt_len < 1 or (batch_size is not None and batch_size < 1):
+        raise ConfigError(f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1")
+    if model.mem_len < 1:
+        raise ConfigError("a model without memory (mem_len 0) has no segments to go on from; give it one by with_context")
+    path = Path(path)
+    program = _trace(model, batch_size, tgt_len)
+    _save(program, path, n_bytes=sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()))
+    return path
+
+
+class _Segment(nn.Module):
+    """The model with flat inputs and outputs."""
+
+    def __init__(self, model: TransformerXL) -> None:
+        super().__init__()
+        self.model = model.with_context()  # a view, so that the backend of the caller's model stays
+        self.model.backend = "equation"  # the others are written for one processor, not for an exporter
+        self.eval()
+
+    def forward(self, ids: Tensor, n_pad: Tensor, n_valid: Tensor, mems: list[Tensor]) -> tuple[Tensor, ...]:
+        # n_pad is always given: without it, whether anything is masked is asked of the values, which a graph cannot
+        out = self.model(ids, mems=Mems(tuple(mems), n_valid), n_pad=n_pad)
+        assert out.logits is not None  # no labels are given
+        return (out.logits, out.mems.n_valid, *out.mems.hidden)
+
+
+def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
+    B, was_training = batch_size or 2, model.training
+    mems = model.init_mems(B)
+    hidden = [h.clone() for h in mems.hidden]  # an empty memory is one tensor for all layers, which would be one input
+    ids = torch.zeros(B, tgt_len, dtype=torch.int64, device=model.device)
+    names = [f"mems.{i}" for i in range(len(mems.hidden))]
+    any_size = None if batch_size else {0: torch.export.Dim("B")}
+    shapes = (any_size, any_size, any_size, [any_size] * len(names))
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.onnx.export(
+                _Segment(model),
+                (ids, torch.zeros_like(mems.n_valid), mems.n_valid, hidden),
+                dynamo=True,
+                dynamic_shapes=None if batch_size else shapes,
+                input_names=["ids", "n_pad", "n_valid", *names],
+                output_names=["logits", "new_n_valid", *(f"new_{name}" for name in names)],
+                verbose=False,
+            )
+    finally:
+        model.train(was_training)  # a view shares its modules with the model
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the exporter's remarks on its own internals, and on packages that nobody asked for, from the user."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _save(program: Any, path: Path, *, n_bytes: int) -> None:
+    """Write beside the final place, then move, so that a crash leaves the old file; large weights are written in place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if n_bytes > 0.9 * _LARGEST_FILE:
+        program.save(path, external_data=True)  # the graph names the file of the weights, so it cannot be moved
+        return
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        program.save(temporary, external_data=False)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

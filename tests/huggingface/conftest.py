@@ -1,0 +1,57 @@
+"""A tiny model with its tokenizer, in memory and in a directory; skipped, visibly, where the extra `hf` is not installed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers import tiny_model
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
+from transformer_xl.model.transformer_xl import TransformerXL
+
+TEXT = "hello, wörld\nthis is a text of several words\n"
+
+
+@dataclass(frozen=True)
+class Saved:
+    model: TransformerXL
+    tokenizer: Tokenizer
+    path: Path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet() -> None:
+    logging = pytest.importorskip("transformers.utils.logging", reason="the extra 'hf' is not installed")
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[..., Saved]:
+    def save(kind: Any = "char", **changes: Any) -> Saved:
+        tokenizer = train_tokenizer(TokenizerConfig(kind=kind), [TEXT])
+        model = tiny_model(vocab_size=tokenizer.vocab_size, **changes)
+        path = tmp_path / "saved"
+        model.save_pretrained(path)
+        tokenizer.save(path / "tokenizer.json")
+        return Saved(model, tokenizer, path)
+
+    return save
+
+
+@pytest.fixture
+def saved(save: Callable[..., Saved]) -> Saved:
+    return save()
+
+
+@contextmanager
+def shapes_read(model: TransformerXL) -> Iterator[list[tuple[int, int]]]:
+    """Record the shape of the ids of every forward pass."""
+    seen: list[tuple[int, int]] = []
+    handle = model.register_forward_hook(lambda _, args, __: seen.append(tuple(args[0].shape)))
+    yield seen
+    handle.remove()

@@ -1,0 +1,48 @@
+"""The snippets of docs/huggingface.md run, one after the other, and so does the example."""
+
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import tiny_model
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizers import train_tokenizer
+
+pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_model(path: Path) -> None:
+    tiny_model(vocab_size=256).save_pretrained(path)
+    train_tokenizer(TokenizerConfig(kind="byte"), []).save(path / "tokenizer.json")
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    make_model(tmp_path / "my-model")
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert len(snippets) == 4
+    names: dict[str, object] = {}
+    for snippet in snippets:
+        exec(snippet, names)
+    assert "def " in capsys.readouterr().out
+    assert (tmp_path / "trained" / "model.safetensors").is_file()
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")
+def test_the_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import TrainingArguments
+
+    make_model(tmp_path / "model")
+    monkeypatch.setattr(sys, "argv", ["huggingface.py", str(tmp_path / "model")])
+    monkeypatch.setattr(
+        "transformers.TrainingArguments", lambda out, **options: TrainingArguments(out, **{**options, "max_steps": 2})
+    )
+    runpy.run_path(str(ROOT / "examples" / "huggingface.py"), run_name="__main__")
+    assert capsys.readouterr().out.count("The memory") == 3

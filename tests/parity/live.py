@@ -1,0 +1,113 @@
+"""Hugging Face's TransfoXL against its converted models, over configurations drawn at random.
+
+Not part of the suite: `make parity` builds the peer's environment and runs this file. One long-lived process there
+(peer_huggingface.py) makes a tiny random model per configuration; it is converted and must say, remember and learn the same.
+Both sides compute with the same float32 weights in float64: some random models are so ill-conditioned that two correct programs
+differ by more than 1e-5 in float32. The gradients come through a float32 file.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from tests.parity.reading import compare, read_golden
+from transformer_xl.conversion.convert import convert
+from transformer_xl.model.transformer_xl import TransformerXL
+
+WORKER = Path(__file__).with_name("peer_huggingface.py")
+PYTHON = Path(os.environ.get("TXL_PEER_PYTHON", WORKER.parents[2] / ".venv-peer" / "bin" / "python"))
+
+pytestmark = [pytest.mark.parity, pytest.mark.timeout(1800)]
+
+
+class Peer:
+    """The peer's process, asked and answering in JSON lines."""
+
+    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
+        self.process, self.log = process, log
+        assert self.answer()["ready"]
+
+    def answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"the peer ended:\n{self.log.read_text()[-2000:]}"
+        return json.loads(line)
+
+    def make(self, request: dict[str, Any]) -> None:
+        """Let it make what `request` asks for."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        answer = self.answer()
+        assert answer.get("ok"), answer["error"]
+
+
+@pytest.fixture(scope="module")
+def peer(tmp_path_factory) -> Iterator[Peer]:
+    if not PYTHON.exists():
+        pytest.skip(f"{PYTHON} is missing; `make parity` makes this environment of the peer")
+    log = tmp_path_factory.mktemp("peer") / "stderr.txt"
+    with log.open("w") as stderr:
+        command = [str(PYTHON), str(WORKER)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True) as process:
+            yield Peer(process, log)
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a configuration of TransfoXLLMHeadModel, and a stream to read."""
+    vocab_size = draw(st.integers(4, 60))
+    cutoffs = sorted(draw(st.sets(st.integers(1, vocab_size - 1), max_size=3)))
+    div_val = draw(st.integers(1, 4))
+    d_model = 2 * draw(st.integers(2, 8))
+    mem_len = draw(st.integers(0, 9))
+    hyperparameters = {
+        "vocab_size": vocab_size,
+        "cutoffs": cutoffs,
+        "div_val": div_val,
+        "d_model": d_model,
+        "d_embed": max(draw(st.just(d_model) | st.integers(1, 20)), div_val ** len(cutoffs)),
+        "n_layer": draw(st.integers(1, 3)),
+        "n_head": draw(st.integers(1, 3)),
+        "d_head": draw(st.integers(1, 6)),
+        "d_inner": draw(st.integers(1, 20)),
+        "mem_len": mem_len,
+        "clamp_len": draw(st.integers(-1, 12)),
+        "same_length": draw(st.booleans()) if mem_len else False,
+        "pre_lnorm": draw(st.booleans()),
+        "untie_r": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "proj_share_all_but_first": draw(st.booleans()),
+        "layer_norm_epsilon": draw(st.sampled_from([1e-5, 1e-6, 1e-3])),
+    }
+    return {
+        "hyperparameters": hyperparameters,
+        "seed": draw(st.integers(0, 2**31)),
+        "n_segment": draw(st.integers(2, 4)),
+        "batch_size": draw(st.integers(1, 3)),
+        "tgt_len": draw(st.integers(1, 9)),
+        "weights": draw(st.sampled_from(["bin", "legacy", "safetensors"])),
+    }
+
+
+@settings(max_examples=200)
+@given(request=requests())
+def test_converted_model_computes_the_same(peer: Peer, request: dict[str, Any]):
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        peer.make({"directory": temporary, **request})
+        convert(directory / "checkpoint", directory / "native")
+        convert(directory / "gradient", directory / "native-gradient")
+        model = TransformerXL.from_pretrained(directory / "native")
+        gradients = load_file(directory / "native-gradient" / "model.safetensors")
+        golden = read_golden(directory / "expected64.safetensors")
+        compare(model, golden, gradients, tolerance=1e-9, tolerance_of_gradients=1e-6)

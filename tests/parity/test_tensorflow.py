@@ -1,0 +1,57 @@
+"""Converted TensorFlow checkpoints against what the authors' TensorFlow code computed (see make_goldens_tensorflow.py)."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.helpers import assert_close
+from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.key_maps.tensorflow import key_map
+from transformer_xl.model.transformer_xl import TransformerXL
+
+GOLDENS = sorted(path for path in (Path(__file__).with_name("goldens") / "tensorflow").iterdir() if path.is_dir())
+
+
+@pytest.mark.parametrize("backend", ["equation", "matmul"])
+@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
+def test_converted_model_computes_what_the_original_does(folder, backend, tmp_path):
+    """Losses in order, memory, and the gradient of every variable, in float64."""
+    flags, expected = json.loads((folder / "config.json").read_text()), load_file(folder / "expected.safetensors")
+    settings = {
+        "mem_len": flags["mem_len"],
+        "clamp_len": flags["clamp_len"] if flags["clamp_len"] > 0 else None,
+        "same_length": flags["same_length"],
+    }
+    converted = convert(folder, tmp_path / "native", settings=settings)
+    torch.set_default_dtype(torch.float64)  # of the sinusoids
+    try:
+        model = TransformerXL.from_pretrained(tmp_path / "native").double()
+        model.backend = backend
+        mems = None
+        for s in range(sum(name.startswith("inputs.") for name in expected)):
+            out = model(expected[f"inputs.{s}"].long(), mems=mems, labels=expected[f"targets.{s}"].long())
+            mems, nll = out.mems, out.nll
+            assert nll is not None
+            assert_close(f"nats of segment {s}", nll, expected[f"nats.{s}"], 1e-10)
+            for layer, hidden in enumerate(mems.hidden):
+                assert_close(f"memory of layer {layer} after segment {s}", hidden, expected[f"memory.{s}.{layer}"], 1e-10)
+        nll.mean().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    names = {name.removeprefix("gradient.") for name in expected if name.startswith("gradient.")}
+    assert names == {part.name for part in key_map(converted.config).parts()}
+    for name in names:
+        actual = key_map(converted.config).foreign(name, gradients.__getitem__)
+        assert_close(f"gradient of {name}", actual, expected[f"gradient.{name}"], 1e-10)
+
+
+def test_the_length_of_the_memory_must_be_said(tmp_path):
+    from transformer_xl.errors import CheckpointError
+
+    with pytest.raises(CheckpointError, match="does not say how long a memory it was trained with; add --set mem_len="):
+        convert(GOLDENS[0], tmp_path / "native")
+    assert not list(tmp_path.iterdir())

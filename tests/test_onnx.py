@@ -1,0 +1,94 @@
+"""The exported graph: what the model says, over several segments of rows of different age and length."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers import assert_close, tiny_model
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.onnx import export_onnx
+
+onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
+onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
+pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {"clamp_len": 4, "same_length": True},
+    "adaptive": {"cutoffs": (4, 9), "div_val": 2, "d_embed": 10, "pre_lnorm": True, "zero_first_memory": True, "untie_r": True},
+    "shaw": {"attention": "shaw", "max_klen": 9, "final_norm": True},
+}
+
+
+class Runner:
+    """Runs the file segment by segment and keeps the memory, as a program without torch would."""
+
+    def __init__(self, path: Path, model: TransformerXL, batch_size: int) -> None:
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [node.name for node in self.session.get_inputs()]
+        assert names == ["ids", "n_pad", "n_valid", *(f"mems.{i}" for i in range(model.config.n_layer))]
+        self.outputs = [node.name for node in self.session.get_outputs()]
+        n_valid = model.mem_len if model.config.zero_first_memory else 0
+        self.memory = {"n_valid": np.full(batch_size, n_valid, np.int64)}
+        for name in names[3:]:
+            self.memory[name] = np.zeros((batch_size, model.mem_len, model.config.d_model), np.float32)
+
+    def read(self, ids: torch.Tensor, n_pad: torch.Tensor) -> torch.Tensor:
+        values = self.session.run(None, {"ids": ids.numpy(), "n_pad": n_pad.numpy(), **self.memory})
+        named = dict(zip(self.outputs, values, strict=True))
+        self.memory = {name.removeprefix("new_"): value for name, value in named.items() if name != "logits"}
+        return torch.from_numpy(named["logits"])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_graph_is_the_model_segment_after_segment(variant: str, tmp_path: Path) -> None:
+    model = tiny_model(**VARIANTS[variant]).train()
+    path = export_onnx(model, tmp_path / "deep" / "model.onnx", tgt_len=3)
+    assert [file.name for file in path.parent.iterdir()] == ["model.onnx"]
+    assert all(module.training for module in model.modules()), "the caller's model is left as it was"
+    assert model.backend == "auto"
+    onnx.checker.check_model(path, full_check=True)
+    model.eval()
+    for batch_size in (1, 3):
+        runner, mems = Runner(path, model, batch_size), model.init_mems(batch_size)
+        for n_pad in ([0, 0, 0], [0, 2, 1], [2, 3, 0], [0, 0, 1]):
+            ids, pad = torch.randint(13, (batch_size, 3)), torch.tensor(n_pad[:batch_size])
+            with torch.no_grad():
+                out = model(ids, mems=mems, n_pad=pad)
+            mems = out.mems
+            logits = runner.read(ids, pad)
+            assert out.logits is not None
+            for row in range(batch_size):
+                assert_close("logits", logits[row, n_pad[row] :], out.logits[row, n_pad[row] :], 1e-4)
+            assert runner.memory["n_valid"].tolist() == mems.n_valid.tolist()
+            for i, hidden in enumerate(mems.hidden):
+                for row, n in enumerate(mems.n_valid.tolist()):
+                    ours = torch.from_numpy(runner.memory[f"mems.{i}"])[row]
+                    assert_close("memory", ours[len(ours) - n :], hidden[row, len(ours) - n :], 1e-4)
+
+
+def test_a_fixed_batch_and_another_memory(tmp_path: Path) -> None:
+    model = tiny_model(n_layer=1).with_context(mem_len=7)
+    path = export_onnx(model, tmp_path / "model.onnx", batch_size=2, tgt_len=1)
+    shapes = {node.name: node.shape for node in onnxruntime.InferenceSession(path).get_inputs()}
+    assert shapes == {"ids": [2, 1], "n_pad": [2], "n_valid": [2], "mems.0": [2, 7, 10]}
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"tgt_len": 0}, r"tgt_len \(0\) and batch_size \(None\) must be at least 1"),
+        ({"batch_size": 0}, r"batch_size \(0\) must be at least 1"),
+    ],
+)
+def test_sizes_that_cannot_work(options: dict[str, int], match: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=match):
+        export_onnx(tiny_model(), tmp_path / "model.onnx", **options)
+
+
+def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has no segments to go on from"):
+        export_onnx(tiny_model(mem_len=0), tmp_path / "model.onnx")
