@@ -1,0 +1,28 @@
+"""A thousand damaged files of each format: an error of one line or a well-formed result, and nothing else."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(("where", "n"), [("inside", 1000), ("child", 20)])
+def test_damage_is_found_or_harmless(where, n):
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.conversion.readers.fuzz_child", str(n), where],
+        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'src'}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    report = json.loads(result.stdout)
+    assert set(report) == {"zip", "legacy", "pickle", "safetensors"}
+    for kind, found in report.items():
+        assert not found["wrong"], (kind, found["wrong"][:5])
+        assert 0 < found["accepted"] < n / 2, (kind, found["accepted"])  # without checksums, numbers may change unnoticed

@@ -1,0 +1,516 @@
+"""TensorFlow checkpoints: read as TensorFlow reads them, and refused when anything about them is wrong."""
+
+import hashlib
+import json
+import math
+import os
+import random
+import shutil
+import struct
+import sys
+import time
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+
+import google_crc32c
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from transformer_xl.conversion.readers import tensor_bundle
+from transformer_xl.conversion.readers.tensor_bundle import read_bundle
+from transformer_xl.errors import CheckpointError
+
+GOLDENS = Path(__file__).parents[2] / "parity" / "goldens" / "tensorflow"
+MAGIC = bytes.fromhex("57fb808b247547db")
+CODES = {torch.float32: 1, torch.float64: 2, torch.int64: 9, torch.bool: 10, torch.bfloat16: 14, torch.float16: 19}
+
+
+# A small writer
+
+
+def varint(value: int) -> bytes:
+    groups = []
+    while value >= 0x80:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])
+
+
+def message(*fields: tuple[int, int | bytes]) -> bytes:
+    """A protocol buffer message of numbers and nested messages."""
+    parts = []
+    for number, value in fields:
+        kind, data = (0, varint(value)) if isinstance(value, int) else (2, varint(len(value)) + value)
+        parts.append(varint(number << 3 | kind) + data)
+    return b"".join(parts)
+
+
+def checksum(data: bytes) -> bytes:
+    crc = google_crc32c.value(data)
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def block(pairs: list[tuple[bytes, bytes]], restart: int = 16) -> bytes:
+    parts, restarts, last = [], [], b""
+    for i, (key, value) in enumerate(pairs):
+        if i % restart == 0:
+            restarts.append(sum(map(len, parts)))
+            last = b""
+        shared = next((n for n, (a, b) in enumerate(zip(last, key, strict=False)) if a != b), min(len(last), len(key)))
+        parts.append(varint(shared) + varint(len(key) - shared) + varint(len(value)) + key[shared:] + value)
+        last = key
+    return b"".join(parts) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
+
+
+def table(blocks: list[bytes], compression: int = 0) -> bytes:
+    """A table of finished blocks; where a block lies is right, whatever it holds."""
+    data, handles = b"", []
+
+    def put(content: bytes) -> bytes:
+        nonlocal data
+        handle = varint(len(data)) + varint(len(content))
+        content += bytes([compression])
+        data += content + checksum(content)
+        return handle
+
+    for i, content in enumerate(blocks):
+        handles.append((b"%08d" % i, put(content)))
+    meta = put(block([]))
+    footer = meta + put(block(handles, restart=1))
+    return data + footer.ljust(40, b"\0") + MAGIC
+
+
+def raw(tensor: Tensor) -> bytes:
+    return tensor.flatten().view(torch.uint8).numpy().tobytes()
+
+
+def entry(tensor: Tensor, shard: int, offset: int, /, **changes: int | bytes) -> bytes:
+    fields: dict[str, int | bytes] = {
+        "dtype": CODES[tensor.dtype],
+        "shape": message(*((2, message((1, size))) for size in tensor.shape)),
+        "shard": shard,
+        "offset": offset,
+        "size": tensor.numel() * tensor.element_size(),
+        **changes,
+    }
+    numbers = {"dtype": 1, "shape": 2, "shard": 3, "offset": 4, "size": 5, "slices": 7, "unknown": 99}
+    return message(*((numbers[name], value) for name, value in fields.items())) + b"\x35" + checksum(raw(tensor))
+
+
+def header(n_shards: int = 1, *fields: tuple[int, int | bytes]) -> bytes:
+    return message((1, n_shards), (3, message((1, 1))), *fields)
+
+
+def write_bundle(prefix: Path, tensors: dict[str, Tensor], n_shards: int = 1, per_block: int = 99, restart: int = 16) -> Path:
+    data = [b""] * n_shards
+    pairs = [(b"", header(n_shards))]
+    for i, name in enumerate(sorted(tensors, key=str.encode)):
+        shard = i % n_shards
+        pairs.append((name.encode(), entry(tensors[name], shard, len(data[shard]))))
+        data[shard] += raw(tensors[name])
+    blocks = [block(pairs[i : i + per_block], restart) for i in range(0, len(pairs), per_block)]
+    Path(f"{prefix}.index").write_bytes(table(blocks))
+    for shard, content in enumerate(data):
+        Path(f"{prefix}.data-{shard:05d}-of-{n_shards:05d}").write_bytes(content)
+    return prefix
+
+
+TENSORS = {"a/kernel": torch.arange(6.0).reshape(2, 3), "a/kernel/Adam": torch.ones(2, 3), "global_step": torch.tensor(123)}
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    return write_bundle(tmp_path / "model.ckpt-1", TENSORS)
+
+
+def write_one(tmp_path: Path, *pairs: tuple[bytes, bytes], data: bytes = b"\0" * 64) -> Path:
+    """A checkpoint whose header is sound and whose other entries are what the test says."""
+    (tmp_path / "x.index").write_bytes(table([block([(b"", header()), *pairs])]))
+    (tmp_path / "x.data-00000-of-00001").write_bytes(data)
+    return tmp_path / "x"
+
+
+def refused(path: Path, *words: str) -> None:
+    """Reading it, or loading what it lists, must fail at once, in one line that says why."""
+    start = time.perf_counter()
+    with pytest.raises(CheckpointError) as caught:
+        for ref in read_bundle(path).values():
+            ref.load()
+    assert time.perf_counter() - start < 1
+    text = str(caught.value)
+    assert text.isprintable() and len(text) < 2000, text
+    assert all(word in text for word in words), text
+
+
+# Right
+
+
+@pytest.mark.parametrize("variant", sorted(path.name for path in GOLDENS.iterdir()))
+def test_reads_what_tensorflow_reads(variant):
+    expected = json.loads((GOLDENS / variant / "variables.json").read_text())
+    refs = read_bundle(GOLDENS / variant)
+    assert list(refs) == sorted(expected)
+    for name, (dtype, shape, digest) in expected.items():
+        tensor = refs[name].load()
+        assert (str(tensor.dtype), list(tensor.shape)) == (f"torch.{dtype}", shape)
+        assert hashlib.sha256(tensor.numpy().tobytes()).hexdigest() == digest
+
+
+NAMES = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 4), max_size=4)
+
+
+@settings(max_examples=50)
+@given(
+    shapes=st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(list(CODES))), max_size=12),
+    n_shards=st.integers(1, 3),
+    per_block=st.integers(1, 5),
+    restart=st.integers(1, 4),
+)
+def test_round_trip(tmp_path_factory, shapes, n_shards, per_block, restart):
+    tensors = {name: torch.randint(2, shape).to(dtype) for name, (shape, dtype) in shapes.items()}
+    prefix = write_bundle(tmp_path_factory.mktemp("bundle") / "p", tensors, n_shards, per_block, restart)
+    refs = read_bundle(prefix)
+    assert refs.keys() == tensors.keys()
+    for name, ref in refs.items():
+        loaded = ref.load()
+        assert loaded.dtype == tensors[name].dtype and torch.equal(loaded, tensors[name])
+
+
+def test_checksum_of_more_than_one_piece(tmp_path):
+    tensor = torch.arange(300_000, dtype=torch.float64)
+    prefix = write_bundle(tmp_path / "big", {"w": tensor})
+    assert torch.equal(read_bundle(prefix)["w"].load(), tensor)
+    data = Path(f"{prefix}.data-00000-of-00001")
+    content = bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.write_bytes(content)
+    refused(prefix, "does not match its checksum", "'w'")
+
+
+@pytest.mark.parametrize("suffix", ["", ".index", ".meta", ".data-00000-of-00001"])
+def test_any_file_names_the_checkpoint(prefix, suffix):
+    assert list(read_bundle(Path(f"{prefix}{suffix}"))) == sorted(TENSORS)
+
+
+def test_directory(prefix):
+    assert list(read_bundle(prefix.parent)) == sorted(TENSORS)
+    write_bundle(prefix.parent / "model.ckpt-2", {"other": torch.ones(1)})
+    refused(prefix.parent, "2 checkpoints", "'model.ckpt-1.index'")
+    names = prefix.parent / "checkpoint"
+    for path in ("model.ckpt-2", "/somewhere/else/model.ckpt-2", "../model.ckpt-2", r"C:\\runs\\model.ckpt-2"):
+        names.write_text(f'model_checkpoint_path: "{path}"\nall_model_checkpoint_paths: "model.ckpt-1"\n')
+        assert list(read_bundle(prefix.parent)) == ["other"]
+    names.write_text('model_checkpoint_path: "model.ckpt-3"')
+    refused(prefix.parent, "model.ckpt-3.index", "is missing")
+    for text in ("", "model_checkpoint_path: model.ckpt-2", "\0" * 10**5, '{"model": 1}'):
+        names.write_text(text)
+        refused(prefix.parent, "names no checkpoint")
+    for path in ("", "/", "..", ".", "a\\nb"):
+        names.write_text(f'model_checkpoint_path: "{path}"')
+        refused(prefix.parent, "is missing")
+
+
+def test_unknown_fields_are_skipped(tmp_path):
+    tensor = torch.ones(3)
+    fixed64 = varint(98 << 3 | 1) + b"\0" * 8
+    prefix = write_one(tmp_path, (b"w", entry(tensor, 0, 0, unknown=5) + fixed64), data=raw(tensor))
+    assert torch.equal(read_bundle(prefix)["w"].load(), tensor)
+
+
+# Wrong
+
+
+def test_nothing_there(tmp_path):
+    refused(tmp_path, "0 checkpoints")
+    refused(tmp_path / "model.ckpt-1", "is missing")
+    refused(tmp_path / "no" / "model.ckpt-1", "is missing")
+    refused(tmp_path / ".index", "is missing")
+    refused(tmp_path / ("x" * 300), "cannot be read")
+    refused(tmp_path / "a\0b")
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"text" * 100, MAGIC, table([])[:-1], table([])[1:] + b"\0"])
+def test_other_files(tmp_path, content):
+    (tmp_path / "x.index").write_bytes(content)
+    refused(tmp_path / "x", "does not end as")
+
+
+def test_first_format(tmp_path):
+    (tmp_path / "model.ckpt-1").write_bytes(table([block([(b"", message((1, b"")))])]))
+    refused(tmp_path / "model.ckpt-1", "first format (V1)", "save it again")
+    (tmp_path / "other-00000-of-00002").write_bytes(b"")
+    refused(tmp_path / "other", "first format (V1)")
+    (tmp_path / "text").write_text("text")
+    refused(tmp_path / "text", "is missing")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        (header(1, (2, 1)), ["big-endian"]),
+        (header(1, (3, message((2, 2)))), ["newer format"]),
+        (header(0), ["data file 00000-of-00000"]),
+        (header(2**63), ["is missing"]),
+        (message((1, b"\1")), ["wrong kind"]),
+        (b"\x08", ["ends too early"]),
+        (b"\x0f", ["no known kind"]),
+    ],
+)
+def test_headers(tmp_path, fields, words):
+    pairs = [(b"", fields), (b"w", entry(torch.ones(2), 0, 0))]
+    (tmp_path / "x.index").write_bytes(table([block(pairs)]))
+    refused(tmp_path / "x", *words)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"dtype": 7}, ["holds text", "'w'"]),
+        ({"dtype": 8}, ["data type number 8"]),
+        ({"dtype": 0}, ["data type number 0"]),
+        ({"dtype": 2**64 - 1}, ["data type number"]),
+        ({"dtype": 2}, ["which is not the size"]),
+        ({"dtype": b"\1"}, ["wrong kind"]),
+        ({"shape": 3}, ["wrong kind"]),
+        ({"shape": message((3, 1))}, ["has no shape"]),
+        ({"shape": message((2, message((1, 2**64 - 1))))}, ["which is not the size"]),
+        ({"shape": message((2, message((1, 0))), *[(2, message((1, 2**62)))] * 3), "size": 0}, ["impossible shape"]),
+        ({"shape": message(*[(2, message((1, 1)))] * 65), "size": 4}, ["more than 64 dimensions"]),
+        ({"shard": 1}, ["data file 00001-of-00001"]),
+        ({"shard": 2**64 - 1}, ["data file"]),
+        ({"offset": 57}, ["should end at 65"]),
+        ({"offset": 2**64 - 1}, ["should end at"]),
+        ({"size": 7}, ["which is not the size"]),
+        ({"size": 2**64 - 8}, ["which is not the size"]),
+        ({"slices": b""}, ["in slices"]),
+    ],
+)
+def test_entries(tmp_path, changes, words):
+    refused(write_one(tmp_path, (b"w", entry(torch.ones(2), 0, 0, **changes))), *words)
+
+
+def test_shared_bytes(tmp_path):
+    first, second = (b"a", entry(torch.zeros(4), 0, 0)), (b"b", entry(torch.zeros(4), 0, 12))
+    refused(write_one(tmp_path, first, second), "'a' and 'b' share bytes")
+    read_bundle(write_one(tmp_path, first, (b"b", entry(torch.zeros(4), 0, 16)), (b"c", entry(torch.zeros(0), 0, 8))))
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"a\nb", b"\x1b[2J", b"a\xe2\x80\xae", b"\x01"])
+def test_names_that_no_terminal_should_see(tmp_path, name):
+    refused(write_one(tmp_path, (name, entry(torch.ones(2), 0, 0))), "is not the name of a variable")
+
+
+def test_names_of_slices(tmp_path):
+    refused(write_one(tmp_path, (b"\0\1w", entry(torch.ones(2), 0, 0))), "in slices")
+
+
+def test_order(tmp_path):
+    value = entry(torch.ones(2), 0, 0)
+    refused(write_one(tmp_path, (b"b", value), (b"a", value)), "not in order")
+    refused(write_one(tmp_path, (b"a", value), (b"a", value)), "not in order")
+    (tmp_path / "x.index").write_bytes(table([block([(b"a", value)])]))
+    refused(tmp_path / "x", "no header")
+    (tmp_path / "x.index").write_bytes(table([]))
+    refused(tmp_path / "x", "no header")
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", ["too short"]),
+        (struct.pack("<I", 2**32 - 1), ["too short"]),
+        (varint(0) + varint(5) + b"\0\0" + struct.pack("<I", 0), ["ends too early"]),
+        (varint(3) + varint(0) + varint(0) + struct.pack("<I", 0), ["continues a shorter one"]),
+        (varint(0) + varint(2**40) + varint(0) + struct.pack("<I", 0), ["longer than 1024 bytes"]),
+        (b"\xff" * 20 + struct.pack("<I", 0), ["number has no end"]),
+        (b"\xff" * 9 + b"\x02" + struct.pack("<I", 0), ["number has no end"]),
+        (varint(0) + varint(0) + varint(2**64 - 1) + struct.pack("<I", 0), ["ends too early"]),
+    ],
+)
+def test_blocks(tmp_path, content, words):
+    (tmp_path / "x.index").write_bytes(table([content]))
+    refused(tmp_path / "x", *words)
+
+
+def test_compressed(tmp_path):
+    (tmp_path / "x.index").write_bytes(table([block([(b"", header())])], compression=1))
+    refused(tmp_path / "x", "is compressed", "save it again")
+
+
+@pytest.mark.parametrize("handle", [(0, 2**63), (2**63, 0), (10**6, 1), (0, 10**6)])
+def test_handles_out_of_range(tmp_path, handle):
+    footer = (varint(0) + varint(0) + varint(handle[0]) + varint(handle[1])).ljust(40, b"\0")
+    (tmp_path / "x.index").write_bytes(b"\0" + checksum(b"\0") + b"\0" * 100 + footer + MAGIC)
+    refused(tmp_path / "x", "outside the file")
+    (tmp_path / "x.index").write_bytes(table([])[:-48] + b"\xff" * 40 + MAGIC)
+    refused(tmp_path / "x", "number has no end")
+
+
+def test_one_block_many_times(tmp_path):
+    """Otherwise a small file could take hours."""
+    content = block([(b"", header())]) + b"\0"
+    data = content + checksum(content)
+    meta = varint(len(data)) + varint(8)
+    data += block([]).ljust(8, b"\0") + b"\0" + checksum(block([]).ljust(8, b"\0") + b"\0")
+    handles = block([(b"%08d" % i, varint(0) + varint(len(content) - 1)) for i in range(1000)], restart=1)
+    footer = meta + varint(len(data)) + varint(len(handles))
+    data += handles + b"\0" + checksum(handles + b"\0") + footer.ljust(40, b"\0") + MAGIC
+    (tmp_path / "x.index").write_bytes(data)
+    refused(tmp_path / "x", "blocks overlap")
+
+
+def test_limits(tmp_path, monkeypatch):
+    """A file of allowed size costs little memory, however it is filled."""
+    with (tmp_path / "x.index").open("wb") as file:
+        file.truncate(2**40)
+    refused(tmp_path / "x", "larger than any index")
+    long = b"n" * (tensor_bundle.MAX_NAME_BYTES - 8)
+    pairs = [(b"", header()), *((long + b"%08d" % i, entry(torch.ones(0), 0, 0)) for i in range(2000))]
+    path = tmp_path / "x.index"
+    path.write_bytes(table([block(pairs)]))
+    (tmp_path / "x.data-00000-of-00001").write_bytes(b"")
+    tracemalloc.start()
+    assert len(read_bundle(path)) == 2000
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak * tensor_bundle.MAX_TENSORS / 2000 < 80e6
+    monkeypatch.setattr(tensor_bundle, "MAX_TENSORS", 1999)
+    refused(path, "more than 1999 variables")
+    refused(write_one(tmp_path, (long + b"123456789", entry(torch.ones(2), 0, 0))), "longer than 1024 bytes")
+
+
+def test_data_of_a_size_that_no_memory_has(tmp_path):
+    """Reading the index allocates nothing for the variables."""
+    huge = message((2, message((1, 2**38))))
+    prefix = write_one(tmp_path, (b"w", entry(torch.ones(2), 0, 0, shape=huge, size=2**40)))
+    os.truncate(f"{prefix}.data-00000-of-00001", 2**40)
+    tracemalloc.start()
+    assert read_bundle(prefix)["w"].numel == 2**38
+    assert tracemalloc.get_traced_memory()[1] < 1e6
+    tracemalloc.stop()
+
+
+def test_data_files_that_are_none(prefix):
+    data = Path(f"{prefix}.data-00000-of-00001")
+    data.rename(prefix.parent / "elsewhere")
+    refused(prefix, "is missing", data.name)
+    data.symlink_to("elsewhere")
+    refused(prefix, "symbolic link")
+    for make in (lambda: data.symlink_to("nowhere"), lambda: data.symlink_to(data.name), data.mkdir, lambda: os.mkfifo(data)):
+        data.unlink() if data.is_symlink() else shutil.rmtree(data)
+        make()
+        refused(prefix, data.name)
+
+
+def test_index_files_that_are_none(prefix):
+    index = Path(f"{prefix}.index")
+    index.rename(prefix.parent / "elsewhere")
+    index.symlink_to("elsewhere")
+    assert list(read_bundle(prefix)) == sorted(TENSORS)  # the user named it, and it leads to an index
+    index.unlink()
+    os.mkfifo(index)
+    refused(prefix, "no regular file")
+    index.unlink()
+    index.symlink_to(index.name)
+    refused(prefix, "cannot be read")
+    index.unlink()
+    index.mkdir()
+    refused(prefix)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_forbidden(prefix):
+    Path(f"{prefix}.index").chmod(0)
+    refused(prefix, "cannot be read")
+
+
+def test_without_the_checksum_library(prefix, monkeypatch):
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
+    refused(prefix, "pip install google-crc32c")
+
+
+# At random
+
+
+def corrupt(content: bytes, rng: random.Random) -> bytes:
+    """Flip a bit, set some bytes, cut the end off, leave a piece out, or copy one elsewhere."""
+    damaged = bytearray(content)
+    start, end = sorted(rng.randrange(len(damaged) + 1) for _ in range(2))
+    at = rng.randrange(len(damaged))
+    kind = rng.randrange(6)
+    if kind == 0:
+        damaged[at] ^= 1 << rng.randrange(8)
+    elif kind == 1:
+        damaged[at : at + 8] = rng.randbytes(len(damaged[at : at + 8]))
+    elif kind == 2:
+        del damaged[at:]
+    elif kind == 3:
+        del damaged[start:end]
+    elif kind == 4:
+        damaged[at:at] = damaged[start:end]
+    else:
+        damaged[at : at + end - start] = damaged[start:end]
+    return bytes(damaged)
+
+
+def corrupt_files(directory: Path, n_times: int) -> None:
+    """Whatever happens to a file of a checkpoint: an error, or exactly the right tensors."""
+    rng = random.Random(0)
+    right = {name: ref.load() for name, ref in read_bundle(directory).items()}
+    files = {path: path.read_bytes() for path in sorted(directory.iterdir())}
+    n_refused = 0
+    for _ in range(n_times):
+        path = rng.choice(list(files))
+        path.write_bytes(corrupt(files[path], rng))
+        try:
+            loaded = {name: ref.load() for name, ref in read_bundle(directory).items()}
+        except CheckpointError as error:
+            n_refused += 1
+            assert str(error).isprintable()
+        else:
+            assert loaded.keys() == right.keys()
+            assert all(torch.equal(loaded[name], tensor) for name, tensor in right.items())
+        path.write_bytes(files[path])
+    assert n_refused > 0.8 * n_times
+
+
+def test_random_corruption(tmp_path):
+    write_bundle(tmp_path / "x", {f"layer_{i}/kernel": torch.randn(2, 3) for i in range(5)}, n_shards=2, per_block=2)
+    corrupt_files(tmp_path, 1000)
+
+
+def test_random_corruption_of_a_golden(tmp_path):
+    for path in (GOLDENS / "projected").glob("model.ckpt-*"):
+        shutil.copy(path, tmp_path)
+    corrupt_files(tmp_path, 100)
+
+
+def test_random_corruption_under_right_checksums(tmp_path):
+    """Checksums are no defense against who can compute them: the same, with damage inside of sound blocks."""
+    rng = random.Random(1)
+    tensors = {f"layer_{i}/kernel": torch.randn(2, 3) for i in range(5)}
+    prefix = write_bundle(tmp_path / "x", tensors)
+    index = Path(f"{prefix}.index")
+    n_refused = 0
+    pairs = [(b"", header()), *((n.encode(), entry(t, 0, 24 * i)) for i, (n, t) in enumerate(tensors.items()))]
+    for _ in range(1000):
+        index.write_bytes(table([corrupt(block(pairs), rng)]))
+        try:
+            for ref in read_bundle(prefix).values():
+                assert ref.load().numel() == math.prod(ref.shape)
+        except CheckpointError as error:
+            n_refused += 1
+            assert str(error).isprintable()
+    assert n_refused > 800
+
+
+def test_goldens_have_several_clusters():
+    """The writer of goldens is worth its bytes only if its checkpoints differ where formats differ."""
+    assert len({tuple(read_bundle(path)) for path in GOLDENS.iterdir()}) >= 8
+    offsets = sorted((ref.offset, ref.n_bytes) for ref in read_bundle(GOLDENS / "base").values())
+    assert all(start + size == following for (start, size), (following, _) in pairwise(offsets))
