@@ -20,7 +20,7 @@ def run(script: str, *arguments: object, status: int = 0) -> subprocess.Complete
     return done
 
 
-@pytest.mark.parametrize("script", ["train_step.py", "memory.py", "prepare_memory.py"])
+@pytest.mark.parametrize("script", ["train_step.py", "memory.py", "prepare_memory.py", "convert.py", "large_vocabulary.py"])
 def test_help(script):
     assert "usage" in run(script, "--help").stdout
 
@@ -43,6 +43,17 @@ def test_prepare_memory(tmp_path):
     kinds = [line.split()[0] for line in done.stdout.splitlines()[-2:]]
     assert kinds == ["byte", "word"]
     assert not list(tmp_path.iterdir()), "the temporary directory is left"
+
+
+def test_convert(tmp_path):
+    done = run("convert.py", "--tiny", "--format", "bin", "safetensors", "--directory", tmp_path)
+    assert [line.split()[0] for line in done.stdout.splitlines()[-2:]] == ["bin", "safetensors"]
+    assert not list(tmp_path.iterdir()), "the temporary directory is left"
+
+
+def test_large_vocabulary():
+    point = json.loads(run("large_vocabulary.py", "--point", "adaptive, div_val 4", "score", 64, "chunks").stdout)
+    assert point.keys() == {"seconds", "above_mb"}
 
 
 def test_train_step_without_peer_says_how_to_get_it(tmp_path):

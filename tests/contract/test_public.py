@@ -10,8 +10,8 @@ from transformer_xl.config import recipe_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "AttentionKind", "Converted", "Decoder", "Mems", "ModelOutput", "RunConfig", "Score", "SegmentStream", "TransformerXL", "TransformerXLConfig", "TxlError",
-    "convert", "evaluate", "generate", "load", "load_recipe", "prepare", "train",
+    "AttentionKind", "Converted", "Decoder", "Mems", "ModelOutput", "RunConfig", "Score", "SegmentStream", "TransformerXL",
+    "TransformerXLConfig", "TxlError", "convert", "evaluate", "generate", "load", "load_recipe", "prepare", "train",
 }  # fmt: skip
 
 

@@ -122,13 +122,16 @@ def _check(config: TransformerXLConfig, kind: Target) -> None:
     else:
         plain |= {"layer_norm_epsilon": 1e-5, "untie_r": False, "zero_first_memory": False}
     program = "Hugging Face's TransfoXL" if kind == "huggingface" else "the authors' PyTorch code"
+    without_effect = {"proj_same_dim": config.div_val == 1, "same_length_besides_self": not config.same_length}
     for name, value in plain.items():
         own = getattr(config, name)
-        if own != value and not (name == "proj_same_dim" and config.div_val == 1):  # which has no effect then
+        if own != value and not without_effect.get(name):
             raise CheckpointError(f"{program} knows no {name} = {own}, only {value}; this model cannot be written for it")
 
 
 def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
+    if config.same_length_besides_self:
+        yield "with same_length, a query of this model sees mem_len keys besides its own; there, its own is one of them"
     if kind == "huggingface" and not config.zero_first_memory:
         yield (
             "Hugging Face begins every stream after mem_len zero vectors that it attends to, which this model does not know: "

@@ -176,7 +176,9 @@ def _word_state(tokenizer: VocabularyTokenizer) -> dict[str, Any]:
         "special": [tokenizer.line_end] if tokenizer.line_start is None and tokenizer.line_end is not None else [],
     }
     if tokenizer.moses is not None:
-        state |= {"language": tokenizer.moses, "never_split": list(tokenizer.never_split)}
+        state["language"] = tokenizer.moses
+    if tokenizer.moses is not None or tokenizer.never_split:
+        state["never_split"] = list(tokenizer.never_split)
     return state
 
 

@@ -111,6 +111,8 @@ def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
         )
     settings = {**DEFAULTS, **_known(values)}
     one_of(settings, "attn_type", (0,))
+    if integer(settings, "sample_softmax") > 0:
+        raise ConfigError(f"sample_softmax ({settings['sample_softmax']}) must be -1; a sampled softmax is not converted")
     cutoffs = integers(settings, "cutoffs")
     shared = (False, *(truth(settings, "proj_share_all_but_first") for _ in cutoffs))
     clamp_len, mem_len = integer(settings, "clamp_len"), integer(settings, "mem_len")

@@ -13,7 +13,6 @@ from transformer_xl.config import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Change, Entry, KeyMap, Part, Shape
 from transformer_xl.conversion.key_maps.layout import Layout
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.adaptive import cluster_widths
 
 _ROOT = "transformer/"
 _IGNORED = ("global_step", "beta[12]_power", r".*/Adam(_1)?", r".*/ExponentialMovingAverage")
@@ -72,13 +71,8 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
 
 
 def _div_val(widths: list[int]) -> int:
-    """Return the smallest factor that makes these widths, if there is one; `locate` says where there is none."""
-    if len(widths) == 1:
-        return 2
-    first, second, *_ = widths
-    least, most = max(2, first // (second + 1) + 1), first // second
-    candidates = range(least, min(most, least + 1000) + 1)
-    return next((n for n in candidates if cluster_widths(len(widths), d_embed=first, div_val=n) == widths), least)
+    """Return the smallest factor that makes the second width of the first; with three clusters or more there is no other."""
+    return max(2, widths[0] // (widths[1] + 1) + 1) if len(widths) > 1 else 2
 
 
 def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: str) -> list[Shape]:
