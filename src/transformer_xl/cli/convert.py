@@ -33,7 +33,7 @@ def convert(
 
     Common uses:
         txl convert transfo-xl-wt103 models/wt103
-        txl convert LM-TFM-enwik8/model.pt models/enwik8 --vocabulary data/enwik8/cache.pt
+        txl convert run/model.pt models/mine --vocabulary data/cache.pt
         txl convert tf_wt103/model models/wt103-tf --set mem_len=384
         txl convert runs/mine exported --to huggingface
 
@@ -45,7 +45,7 @@ def convert(
         vocabulary: file with the vocabulary, such as cache.pt, cache.pkl, vocab.txt. Default: found beside the weights.
         moses: language whose Moses rules split running text into words, such as en. Default: spaces do.
         set_: key=value, settings that hold whatever the checkpoint says, such as mem_len=1600; may be repeated.
-        tgt_len: --to onnx: tokens per step.
+        tgt_len: --to onnx: tokens per step; --to authors: their argument of that name.
         json_: print one JSON object.
     """
     from transformer_xl.errors import ConfigError
@@ -126,7 +126,7 @@ def _write_for_others(
         return
     from transformer_xl.conversion.export import export
 
-    done = export(source, destination, kind=to)
+    done = export(source, destination, kind=to, tgt_len=tgt_len)
     if json_:
         print(json.dumps({"kind": to, "parameters": done.n_parameters, "destination": str(destination), "notes": done.notes}))
         return

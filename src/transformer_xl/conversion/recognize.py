@@ -25,6 +25,7 @@ _UNREADABLE = {
     r"(model\.safetensors|pytorch_model\.bin)\.index\.json": "weights in several files; join them in one",
     r"(tf_model|flax_model)\..*": "weights of Hugging Face that are not PyTorch's; load them there and save them for PyTorch",
 }
+_AS_IT_IS = "txl eval and txl generate take it as it is, --to writes it for others"
 
 
 def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path]:
@@ -52,17 +53,19 @@ def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path
 def _of_file(source: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
     is_prefix = source.with_name(f"{source.name}.index").exists()
     if not is_prefix and not source.exists():
-        raise CheckpointError(f"'{source}' does not exist; give the directory or file of a checkpoint")
+        raise CheckpointError(
+            f"'{source}' does not exist; give the directory or file of a checkpoint, downloaded if it is on a hub"
+        )
     if kind is None and (is_prefix or _TENSORFLOW.fullmatch(source.name)):
         return "tensorflow", source
     if kind is None and (source.name in HUGGINGFACE_WEIGHTS or source.suffix == ".safetensors"):
-        _refuse_own(source.parent)
+        _refuse_native(source.parent)
         return "huggingface", source
     return kind, source
 
 
 def _in_directory(folder: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
-    _refuse_own(folder)
+    _refuse_native(folder)
     names = sorted(path.name for path in folder.iterdir())
     kinds: list[Kind] = [each for each in KINDS if kind in (None, each) and _candidates(names, each)]
     if not kinds:
@@ -84,20 +87,18 @@ def _candidates(names: list[str], kind: Kind) -> list[str]:
     return first or [name for name in names if fnmatchcase(name, pattern)]
 
 
-def _refuse_own(folder: Path) -> None:
-    if RunDirectory(folder).holds_run:
-        raise CheckpointError(f"'{folder}' is a run; txl eval and txl generate take it as it is, --to writes it for others")
+def _refuse_native(folder: Path) -> None:
     try:
         model_type = read_json(folder / CONFIG_FILE).get("model_type")
     except CheckpointError:
         return
     if model_type == MODEL_TYPE:
-        raise CheckpointError(
-            f"'{folder}' is a native directory already; txl eval and txl generate take it as it is, --to writes it for others"
-        )
+        raise CheckpointError(f"'{folder}' is a native directory already; {_AS_IT_IS}")
 
 
 def _nothing_in(folder: Path, names: list[str], kind: Kind | None) -> str:
+    if RunDirectory(folder).holds_run:
+        return f"'{folder}' is a run; {_AS_IT_IS}"
     for pattern, problem in _UNREADABLE.items():
         for name in names:
             if re.fullmatch(pattern, name):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.conversion.key_maps.values import shown
 from transformer_xl.conversion.readers.files import open_regular, read_at
 from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickle_files import read_pickle
@@ -88,11 +89,47 @@ def _of_text(data: bytes, path: Path, moses: str | None) -> Tokenizer:
 
 
 def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
-    if isinstance(state, Mapping):
-        state = {name: value for name, value in state.items() if name != "language"}  # Moses is asked for, not inherited
-        if state.get("dataset") is None:
-            state["dataset"] = _beside(path, "corpus-info.json", "dataset", str)
-    return _made(path, lambda: from_vocab_state(state, moses=moses))
+    def make() -> Tokenizer:
+        known = _attributes(state)
+        if known.get("dataset") is None:
+            known["dataset"] = _beside(path, "corpus-info.json", "dataset", str)
+        return from_vocab_state(known, moses=moses)
+
+    return _made(path, make)
+
+
+def _attributes(state: Any) -> dict[str, Any]:
+    """Return the attributes of a vocabulary that matter; each has the type that it must have.
+
+    `language` is not among them: Moses is asked for, not inherited.
+    """
+    if not isinstance(state, Mapping):
+        raise TokenizerError(f"a vocabulary is a mapping of its attributes, not {shown(state)}")
+    known = {name: state[name] for name in (*_TYPES, "EOT", "tokenizer") if state.get(name) is not None}
+    for name, (what, is_right) in _TYPES.items():
+        if name in known and not is_right(known[name]):
+            raise TokenizerError(f"{name} ({shown(known[name])}) must be {what}")
+    return known
+
+
+def _are_words(value: Any) -> bool:
+    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(word, str) and type(id_) is int for word, id_ in value.items())
+
+
+_TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "idx2sym": ("a list of words", _are_words),
+    "sym2idx": ("the ids of words", _are_ids),
+    "lower_case": ("true or false", lambda value: isinstance(value, bool)),
+    "delimiter": ("text", lambda value: isinstance(value, str)),
+    "unk_idx": ("an id", lambda value: type(value) is int),
+    "never_split": ("a list of words", _are_words),
+    "dataset": ("text", lambda value: isinstance(value, str)),
+}
+"""Attributes that matter, what they must be, and whether they are."""
 
 
 def _beside(path: Path, name: str, key: str, kind: type) -> Any:

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-_CHUNK_ELEMENTS = 1 << 24
-"""Scores held at once, 64 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
+_CHUNK_ELEMENTS = 1 << 25
+"""Scores held at once, 128 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
 
 
 class Embedding(Protocol):
