@@ -1,7 +1,7 @@
 """Vocabularies of other programs: where they lie, and how their files become a tokenizer."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,19 @@ def _attributes(state: Any) -> dict[str, Any]:
     for name, (what, is_right) in _TYPES.items():
         if name in known and not is_right(known[name]):
             raise TokenizerError(f"{name} ({shown(known[name])}) must be {what}")
+    if "idx2sym" in known:
+        known["idx2sym"] = _as_utf8(known["idx2sym"])
+    if "sym2idx" in known:
+        known["sym2idx"] = dict(zip(_as_utf8(list(known["sym2idx"])), known["sym2idx"].values(), strict=True))
     return known
+
+
+def _as_utf8(words: Sequence[str]) -> list[str]:
+    """Undo the latin-1 in which bytes of Python 2 are read, where all words together turn out to be UTF-8."""
+    try:
+        return [word.encode("latin-1").decode("utf-8") for word in words]
+    except UnicodeError:
+        return list(words)
 
 
 def _are_words(value: Any) -> bool:

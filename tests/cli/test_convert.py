@@ -1,0 +1,205 @@
+"""`txl convert` as a person and a script use it."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cli.conftest import Txl
+from tests.helpers import tiny_model
+from transformer_xl.checkpoint.run_directory import load
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
+
+
+@pytest.fixture
+def place(workbench: Path) -> Path:
+    """Where the command runs, with a checkpoint of each kind."""
+    for kind, golden in {"hf": "huggingface/plain", "ky": "authors/trained", "nv": "nvidia/plain"}.items():
+        shutil.copytree(GOLDENS / golden / "checkpoint", workbench / kind)
+    shutil.copytree(GOLDENS / "tensorflow" / "base", workbench / "tf")
+    return workbench
+
+
+def test_a_converted_checkpoint_is_scored_and_written_with(txl: Txl, place: Path) -> None:
+    answer = txl("convert", "hf", "native")
+    assert (answer.status, answer.err) == (0, "")
+    first, *_, last = answer.out.splitlines()
+    assert first.startswith("huggingface checkpoint 'hf/pytorch_model.bin': ")
+    assert first.endswith(" parameters, 2 layers, vocabulary 31, memory 6")
+    assert last.startswith("written to native; try: ")
+    words = json.loads((place / "native" / "tokenizer.json").read_text())["words"]
+    (place / "other.txt").write_text(" ".join(words[1:] * 3) + "\n")
+    evaluate, generate = (shlex.split(command)[1:] for command in last.removeprefix("written to native; try: ").split(", "))
+    evaluate[evaluate.index("TEXT")], generate[generate.index("TEXT")] = "other.txt", words[4]
+    score = json.loads(txl(*evaluate, "--json").out)
+    assert score["tokens"] > 50
+    assert score["nats"] > 0
+    assert txl(*generate, "--tokens", "3").out.startswith(words[4])
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "tokenizer", "options"),
+    [
+        ("hf", "huggingface", "vocabulary", []),
+        ("hf/pytorch_model.bin", "huggingface", "vocabulary", ["--moses", "en"]),
+        ("ky", "authors", "symbols", ["--kind", "authors"]),
+        ("ky/model.pt", "authors", "symbols", ["--vocabulary", "ky/cache.pt"]),
+        ("nv", "nvidia", "vocabulary", ["--set", "clamp_len=none"]),
+        ("tf", "tensorflow", "symbols", ["--set", "mem_len=6", "--set", "model.same_length=true"]),
+        ("tf/model.ckpt-123", "tensorflow", "symbols", ["--set", "mem_len=6"]),
+    ],
+)
+def test_json_is_one_object(txl: Txl, place: Path, source: str, kind: str, tokenizer: str, options: list[str]) -> None:
+    answer = txl("convert", source, "native", "--json", *options)
+    assert (answer.status, answer.err) == (0, "")
+    figures = json.loads(answer.out)
+    assert answer.out.count("\n") == 1
+    model, its_tokenizer = load("native")
+    assert (figures["kind"], figures["tokenizer"], figures["destination"]) == (kind, tokenizer, "native")
+    assert its_tokenizer.kind == tokenizer
+    assert figures["weights"].startswith(source)
+    assert figures["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    assert figures["bytes"] == (place / "native" / "model.safetensors").stat().st_size
+    assert figures["model"] == model.config.model_dump(mode="json")
+    if kind == "tensorflow":
+        assert figures["model"]["mem_len"] == 6
+        assert figures["model"]["same_length"] == ("model.same_length=true" in options)
+    if "--moses" in options:
+        assert json.loads((place / "native" / "tokenizer.json").read_text())["moses"] == "en"
+
+
+@pytest.mark.parametrize(
+    ("source", "file", "hint"),
+    [
+        ("hf", "vocab.pkl", "put vocab.pkl, vocab.bin or vocab.txt beside the weights, or give it with --vocabulary"),
+        ("ky", "cache.pt", "give the cache.pt in the directory of their training text with --vocabulary"),
+        ("tf", "cache.pkl", "give the cache.pkl in the directory of their training text with --vocabulary"),
+    ],
+)
+def test_a_missing_vocabulary_is_warned_of(txl: Txl, place: Path, source: str, file: str, hint: str) -> None:
+    (place / source / file).unlink()
+    answer = txl("convert", source, "native", *(["--set", "mem_len=6"] if source == "tf" else []))
+    assert answer.status == 0
+    assert answer.err == f"warning: no vocabulary, so 'native' has no tokenizer; {hint}\n"
+    assert answer.out.splitlines()[-1] == "written to native"
+    assert "tokenizer.json" in txl("eval", "native", "--file", "text.txt").complaint
+
+
+def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
+    shutil.copytree(GOLDENS / "authors" / "shaw" / "checkpoint", place / "shaw")
+    assert txl("convert", "shaw", "native").out.splitlines()[0].endswith("vocabulary 31, memory 6, shaw")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "complaint"),
+    [
+        (["gone", "native"], 1, "'gone' does not exist; give the directory or file of a checkpoint"),
+        (["text.txt", "native"], 1, "text.txt"),
+        (["run", "native"], 1, "'run' is a run; txl eval and txl generate take it as it is, --to writes it for others"),
+        (["hf", "run"], 1, "'run' exists already; choose another destination, or remove it"),
+        (["hf", "no/native"], 1, "/no' does not exist; make it first"),
+        (["hf", "native", "--vocabulary", "gone.txt"], 1, "'gone.txt' cannot be read: No such file or directory"),
+        (["hf", "native", "--vocabulary", "tf/cache.pkl"], 1, "has 19 tokens, the model 31; they do not belong together"),
+        (["hf", "native", "--set", "memlen=3"], 1, "unknown setting 'memlen'; did you mean 'mem_len'?"),
+        (["hf", "native", "--set", "mem_len"], 1, "must have the form section.key=value"),
+        (["tf", "native"], 1, "add --set mem_len=… (and clamp_len, same_length), such as 384"),
+        (["hf", "native", "--kind", "gpt2"], 2, "gpt2"),
+        (["hf", "native", "--kind", "nvidia"], 1, "'hf' holds no checkpoint of kind 'nvidia'; leave the kind out"),
+        (["hf"], 2, "DESTINATION"),
+        (["run", "other", "--to", "gpt2"], 2, "gpt2"),
+        (
+            ["run", "other", "--to", "authors", "--kind", "nvidia"],
+            1,
+            "--kind is for checkpoints of other",
+        ),
+        (["run", "other", "--to", "huggingface", "--set", "mem_len=3"], 1, "--set is for checkpoints of other programs"),
+        (["run", "hf", "--to", "huggingface"], 1, "'hf' exists already"),
+        (["run", "hf", "--to", "onnx"], 1, "'hf' exists already"),
+    ],
+)
+def test_errors_are_one_line_and_write_nothing(
+    txl: Txl, place: Path, arguments: list[str], status: int, complaint: str
+) -> None:
+    before = {path: path.lstat().st_mtime_ns for path in place.rglob("*")}
+    answer = txl("convert", *arguments)
+    assert answer.status == status
+    assert complaint in answer.complaint
+    assert answer.out == ""
+    assert {path: path.lstat().st_mtime_ns for path in place.rglob("*")} == before
+
+
+def test_progress_is_shown_on_a_terminal(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    answer = txl("convert", "hf", "native", "--json")
+    assert answer.status == 0
+    assert json.loads(answer.out)["kind"] == "huggingface"
+    assert "kB" in answer.err
+
+
+def test_ctrl_c_ends_quietly_and_leaves_nothing_behind(txl: Txl, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: object) -> None:
+        raise KeyboardInterrupt
+
+    before = sorted(place.iterdir())
+    monkeypatch.setattr("transformer_xl.conversion.readers.inert.TensorRef.load", interrupt)
+    answer = txl("convert", "hf", "native")
+    assert (answer.status, answer.out) == (130, "")
+    assert sorted(place.iterdir()) == before
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "authors"])
+def test_a_run_is_written_for_others_and_comes_back(txl: Txl, place: Path, kind: str) -> None:
+    answer = txl("convert", "run", "foreign", "--to", kind)
+    model, _ = load("run")
+    n_parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert (answer.status, answer.out) == (0, f"{n_parameters:,} parameters written to foreign\n")
+    notes = answer.err.splitlines()
+    assert all(note.startswith("note: ") for note in notes)
+    assert (place / "foreign" / "vocab.txt").exists()
+    if kind == "huggingface":
+        assert notes[0].startswith("note: Hugging Face begins every stream after mem_len zero vectors")
+        assert txl("convert", "foreign", "again").status == 0
+        again, _ = load("again")
+        assert again.config.zero_first_memory
+        for name, tensor in model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor), name
+
+
+def test_json_of_an_export_is_one_object(txl: Txl, place: Path) -> None:
+    answer = txl("convert", "run", "foreign", "--to", "authors", "--json", "--tgt-len", "9")
+    assert (answer.status, answer.err) == (0, "")
+    figures: dict[str, Any] = json.loads(answer.out)
+    assert (figures["kind"], figures["destination"], figures["notes"]) == ("authors", "foreign", [])
+    assert json.loads((place / "foreign" / "arguments.json").read_text())["tgt_len"] == 9
+    assert figures["parameters"] == sum(parameter.numel() for parameter in load("run")[0].parameters())
+
+
+def test_a_model_that_another_program_cannot_express(txl: Txl, place: Path) -> None:
+    tiny_model(activation="gelu").save_pretrained("gelu")
+    answer = txl("convert", "gelu", "foreign", "--to", "huggingface")
+    assert answer.complaint == (
+        "Hugging Face's TransfoXL knows no activation = gelu, only relu; this model cannot be written for it"
+    )
+    assert not (place / "foreign").exists()
+
+
+def test_the_examples_of_the_help_are_commands(txl: Txl, place: Path) -> None:
+    """Each is called, with the places in it replaced by ours."""
+    lines = [line.strip() for line in txl("convert", "--help").out.splitlines()]
+    examples = [shlex.split(line)[2:] for line in lines if line.startswith("txl convert ")]
+    assert len(examples) >= 4
+    ours = {
+        "transfo-xl-wt103": "hf",
+        "run/model.pt": "ky/model.pt",
+        "data/cache.pt": "ky/cache.pt",
+        "tf_wt103/model": "tf",
+        "runs/mine": "run",
+    }
+    (place / "models").mkdir()
+    for example in examples:
+        assert txl("convert", *(ours.get(word, word) for word in example)).status == 0, example

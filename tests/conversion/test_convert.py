@@ -1,0 +1,365 @@
+"""From every kind of foreign checkpoint to a native directory, whole or not at all."""
+
+import errno
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import transformer_xl as txl
+from tests.conversion.examples import copy, names
+from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.destination import check_free, new_directory
+from transformer_xl.conversion.key_maps import huggingface
+from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.errors import CheckpointError, ConfigError
+
+FILES = ["config.json", "model.safetensors"]
+SMALL = {"d_model": 8, "d_embed": 16, "d_inner": 6, "n_head": 2, "d_head": 3, "div_val": 2}
+
+
+def foreign(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint of Hugging Face's, as memory of their own."""
+    return {name: tensor.clone() for name, tensor in torch.load(folder / "pytorch_model.bin", weights_only=True).items()}
+
+
+EXAMPLES = [
+    ("huggingface", "huggingface/plain", {}),
+    ("huggingface", "huggingface/narrow_embedding", {}),  # vocab.bin, of torch.save
+    ("huggingface", "huggingface/untied_weight", {}),  # vocab.txt
+    ("authors", "authors/trained", {}),
+    ("authors", "authors/div_val_2_two_tails", {}),  # cache.pt of words
+    ("nvidia", "nvidia/plain", {}),
+    ("tensorflow", "tensorflow/base", {"mem_len": 6}),
+    ("tensorflow", "tensorflow/projected", {"mem_len": 6}),  # in two shards
+]
+
+
+@pytest.mark.parametrize(("kind", "golden", "settings"), EXAMPLES, ids=[golden for _, golden, _ in EXAMPLES])
+def test_converted_models_are_loaded_written_with_and_scored(kind, golden, settings, tmp_path):
+    source = copy(golden, tmp_path)
+    before = {path: path.read_bytes() for path in source.iterdir()}
+    progress: list[tuple[int, int]] = []
+    done = convert(source, tmp_path / "native", settings=settings, on_progress=lambda *step: progress.append(step))
+    assert names(tmp_path) == ["native", "source"]
+    assert names(tmp_path / "native") == [*FILES, "tokenizer.json"]
+    assert {path: path.read_bytes() for path in source.iterdir()} == before
+
+    assert done.kind == kind
+    assert done.weights in (source, *before)
+    assert done.n_bytes == (tmp_path / "native" / "model.safetensors").stat().st_size
+    assert progress[-1] == (4 * done.n_parameters, 4 * done.n_parameters)
+    assert progress == sorted(progress)
+    weights = load_file(tmp_path / "native" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert sum(tensor.numel() for tensor in weights.values()) == done.n_parameters
+
+    model, tokenizer = txl.load(tmp_path / "native")
+    assert model.config == done.config
+    assert done.tokenizer is not None
+    assert tokenizer.to_dict() == done.tokenizer.to_dict()
+    ids = torch.arange(20) % tokenizer.vocab_size
+    written = list(txl.generate(model, [3, 4], max_new_tokens=5, temperature=0.0))
+    assert len(written) == 5
+    assert tokenizer.decode(written)
+    nll = model(ids[None, :-1], labels=ids[None, 1:]).nll
+    assert nll is not None
+    assert torch.isfinite(nll).all()
+
+
+def test_modules_in_half_precision_and_in_the_format_of_2019_are_widened(tmp_path):
+    convert(copy("authors/half_data_parallel", tmp_path), tmp_path / "native")
+    weights = load_file(tmp_path / "native" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    assert all(torch.equal(tensor.half().float(), tensor) for tensor in weights.values())
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [(torch.bfloat16, torch.float32), (torch.float64, torch.float64)])
+def test_other_precisions(dtype, stored, tmp_path):
+    source = copy("huggingface/plain", tmp_path)
+    tensors = foreign(source)
+    frequencies = "transformer.pos_emb.inv_freq"
+    cast = {name: tensor.double() if name == frequencies else tensor.to(dtype) for name, tensor in tensors.items()}
+    torch.save(cast, source / "pytorch_model.bin")  # frequencies are not weights, whatever their precision
+    convert(source, tmp_path / "native")
+    weights = load_file(tmp_path / "native" / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {stored}
+    assert torch.equal(weights["embedding.weight"], cast["transformer.word_emb.emb_layers.0.weight"].to(stored))
+
+
+def test_tensors_tied_by_the_settings_must_be_equal(tmp_path):
+    source = copy("huggingface/plain", tmp_path)
+    tensors = foreign(source)
+    torch.save(tensors, source / "pytorch_model.bin")  # two copies of equal numbers are fine
+    convert(source, tmp_path / "native")
+    tensors["crit.out_layers.0.weight"][2, 3] += 1
+    torch.save(tensors, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"tensors 'transformer.word_emb.\S+' and 'crit.out_layers.0.weight' of"):
+        convert(source, tmp_path / "other")
+    tensors["crit.out_layers.0.weight"] = tensors["transformer.word_emb.emb_layers.0.weight"].double() + 1e-12
+    torch.save(tensors, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin' are tied by its settings, but differ"):
+        convert(source, tmp_path / "other")
+    assert names(tmp_path) == ["native", "source"]
+
+
+def missing(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["transformer.layers.1.pos_ff.CoreNet.0.bias"]
+
+
+def unknown(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["transformer.layers.1.extra"] = torch.zeros(3)
+
+
+def misshapen(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["crit.out_layers.0.bias"] = torch.zeros(30)
+
+
+def whole_numbers(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["crit.out_layers.0.bias"] = torch.zeros(31, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (missing, r"pytorch_model.bin' lacks tensor 'transformer.layers.1.pos_ff.CoreNet.0.bias' \(10,\)"),
+        (unknown, r"pytorch_model.bin' holds tensor 'transformer.layers.1.extra' \(3,\), for which"),
+        (
+            misshapen,
+            r"tensor 'crit.out_layers.0.bias' of '.*' has shape \(30,\), its settings call for \(31,\)",
+        ),
+        (whole_numbers, "tensor 'crit.out_layers.0.bias' of '.*pytorch_model.bin' has type torch.int64, which weights cannot"),
+    ],
+)
+def test_tensors_at_odds_with_the_settings_are_named(change, message, tmp_path):
+    source = copy("huggingface/plain", tmp_path)
+    tensors = foreign(source)
+    change(tensors)
+    torch.save(tensors, source / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=message):
+        convert(source, tmp_path / "native")
+    assert names(tmp_path) == ["source"]
+
+
+def test_without_a_vocabulary_there_is_no_tokenizer(tmp_path):
+    done = convert(copy("authors/plain", tmp_path), tmp_path / "native")
+    assert done.tokenizer is None
+    assert names(tmp_path / "native") == FILES
+    assert txl.TransformerXL.from_pretrained(tmp_path / "native").config == done.config
+
+
+def test_a_vocabulary_without_words_is_none(tmp_path, monkeypatch):
+    """NVIDIA's copy of GPT-2's has no words; the model is converted all the same."""
+    source = copy("nvidia/plain", tmp_path)
+    (file,) = source.glob("checkpoint_*.pt")
+    tree = read_torch(file)
+    tree["vocab"].state = {"EOT": 50256, "tokenizer": None}
+    monkeypatch.setattr("transformer_xl.conversion.sources.read_torch", lambda path: tree)
+    assert convert(source, tmp_path / "native").tokenizer is None
+
+
+def test_options_reach_the_source(tmp_path):
+    source = copy("huggingface/cutoffs", tmp_path)
+    (tmp_path / "words.txt").write_text("".join(f"w{i}\n" for i in range(31)))
+    options: dict[str, Any] = {"vocabulary": str(tmp_path / "words.txt"), "moses": "en", "settings": {"mem_len": 3}}
+    done = convert(str(source), str(tmp_path / "native"), kind="huggingface", **options)
+    assert done.config.mem_len == 3
+    assert done.tokenizer is not None
+    assert done.tokenizer.to_dict()["moses"] == "en"
+    with pytest.raises(CheckpointError, match="holds no checkpoint of kind 'nvidia'"):
+        convert(source, tmp_path / "other", kind="nvidia")
+    with pytest.raises(ConfigError, match="unknown setting 'n_layers'"):
+        convert(source, tmp_path / "other", settings={"n_layers": 3})
+    assert names(tmp_path) == ["native", "source", "words.txt"]
+
+
+# The destination
+
+
+def test_an_empty_directory_is_taken(tmp_path):
+    (tmp_path / "native").mkdir()
+    convert(copy("authors/plain", tmp_path), tmp_path / "native")
+    assert names(tmp_path / "native") == FILES
+
+
+def test_relative_destinations(tmp_path, monkeypatch):
+    source = copy("authors/plain", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    convert(source, "native")
+    assert names(tmp_path / "native") == FILES
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("full", "full' exists already; choose another destination, or remove it"),
+        ("file", "file' exists already"),
+        ("link", "link' exists already"),
+        ("nowhere", "nowhere' exists already"),
+        ("none/native", "the directory '.*/none' does not exist; make it first"),
+        ("file/native", "the directory '.*/file' does not exist; make it first"),
+        (".", "'.' is the current directory, which cannot be replaced"),
+        ("x" * 300, "cannot write .* File name too long"),
+    ],
+)
+def test_destinations_that_cannot_be_written_are_refused_first(place, message, tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    (here / "empty").mkdir(parents=True)
+    (here / "full").mkdir()
+    (here / "full" / "own.txt").write_text("mine")
+    (here / "file").write_text("mine")
+    (here / "link").symlink_to("empty")
+    (here / "nowhere").symlink_to("gone")
+    monkeypatch.chdir(here / "empty" if place == "." else here)
+    with pytest.raises(CheckpointError, match=message):
+        convert(tmp_path / "no source", place)  # what it is made of does not even matter
+    assert names(here) == ["empty", "file", "full", "link", "nowhere"]
+    assert names(here / "full") == ["own.txt"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_parent(tmp_path):
+    source = copy("authors/plain", tmp_path)
+    (tmp_path / "place").mkdir(mode=0o500)
+    with pytest.raises(
+        CheckpointError, match=r"cannot write '.*native': Permission denied; free space or choose another place"
+    ):
+        convert(source, tmp_path / "place" / "native")
+
+
+def test_a_file_system_that_cannot_be_written(tmp_path, monkeypatch):
+    def refuse(self: Path, *args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    source = copy("authors/plain", tmp_path)
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(CheckpointError, match=r"cannot write '.*native': Read-only file system; free space"):
+        convert(source, tmp_path / "native")
+    assert names(tmp_path) == ["source"]
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, error: BaseException, *, call: int) -> list[int]:
+    """Let the nth tensor that is made raise; returns a list that grows with each."""
+    made: list[int] = []
+    load = TensorRef.load
+
+    def fail(self: TensorRef) -> torch.Tensor:
+        made.append(1)
+        if len(made) == call:
+            raise error
+        return load(self)
+
+    monkeypatch.setattr(TensorRef, "load", fail)
+    return made
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path, monkeypatch):
+    source = copy("authors/plain", tmp_path)
+    made = fail_at(monkeypatch, KeyboardInterrupt(), call=5)
+    (tmp_path / "native").mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        convert(source, tmp_path / "native")
+    assert len(made) == 5
+    assert names(tmp_path) == ["native", "source"]
+    assert names(tmp_path / "native") == []
+
+
+class FullDisk(io.RawIOBase):
+    """A file on a disk without space."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize("file", [*FILES, "tokenizer.json"])
+def test_a_full_disk_leaves_nothing_behind(file, tmp_path, monkeypatch):
+    source = copy("authors/trained", tmp_path)
+    open_path = Path.open
+
+    def open_full(self: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if self.name.startswith(file) and "r" not in mode:
+            full = io.BufferedWriter(FullDisk(), buffer_size=1)
+            return full if "b" in mode else io.TextIOWrapper(full, write_through=True)
+        return open_path(self, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", open_full)
+    with pytest.raises(CheckpointError, match=r"cannot write '.*native': No space left on device; free space or choose"):
+        convert(source, tmp_path / "native")
+    monkeypatch.undo()
+    assert names(tmp_path) == ["source"]
+
+
+def test_a_source_that_goes_away_is_not_laid_to_the_destination(tmp_path, monkeypatch):
+    source = copy("authors/plain", tmp_path)
+    fail_at(monkeypatch, OSError(errno.EIO, "Input/output error"), call=3)
+    with pytest.raises(CheckpointError, match=r"model.pt' cannot be read: Input/output error"):
+        convert(source, tmp_path / "native")
+    assert names(tmp_path) == ["source"]
+
+
+def test_what_another_process_writes_is_left_alone(tmp_path):
+    source = copy("authors/plain", tmp_path)
+    (tmp_path / "native.tmp").mkdir()
+    (tmp_path / "native.tmp" / "own.txt").write_text("mine")
+    with pytest.raises(CheckpointError, match=r"native.tmp' exists, as a conversion that was killed may leave behind"):
+        convert(source, tmp_path / "native")
+    assert names(tmp_path / "native.tmp") == ["own.txt"]
+    assert names(tmp_path) == ["native.tmp", "source"]
+
+
+def test_a_destination_that_appears_meanwhile_is_not_replaced(tmp_path):
+    def write() -> None:
+        with new_directory(tmp_path / "new") as folder:
+            (folder / "a").touch()
+            (tmp_path / "new").mkdir()
+            (tmp_path / "new" / "own.txt").touch()
+
+    with pytest.raises(CheckpointError, match=r"cannot write '.*new': Directory not empty"):
+        write()
+    assert names(tmp_path) == ["new"]
+    assert names(tmp_path / "new") == ["own.txt"]
+    check_free(tmp_path / "free")
+
+
+def test_damage_that_shows_only_while_writing_leaves_nothing_behind(tmp_path):
+    source = copy("huggingface/plain", tmp_path)
+    data = bytearray((source / "pytorch_model.bin").read_bytes())
+    weights = foreign(source)["transformer.layers.1.pos_ff.CoreNet.0.weight"].numpy().tobytes()
+    data[data.index(weights) + 5] ^= 1
+    (source / "pytorch_model.bin").write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin' is damaged: the checksum of a tensor"):
+        convert(source, tmp_path / "native")
+    assert names(tmp_path) == ["source"]
+
+
+def test_each_tensor_is_written_before_the_next_is_read(tmp_path, monkeypatch):
+    """So that memory does not grow with the file."""
+    config = huggingface.config_of({**huggingface.DEFAULTS, "vocab_size": 30, "cutoffs": [9, 20], "n_layer": 3} | SMALL)
+    tensors = {part.name: torch.randn(part.shape) for part in huggingface.key_map(config).parts()}
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file(tensors, source / "model.safetensors")
+    (source / "config.json").write_text(json.dumps(huggingface.values_of(config)))
+    events: list[str] = []
+    load = TensorRef.load
+
+    def noted(self: TensorRef) -> torch.Tensor:
+        events.append("read")
+        return load(self)
+
+    monkeypatch.setattr(TensorRef, "load", noted)
+    convert(source, tmp_path / "native", on_progress=lambda *_: events.append("written"))
+    n_joined = 2 * config.n_layer  # u and v of all layers are one tensor each, made of that many
+    assert events.count("read") == len(tensors)
+    assert events.count("written") == len(tensors) - n_joined + 2 + 1  # the header, too
+    runs = "".join("r" if event == "read" else "w" for event in events).split("w")
+    assert sorted(map(len, runs))[-3:] == [1, config.n_layer, config.n_layer]

@@ -1,0 +1,308 @@
+"""Models under the names of Hugging Face and of the authors, and back again."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conversion.examples import names
+from tests.helpers import tiny_model
+from tests.parity.reading import goldens, read_golden
+from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.export import Target, export
+from transformer_xl.conversion.key_maps import authors, huggingface
+from transformer_xl.conversion.sources import open_source
+from transformer_xl.data.tokenizers import (
+    ByteTokenizer,
+    SymbolTokenizer,
+    Tokenizer,
+    VocabularyTokenizer,
+    WordTokenizer,
+    load_tokenizer,
+)
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model.transformer_xl import TransformerXL
+
+WORDS = ["<eos>", "<unk>", *"abcdefghijk"]
+VOCABULARY = VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>")
+ZEROS = {"zero_first_memory": True}
+
+BOTH: list[dict[str, Any]] = [
+    {},
+    {"tie_weight": False, "d_embed": 6},
+    {"cutoffs": (4, 9), "d_embed": 6, "tie_projs": (False, True, True)},
+    {"cutoffs": (4, 9), "d_embed": 6},
+    {"cutoffs": (4, 7, 9), "div_val": 2, "tie_projs": (True, True, False, True)},
+    {"cutoffs": (4, 9), "div_val": 2, "tie_weight": False},
+    {"pre_lnorm": True, "clamp_len": 3, "same_length": True, "dropout": 0.25, "dropatt": 0.125},
+    {"mem_len": 0},
+]
+CASES = [
+    *(
+        ("huggingface", ZEROS | changes)
+        for changes in (*BOTH, {"untie_r": True}, {"layer_norm_epsilon": 1e-3, "init": "uniform"})
+    ),
+    *(("authors", changes) for changes in BOTH),
+    ("authors", {"attention": "shaw", "max_klen": 11}),
+    ("authors", {"attention": "vaswani"}),
+    ("authors", {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5}),
+    ("authors", {"proj_same_dim": False}),  # has no effect without clusters of other widths
+]
+
+
+def write(model: TransformerXL, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+    model.save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.mark.parametrize(("kind", "changes"), CASES)
+def test_there_and_back_again(kind, changes, tmp_path):
+    """The same weights, bit by bit, and the same settings but for those that say nothing there."""
+    model = tiny_model(**changes)
+    done = export(write(model, tmp_path / "native"), tmp_path / "foreign", kind=kind)
+    assert done.kind == kind
+    assert done.n_parameters == sum(parameter.numel() for parameter in model.parameters())
+    config = model.config
+    said: dict[str, Any] = {"d_embed": config.d_embed or config.d_model, "tie_projs": config.tied_projections}
+    if kind == "huggingface":
+        convert(tmp_path / "foreign", tmp_path / "again")
+        again = TransformerXL.from_pretrained(tmp_path / "again")
+        assert again.config == config.model_copy(update=said)
+        weights = again.state_dict()
+    else:
+        flags = json.loads((tmp_path / "foreign" / "arguments.json").read_text())
+        assert authors.config_of(flags) == config.model_copy(update=said | {"proj_same_dim": True})
+        state = load_file(tmp_path / "foreign" / "model.safetensors")
+        shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+        key_map = authors.key_map(config)
+        found = key_map.locate({name: tuple(tensor.shape) for name, tensor in state.items()}, "state")
+        for part in key_map.parts():
+            assert set(found[part.name]) == {part.name, *part.aliases}  # load_state_dict asks for every name
+            assert all(torch.equal(state[name], state[part.name]) for name in found[part.name])
+        weights = {name: key_map.native(name, shapes, lambda part: state[part.name]) for name in shapes}
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(weights[name], tensor), name
+
+
+@pytest.mark.parametrize(
+    ("kind", "prefix", "changes", "has"),
+    [
+        ("huggingface", "transformer.", ZEROS, True),
+        ("authors", "", {}, True),
+        ("authors", "", {"attention": "vaswani"}, True),
+        ("authors", "", {"attention": "shaw", "max_klen": 7}, False),
+    ],
+)
+def test_the_frequencies_of_sinusoids_are_written_where_they_are_kept(kind, prefix, changes, has, tmp_path):
+    export(write(tiny_model(**changes), tmp_path / "native"), tmp_path / "foreign", kind=kind)
+    state = load_file(tmp_path / "foreign" / "model.safetensors")
+    assert (f"{prefix}pos_emb.inv_freq" in state) == has
+    if has:
+        expected = torch.tensor([10000 ** (-i / 10) for i in range(0, 10, 2)])
+        torch.testing.assert_close(state[f"{prefix}pos_emb.inv_freq"], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_precision_is_kept(dtype, tmp_path):
+    model = tiny_model(**ZEROS).to(dtype)
+    export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
+    state = load_file(tmp_path / "foreign" / "model.safetensors")
+    assert state.pop("transformer.pos_emb.inv_freq").dtype == torch.float32
+    assert {tensor.dtype for tensor in state.values()} == {dtype}
+
+
+def test_mixed_precision_becomes_one(tmp_path):
+    model = tiny_model(**ZEROS)
+    model.layers[1].double()
+    export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
+    state = load_file(tmp_path / "foreign" / "model.safetensors")
+    assert {tensor.dtype for tensor in state.values()} == {model.dtype}
+    name = "feed_forward.inner.weight"
+    assert torch.equal(
+        state["transformer.layers.1.pos_ff.CoreNet.0.weight"], model.layers[1].get_parameter(name).to(model.dtype)
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("huggingface", {"activation": "gelu"}, "Hugging Face's TransfoXL knows no activation = gelu, only relu"),
+        ("huggingface", {"final_norm": True}, "knows no final_norm = True, only False; this model cannot be written for it"),
+        ("huggingface", {"same_length": True, "same_length_besides_self": True}, "knows no same_length_besides_self = True"),
+        ("huggingface", {"proj_same_dim": False, "div_val": 2, "cutoffs": (4,)}, "knows no proj_same_dim = False"),
+        ("huggingface", {"attention": "vaswani"}, "knows no attention = vaswani, only transformer_xl"),
+        ("authors", {"activation": "relu2"}, "the authors' PyTorch code knows no activation = relu2, only relu"),
+        ("authors", {"final_norm": True}, "knows no final_norm = True"),
+        ("authors", {"same_length": True, "same_length_besides_self": True}, "knows no same_length_besides_self = True"),
+        ("authors", {"proj_same_dim": False, "div_val": 2, "cutoffs": (4,)}, "knows no proj_same_dim = False"),
+        ("authors", {"layer_norm_epsilon": 1e-12}, "knows no layer_norm_epsilon = 1e-12, only 1e-05"),
+        ("authors", {"untie_r": True}, "knows no untie_r = True, only False"),
+        ("authors", {"zero_first_memory": True}, "knows no zero_first_memory = True, only False"),
+    ],
+)
+def test_what_the_other_program_cannot_express_is_refused(kind, changes, message, tmp_path):
+    write(tiny_model(**changes), tmp_path / "native")
+    with pytest.raises(CheckpointError, match=message):
+        export(tmp_path / "native", tmp_path / "foreign", kind=kind)
+    assert names(tmp_path) == ["native"]
+
+
+def test_kinds_that_are_not_written(tmp_path):
+    with pytest.raises(CheckpointError, match="unknown kind of export 'huggingfase'; did you mean 'huggingface'"):
+        export(tmp_path, tmp_path / "foreign", kind="huggingfase")  # pyright: ignore[reportArgumentType]
+
+
+def test_destinations_that_are_taken_are_refused_first(tmp_path):
+    (tmp_path / "foreign").write_text("mine")
+    with pytest.raises(CheckpointError, match="foreign' exists already; choose another destination"):
+        export(tmp_path / "no source", tmp_path / "foreign", kind="authors")
+
+
+def test_failure_leaves_nothing_behind(tmp_path, monkeypatch):
+    def fail(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    write(tiny_model(), tmp_path / "native")
+    monkeypatch.setattr(huggingface.KeyMap, "foreign", fail)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
+    assert names(tmp_path) == ["native"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "notes"),
+    [
+        ("huggingface", ZEROS, []),
+        ("huggingface", {}, ["Hugging Face begins every stream after mem_len zero vectors"]),
+        ("authors", {}, []),
+        ("huggingface", ZEROS | {"same_length_besides_self": True}, ["with same_length, a query of this model sees mem_len"]),
+        ("authors", {"attention": "vaswani"}, ["the authors' code fails to begin a memory with attention 'vaswani'"]),
+        ("authors", {"attention": "vaswani", "mem_len": 0}, []),
+    ],
+)
+def test_what_will_differ_is_said(kind, changes, notes, tmp_path):
+    done = export(write(tiny_model(**changes), tmp_path / "native"), tmp_path / "foreign", kind=kind)
+    assert len(done.notes) == len(notes) + 1
+    assert all(note.startswith(start) for note, start in zip(done.notes, notes, strict=False))
+    assert done.notes[-1] == "no vocabulary was written: the model has no tokenizer"
+    assert names(tmp_path / "foreign") == sorted(
+        ["model.safetensors", "config.json" if kind == "huggingface" else "arguments.json"]
+    )
+
+
+PLAIN = VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>", lower_case=True)
+MOSES = VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>", moses="en", never_split=["<eos>"])
+BYTES = SymbolTokenizer([str(i) for i in range(40, 53)], unit="byte")
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, MOSES, BYTES], ids=["words", "moses", "bytes"])
+def test_vocabularies_come_back(tokenizer, tmp_path):
+    write(tiny_model(**ZEROS), tmp_path / "native", tokenizer)
+    export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
+    assert names(tmp_path / "foreign") == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
+    moses = tokenizer.moses if isinstance(tokenizer, VocabularyTokenizer) else None
+    convert(tmp_path / "foreign", tmp_path / "again", moses=moses)
+    again = load_tokenizer(tmp_path / "again" / "tokenizer.json")
+    text = "*+,-./0123" if tokenizer is BYTES else "A b <eos> c\nk zz\n"
+    assert again.encode(text).tolist() == tokenizer.encode(text).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "tokenizer", "note", "files"),
+    [
+        ("huggingface", MOSES, None, ["tokenizer_config.json", "vocab.txt"]),
+        ("huggingface", PLAIN, "Hugging Face's tokenizer splits text by Moses rules", ["tokenizer_config.json", "vocab.txt"]),
+        (
+            "huggingface",
+            BYTES,
+            "will not load vocab.txt, for it insists on a word '<unk>'",
+            ["tokenizer_config.json", "vocab.txt"],
+        ),
+        ("authors", VOCABULARY, None, ["vocab.txt"]),
+        ("authors", PLAIN, "the words of vocab.txt are in lower case: give the authors' Vocab lower_case=True", ["vocab.txt"]),
+        ("authors", SymbolTokenizer([*" abcdefghijkl"], unit="char"), "some of its words are or contain spaces", []),
+    ],
+)
+def test_what_text_will_need_is_said(kind, tokenizer, note, files, tmp_path):
+    changes = ZEROS if kind == "huggingface" else {}
+    done = export(write(tiny_model(**changes), tmp_path / "native", tokenizer), tmp_path / "foreign", kind=kind)
+    assert [name for name in names(tmp_path / "foreign") if name.endswith(("vocab.txt", "tokenizer_config.json"))] == files
+    assert len(done.notes) == (note is not None)
+    assert all(str(note) in text for text in done.notes)
+
+
+def test_settings_of_the_tokenizer_are_those_of_hugging_face(tmp_path):
+    write(tiny_model(**ZEROS), tmp_path / "native", MOSES)
+    export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
+    values = json.loads((tmp_path / "foreign" / "tokenizer_config.json").read_text())
+    assert values.pop("never_split") == ["<eos>"]
+    assert values == {"tokenizer_class": "TransfoXLTokenizer", "lower_case": False, "delimiter": None, "language": "en"}
+    assert (tmp_path / "foreign" / "vocab.txt").read_text() == "\n".join(WORDS) + "\n"
+
+
+def test_bytes_and_words_of_ours(tmp_path):
+    """A model of all 256 bytes becomes one of their numbers, as in the authors' enwik8; text pieces stay away."""
+    write(tiny_model(vocab_size=256), tmp_path / "bytes", ByteTokenizer())
+    export(tmp_path / "bytes", tmp_path / "foreign", kind="authors")
+    assert (tmp_path / "foreign" / "vocab.txt").read_text().split() == [str(i) for i in range(256)]
+    words = WordTokenizer(["<unk>", "<eos>", *"abcdefghijk"])
+    done = export(write(tiny_model(), tmp_path / "words", words), tmp_path / "other", kind="authors")
+    assert done.notes == ()
+
+
+def test_lengths_of_the_authors(tmp_path):
+    write(tiny_model(), tmp_path / "native")
+    export(tmp_path / "native", tmp_path / "foreign", kind="authors", tgt_len=17)
+    assert json.loads((tmp_path / "foreign" / "arguments.json").read_text())["tgt_len"] == 17
+
+
+def theirs(golden: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of a golden's checkpoint by their own names."""
+    return {name: tensor.load() for name, tensor in open_source(golden / "checkpoint").tensors.items()}
+
+
+def exported(golden: Path, folder: Path, kind: Target) -> dict[str, torch.Tensor]:
+    convert(golden / "checkpoint", folder / "native")
+    export(folder / "native", folder / "back", kind=kind, tgt_len=5)
+    return load_file(folder / "back" / "model.safetensors")
+
+
+WITH_ALL_NAMES = [golden for golden in goldens("huggingface") if (golden / "checkpoint" / "pytorch_model.bin").exists()]
+
+
+@pytest.mark.parametrize("golden", WITH_ALL_NAMES, ids=lambda golden: golden.name)
+def test_what_came_from_hugging_face_goes_back_as_it_was(golden, tmp_path):
+    """By the names and settings that their own program wrote; what is tied goes under one of its names."""
+    back, before = exported(golden, tmp_path, "huggingface"), theirs(golden)
+    for name, tensor in back.items():
+        assert torch.equal(tensor, before[name]), name
+    for name in before.keys() - back.keys():
+        assert any(torch.equal(before[name], tensor) for tensor in back.values()), name
+    values, old = (json.loads((path / "config.json").read_text()) for path in (tmp_path / "back", golden / "checkpoint"))
+    assert values.keys() - old.keys() <= {"tie_word_embeddings"}  # which they leave out where it is true
+    assert {name: old.get(name, True) for name in values} == values
+
+
+OF_AUTHORS = [golden for golden in goldens("authors") if golden.name != "half_data_parallel"]  # which is widened
+
+
+@pytest.mark.parametrize("golden", OF_AUTHORS, ids=lambda golden: golden.name)
+def test_what_came_from_the_authors_goes_back_as_it_was(golden, tmp_path):
+    """With every name that their `load_state_dict` asks for, and the arguments that their model was made with."""
+    back, before = exported(golden, tmp_path, "authors"), theirs(golden)
+    assert back.keys() == before.keys()
+    for name, tensor in back.items():
+        assert torch.equal(tensor, before[name]), name
+    flags = json.loads((tmp_path / "back" / "arguments.json").read_text())
+    made_with = read_golden(golden / "expected.safetensors").hyperparameters
+    lengths = ("tgt_len", "ext_len")
+    if flags["attn_type"] in (1, 3):  # only there do they shape anything, and only their sum
+        assert sum(flags[name] for name in lengths) == sum(made_with[name] for name in lengths)
+    without_effect = {*lengths} | ({"tie_projs"} if not any("_projs" in name for name in before) else set())
+    for name in flags.keys() - without_effect:
+        assert flags[name] == made_with[name], name

@@ -1,0 +1,390 @@
+"""Every table covers its models exactly and is its own way back, for configurations drawn at random."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.config import AttentionKind, TransformerXLConfig
+from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
+from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, shown, truth, truths
+from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.model.transformer_xl import TransformerXL
+
+FORMATS = {"huggingface": huggingface, "authors": authors, "nvidia": nvidia, "tensorflow": tensorflow}
+DEEP = {"attention": ["transformer_xl"], "untie_r": [False], "tie_weight": [True, False], "proj_same_dim": [True]}
+CAN = {  # what each format can express
+    "huggingface": DEEP | {"untie_r": [True, False]},
+    "authors": DEEP | {"attention": ["transformer_xl", "shaw", "vaswani", "al_rfou"]},
+    "nvidia": DEEP | {"attention": ["transformer_xl", "shaw", "vaswani", "al_rfou"]},
+    "tensorflow": DEEP | {"untie_r": [True, False], "tie_weight": [True], "proj_same_dim": [True, False]},
+}
+FIXED: dict[str, dict[str, Any]] = {  # what each format means without saying
+    "huggingface": {"zero_first_memory": True},
+    "authors": {},
+    "nvidia": {},
+    "tensorflow": {"zero_first_memory": True, "same_length_besides_self": True, "layer_norm_epsilon": 1e-12},
+}
+
+
+@st.composite
+def configs(draw: st.DrawFn, form: str) -> TransformerXLConfig:
+    """Draw a configuration that a format can express, with odd sizes."""
+    can = {name: draw(st.sampled_from(values)) for name, values in CAN[form].items()}
+    vocab_size = draw(st.integers(2, 40))
+    cutoffs = tuple(sorted(draw(st.sets(st.integers(1, vocab_size - 1), max_size=3))))
+    div_val = draw(st.integers(1, 4))
+    n_head, d_head = draw(st.integers(1, 4)), draw(st.integers(1, 6))
+    d_model = 2 * draw(st.integers(1, 8))
+    if can["attention"] == "al_rfou":
+        assume(n_head * d_head % 2 == 0)
+        d_model = n_head * d_head
+    mem_len = draw(st.integers(0, 9))
+    plain_tensorflow = form == "tensorflow" and not cutoffs and div_val == 1  # one projection for both directions
+    return TransformerXLConfig(
+        vocab_size=vocab_size,
+        n_layer=draw(st.integers(1, 3)),
+        d_model=d_model,
+        n_head=n_head,
+        d_head=d_head,
+        d_inner=draw(st.integers(1, 20)),
+        d_embed=max(draw(st.just(d_model) | st.integers(1, 20)), div_val ** len(cutoffs)),
+        cutoffs=cutoffs,
+        div_val=div_val,
+        tie_projs=tuple(plain_tensorflow or draw(st.booleans()) for _ in range(len(cutoffs) + 1)),
+        max_klen=mem_len + draw(st.integers(1, 9)) if can["attention"] in ("shaw", "al_rfou") else None,
+        mem_len=mem_len,
+        clamp_len=draw(st.none() | st.integers(1, 9)),
+        same_length=mem_len > 0 and draw(st.booleans()),
+        pre_lnorm=form != "tensorflow" and draw(st.booleans()),
+        dropout=draw(st.sampled_from([0.0, 0.25])),
+        dropatt=draw(st.sampled_from([0.0, 0.125])),
+        **can,
+        **FIXED[form],
+    )
+
+
+def native_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in TransformerXL(config).state_dict().items()}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_a_table_covers_the_model_exactly_and_is_its_own_way_back(form, data):
+    config = data.draw(configs(form))
+    key_map, shapes = FORMATS[form].key_map(config), native_shapes(config)
+    names = [name for entry in key_map.entries for name in entry.native]
+    assert sorted(names) == sorted(shapes)  # each once
+    parts = {part.name: part for part in key_map.parts()}
+    every_name = [name for part in key_map.parts() for name in (part.name, *part.aliases)]
+    assert len(every_name) == len(set(every_name))
+
+    own = {name: torch.randn(shape) for name, shape in shapes.items()}
+    foreign = {name: key_map.foreign(name, own.__getitem__) for name in parts}
+    assert {name: tuple(tensor.shape) for name, tensor in foreign.items()} == {n: part.shape for n, part in parts.items()}
+    again = {name: key_map.native(name, shapes, lambda part: foreign[part.name]) for name in shapes}
+    for name, tensor in own.items():
+        assert torch.equal(again[name], tensor), name
+    for name, tensor in foreign.items():  # and the other way around
+        assert torch.equal(key_map.foreign(name, again.__getitem__), tensor), name
+
+
+@given(config=configs("huggingface"))
+def test_settings_of_hugging_face_are_their_own_way_back(config):
+    values = json.loads(json.dumps(huggingface.values_of(config)))
+    assert huggingface.config_of(values) == config
+
+
+@given(config=configs("authors"), tgt_len=st.integers(1, 9))
+def test_settings_of_the_authors_are_their_own_way_back(config, tgt_len):
+    flags = json.loads(json.dumps(authors.flags_of(config, tgt_len=tgt_len)))
+    assert authors.config_of(flags) == config
+    assert flags["tgt_len"] == (tgt_len if config.max_klen is None else config.max_klen - config.mem_len)
+
+
+@given(config=configs("nvidia"))
+def test_settings_of_nvidia_count_one_key_more(config):
+    expected = config.model_copy(update={"same_length_besides_self": True})
+    assert nvidia.config_of(authors.flags_of(config, tgt_len=5)) == expected
+
+
+@given(config=configs("tensorflow"))
+def test_shapes_of_tensorflow_tell_the_table(config):
+    key_map = tensorflow.key_map(config)
+    found = tensorflow.config_of({part.name: part.shape for part in key_map.parts()}, "here")
+    assert tensorflow.key_map(found) == key_map
+    said = FIXED["tensorflow"] | {"untie_r": config.untie_r, "vocab_size": config.vocab_size, "cutoffs": config.cutoffs}
+    assert {name: getattr(found, name) for name in said} == said
+
+
+@pytest.mark.parametrize(
+    ("d_embed", "div_val", "cutoffs"), [(11, 3, (3, 5)), (4096, 16, (3, 5, 7)), (30, 29, (3,)), (2, 2, (3,))]
+)
+def test_factors_between_widths_that_do_not_divide_are_found(d_embed, div_val, cutoffs):
+    sizes = {"vocab_size": 9, "cutoffs": cutoffs, "d_model": 4, "d_embed": d_embed, "n_layer": 1}
+    config = TransformerXLConfig(**sizes, div_val=div_val, tie_projs=(True,) * (len(cutoffs) + 1))
+    shapes = {part.name: part.shape for part in tensorflow.key_map(config).parts()}
+    found = tensorflow.config_of(shapes, "here")
+    assert tensorflow.key_map(found) == tensorflow.key_map(config)
+    assert found.div_val == div_val or len(cutoffs) == 1  # with two clusters several factors make the same
+
+
+def shapes_of_tensorflow() -> dict[str, tuple[int, ...]]:
+    config = TransformerXLConfig(vocab_size=9, d_model=4, n_layer=2)
+    return {part.name: part.shape for part in tensorflow.key_map(config).parts()}
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("transformer/layer_0/rel_attn/qkv/kernel", None, "no complete set of tensors 'transformer/layer_"),
+        ("transformer/layer_0/ff/layer_1/kernel", None, "no complete set of tensors 'transformer/layer_"),
+        ("transformer/adaptive_softmax/bias", None, "no complete set of tensors 'transformer/adaptive_softmax"),
+        ("transformer/adaptive_embed/lookup_table", (0, 4), "no complete set of tensors 'transformer/adaptive_embed"),
+        ("transformer/r_w_bias", (3,), r"'transformer/r_w_bias' of 'here' must have 2 or 3 dimensions, not shape \(3,\)"),
+    ],
+)
+def test_tensorflow_checkpoints_of_other_models(name, shape, message):
+    shapes = shapes_of_tensorflow()
+    shapes |= {name: shape} if shape else {}
+    if shape is None:
+        del shapes[name]
+    with pytest.raises(CheckpointError, match=message):
+        tensorflow.config_of(shapes, "here")
+
+
+MAP = KeyMap((Entry(("a", "b"), (Part("x", (2, 3), ("y", "z")),)),), ignored=("step|slot/.*",))
+
+
+def test_tensors_are_found_under_all_their_names():
+    assert MAP.locate({"x": (2, 3), "step": (), "slot/1": (7,)}, "f") == {"x": ["x"]}
+    assert MAP.locate({"z": (2, 3), "y": (2, 3)}, "f") == {"x": ["y", "z"]}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({}, r"'f' lacks tensor 'x' \(2, 3\), which its settings call for"),
+        ({"y": (3, 2)}, r"tensor 'y' of 'f' has shape \(3, 2\), its settings call for \(2, 3\)"),
+        ({"x": (2, 3), "z": (2,)}, r"tensor 'z' of 'f' has shape \(2,\), its settings call for \(2, 3\)"),
+        ({"x": (2, 3), "slots": (1,)}, r"'f' holds tensor 'slots' \(1,\), for which its settings have no use"),
+        ({"x": (2, 3), "steps": ()}, "'f' holds tensor 'steps'"),
+        ({"x": (2, 3), "a\nb": ()}, r"'f' holds tensor 'a\\nb' \(\), for which"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_named(shapes, message):
+    with pytest.raises(CheckpointError, match=message):
+        MAP.locate(shapes, "f")
+
+
+def test_one_foreign_tensor_of_several_native_ones_is_cut_in_order():
+    load = {"x": torch.arange(6.0).view(2, 3)}
+    assert MAP.native("b", {"a": (4,), "b": (2,)}, lambda part: load[part.name]).tolist() == [4, 5]
+    assert MAP.foreign("x", {"a": torch.arange(4.0), "b": torch.tensor([4.0, 5.0])}.__getitem__).equal(load["x"])
+
+
+@pytest.mark.parametrize(("change", "expected"), [("", [1, 2, 3, 4, 5, 6]), ("reversed", [4, 5, 6, 1, 2, 3])])
+def test_rows_are_reversed_or_not(change, expected):
+    entry = Entry(("a",), (Part("x", (2, 3)),), change)
+    theirs = torch.arange(1.0, 7.0).view(2, 3)
+    ours = KeyMap((entry,)).native("a", {"a": (2, 3)}, lambda part: theirs)
+    assert ours.flatten().tolist() == expected
+    assert torch.equal(KeyMap((entry,)).foreign("x", {"a": ours}.__getitem__), theirs)
+
+
+def test_matrices_are_transposed_one_by_one():
+    entry = Entry(("a", "b"), (Part("x", (2, 3)), Part("y", (2, 1))), "transposed")
+    load = {"x": torch.arange(1.0, 7.0).view(2, 3), "y": torch.tensor([[7.0], [8.0]])}
+    shapes = {"a": (3, 2), "b": (1, 2)}
+    ours = {name: KeyMap((entry,)).native(name, shapes, lambda part: load[part.name]) for name in shapes}
+    assert ours["a"].tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert ours["b"].tolist() == [[7, 8]]
+    for name, tensor in load.items():
+        assert torch.equal(KeyMap((entry,)).foreign(name, ours.__getitem__), tensor)
+
+
+TAILS = TransformerXLConfig(vocab_size=9, cutoffs=(3, 5), d_model=4, n_layer=1, tie_projs=(False,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("form", "is_reversed"), [("huggingface", False), ("authors", True), ("nvidia", True), ("tensorflow", False)]
+)
+def test_heads_that_score_tails_from_the_end(form, is_reversed):
+    key_map = FORMATS[form].key_map(TAILS)
+    (weight,) = [entry for entry in key_map.entries if entry.native == ("softmax.cluster_weight",)]
+    (bias,) = [entry for entry in key_map.entries if entry.native == ("softmax.cluster_bias",)]
+    assert (weight.change == "reversed", bias.change == "reversed") == (is_reversed, is_reversed)
+
+
+@pytest.mark.parametrize("form", ["huggingface", "authors"])
+@pytest.mark.parametrize(
+    ("div_val", "expected"),
+    [(1, {0: ("crit.out_projs.0", "crit.out_projs.2")}), (2, {0: ("crit.out_projs.0",), 1: (), 2: ("crit.out_projs.2",)})],
+)
+def test_shared_projections_have_two_names(form, div_val, expected):
+    """With one table all clusters share its projection, else each that of its own table."""
+    changes = {"d_embed": 8, "div_val": div_val, "tie_projs": (True, False, True)}
+    parts = FORMATS[form].key_map(TAILS.model_copy(update=changes)).parts()
+    found = {part.name.removeprefix("transformer."): part.aliases for part in parts if "emb_projs" in part.name}
+    assert found == {f"word_emb.emb_projs.{i}": aliases for i, aliases in expected.items()}
+
+
+@pytest.mark.parametrize("form", ["authors", "nvidia"])
+def test_queries_come_before_keys_and_values(form):
+    config = TransformerXLConfig(vocab_size=9, d_model=4, n_layer=1, attention=AttentionKind.VASWANI)
+    (entry,) = [entry for entry in FORMATS[form].key_map(config).entries if entry.native[0].endswith("qkv_net.weight")]
+    assert [part.name for part in entry.foreign] == ["layers.0.dec_attn.q_net.weight", "layers.0.dec_attn.kv_net.weight"]
+
+
+ENORMOUS = 10**5000
+WRONG: list[tuple[Any, Any]] = [
+    (integer, True),
+    (integer, 2.0),
+    (integer, "2"),
+    (integer, None),
+    (integer, [2]),
+    (integer, 2**63),
+    (integer, -ENORMOUS),
+    (number, True),
+    (number, "0.1"),
+    (number, ENORMOUS),
+    (truth, 2),
+    (truth, 1.0),
+    (truth, "true"),
+    (truth, None),
+    (integers, 3),
+    (integers, "12"),
+    (integers, [1, [2]]),
+    (integers, [True]),
+    (integers, [1] * 101),
+    (integers, {"1": 1}),
+]
+
+
+@pytest.mark.parametrize(("read", "value"), WRONG, ids=lambda case: getattr(case, "__name__", type(case).__name__))
+def test_values_of_other_types_are_refused_in_few_words(read, value):
+    with pytest.raises(ConfigError) as error:
+        read({"size": value}, "size")
+    assert str(error.value).startswith("size ")
+    assert len(str(error.value)) < 250
+
+
+def test_values_of_the_right_types_are_taken():
+    values = {"n": -3, "x": 2, "y": 0.5, "yes": 1, "no": False, "sizes": (1, 2), "flags": [True, 0], "kind": "a"}
+    assert integer(values, "n") == -3
+    assert [number(values, name) for name in ("x", "y")] == [2.0, 0.5]
+    assert [truth(values, name) for name in ("yes", "no")] == [True, False]
+    assert integers(values, "sizes") == (1, 2)
+    assert truths(values, "flags", length=3) == (True, False, False)
+    assert truths(values, "flags", length=1) == (True,)
+    assert one_of(values, "kind", ("b", "a")) == "a"
+    with pytest.raises(ConfigError, match=r"kind \('a'\) must be 'b' or 'c'"):
+        one_of(values, "kind", ("b", "c"))
+    with pytest.raises(ConfigError, match=r"yes \(1\) must be True"):
+        one_of(values, "yes", (True,))
+    with pytest.raises(ConfigError, match="gone is missing"):
+        number(values, "gone")
+
+
+@given(
+    st.recursive(
+        st.text(max_size=300) | st.integers() | st.floats() | st.none(), lambda inner: st.lists(inner) | st.tuples(inner)
+    )
+)
+def test_what_messages_show_is_one_short_line(value):
+    text = shown(value)
+    assert text.isprintable()
+    assert len(text) < 2000
+    assert shown(ENORMOUS) == "an enormous integer"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_type": "gpt2"}, r"model_type \('gpt2'\) must be 'transfo-xl'; only Transformer-XL"),
+        ({"auto_map": {"AutoModel": "evil--module.Model"}}, "unknown key 'auto_map'; "),
+        ({"custom_pipelines": {}}, "unknown key 'custom_pipelines'; "),
+        ({"n_layers": 3}, "unknown key 'n_layers'; did you mean 'n_layer'"),
+        ({"n_token": 3}, "vocab_size is 267735 and, under another name, 3; keep one of them"),
+        ({"attn_type": 1}, r"attn_type \(1\) must be 0"),
+        ({"attn_type": False}, r"attn_type \(False\) must be 0"),
+        ({"sample_softmax": 5}, r"sample_softmax \(5\) must be -1; a sampled softmax is not converted"),
+        ({"init": "evil"}, r"init \('evil'\) must be 'normal' or 'uniform'"),
+        ({"tie_projs": True}, r"tie_projs \(True\) must be a list"),
+        ({"n_layer": 0}, r"n_layer \(0\) must be greater than or equal to 1"),
+        ({"div_val": 0}, r"div_val \(0\) must be greater than or equal to 1"),
+        ({"d_model": -2}, r"d_model \(-2\) must be"),
+        ({"d_model": "8"}, r"d_model \('8'\) must be an integer"),
+        ({"n_head": True}, r"n_head \(True\) must be an integer"),
+        ({"dropout": float("nan")}, r"dropout \(nan\) must be"),
+        ({"dropout": 1.5}, r"dropout \(1.5\) must be"),
+        ({"layer_norm_epsilon": float("inf")}, r"layer_norm_epsilon \(inf\) must be"),
+        ({"layer_norm_epsilon": None}, r"layer_norm_epsilon \(None\) must be a number"),
+        ({"cutoffs": [1, [2]]}, r"cutoffs \(\[2\]\) must be an integer"),
+        ({"cutoffs": list(range(1, 10**6))}, "cutoffs has 999,999 values; 100 clusters are the most"),
+        ({"cutoffs": [5, 4]}, r"cutoffs \(5, 4\) must increase"),
+        ({"mem_len": None}, r"mem_len \(None\) must be an integer"),
+    ],
+)
+def test_settings_of_hugging_face_that_cannot_be(change, message):
+    values = {**huggingface.DEFAULTS, "model_type": "transfo-xl"}
+    with pytest.raises(ConfigError, match=message) as error:
+        huggingface.config_of(values | change)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+def test_what_hugging_face_leaves_out_has_its_defaults():
+    config = huggingface.config_of({})
+    assert (config.n_layer, config.d_model, config.mem_len, config.clamp_len) == (18, 1024, 1600, 1000)
+    assert (config.cutoffs, config.div_val, config.tie_projs) == ((20000, 40000, 200000), 4, (False, True, True, True))
+    assert (config.untie_r, config.tie_weight, config.same_length, config.zero_first_memory) == (True,) * 4
+
+
+def test_old_names_and_short_forms_of_hugging_face():
+    old = {"n_token": 9, "tie_weight": False, "cutoffs": [3, 5], "proj_share_all_but_first": False, "d_model": 4, "d_embed": 16}
+    config = huggingface.config_of({**old, "clamp_len": 0, "mem_len": -1, "adaptive": True, "torch_dtype": "float32"})
+    assert (config.vocab_size, config.tie_weight, config.tie_projs) == (9, False, (False, False, False))
+    assert (config.clamp_len, config.mem_len, config.same_length) == (None, 0, False)
+    short = {**old, "tie_projs": [True]}
+    assert huggingface.config_of(short).tie_projs == (True, False, False)
+
+
+FLAGS = authors.flags_of(TransformerXLConfig(vocab_size=9, n_layer=1, tie_projs=(False,)), tgt_len=4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_type": 4}, r"attn_type \(4\) must be 0 or 1 or 2 or 3"),
+        ({"attn_type": "0"}, r"attn_type \('0'\) must be"),
+        ({"tie_projs": None}, r"tie_projs \(None\) must be a list"),
+        ({"n_token": 9.0}, r"n_token \(9.0\) must be an integer"),
+        ({"attn_type": 1, "max_klen": True}, r"max_klen \(True\) must be an integer"),
+        ({"attn_type": 1, "tgt_len": "x"}, r"tgt_len \('x'\) must be an integer"),
+        ({"same_length": "no"}, r"same_length \('no'\) must be true or false"),
+        ({"clamp_len": None}, r"clamp_len \(None\) must be an integer"),
+    ],
+)
+def test_settings_of_the_authors_that_cannot_be(change, message):
+    with pytest.raises(ConfigError, match=message):
+        authors.config_of(FLAGS | change)
+
+
+def test_settings_of_the_authors_that_are_missing():
+    for name in FLAGS.keys() - {"tgt_len", "ext_len"}:  # those make the length of a table that most models lack
+        with pytest.raises(ConfigError, match=f"^{name} is missing"):
+            authors.config_of({key: value for key, value in FLAGS.items() if key != name})
+
+
+def test_lengths_of_the_authors():
+    assert authors.config_of(FLAGS | {"attn_type": 1, "ext_len": 2, "mem_len": 5}).max_klen == 4 + 2 + 5
+    assert authors.config_of(FLAGS | {"attn_type": 1, "mem_len": 5, "max_klen": 7}).max_klen == 7  # reset_length keeps it
+    none = authors.config_of(FLAGS | {"mem_len": 0, "same_length": 1, "clamp_len": 0, "pre_lnorm": 1})
+    assert (none.same_length, none.clamp_len, none.pre_lnorm, none.max_klen) == (False, None, True, None)
