@@ -19,10 +19,10 @@ def tiny_model(**changes) -> TransformerXL:
     return model
 
 
-def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
-    """Compare relative to the largest expected magnitude, and say what differs and by how much."""
+def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, *, least: float = 1.0) -> None:
+    """Compare relative to the largest expected magnitude (and at least `least`), and say what differs and by how much."""
     assert actual.shape == expected.shape, f"{name}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
     assert torch.isfinite(actual).all(), f"{name}: not finite"
-    scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+    scale = max(least, expected.abs().max().item()) if expected.numel() else 1.0
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     assert difference <= tolerance * scale, f"{name}: differs by {difference:.3g} (scale {scale:.3g}, allowed {tolerance:g})"

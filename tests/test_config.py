@@ -146,6 +146,11 @@ def test_evaluation_reads_as_training_unless_told() -> None:
         (TrainConfig, {"max_steps": 1, "keep_checkpoints": 1}, r"^keep_checkpoints \(1\) must be greater than or equal to 2$"),
         (EvalConfig, {"mem_len": -2}, r"^mem_len \(-2\) must be"),
         (RunConfig, {"model": {"d_modle": 4}}, r"^model: unknown key 'd_modle'; did you mean 'd_model'\?$"),
+        (
+            RunConfig,
+            {"model": {"zero_first_memory": True}, "train": {"max_steps": 1, "reset_at_documents": True}},
+            r"train.reset_at_documents \(True\) begins documents with an empty memory.*use one of them",
+        ),
         (RunConfig, {"modle": {}}, r"^unknown key 'modle'; did you mean 'model'\?$"),
         (RunConfig, {"zzz": 1}, "^unknown key 'zzz'; known: data, description, eval, model, "),
         (RunConfig, {"model": 3}, r"^model \(3\) "),

@@ -61,7 +61,9 @@ class TransformerXLConfig(_Frozen):
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     dropatt: Probability = Field(default=0.0, description="dropout on attention probabilities")
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
-    clamp_len: Positive | None = Field(default=None, description="largest distance told apart (tokens); None means no limit")
+    clamp_len: Positive | None = Field(
+        default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
+    )
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
     same_length_besides_self: bool = Field(
         default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
@@ -75,10 +77,11 @@ class TransformerXLConfig(_Frozen):
     activation: Literal["relu", "gelu", "relu2"] = Field(
         default="relu", description="feed-forward non-linearity; relu2 = relu²"
     )
-    untie_r: bool = Field(default=False, description="u and v per layer instead of shared by all layers")
+    untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
     cutoffs: tuple[int, ...] = Field(
-        default=(), description="first ids of the tail clusters of an adaptive softmax; empty: one softmax over all tokens"
+        default=(),
+        description="first ids of the tails of an adaptive softmax (ids sorted by frequency, as of words); empty: one softmax",
     )
     div_val: Positive = Field(default=1, description="each cluster's vectors are so many times narrower than those before")
     tie_projs: tuple[bool, ...] | None = Field(
@@ -91,7 +94,9 @@ class TransformerXLConfig(_Frozen):
     init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
     init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
     init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="standard deviation when init = 'normal'")
-    proj_init_std: Annotated[float, Field(gt=0)] = Field(default=0.01, description="the same for the embedding projection")
+    proj_init_std: Annotated[float, Field(gt=0)] = Field(
+        default=0.01, description="the same for the projections of embedding and softmax"
+    )
 
     @field_validator("d_model")
     @classmethod
@@ -130,6 +135,11 @@ class TransformerXLConfig(_Frozen):
             raise ValueError(
                 f"div_val ({self.div_val}) leaves nothing of d_embed ({width}) in the last of {n_cluster} clusters; lower it"
             )
+
+    @property
+    def counts_from_end(self) -> bool:
+        """True for kinds of attention whose positions count from the end of the segment that is read."""
+        return self.attention in (AttentionKind.VASWANI, AttentionKind.AL_RFOU)
 
     @property
     def learns_positions(self) -> bool:
@@ -261,6 +271,15 @@ class RunConfig(_Frozen):
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=lambda: TrainConfig(max_steps=1000))
     eval: EvalConfig = Field(default_factory=EvalConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "RunConfig":
+        if self.train.reset_at_documents and self.model.zero_first_memory:
+            raise ValueError(
+                "train.reset_at_documents (True) begins documents with an empty memory, model.zero_first_memory (True) streams "
+                "with one of zeros; use one of them"
+            )
+        return self
 
     @property
     def eval_tgt_len(self) -> int:

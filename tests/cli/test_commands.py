@@ -83,6 +83,7 @@ def test_eval_options_reach_the_reader(txl: Txl) -> None:
         assert nats("--same-length", "--mem-len", "9", *options) == pytest.approx(same, abs=1e-3)
     assert nats("--same-length", "--mem-len", "2") != pytest.approx(same, abs=1e-3)
     assert nats("--clamp-len", "1") != pytest.approx(nats(), abs=1e-6)
+    assert nats("--ext-len", "3", "--tgt-len", "4") != pytest.approx(nats("--tgt-len", "4"), abs=1e-6)
 
 
 def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workbench: Path) -> None:

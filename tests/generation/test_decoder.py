@@ -91,6 +91,50 @@ def test_reset_rows_begin_anew_and_others_go_on() -> None:
     assert decoder.mems.n_valid.tolist() == [4, 4]
 
 
+KINDS: list[dict[str, Any]] = [
+    {"attention": "vaswani"},
+    {"attention": "al_rfou", "max_klen": 11, "n_head": 2, "d_head": 5},
+    {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "mem_len": 0},
+    {"mem_len": 0},
+]
+
+
+@pytest.mark.parametrize("size", [1, 4, 13])
+@pytest.mark.parametrize("options", KINDS)
+def test_where_positions_count_from_the_end_segments_are_read_as_in_training(options: dict[str, Any], size: int) -> None:
+    """Whole segments go to memory; the tokens of the open one are read again together, without a memory the last ones."""
+    model, T, tokens = tiny_model(**options), 6, torch.randint(0, 13, (1, 20))
+    decoder, n_read = Decoder(model, tgt_len=T), 0
+    for piece in tokens.split(size, dim=1):
+        actual = decoder.feed(piece)
+        n_read += piece.shape[1]
+        first = (n_read - 1) // T * T if model.mem_len else max(n_read - T, 0)
+        with torch.no_grad():
+            mems = model.init_mems(1)
+            for at in range(0, first if model.mem_len else 0, T):
+                mems = model(tokens[:, at : at + T], mems=mems).mems
+            expected = model(tokens[:, first:n_read], mems=mems).logits
+        assert expected is not None
+        assert_close(f"after {n_read} tokens", actual, expected[:, -1], 1e-5)
+
+
+@pytest.mark.parametrize("options", [*KINDS, {"zero_first_memory": True}])
+def test_reset_rows_of_every_kind_begin_anew(options: dict[str, Any]) -> None:
+    model, rows = tiny_model(**options), torch.randint(0, 13, (2, 9))
+    decoder, untouched, fresh = (Decoder(model, batch_size=2, tgt_len=20) for _ in range(3))
+    for each in (decoder, untouched):
+        each.feed(rows[:, :5])
+    decoder.reset(torch.tensor([True, False]))
+    after = decoder.feed(rows[:, 5:])
+    assert_close("reset row", after[:1], fresh.feed(rows[:, 5:])[:1], 1e-5)
+    assert_close("other row", after[1:], untouched.feed(rows[:, 5:])[1:], 1e-5)
+
+
+def test_a_table_of_positions_tells_how_long_segments_were() -> None:
+    assert Decoder(tiny_model(**KINDS[1])).tgt_len == 6
+    assert Decoder(tiny_model()).tgt_len == Decoder(tiny_model(**KINDS[0])).tgt_len == 128
+
+
 def test_memory_keeps_its_size() -> None:
     decoder = Decoder(tiny_model(), mem_len=3)
     for _ in range(5):

@@ -140,3 +140,40 @@ def test_linear_nll_in_double_precision_stays_double(monkeypatch):
     actual = linear_nll(h, vectors, bias, labels)
     assert actual.dtype == torch.float64
     assert_close("nll", actual, expected, 1e-12)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("variant", [{}, {"cutoffs": (4, 9)}])
+def test_no_more_scores_than_allowed_are_held_at_once(variant, autocast, monkeypatch):
+    """Whoever computes scores is asked for at most so many tokens that tokens x classes stay within the bound."""
+    held, own, library = [], softmax._nll, torch.nn.functional.linear_cross_entropy
+
+    def count(h, vectors, *rest):
+        held.append(len(h) * len(vectors))
+        return own(h, vectors, *rest)
+
+    def count_library(h, vectors, *rest, options, **others):
+        held.append(options.batch_chunk_size * len(vectors))
+        return library(h, vectors, *rest, options=options, **others)
+
+    monkeypatch.setattr(softmax, "_CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr(softmax, "_nll", count)
+    monkeypatch.setattr(softmax.F, "linear_cross_entropy", count_library)
+    ids, labels = torch.randint(13, (2, 3, 7))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        tiny_model(**variant)(ids, labels=labels)
+    assert held
+    assert max(held) <= 40
+
+
+@pytest.mark.parametrize("token", [-1, 13])
+@pytest.mark.parametrize("variant", [{}, TAILS, {"div_val": 2}])
+def test_ids_outside_the_vocabulary_are_refused(variant, token):
+    with pytest.raises(IndexError):
+        tiny_model(**variant)(torch.full((1, 2), token))
+
+
+def test_labels_may_be_a_slice_of_something_longer():
+    model, labels = tiny_model(**TAILS), torch.randint(13, (3, 5))
+    ids = torch.zeros(3, 1, dtype=torch.int64)
+    assert_close("nll", model(ids, labels=labels[:, 2:3]).nll, model(ids, labels=labels[:, 2:3].clone()).nll, 0)

@@ -92,7 +92,7 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "hyperparameters": hyperparameters,
         "seed": draw(st.integers(0, 2**31)),
-        "n_segment": draw(st.integers(2, 4)),
+        "n_segment": draw(st.integers(3, 5)),
         "batch_size": draw(st.integers(1, 3)),
         "tgt_len": draw(st.integers(1, 9)),
         "weights": draw(st.sampled_from(["bin", "legacy", "safetensors"])),

@@ -78,7 +78,7 @@ def compare(
     assert parameters.keys() == gradients.keys()
     for name, parameter in parameters.items():
         mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert_close(f"gradient of {name}", mine, gradients[name].to(dtype), tolerance_of_gradients or tolerance)
+        assert_close(f"gradient of {name}", mine, gradients[name].to(dtype), tolerance_of_gradients or tolerance, least=1e-6)
 
 
 def _compare_outputs(model: TransformerXL, golden: Golden, tolerance: float) -> Tensor:

@@ -1,7 +1,8 @@
 """Print how far converted models are from their peers, per format and variant: `python -m tests.parity.table`.
 
 The figures are those that the parity tests compare with their tolerances: the largest difference, relative to the largest
-magnitude and at least 1, over all segments, layers and parameters. TensorFlow's graph was computed in float64 only.
+magnitude of a tensor (of gradients whatever it is, else at least 1), over all segments, layers and parameters. TensorFlow's
+graph was computed in float64 only.
 """
 
 import tempfile
@@ -40,9 +41,9 @@ def largest_differences(check: Callable[[Path], object]) -> Largest:
     """Run a parity test, and return the largest of the differences that it compares, by what they are of."""
     largest: Largest = defaultdict(float)
 
-    def record(name: str, actual: Tensor, expected: Tensor, tolerance: float) -> None:
+    def record(name: str, actual: Tensor, expected: Tensor, tolerance: float, *, least: float = 1.0) -> None:
         assert actual.shape == expected.shape, name
-        scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
+        scale = max(least, expected.abs().max().item()) if expected.numel() else 1.0
         difference = (actual - expected).abs().max().item() / scale if expected.numel() else 0.0
         column = COLUMNS[name.split()[0]]
         largest[column] = max(largest[column], difference)

@@ -115,6 +115,23 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, tmp_pa
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
 
 
+@pytest.mark.parametrize("kind", ["shaw", "al_rfou"])
+def test_a_table_of_positions_is_as_long_as_training_reaches(start: Start, tmp_path: Path, kind: str) -> None:
+    changes = [f"model.attention={kind}", "model.n_head=2", "model.d_head=4", "model.d_model=8", "train.max_steps=2"]
+    start("run", *changes)
+    config = RunDirectory(tmp_path / "run").config()
+    assert config.model.max_klen == config.train.tgt_len + config.model.mem_len
+    assert load(tmp_path / "run")[0].r_emb.shape[1] == config.model.max_klen
+
+
+def test_validation_reads_with_extended_context(start: Start) -> None:
+    plain, extended = (start(name, "train.max_steps=2", *more).score for name, more in (("a", ()), ("b", ("eval.ext_len=3",))))
+    assert plain is not None
+    assert extended is not None
+    assert plain.tokens == extended.tokens
+    assert plain.nats != extended.nats
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -28,6 +28,9 @@ from transformer_xl.model.transformer_xl import TransformerXL
 PREFILL = 128
 """Tokens of a prompt read at once, as `Decoder` does; the memory carries what was before."""
 
+MANY_TOKENS = 1 << 15
+"""Vocabularies above this, and those in clusters, score labels without logits; call the model without labels to get them."""
+
 _PREFIX = "transformer."
 
 
@@ -38,7 +41,7 @@ class TransformerXLCausalLMOutput(ModelOutput):
     Attributes:
         loss: nats per scored token, a mean; only with labels.
         logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax). None
-            while an adaptive softmax is trained, which scores a label without the whole vocabulary.
+            with labels where there are clusters or many tokens, which are scored without the whole vocabulary.
         mems: the memory after the segment; None with `use_cache=False`, or where a cache carries it.
         past_key_values: the cache that was given, advanced.
     """
@@ -165,8 +168,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             targets = None if targets is None else padding.turn(targets)
         n_pad = None if padding is None else padding.n_pad
 
-        # an adaptive softmax scores labels without the scores of all tokens, which would be gigabytes in training
-        without_logits = targets is not None and self.training and bool(self.config.cutoffs)
+        # labels are scored without the scores of all tokens where these would be gigabytes
+        without_logits = targets is not None and (bool(self.config.cutoffs) or self.config.vocab_size > MANY_TOKENS)
         out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, n_pad=n_pad)
         if past_key_values is not None:
             past_key_values.advance(out.mems, input_ids.shape[1])
@@ -184,7 +187,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if mask is not None and bool((mask[:, -1] == 0).any()):
             row = int((mask[:, -1] == 0).nonzero()[0, 0])
             raise ValueError(f"prompt {row} is empty or padded at the right; use tokenizer.padding_side = 'left'")
-        if self.transformer.mem_len == 0:  # nothing would be left of the text after each token: read it again instead
+        # nothing would be left of the text after each token, or its positions would no longer be right: read it again instead
+        if self.transformer.mem_len == 0 or self.config.native.counts_from_end:
             generation_config.use_cache = False
         if generation_config.use_cache is False:
             return

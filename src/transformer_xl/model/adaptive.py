@@ -81,10 +81,12 @@ class AdaptiveEmbedding(nn.Module):
             place = ids - self.borders[i]
             inside = (place >= 0) & (place < len(table))
             # every id is looked up in every cluster, and one result kept: shapes do not depend on the ids, and tails are narrow
-            vectors = F.embedding(place.clamp(0, len(table) - 1), table)
+            first, last = i == 0, i == len(self.tables) - 1  # ids outside of all clusters are left for the look-up to refuse
+            place = place if first else place.clamp(min=0)
+            vectors = F.embedding(place if last else place.clamp(max=len(table) - 1), table)
             projection = self.projection_of(i)
             projected = vectors if projection is None else F.linear(vectors, projection)
-            embedded = torch.where(inside.unsqueeze(-1), projected.to(embedded.dtype), embedded)
+            embedded = torch.where(inside.unsqueeze(-1), projected, embedded)
         return embedded * self.d_model**0.5
 
     def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
@@ -150,7 +152,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
         """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
-        h_XD, label_X = h_BTD.flatten(0, 1), labels.flatten()
+        h_XD, label_X = h_BTD.flatten(0, 1), labels.flatten().contiguous()
         borders = torch.tensor(self.borders[1:-1], device=label_X.device, dtype=label_X.dtype)
         cluster_X = torch.bucketize(label_X, borders, right=True)
         (projection, vectors, bias), *tails = self._clusters(embedding)

@@ -76,35 +76,12 @@ class RelativeAttention(AttentionBlock):
 
     Args:
         d_model: D.
-        n_head: N.
-        d_head: H.
-        dropout: on the output.
-        dropatt: on attention weights.
-        pre_lnorm: layer norm before the block instead of after it.
-        layer_norm_epsilon: added to the variance.
+        block: the other arguments of `AttentionBlock`.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        *,
-        n_head: int,
-        d_head: int,
-        dropout: float = 0.0,
-        dropatt: float = 0.0,
-        pre_lnorm: bool = False,
-        layer_norm_epsilon: float = 1e-5,
-    ) -> None:
-        super().__init__(
-            d_model,
-            n_head=n_head,
-            d_head=d_head,
-            dropout=dropout,
-            dropatt=dropatt,
-            pre_lnorm=pre_lnorm,
-            layer_norm_epsilon=layer_norm_epsilon,
-        )
-        self.r_net = nn.Linear(d_model, n_head * d_head, bias=False)
+    def __init__(self, d_model: int, **block: Any) -> None:
+        super().__init__(d_model, **block)
+        self.r_net = nn.Linear(d_model, self.n_head * self.d_head, bias=False)
 
     def forward(
         self,

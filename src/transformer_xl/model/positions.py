@@ -8,25 +8,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def sinusoids(distances: Tensor, d_model: int) -> Tensor:
+def sinusoids(distances: Tensor, d_model: int, dtype: torch.dtype | None = None) -> Tensor:
     """Encode distances as sines followed by cosines of geometric wavelengths, the paper's R (Vaswani et al. 2017, sec. 3.5).
 
     Args:
         distances: how far a key lies before its query (tokens), shape (S,).
         d_model: width of the encoding; even.
+        dtype: of the result; computed in it, but never in less than fp32. None: the default dtype.
 
     Returns:
-        tensor (S, d_model) in the default dtype: d_model / 2 sines, then d_model / 2 cosines, the order of the authors' code
+        tensor (S, d_model): d_model / 2 sines, then d_model / 2 cosines, the order of the authors' code
         (`PositionalEmbedding` in `pytorch/mem_transformer.py`), not the interleaved one.
 
     Example:
         >>> sinusoids(torch.tensor([0, 1]), 4).tolist()[0]
         [0.0, 0.0, 1.0, 1.0]
     """
-    dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-    exponents = torch.arange(0, d_model, 2, device=distances.device, dtype=dtype) / d_model
-    angles = torch.outer(distances.to(dtype), 1.0 / 10000.0**exponents)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1)
+    dtype = dtype or torch.get_default_dtype()
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    exponents = torch.arange(0, d_model, 2, device=distances.device, dtype=exact) / d_model
+    angles = torch.outer(distances.to(exact), 1.0 / 10000.0**exponents)
+    return torch.cat([angles.sin(), angles.cos()], dim=-1).to(dtype)
 
 
 def key_distances(n_key: int, *, clamp_len: int | None, device: torch.device | None = None) -> Tensor:

@@ -120,7 +120,9 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
         return F.linear_cross_entropy(h_XE, vectors_VE, label_X, linear_bias=bias_V, reduction="none", options=options)
     # the library's function knows no autocast, and multiplies bf16 on a CPU three times slower than this
     chunks = zip(h_XE.split(n_chunk), label_X.split(n_chunk), strict=True)
-    return torch.cat([checkpoint(_nll, h, vectors_VE, bias_V, label, use_reentrant=False) for h, label in chunks])
+    return torch.cat(
+        [checkpoint(_nll, h, vectors_VE, bias_V, label, use_reentrant=False, preserve_rng_state=False) for h, label in chunks]
+    )
 
 
 def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:

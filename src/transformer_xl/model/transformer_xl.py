@@ -7,7 +7,8 @@
     new memory = the last mem_len hidden states that entered each layer, detached
 
 Reference: `MemTransformerLM` of the authors' `pytorch/mem_transformer.py`. Deviations: batch-first; None instead of -1; the
-memory keeps only what is read again (the original also stores the output of the last layer) and is masked per row.
+memory keeps only what is read again (the original also stores the output of the last layer) and is masked per row; with
+`ext_len` the first segment, too, is remembered without its end (the original swaps two arguments there, and sees it twice).
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, V vocabulary.
 """
@@ -170,9 +171,8 @@ class TransformerXL(nn.Module, PretrainedMixin):
         view.same_length = self.same_length if same_length is None else same_length
         view.ext_len = self.ext_len if ext_len is None else ext_len
         if view.mem_len < 0 or view.ext_len < 0 or (view.clamp_len is not None and view.clamp_len < 1):
-            raise ConfigError(
-                f"mem_len ({mem_len}) must be at least 0, ext_len ({ext_len}) too, and clamp_len ({clamp_len}) at least 1"
-            )
+            lengths = f"mem_len ({view.mem_len}) must be at least 0, ext_len ({view.ext_len}) too"
+            raise ConfigError(f"{lengths}, and clamp_len ({view.clamp_len}) at least 1")
         if view.same_length and view.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
         return view
@@ -236,14 +236,14 @@ class TransformerXL(nn.Module, PretrainedMixin):
 
     def _sinusoids(self, distances: Tensor) -> Tensor:
         limited = distances if self.clamp_len is None else distances.clamp(max=self.clamp_len)
-        return sinusoids(limited.flatten(), self.config.d_model).unflatten(0, distances.shape)
+        return sinusoids(limited.flatten(), self.config.d_model, self.dtype).unflatten(0, distances.shape)
 
     def _positions(self, n_key: int, device: torch.device) -> list[dict[str, Any]]:
         """Return what each layer's attention is told about positions."""
         layers = range(self.config.n_layer)
         if self.config.attention == AttentionKind.TRANSFORMER_XL:
             distances = key_distances(n_key, clamp_len=self.clamp_len, device=device)
-            r_SD = self.drop(sinusoids(distances, self.config.d_model).to(self.dtype))
+            r_SD = self.drop(sinusoids(distances, self.config.d_model, self.dtype))
             u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
             attend = choose_backend(self.backend)
             return [{"r_SD": r_SD, "r_w_bias": u[owner(i)], "r_r_bias": v[owner(i)], "attend": attend} for i in layers]

@@ -14,7 +14,7 @@ class Optimizers:
     """One or two optimizers that step together; `rate` scales the learning rates that they were made with.
 
     `muon` orthogonalizes the updates of the matrices inside the layers; embeddings, softmax, projections of either, biases,
-    norms, u and v go to AdamW. The others take all parameters. Weight decay concerns matrices only.
+    norms, u, v and tables of positions go to AdamW. The others take all parameters. Weight decay concerns matrices only.
 
     Args:
         model: whose parameters are optimized.
