@@ -93,3 +93,21 @@ def test_sizes_that_cannot_work(options: dict[str, int], match: str, tmp_path: P
 def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no segments to go on from"):
         export_onnx(tiny_model(mem_len=0), tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("options", [{}, {"zero_first_memory": True}])
+def test_the_document_reads_on_as_the_model_does(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_model(**options)
+    export_onnx(model, tmp_path / "model.onnx", tgt_len=6)
+    text = (Path(__file__).parents[1] / "docs" / "onnx.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    with torch.no_grad():
+        mems = model(torch.arange(6)[None]).mems
+        expected = model(torch.arange(3)[None], mems=mems).logits
+    assert expected is not None
+    assert_close("last scores", torch.from_numpy(names["found"]["logits"][0, -1]), expected[0, -1], 1e-4)
+    assert names["facts"] == {"mem_len": 5, "tgt_len": 6, "vocab_size": 13, "first_n_valid": 5 if options else 0}

@@ -122,7 +122,7 @@ class TransformerXLConfig(_Frozen):
         if any(low >= high for low, high in itertools.pairwise(borders)):
             raise ValueError(
                 f"cutoffs {self.cutoffs} must increase and stay between 0 and vocab_size ({self.vocab_size}); "
-                "drop the offending cutoffs"
+                "drop the offending ones, all with --set model.cutoffs=[]"
             )
         n_cluster = len(self.cutoffs) + 1
         if self.tie_projs is not None:

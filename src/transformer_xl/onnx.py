@@ -62,8 +62,24 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
         raise ConfigError("a model without memory (mem_len 0) has no segments to go on from; give it one by with_context")
     path = Path(path)
     program = _trace(model, batch_size, tgt_len)
+    program.model.metadata_props.update({name: str(value) for name, value in describe(model, tgt_len).items()})
     _save(program, path, n_bytes=sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values()))
     return path
+
+
+def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
+    """Return what a program must know to run the file; it stands in its metadata.
+
+    Returns:
+        mem_len and tgt_len: M and T. vocab_size: V. first_n_valid: `n_valid` of every row when a stream begins; above 0 for
+        models that attend to the zeros which they begin with.
+    """
+    return {
+        "mem_len": model.mem_len,
+        "tgt_len": tgt_len,
+        "vocab_size": model.config.vocab_size or 0,
+        "first_n_valid": model.mem_len if model.config.zero_first_memory else 0,
+    }
 
 
 class _Segment(nn.Module):

@@ -186,7 +186,13 @@ def load(
         weights, origin = _run_weights(run, which, on_damaged or _warn), f"{run.path / CHECKPOINTS}"
     else:
         folder = resolve(source)
-        config, tokenizer = read_config(folder / CONFIG_FILE), load_tokenizer(folder / TOKENIZER_FILE)
+        config = read_config(folder / CONFIG_FILE)
+        if not (folder / TOKENIZER_FILE).exists():
+            raise CheckpointError(
+                f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, or convert again with --vocabulary FILE. "
+                "TransformerXL.from_pretrained loads the model alone"
+            )
+        tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         weights, origin = read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE)
     check_tokenizer(tokenizer, config.vocab_size, str(source))
     return build(TransformerXL, config, weights, origin), tokenizer

@@ -34,12 +34,12 @@ def convert(
     Common uses:
         txl convert transfo-xl-wt103 models/wt103
         txl convert run/model.pt models/mine --vocabulary data/cache.pt
-        txl convert tf_wt103/model models/wt103-tf --set mem_len=384
+        txl convert tf_wt103/model models/wt103-tf --set mem_len=1600
         txl convert runs/mine exported --to huggingface
 
     Args:
         source: directory or file of a checkpoint; with --to, a run, a native directory or a hub id.
-        destination: a directory that does not exist yet (with --to onnx: a file).
+        destination: a directory that does not exist yet, or is empty (with --to onnx: a file).
         to: what to write.
         kind: format of the source. Default: recognized.
         vocabulary: file with the vocabulary, such as cache.pt, cache.pkl, vocab.txt. Default: found beside the weights.
@@ -87,7 +87,7 @@ def convert(
         print(f"written to {destination}")
         return
     if done.tokenizer.loses:
-        print(f"text: {done.tokenizer.loses}")
+        print(f"not kept of a text: {done.tokenizer.loses}")
     print(f"written to {destination}; try: txl eval {destination} --file TEXT, txl generate {destination} --prompt TEXT")
 
 
@@ -115,14 +115,21 @@ def _write_for_others(
     source: str, destination: Path, to: Literal["huggingface", "authors", "onnx"], tgt_len: int, json_: bool
 ) -> None:
     if to == "onnx":
-        from transformer_xl.checkpoint.run_directory import load
+        from transformer_xl.conversion.export import load_model
         from transformer_xl.errors import CheckpointError
-        from transformer_xl.onnx import export_onnx
+        from transformer_xl.onnx import describe, export_onnx
 
         if destination.exists():
             raise CheckpointError(f"'{destination}' exists already; choose another destination, or remove it")
-        export_onnx(load(source)[0], destination, tgt_len=tgt_len)
-        print(json.dumps({"destination": str(destination)}) if json_ else f"written to {destination}")
+        model = load_model(source)[0]
+        export_onnx(model, destination, tgt_len=tgt_len)
+        facts = describe(model, tgt_len)
+        if json_:
+            print(json.dumps({"destination": str(destination), **facts}))
+            return
+        print(
+            f"written to {destination}; {', '.join(f'{name} {value}' for name, value in facts.items())} (in its metadata too)"
+        )
         return
     from transformer_xl.conversion.export import export
 

@@ -34,7 +34,7 @@ def train(
     stopped.
 
     Args:
-        recipe: quickstart (the default), shakespeare-char, or a TOML file of your own.
+        recipe: quickstart (the default), shakespeare-char, a published one (docs/recipes.md), or a TOML file of your own.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
         out: directory of the run. Default: runs/RECIPE.
         set_: section.key=value laid over the recipe; may be repeated.

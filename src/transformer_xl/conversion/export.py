@@ -62,7 +62,7 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         raise CheckpointError(f"unknown kind of export '{kind}'; {did_you_mean(kind, TARGETS)}")
     target = Path(destination)
     check_free(target)
-    model, tokenizer = _load(source)
+    model, tokenizer = load_model(source)
     config = model.config
     _check(config, kind)
     content, make = _foreign_tensors(model, kind)
@@ -97,7 +97,7 @@ def _foreign_tensors(
     return content, make
 
 
-def _load(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
+def load_model(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
     """Load a model, and its tokenizer where there is one."""
     if Path(source).is_dir() and not RunDirectory(source).holds_run and not (Path(source) / TOKENIZER_FILE).exists():
         return TransformerXL.from_pretrained(source), None

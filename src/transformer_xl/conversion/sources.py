@@ -99,7 +99,7 @@ def open_source(
     if contents.kind == "tensorflow" and "mem_len" not in changes:
         raise CheckpointError(
             f"'{weights}' is a TensorFlow checkpoint, which does not say how long a memory it was trained with; "
-            "add --set mem_len=… (and clamp_len, same_length), such as 384 for the published wt103 model"
+            "add --set mem_len=… (and clamp_len, same_length), such as 1600 to score the published wt103 (trained with 384)"
         )
     config = _settle(contents, changes)
     tokenizer = find_tokenizer(weights, given=vocabulary, state=contents.vocabulary, vocab_size=config.vocab_size, moses=moses)

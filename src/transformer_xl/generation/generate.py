@@ -49,7 +49,7 @@ def generate(
     ids = torch.as_tensor(prompt_ids, dtype=torch.int64).flatten()
     vocab_size = model.config.vocab_size or 0
     if len(ids) == 0:
-        raise TokenizerError("the prompt is empty; give at least one token, for example a newline")
+        raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps (--prompt TEXT)")
     for extreme in (int(ids.min()), int(ids.max())):
         if not 0 <= extreme < vocab_size:
             raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")

@@ -43,6 +43,10 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
         "num_hidden_layers": "n_layer",
     }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["mems", "past_key_values"]
+    # libraries ask every config for these; our texts have no special tokens
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | None = None
 
     def __init__(self, **values: Any) -> None:
         own = {key: value for key, value in values.items() if key in FIELDS}

@@ -145,11 +145,15 @@ def read_config(path: Path) -> TransformerXLConfig:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"'{path}' is missing; is this the directory of a model?") from None
+        raise CheckpointError(
+            f"'{path}' is missing; is this the directory of a model? txl convert reads those of other programs"
+        ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from None
     if not isinstance(values, dict) or values.pop("model_type", None) != MODEL_TYPE:
-        raise CheckpointError(f"'{path}' does not describe a {MODEL_TYPE} model (model_type)")
+        raise CheckpointError(
+            f"'{path}' does not describe a {MODEL_TYPE} model (model_type); txl convert reads those of others"
+        )
     try:
         config = TransformerXLConfig(**values)
     except ConfigError as error:

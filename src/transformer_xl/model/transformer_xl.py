@@ -160,7 +160,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
             ext_len: positions at the end of a segment that are not remembered; None: as it is.
 
         Returns:
-            A view of this model: parameters are shared, nothing is copied.
+            A view of this model: parameters are shared, nothing is copied; `config` stays that of the weights, and is saved.
 
         Raises:
             ConfigError: values that cannot work together.
