@@ -107,7 +107,7 @@ def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
         (["hf", "native", "--vocabulary", "tf/cache.pkl"], 1, "has 19 tokens, the model 31; they do not belong together"),
         (["hf", "native", "--set", "memlen=3"], 1, "unknown setting 'memlen'; did you mean 'mem_len'?"),
         (["hf", "native", "--set", "mem_len"], 1, "must have the form section.key=value"),
-        (["tf", "native"], 1, "add --set mem_len=… (and clamp_len, same_length), such as 384"),
+        (["tf", "native"], 1, "add --set mem_len=… (and clamp_len, same_length), such as 1600"),
         (["hf", "native", "--kind", "gpt2"], 2, "gpt2"),
         (["hf", "native", "--kind", "nvidia"], 1, "'hf' holds no checkpoint of kind 'nvidia'; leave the kind out"),
         (["hf"], 2, "DESTINATION"),
