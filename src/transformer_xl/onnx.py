@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -137,6 +137,13 @@ def _quiet() -> Iterator[None]:
 
 def _save(program: Any, path: Path, *, n_bytes: int) -> None:
     """Write beside the final place, then move, so that a crash leaves the old file; large weights are written in place."""
+    try:
+        _write(program, path, n_bytes=n_bytes)
+    except OSError as error:
+        raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; free space or choose another place") from None
+
+
+def _write(program: Any, path: Path, *, n_bytes: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if n_bytes > 0.9 * _LARGEST_FILE:
         program.save(path, external_data=True)  # the graph names the file of the weights, so it cannot be moved

@@ -119,6 +119,8 @@ def _settle(contents: _Contents, settings: Mapping[str, Any]) -> TransformerXLCo
     except ConfigError as error:
         raise CheckpointError(f"'{contents.settings}': {error}") from None
     config = TransformerXLConfig(**{**config.model_dump(), **settings})
+    if config.vocab_size is None:
+        raise ConfigError("vocab_size (None) must be a number; leave it out to take the checkpoint's")
     if config.n_layer * _LEAST_PER_LAYER > len(contents.tensors):  # before anything is listed for every layer
         raise CheckpointError(
             f"'{contents.settings}' says n_layer = {config.n_layer:,}, but there are only {len(contents.tensors):,} tensors"

@@ -39,23 +39,27 @@ def find_tokenizer(
     """
     folder = weights if weights.is_dir() else weights.parent
     if given is not None:
-        tokenizer, origin = read_vocabulary(given, moses=moses), given
+        tokenizer, origin = read_vocabulary(given, moses=moses, vocab_size=vocab_size), given
     elif state is not None and not state.keys().isdisjoint(_WORDS):  # NVIDIA's copy of GPT-2's does not hold its words
         tokenizer, origin = _of_state(state, weights, moses), weights
     else:
         origin = next((folder / name for name in _NAMES if os.path.lexists(folder / name)), None)
         if origin is None:
             return None
-        tokenizer = read_vocabulary(origin, moses=moses)
+        tokenizer = read_vocabulary(origin, moses=moses, vocab_size=vocab_size)
     if tokenizer.vocab_size != vocab_size:
-        raise CheckpointError(
-            f"the vocabulary of '{origin}' has {tokenizer.vocab_size:,} tokens, the model {vocab_size:,}; "
-            "they do not belong together, give the right one with --vocabulary"
-        )
+        raise _misfit(origin, tokenizer.vocab_size, vocab_size)
     return tokenizer
 
 
-def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
+def _misfit(origin: Path, n_token: int, vocab_size: int | None) -> CheckpointError:
+    return CheckpointError(
+        f"the vocabulary of '{origin}' has {n_token:,} tokens, the model {vocab_size:,}; "
+        "they do not belong together, give the right one with --vocabulary"
+    )
+
+
+def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:
     """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt.
 
     What it leaves open is taken from `tokenizer_config.json` (`lower_case`) and `corpus-info.json` (`dataset`) beside it.
@@ -64,6 +68,7 @@ def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
         path: the file.
         moses: language whose Moses rules split running text into words, as Hugging Face's tokenizer does; None: spaces do, as
             in the published corpora.
+        vocab_size: of the model; a file of words with many more lines is refused unread.
 
     Raises:
         CheckpointError: missing, damaged or hostile, or none.
@@ -75,7 +80,10 @@ def read_vocabulary(path: Path, *, moses: str | None = None) -> Tokenizer:
         if path.suffix == ".txt":
             if size > MAX_TEXT_BYTES:
                 raise CheckpointError(f"'{path}' has {size} bytes; {MAX_TEXT_BYTES} is the most that a vocabulary may take")
-            return _of_text(read_at(path, file, 0, size), path, moses)
+            data = read_at(path, file, 0, size)
+            if vocab_size is not None and data.count(b"\n") > vocab_size:  # before a string is made of every line
+                raise _misfit(path, data.count(b"\n"), vocab_size)
+            return _of_text(data, path, moses)
     tree = read_torch(path) if start.startswith(_TORCH_STARTS) else read_pickle(path)
     if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
         return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses)
@@ -125,11 +133,15 @@ def _as_utf8(words: Sequence[str]) -> list[str]:
 
 
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(word, str) for word in value)
+    return isinstance(value, list | tuple) and all(isinstance(word, str) and _is_text(word) for word in value)
+
+
+def _is_text(word: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in word)  # halves of pairs cannot be written to a file
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(isinstance(word, str) and type(id_) is int for word, id_ in value.items())
+    return isinstance(value, Mapping) and _are_words(list(value)) and all(type(id_) is int for id_ in value.values())
 
 
 _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {

@@ -58,7 +58,9 @@ def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> 
         patterns = [str(PurePosixPath(subfolder, name)) for name in _FILES]
         source = snapshot_download(str(source), allow_patterns=patterns, **download)
     folder = Path(source, subfolder).resolve()
-    state = tuple((path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()))
+    state = tuple(
+        (path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(folder.iterdir()) if path.is_file()
+    )
     return str(_converted(folder, state))
 
 

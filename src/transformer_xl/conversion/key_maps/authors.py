@@ -11,6 +11,7 @@ from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.key_maps.layout import Layout
 from transformer_xl.conversion.key_maps.pytorch import embedding, layers, positions, shared_projections, softmax
 from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, truth, truths
+from transformer_xl.errors import ConfigError
 
 KINDS = tuple(AttentionKind)
 """In the order of `attn_type`."""
@@ -96,7 +97,7 @@ def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
         "div_val": config.div_val,
         "tie_projs": list(config.tied_projections),
         "pre_lnorm": config.pre_lnorm,
-        "tgt_len": config.max_klen - config.mem_len if config.max_klen else tgt_len,
+        "tgt_len": _training_length(config, tgt_len),
         "ext_len": 0,
         "mem_len": config.mem_len,
         "cutoffs": list(config.cutoffs),
@@ -104,3 +105,12 @@ def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
         "attn_type": KINDS.index(config.attention),
         "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
     }
+
+
+def _training_length(config: TransformerXLConfig, tgt_len: int) -> int:
+    """Return the `tgt_len` of the originals; together with `mem_len` it is the length of a table of positions."""
+    length = config.max_klen - config.mem_len if config.max_klen else tgt_len
+    if length < 1:
+        what = f"max_klen ({config.max_klen}) - mem_len ({config.mem_len})" if config.max_klen else "tgt_len"
+        raise ConfigError(f"{what} ({length}) must be at least 1 for the authors' code")
+    return length

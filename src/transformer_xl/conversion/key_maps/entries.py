@@ -109,6 +109,29 @@ class KeyMap:
                 )
         return found
 
+    def check_native(self, shapes: Mapping[str, Shape], origin: str) -> None:
+        """Make sure that the table covers a model: each of its tensors, with as many numbers as the foreign ones have.
+
+        Args:
+            shapes: of the native tensors.
+            origin: of the checkpoint, for messages.
+
+        Raises:
+            CheckpointError: settings that its format does not have.
+        """
+        for name in shapes:
+            entry = self._by_native.get(name)
+            if entry is None:
+                raise CheckpointError(
+                    f"'{origin}' holds nothing for '{name}', which the settings call for; leave them as they are"
+                )
+            ours = sum(torch.Size(shapes[other]).numel() for other in entry.native if other in shapes)
+            theirs = sum(torch.Size(part.shape).numel() for part in entry.foreign)
+            if ours != theirs:
+                raise CheckpointError(
+                    f"'{origin}' holds {theirs:,} numbers for '{name}', the settings call for {ours:,}; leave them as they are"
+                )
+
     def native(self, name: str, shapes: Mapping[str, Shape], load: Callable[[Part], Tensor]) -> Tensor:
         """Return one native tensor.
 

@@ -135,7 +135,16 @@ class _DefaultDict(_Dict):
         super().__init__(*args[1:])  # the first is what would make values
 
 
-class _Bulk:
+class _Fixed:
+    """Base of what the unpickler itself makes: a file must not fill it with something else after it was checked."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: Any) -> None:
+        raise RefusedError("fills an object that has no attributes")
+
+
+class _Bulk(_Fixed):
     """Bytes or texts too long to be anything but the content of an array."""
 
     __slots__ = ("kind", "size")
@@ -144,14 +153,14 @@ class _Bulk:
         self.kind, self.size = kind, size
 
 
-class _StorageType:
+class _StorageType(_Fixed):
     __slots__ = ("dtype", "untyped")
 
     def __init__(self, name: str) -> None:
         self.dtype, self.untyped = STORAGES[name], name == "UntypedStorage"
 
 
-class _Storage:
+class _Storage(_Fixed):
     """A storage, or a view of `size` elements from `start` on."""
 
     __slots__ = ("dtype", "key", "size", "start", "untyped")
@@ -160,7 +169,7 @@ class _Storage:
         self.key, self.dtype, self.start, self.size, self.untyped = key, dtype, start, size, untyped
 
 
-class _Tensor:
+class _Tensor(_Fixed):
     __slots__ = ("dtype", "offset", "shape", "storage", "stride")
 
     def __init__(self, storage: _Storage, dtype: str, offset: int, shape: list[int], stride: list[int]) -> None:
@@ -402,6 +411,7 @@ class Window:
 
     def __init__(self, file: BinaryIO, start: int, end: int) -> None:
         self._file, self.at, self.end = file, start, end
+        self.skipped = 0  # bytes
         file.seek(start)
 
     def _take(self, n: int) -> None:
@@ -413,6 +423,7 @@ class Window:
         """Return n bytes; what is too long to be anything but an array is skipped and given as zeros, which take no memory."""
         self._take(n)
         if n > 4 * MAX_TEXT:
+            self.skipped += n
             self._file.seek(self.at)
             return bytes(n)
         data = self._file.read(n)
@@ -425,6 +436,7 @@ class Window:
         n = len(buffer)
         if n > 4 * MAX_TEXT:
             self._take(n)
+            self.skipped += n
             self._file.seek(self.at)
         else:
             buffer[:] = self.read(n)
@@ -530,6 +542,8 @@ class Encoder:
         return _Encoded([member.json for member in members], cost, 1 + max((member.height for member in members), default=0))
 
     def _dict(self, value: dict[Any, Any], depth: int) -> "_Encoded":
+        if any(type(key) is int and key.bit_length() > 64 for key in value):  # which can be made to collide
+            raise RefusedError("holds a dictionary with keys above 64 bits")
         keys, values = self._list(list(value), depth), self._list(list(value.values()), depth)
         cost, height = keys.cost + values.cost + 8, max(keys.height, values.height)
         if all(type(key) is str and not key.startswith(MARK) for key in keys.json):
@@ -599,7 +613,7 @@ def parse(kind: str, file: BinaryIO, start: int, end: int) -> tuple[dict[str, An
         if kind == "legacy":
             _check_start(window)
         content = InertUnpickler(window, storages).load()
-        at = window.at
+        n_read = window.at - start - window.skipped
         header: dict[str, Any] = {"storages": storages}
         if kind == "legacy":
             header |= {"order": _read_keys(window, storages), "at": window.at}
@@ -607,7 +621,7 @@ def parse(kind: str, file: BinaryIO, start: int, end: int) -> tuple[dict[str, An
             raise RefusedError(_trailing(content, end - window.at))
         if kind == "pickle" and storages:
             raise RefusedError("refers to storages, which a plain pickle cannot hold")
-        budget = MIN_OUTPUT + OUTPUT_PER_BYTE * (at - start)
+        budget = MIN_OUTPUT + OUTPUT_PER_BYTE * n_read
         return header, Encoder(min(budget, MAX_OUTPUT)).encode(content)
     except (RefusedError, MemoryError):
         raise

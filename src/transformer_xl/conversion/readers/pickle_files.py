@@ -18,8 +18,8 @@ def read_pickle(path: Path) -> Any:
         path: the file; a link is followed.
 
     Returns:
-        Plain values, objects as `Stub`s. Dicts of any class come back as dict, sets as list; NumPy arrays and texts and bytes
-        of more than a million are described by a `Stub` without their content: `numpy.ndarray` with (shape, type),
+        Plain values, objects as `Stub`s. Dicts of any class come back as dict, sets as list; NumPy arrays, bytes, and
+        texts of more than a million are described by a `Stub` without their content: `numpy.ndarray` with (shape, type),
         `builtins.str` or `builtins.bytes` with (length,). Texts of Python 2 are decoded as latin-1, which loses nothing:
         `text.encode("latin-1")` gives the bytes back, which may be UTF-8.
 

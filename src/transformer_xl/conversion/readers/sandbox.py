@@ -138,5 +138,5 @@ def rebuild(path: Path, body: str, tensor: Callable[[list[Any]], Any]) -> Any:
         return json.loads(body, object_hook=revive)
     except CheckpointError:
         raise
-    except (ValueError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"'{path}' holds something that is no plain value ({error}); {_HINT}") from error

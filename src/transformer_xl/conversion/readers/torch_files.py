@@ -22,7 +22,7 @@ def read_torch(path: Path) -> Any:
     Returns:
         Plain values. Objects are `Stub`s and tensors are `TensorRef`s: checked to lie in the file, read when they are loaded,
         and in the zip format compared with their checksum then. Dicts of any class come back as dict, sets as list, parameters
-        as their tensor; NumPy arrays and long bytes are described by a `Stub` without their content.
+        as their tensor; NumPy arrays and bytes are described by a `Stub` without their content.
 
     Raises:
         CheckpointError: the file is missing, damaged, hostile, too large for what it says, or refers to names that no

@@ -1,0 +1,126 @@
+"""Ways around checks that were once open: parts filled after they were checked, settings without tensors, shared bytes."""
+
+import json
+import pickle
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conversion.hostile import name, storage, tensor, value, whole, zip_file
+from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.export import export
+from transformer_xl.conversion.key_maps import huggingface
+from transformer_xl.conversion.readers.pickle_files import read_pickle
+from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.errors import CheckpointError, ConfigError, TxlError
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
+
+
+def filled(part: bytes, slots: dict[str, object]) -> bytes:
+    """BUILD: give an object other attributes than it was made with."""
+    return part + b"N" + value(slots) + b"\x86b"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        tensor(of=storage(kind=filled(name("torch", "FloatStorage"), {"dtype": "evil"}))),
+        tensor(of=filled(storage(), {"key": "nope"})),
+        filled(tensor(of=storage()), {"offset": 0.0}),
+        filled(tensor(of=storage()), {"shape": "abc"}),
+    ],
+    ids=["type", "storage", "offset", "shape"],
+)
+def test_what_was_checked_cannot_be_filled_again(body, tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(zip_file({"data.pkl": whole(body), "data/0": bytes(16)}))
+    with pytest.raises(CheckpointError, match="fills an object that has no attributes"):
+        read_torch(path)
+
+
+@pytest.mark.parametrize(
+    ("golden", "settings"),
+    [
+        ("huggingface/plain/checkpoint", {"final_norm": True}),
+        ("huggingface/plain/checkpoint", {"vocab_size": None}),
+        ("tensorflow/divided", {"mem_len": 5, "tie_weight": False}),
+        ("tensorflow/divided", {"mem_len": 5, "attention": "shaw", "max_klen": 5}),
+        ("authors/plain/checkpoint", {"untie_r": True}),
+    ],
+)
+def test_settings_that_a_format_does_not_have_are_refused(golden, settings, tmp_path):
+    with pytest.raises(TxlError, match=r"the settings call for|its settings|must be a number"):
+        convert(GOLDENS / golden, tmp_path / "native", settings=settings)
+    assert not list(tmp_path.iterdir())
+
+
+def test_tensors_may_not_share_bytes_unless_they_are_tied(tmp_path):
+    """All tensors as views of the largest: a small file that would make a large one."""
+    sizes = {
+        "vocab_size": 31,
+        "cutoffs": [],
+        "div_val": 1,
+        "d_model": 64,
+        "d_embed": 64,
+        "n_head": 2,
+        "d_head": 16,
+        "n_layer": 4,
+    }
+    values = {**huggingface.DEFAULTS, **sizes, "d_inner": 512, "model_type": "transfo-xl"}
+    parts = list(huggingface.key_map(huggingface.config_of(values)).parts())
+    shared = torch.zeros(max(torch.Size(part.shape).numel() for part in parts))
+    torch.save(
+        {part.name: shared[: torch.Size(part.shape).numel()].view(part.shape) for part in parts}, tmp_path / "pytorch_model.bin"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="they overlap"):
+        convert(tmp_path, tmp_path / "native")
+
+
+def test_what_is_skipped_earns_no_room(tmp_path):
+    """A text that is not read must not pay for parts that repeat."""
+    empty: list[list[object]] = [[] for _ in range(1000)]
+    path = tmp_path / "cache.pkl"
+    path.write_bytes(pickle.dumps(["x" * 4_200_000, [empty] * 8000], protocol=4))
+    with pytest.raises(CheckpointError, match="repeats its parts"):
+        read_pickle(path)
+
+
+def test_keys_that_could_collide_are_refused(tmp_path):
+    path = tmp_path / "cache.pkl"
+    path.write_bytes(pickle.dumps({i * 8 * (2**61 - 1): 0 for i in range(300)}, protocol=2))
+    begin = time.perf_counter()
+    with pytest.raises(CheckpointError, match="keys above 64 bits"):
+        read_pickle(path)
+    assert time.perf_counter() - begin < 30
+
+
+def test_words_that_no_file_can_hold_are_refused(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(GOLDENS / "huggingface" / "no_memory" / "checkpoint", source)
+    for old in source.glob("vocab.*"):
+        old.unlink()
+    (source / "vocab.pkl").write_bytes(pickle.dumps({"idx2sym": [*(f"w{i}" for i in range(30)), "\ud800"]}, protocol=2))
+    with pytest.raises(CheckpointError, match=r"idx2sym .* must be a list of words"):
+        convert(source, tmp_path / "native")
+
+
+def test_a_list_of_far_too_many_words_is_refused_unread(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(GOLDENS / "huggingface" / "no_memory" / "checkpoint", source)
+    (source / "vocab.txt").write_text("word\n" * 100)
+    with pytest.raises(CheckpointError, match="has 100 tokens, the model 31"):
+        convert(source, tmp_path / "native")
+
+
+def test_the_authors_arguments_must_be_possible(tmp_path):
+    convert(GOLDENS / "authors" / "shaw" / "checkpoint", tmp_path / "shaw", settings={"mem_len": 1000})
+    with pytest.raises(ConfigError, match=r"max_klen \(\d+\) - mem_len \(1000\) .* must be at least 1"):
+        export(tmp_path / "shaw", tmp_path / "exported", kind="authors")
+    convert(GOLDENS / "authors" / "plain" / "checkpoint", tmp_path / "plain")
+    with pytest.raises(ConfigError, match=r"tgt_len \(-7\) must be at least 1"):
+        export(tmp_path / "plain", tmp_path / "exported", kind="authors", tgt_len=-7)
