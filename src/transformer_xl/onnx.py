@@ -124,15 +124,16 @@ def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep the exporter's remarks on its own internals, and on packages that nobody asked for, from the user."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript"))}
+    for logger in levels:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 def _save(program: Any, path: Path, *, n_bytes: int) -> None:

@@ -203,3 +203,16 @@ def test_the_examples_of_the_help_are_commands(txl: Txl, place: Path) -> None:
     (place / "models").mkdir()
     for example in examples:
         assert txl("convert", *(ours.get(word, word) for word in example)).status == 0, example
+
+
+def test_a_step_is_written_for_onnx(txl: Txl, place: Path) -> None:
+    """It says what a program must know to run it, and nothing of the exporter's own."""
+    pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
+    answer = txl("convert", "run", "step.onnx", "--to", "onnx", "--tgt-len", "4")
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.startswith("written to step.onnx; mem_len ")
+    assert "tgt_len 4, vocab_size 256, first_n_valid 0" in answer.out
+    assert (place / "step.onnx").stat().st_size > 1000
+    answer = txl("convert", "run", "text.txt/step.onnx", "--to", "onnx")
+    assert answer.status == 1
+    assert "cannot write 'text.txt/step.onnx'" in answer.complaint

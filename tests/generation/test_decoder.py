@@ -130,6 +130,19 @@ def test_reset_rows_of_every_kind_begin_anew(options: dict[str, Any]) -> None:
     assert_close("other row", after[1:], untouched.feed(rows[:, 5:])[1:], 1e-5)
 
 
+def test_a_reset_row_without_memory_sees_all_of_the_last_tokens_again() -> None:
+    model, rows = tiny_model(mem_len=0), torch.randint(0, 13, (2, 14))
+    decoder = Decoder(model, batch_size=2, tgt_len=6)
+    decoder.feed(rows[:, :5])
+    decoder.reset(torch.tensor([True, False]))
+    for at in range(5, 14):
+        after = decoder.feed(rows[:, at : at + 1])
+    with torch.no_grad():
+        expected = model(rows[:, 8:]).logits
+    assert expected is not None
+    assert_close("both rows", after, expected[:, -1], 1e-5)
+
+
 def test_a_table_of_positions_tells_how_long_segments_were() -> None:
     assert Decoder(tiny_model(**KINDS[1])).tgt_len == 6
     assert Decoder(tiny_model()).tgt_len == Decoder(tiny_model(**KINDS[0])).tgt_len == 128

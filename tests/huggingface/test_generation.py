@@ -52,6 +52,19 @@ def test_only_new_tokens_are_read(saved: Saved, hf: TransformerXLForCausalLM, op
     assert shapes == [(rows, len(PROMPT))] + [(rows, 1)] * 8
 
 
+@pytest.mark.parametrize("changes", [{"attention": "al_rfou", "max_klen": 60, "n_head": 2, "d_head": 5}, {"mem_len": 0}])
+def test_where_tokens_cannot_be_read_one_by_one_all_are_read_again(
+    save: Callable[..., Saved], changes: dict[str, object]
+) -> None:
+    """Positions that count from a segment's end, or nothing that would remember the text."""
+    saved = save(**changes)
+    hf = AutoModelForCausalLM.from_pretrained(saved.path)
+    with shapes_read(hf.transformer) as shapes:
+        written = hf.generate(ids_of(saved, PROMPT), max_new_tokens=4, do_sample=False)
+    assert shapes == [(1, len(PROMPT) + n) for n in range(4)]
+    assert written[0, len(PROMPT) :].tolist() == greedy(saved, ids_of(saved, PROMPT)[0], 4)
+
+
 def test_a_long_prompt_is_read_in_pieces_as_ours_is(saved: Saved, hf: TransformerXLForCausalLM) -> None:
     ids = ids_of(saved, (TEXT * 6)[:270])
     with shapes_read(hf.transformer) as shapes:

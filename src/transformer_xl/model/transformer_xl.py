@@ -265,42 +265,31 @@ class TransformerXL(nn.Module, PretrainedMixin):
         return joined[:, max(end - self.mem_len, 0) : end]
 
 
+def _clusters(config: TransformerXLConfig) -> dict[str, Any]:
+    """Return what adaptive embedding and softmax are both told."""
+    return {
+        "cutoffs": config.cutoffs,
+        "div_val": config.div_val,
+        "d_embed": config.d_embed or config.d_model,
+        "d_model": config.d_model,
+        "proj_same_dim": config.proj_same_dim,
+    }
+
+
 def _embedding(config: TransformerXLConfig) -> TokenEmbedding | AdaptiveEmbedding:
     assert config.vocab_size is not None
-    d_embed = config.d_embed or config.d_model
     if config.div_val == 1:
-        return TokenEmbedding(config.vocab_size, d_embed=d_embed, d_model=config.d_model)
-    return AdaptiveEmbedding(
-        config.vocab_size,
-        cutoffs=config.cutoffs,
-        div_val=config.div_val,
-        d_embed=d_embed,
-        d_model=config.d_model,
-        proj_same_dim=config.proj_same_dim,
-    )
+        return TokenEmbedding(config.vocab_size, d_embed=config.d_embed or config.d_model, d_model=config.d_model)
+    return AdaptiveEmbedding(config.vocab_size, **_clusters(config))
 
 
 def _softmax(config: TransformerXLConfig) -> TokenSoftmax | AdaptiveSoftmax:
     assert config.vocab_size is not None
-    d_embed = config.d_embed or config.d_model
+    tied, tied_projections = config.tie_weight, config.tied_projections
     if not config.cutoffs and config.div_val == 1:
-        return TokenSoftmax(
-            config.vocab_size,
-            d_embed=d_embed,
-            d_model=config.d_model,
-            tied=config.tie_weight,
-            tied_projection=config.tied_projections[0],
-        )
-    return AdaptiveSoftmax(
-        config.vocab_size,
-        cutoffs=config.cutoffs,
-        div_val=config.div_val,
-        d_embed=d_embed,
-        d_model=config.d_model,
-        tied=config.tie_weight,
-        tied_projections=config.tied_projections,
-        proj_same_dim=config.proj_same_dim,
-    )
+        sizes = {"d_embed": config.d_embed or config.d_model, "d_model": config.d_model}
+        return TokenSoftmax(config.vocab_size, **sizes, tied=tied, tied_projection=tied_projections[0])
+    return AdaptiveSoftmax(config.vocab_size, **_clusters(config), tied=tied, tied_projections=tied_projections)
 
 
 _ATTENTION: dict[AttentionKind, type[AttentionBlock]] = {
