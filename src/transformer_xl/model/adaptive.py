@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.softmax import Embedding, linear_nll
+from transformer_xl.model.softmax import Cluster, Embedding, linear_nll
 
 
 def cluster_sizes(vocab_size: int, cutoffs: Sequence[int]) -> list[int]:
@@ -164,17 +164,24 @@ class AdaptiveSoftmax(nn.Module):
             nats = nats.index_add(0, where, linear_nll(h, vectors, bias, label_X[where] - self.borders[i]).to(nats.dtype))
         return nats.view_as(labels)
 
-    def _clusters(self, embedding: Embedding) -> list[tuple[Tensor | None, Tensor, Tensor]]:
-        """Return projection, vectors and biases of each cluster; the head's end with those of the tails as classes."""
-        vectors = list(embedding.vectors(self.sizes) if self.weights is None else self.weights)
-        biases = list(self.biases)
-        if self.cluster_weight is not None and self.cluster_bias is not None:
-            vectors[0] = torch.cat([vectors[0], self.cluster_weight])
-            biases[0] = torch.cat([biases[0], self.cluster_bias])
+    def clusters(self, embedding: Embedding) -> tuple[list[Cluster], tuple[Tensor, Tensor] | None]:
+        """Return the clusters, head first, and the vectors and biases of the tails as classes in the head's softmax."""
+        vectors = embedding.vectors(self.sizes) if self.weights is None else self.weights
         projections = [
             embedding.projection_of(i) if tied else self.projections[i] for i, tied in enumerate(self.tied_projections)
         ]
-        return list(zip(projections, vectors, biases, strict=True))
+        classes = None
+        if self.cluster_weight is not None and self.cluster_bias is not None:
+            classes = (self.cluster_weight, self.cluster_bias)
+        return list(zip(projections, vectors, self.biases, strict=True)), classes
+
+    def _clusters(self, embedding: Embedding) -> list[Cluster]:
+        """Return the clusters; the head's vectors and biases end with those of the tails as classes."""
+        (head, *tails), classes = self.clusters(embedding)
+        if classes is None:
+            return [head, *tails]
+        projection, vectors, bias = head
+        return [(projection, torch.cat([vectors, classes[0]]), torch.cat([bias, classes[1]])), *tails]
 
 
 def _project(h: Tensor, projection: Tensor | None) -> Tensor:

@@ -148,12 +148,13 @@ class FeedForward(nn.Module):
         if self.activation == "relu" and self.training and self.drop.p:
             active = relu_dropout(inner, self.drop.p)
         else:
-            active = self.drop(_activate(inner, self.activation))
+            active = self.drop(activate(inner, self.activation))
         output = h_BTD + self.drop(self.outer(active))
         return output if self.pre_lnorm else self.layer_norm(output)
 
 
-def _activate(x: Tensor, activation: Activation) -> Tensor:
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Apply the non-linearity of a feed-forward network."""
     if activation == "gelu":
         return F.gelu(x)
     return F.relu(x).square() if activation == "relu2" else F.relu(x)

@@ -30,6 +30,10 @@ class Embedding(Protocol):
         ...
 
 
+Cluster = tuple[Tensor | None, Tensor, Tensor]
+"""Projection (D, E) if there is one, vectors (size, E) and biases (size,) of the tokens of a cluster."""
+
+
 class TokenEmbedding(nn.Module):
     """Vectors of token ids, scaled by sqrt(d_model), and projected where `d_embed` differs from `d_model`.
 
@@ -85,6 +89,11 @@ class TokenSoftmax(nn.Module):
         """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
         projected = self._project(h_BTD, embedding).flatten(0, 1)
         return linear_nll(projected, self._vectors(embedding), self.bias, labels.flatten()).view_as(labels)
+
+    def clusters(self, embedding: Embedding) -> tuple[list[Cluster], None]:
+        """Return the whole vocabulary as one cluster, and no classes for tails; see `AdaptiveSoftmax.clusters`."""
+        projection = embedding.projection_of(0) if self.projection is None else self.projection.weight.T
+        return [(projection, self._vectors(embedding), self.bias)], None
 
     def _vectors(self, embedding: Embedding) -> Tensor:
         return embedding.vectors([len(self.bias)])[0] if self.weight is None else self.weight

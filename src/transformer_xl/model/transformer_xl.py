@@ -143,6 +143,11 @@ class TransformerXL(nn.Module, PretrainedMixin):
         """Type of the weights and of the memory."""
         return next(self.parameters()).dtype
 
+    @property
+    def window(self) -> int | None:
+        """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
+        return self.mem_len + self.config.same_length_besides_self if self.same_length else None
+
     def with_context(
         self,
         *,
@@ -202,12 +207,20 @@ class TransformerXL(nn.Module, PretrainedMixin):
             ValueError: shapes that do not fit together.
         """
         _check_shapes(ids, mems, labels, self.config.n_layer)
+        h_BTD, new_mems = self.read(ids, mems=mems, document_starts=document_starts, n_pad=n_pad)
+        if labels is None:
+            return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
+        return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding))
+
+    def read(
+        self, ids: Tensor, *, mems: Mems | None = None, document_starts: Tensor | None = None, n_pad: Tensor | None = None
+    ) -> tuple[Tensor, Mems]:
+        """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
         batch_size, T = ids.shape
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
-        window = self.mem_len + self.config.same_length_besides_self if self.same_length else None
         hidden_BTS, n_own = hidden_keys(
-            document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=window
+            document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
         positions = self._positions(mems.length + T, ids.device)
         h_BTD = self.embedding(ids)
@@ -219,10 +232,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
             remembered.append(self._remember(mem_BMD, h_BTD, n_pad))
             h_BTD = layer(h_BTD, mem_BMD=mem_BMD, hidden_BTS=hidden_BTS, n_pad=n_pad, **positions[i])
         h_BTD = self.drop(self.final_norm(h_BTD))
-        new_mems = Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
-        if labels is None:
-            return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
-        return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding))
+        return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
 
     def _enter(self, i: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return memory and segment as they enter layer `i`: absolute positions are added here, once or in every layer."""

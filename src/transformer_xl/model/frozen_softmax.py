@@ -1,0 +1,145 @@
+"""The softmax as inference computes it: with frozen weights, and an adaptive one cluster by cluster.
+
+Shapes: X tokens, D d_model, E width of a cluster's vectors, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.frozen import (
+    InferencePrecision,
+    Matrix,
+    Product,
+    activation_dtype,
+    freeze,
+    product,
+    streamed_product,
+    wide,
+)
+from transformer_xl.model.softmax import Embedding, TokenSoftmax
+
+_CHUNK_ELEMENTS = 1 << 25
+"""Scores held at once when a text is scored, 128 MB in fp32."""
+
+
+class _Cluster(NamedTuple):
+    """One cluster: a projection (E, D) if it has one, vectors (size, E) and biases."""
+
+    projection: Matrix | None
+    vectors: Matrix
+    bias: Tensor
+
+
+HeadFunction = Callable[[Tensor, _Cluster, tuple[Matrix, Tensor] | None, torch.dtype], tuple[Tensor, Tensor]]
+"""How the head of a softmax is computed, eagerly or compiled."""
+
+
+class FrozenSoftmax:
+    """Scores of the next token, head and tails apart.
+
+    Args:
+        softmax: of the model.
+        embedding: of the model; the softmax may borrow its vectors.
+        precision: of the products.
+
+    Attributes:
+        borders: first id of each cluster, then V: (0, V) for a plain softmax.
+    """
+
+    def __init__(self, softmax: TokenSoftmax | AdaptiveSoftmax, embedding: Embedding, precision: InferencePrecision) -> None:
+        parts, classes = softmax.clusters(embedding)
+        self._clusters = [
+            _Cluster(
+                None if projection is None else freeze(projection.T.contiguous(), precision),
+                freeze(vectors, precision),
+                wide(bias),
+            )
+            for projection, vectors, bias in parts
+        ]
+        self._tail_classes = None if classes is None else (freeze(classes[0], precision), wide(classes[1]))
+        self._adaptive = isinstance(softmax, AdaptiveSoftmax)
+        sizes = [len(cluster.bias) for cluster in self._clusters]
+        self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
+        self._dtype = activation_dtype(precision, self._clusters[0].vectors.weight.dtype)
+
+    def head(self, h_XD: Tensor, *, compiled: HeadFunction | None = None) -> tuple[Tensor, Tensor]:
+        """Score the head, at least in fp32.
+
+        Args:
+            h_XD: hidden states.
+            compiled: `streamed_head`, compiled; None: eager.
+
+        Returns:
+            For the head's own tokens (X, size) and for each tail as a whole (X, tails): log-probabilities with an adaptive
+            softmax, unnormalized scores with a plain one, which has no tails.
+        """
+        own, tails = (compiled or _head)(h_XD, self._clusters[0], self._tail_classes, self._dtype)
+        return (own.log_softmax(-1) if self._adaptive and tails.shape[-1] == 0 else own), tails
+
+    def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
+        """Return the log-probabilities (X, size) of the tokens of tail `i`, given those of the tail as a whole (X,)."""
+        cluster = self._clusters[i + 1]
+        return _scores(cluster, _project(cluster, h_XD, self._dtype), self._dtype).log_softmax(-1) + of_tail_X.unsqueeze(-1)
+
+    def logits(self, h_XD: Tensor) -> Tensor:
+        """Return scores (X, V) of all tokens, at least in fp32; with an adaptive softmax they are log-probabilities."""
+        own, tails = self.head(h_XD)
+        return torch.cat([own, *(self.tail(i, h_XD, of_tail) for i, of_tail in enumerate(tails.unbind(-1)))], dim=-1)
+
+    def nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
+        """Return nats (X,) of each token's label, in chunks of tokens; 0 where the label is -100."""
+        n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self._clusters))
+        chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
+        return torch.cat([self._nll(h, label) for h, label in chunks])
+
+    def _nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
+        own, tails = self.head(h_XD)
+        size = own.shape[-1]
+        if tails.shape[-1] == 0:
+            own = own.log_softmax(-1)
+        nats = -own.gather(-1, label_X.clamp(min=0, max=size - 1).unsqueeze(-1)).squeeze(-1)
+        for i, (first, last) in enumerate(zip(self.borders[1:-1], self.borders[2:], strict=True)):
+            where = ((label_X >= first) & (label_X < last)).nonzero().squeeze(1)
+            if len(where):
+                scores = self.tail(i, h_XD[where], tails[where, i])
+                nats[where] = -scores.gather(-1, (label_X[where] - first).unsqueeze(-1)).squeeze(-1)
+        return nats.masked_fill(label_X == -100, 0.0)
+
+
+def _head(
+    h_XD: Tensor,
+    cluster: _Cluster,
+    tail_classes: tuple[Matrix, Tensor] | None,
+    dtype: torch.dtype,
+    product: Product = product,
+) -> tuple[Tensor, Tensor]:
+    projected = _project(cluster, h_XD, dtype, product)
+    own = _scores(cluster, projected, dtype, product)
+    if tail_classes is None:
+        return own, own[..., :0]
+    tails = _full(product(projected, tail_classes[0], dtype, None)) + tail_classes[1]
+    normalizer = torch.logaddexp(own.logsumexp(-1, keepdim=True), tails.logsumexp(-1, keepdim=True))
+    return own - normalizer, tails - normalizer
+
+
+def streamed_head(
+    h_XD: Tensor, cluster: _Cluster, tail_classes: tuple[Matrix, Tensor] | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Compute `FrozenSoftmax.head` in the way that a compiler wants."""
+    return _head(h_XD, cluster, tail_classes, dtype, streamed_product)
+
+
+def _project(cluster: _Cluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
+    return h_XD if cluster.projection is None else product(h_XD, cluster.projection, dtype, None)
+
+
+def _scores(cluster: _Cluster, projected_XE: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
+    return _full(product(projected_XE, cluster.vectors, dtype, None)) + cluster.bias
+
+
+def _full(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x

@@ -1,0 +1,121 @@
+"""`KeyValueMemory`: what a model keeps of the past when its weights no longer change.
+
+Under frozen weights the keys and values of a position never change, so they are kept instead of the hidden states that they are
+made of, and no token is projected twice. They lie in ring buffers allotted once: the token at position p of a row is in slot p
+modulo C, and overwrites the one that lay C positions before it. Rows may be of different ages and stand at different places.
+
+Values are kept transposed, for then both products of attention read memory in the order in which it lies.
+
+Shapes: B rows, N heads, C slots, H d_head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class KeyValueMemory:
+    """Projected keys and values of past positions, in ring buffers that readers write in place.
+
+    Attributes:
+        keys: one tensor per layer, (N, B, C, H).
+        values: one tensor per layer, (N, B, H, C).
+        end: int64 (B,), position of each row's next token; its slot is `end` modulo C.
+        n_valid: int64 (B,), how many of the last positions before `end` are real, at most C.
+    """
+
+    keys: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+    end: Tensor
+    n_valid: Tensor
+
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        *,
+        n_layer: int,
+        n_head: int,
+        d_head: int,
+        n_slot: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> "KeyValueMemory":
+        """Allot a memory that holds nothing.
+
+        Args:
+            batch_size: B, number of rows.
+            n_layer: number of layers.
+            n_head: N.
+            d_head: H.
+            n_slot: C, places per row: what a query may see, and the longest segment read at once.
+            dtype: of keys and values.
+            device: where it lives.
+
+        Returns:
+            Zeros that nothing attends to.
+        """
+        place = {"dtype": dtype, "device": device}
+        return cls(
+            tuple(torch.zeros(n_head, batch_size, n_slot, d_head, **place) for _ in range(n_layer)),
+            tuple(torch.zeros(n_head, batch_size, d_head, n_slot, **place) for _ in range(n_layer)),
+            torch.zeros(batch_size, dtype=torch.int64, device=device),
+            torch.zeros(batch_size, dtype=torch.int64, device=device),
+        )
+
+    @property
+    def batch_size(self) -> int:
+        """B, number of rows."""
+        return self.end.shape[0]
+
+    @property
+    def n_slot(self) -> int:
+        """C, places per row, valid or not."""
+        return self.keys[0].shape[2]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that keys, values and counters take: n_layer x B x C x 2 x N x H x the size of a number, and 16 per row."""
+        return sum(x.nbytes for x in (*self.keys, *self.values, self.end, self.n_valid))
+
+    def reset(self, rows: Tensor) -> None:
+        """Empty some rows in place; nothing of the old text is left in them, and they begin as new ones do.
+
+        Args:
+            rows: bool (B,), True where a row forgets.
+        """
+        index = rows.to(self.end.device).nonzero().squeeze(1)
+        for buffer in (*self.keys, *self.values):
+            buffer.index_fill_(1, index, 0)
+        self.end.index_fill_(0, index, 0)
+        self.n_valid.index_fill_(0, index, 0)
+
+    @staticmethod
+    def concatenate(parts: Sequence["KeyValueMemory"]) -> "KeyValueMemory":
+        """Put the rows of several memories of as many slots one after another."""
+        keys = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.keys for part in parts), strict=True))
+        values = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.values for part in parts), strict=True))
+        return KeyValueMemory(
+            keys, values, torch.cat([part.end for part in parts]), torch.cat([part.n_valid for part in parts])
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the memory as named tensors, for a file."""
+        layers = range(len(self.keys))
+        keys, values = ({f"{name}.{i}": x[i] for i in layers} for name, x in (("keys", self.keys), ("values", self.values)))
+        return {**keys, **values, "end": self.end, "n_valid": self.n_valid}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over what `state_dict()` of a memory of the same shape returned, in place.
+
+        Raises:
+            ValueError: names, shapes or types that are not this memory's; nothing has been taken over then.
+        """
+        own = self.state_dict()
+        if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:
+            raise ValueError("the tensors are not those of a memory of this shape")
+        for name, x in state.items():
+            own[name].copy_(x)

@@ -1,0 +1,357 @@
+"""`Reader`: a model with frozen weights, made ready to read streams into a `KeyValueMemory`.
+
+What does not depend on the text is computed once: the keys of all distances, and the weights in the precision of inference.
+
+Shapes: B rows, T tokens, C slots, P distances told apart, N heads, H d_head, D d_model, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+from typing import cast, get_args
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.config import AttentionKind
+from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.compiled import compiled_head, compiled_token
+from transformer_xl.model.frozen import InferencePrecision, LayerWeights, activation_dtype, freeze_layer, freeze_norm
+from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction
+from transformer_xl.model.key_value_memory import KeyValueMemory
+from transformer_xl.model.layers import AttentionBlock, DecoderLayer, RelativeAttention
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.positions import key_distances, sinusoids
+from transformer_xl.model.reading import LayerOptions, normalize, read_segment, read_token
+from transformer_xl.model.shaw import table_rows
+from transformer_xl.model.softmax import Embedding, TokenSoftmax
+from transformer_xl.model.transformer_xl import TransformerXL
+
+_ALIGNED_SLOTS = 16
+"""Slots are a multiple of this, so that the rows of values begin where vector loads like them to."""
+
+_SCORES_AT_ONCE = 1 << 25
+"""Attention scores held at once while a segment is read, 128 MB in fp32; more rows are read one group after another."""
+
+
+def keeps_keys(model: TransformerXL) -> bool:
+    """Say whether the keys and values of a position stay the same while the text goes on.
+
+    With the absolute kinds of attention they do not: positions count from the end of the segment, and are added anew to what is
+    remembered.
+    """
+    return model.config.attention in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
+
+
+class Reader:
+    """A model ready to read.
+
+    Weights must not change while it is in use; in fp32 they are shared with the model.
+
+    Args:
+        model: with attention by relative positions.
+        tgt_len: longest segment read at once.
+        precision: of weights, keys and values; fp32 stands for the type of the model's weights.
+        window: how many keys each token sees, itself included. None: as many as in training: with `same_length` the model's
+            window, else the memory and all of its segment before it.
+
+    Raises:
+        ConfigError: a model whose keys cannot be kept, see `keeps_keys`.
+    """
+
+    def __init__(
+        self, model: TransformerXL, *, tgt_len: int, precision: InferencePrecision = "fp32", window: int | None = None
+    ) -> None:
+        if precision not in get_args(InferencePrecision):
+            raise ConfigError(f"unknown precision '{precision}'; {did_you_mean(precision, get_args(InferencePrecision))}")
+        if not keeps_keys(model):
+            raise ConfigError(
+                f"attention '{model.config.attention}' adds positions to what is remembered: no keys can be kept; "
+                "read with the model itself"
+            )
+        self.config, self.mem_len, self.embedding = model.config, model.mem_len, model.embedding
+        self.window = model.window if window is None else window
+        self.tgt_len = tgt_len
+        self.precision: InferencePrecision = precision
+        n_slot = max(self.mem_len, self.window or 0) + tgt_len
+        self.n_slot = math.ceil(n_slot / _ALIGNED_SLOTS) * _ALIGNED_SLOTS
+        self.dtype = activation_dtype(precision, model.dtype)
+        self.device = model.device
+        self.options = _options(model)
+        with torch.no_grad():
+            self.layers = _freeze(model, self.n_slot, precision)
+            softmax = cast(TokenSoftmax | AdaptiveSoftmax, model.softmax)
+            self.softmax = FrozenSoftmax(softmax, cast(Embedding, model.embedding), precision)
+        norm = model.final_norm
+        self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
+        self._model = model
+        self._read_token: Callable[..., Tensor] = read_token
+        self._head: HeadFunction | None = None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether single tokens are read by compiled code."""
+        return self._head is not None
+
+    def compile(self) -> None:
+        """Compile the reading of single tokens; the compiler runs at the first `step`, once for each number of rows.
+
+        One function serves all layers, so it takes seconds, not a minute.
+        """
+        self._read_token, self._head = compiled_token(), compiled_head()
+
+    def interpret(self) -> None:
+        """Undo `compile`."""
+        self._read_token, self._head = read_token, None
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, and Shaw's n_layer x N x P."""
+        biases = [layer.distance_bias for layer in self.layers if layer.distance_bias is not None]
+        return sum(layer.position_keys.nbytes for layer in self.layers) + sum(bias.nbytes for bias in biases)
+
+    def empty_memory(self, batch_size: int) -> KeyValueMemory:
+        """Allot a memory for B rows that have read nothing."""
+        memory = self._allot(batch_size)
+        self.reset(memory, torch.ones(batch_size, dtype=torch.bool))
+        return memory
+
+    def _allot(self, batch_size: int) -> KeyValueMemory:
+        heads = {"n_layer": self.config.n_layer, "n_head": self.config.n_head, "d_head": self.config.d_head}
+        return KeyValueMemory.empty(batch_size, **heads, n_slot=self.n_slot, dtype=self.dtype, device=self.device)
+
+    @torch.no_grad()
+    def reset(self, memory: KeyValueMemory, rows: Tensor) -> None:
+        """Let rows (bool, (B,)) forget; a model that was trained so begins with the keys of zeros, which it attends to."""
+        memory.reset(rows)
+        if self.config.zero_first_memory:
+            index = rows.to(memory.end.device).nonzero().squeeze(1)
+            zero = torch.zeros(1, 1, self.config.d_model, dtype=self._model.dtype, device=self.device)
+            for layer, keys, values in zip(self._blocks(), memory.keys, memory.values, strict=True):
+                key_N11H, value_N1H1 = _remembered(layer, zero)
+                keys[:, index], values[:, index] = key_N11H.to(self.dtype), value_N1H1.to(self.dtype)
+            memory.n_valid[index] = self.mem_len
+
+    @torch.no_grad()
+    def from_mems(self, mems: Mems) -> KeyValueMemory:
+        """Project remembered hidden states.
+
+        Args:
+            mems: the model's, of at most `n_slot` positions.
+
+        Returns:
+            A memory that gives the same numbers.
+        """
+        M = mems.length
+        kept = min(M, self.n_slot)
+        memory = self._allot(mems.batch_size)
+        for layer, hidden, keys, values in zip(self._blocks(), mems.hidden, memory.keys, memory.values, strict=True):
+            keys[:, :, :kept], values[..., :kept] = _remembered(layer, hidden[:, M - kept :])
+        memory.end.fill_(kept)
+        memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
+        return memory
+
+    @torch.no_grad()
+    def to_mems(self, memory: KeyValueMemory) -> Mems:
+        """Return hidden states that have the keys and values of a memory.
+
+        Keys and values are linear in the states, twice as many numbers as these, so the states are what solves the equations.
+        After a layer norm before the block (`pre_lnorm`) only normalized states can be had; they have the same keys.
+
+        Args:
+            memory: of this reader, best in fp32.
+
+        Returns:
+            The last `mem_len` positions.
+
+        Raises:
+            ConfigError: heads so narrow that keys and values do not determine the states.
+        """
+        if 2 * self.config.n_head * self.config.d_head < self.config.d_model:
+            raise ConfigError(
+                f"keys and values of {self.config.n_head} heads of {self.config.d_head} do not determine hidden states of "
+                f"{self.config.d_model}; keep the Mems of the model instead"
+            )
+        age = torch.arange(self.mem_len, 0, -1, device=memory.end.device)
+        slot_BM = (memory.end.unsqueeze(1) - age) % self.n_slot
+        n_valid = memory.n_valid.clamp(max=self.mem_len)
+        hidden = []
+        for layer, keys, values in zip(self._blocks(), memory.keys, memory.values, strict=True):
+            row_B1 = torch.arange(memory.batch_size, device=slot_BM.device).unsqueeze(1)
+            k_BMX = keys[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
+            v_BMX = values.transpose(2, 3)[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
+            states = _solve(layer, torch.cat([k_BMX, v_BMX], dim=-1).double())
+            hidden.append(torch.where((age <= n_valid.unsqueeze(1)).unsqueeze(-1), states, 0).to(self._model.dtype))
+        return Mems(tuple(hidden), n_valid.clone())
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:
+        """Read a segment of rows whose rings stand at the same place, and remember it.
+
+        Args:
+            ids: int64 (B, T), T at most `tgt_len`.
+            memory: of `empty_memory`; written in place.
+            rows: which rows of the memory these are.
+
+        Returns:
+            What the softmax is computed of, (B, T, D).
+
+        Raises:
+            ValueError: a longer segment, or rows at different places.
+        """
+        n_row, tgt_len = ids.shape
+        places = (memory.end[rows] % self.n_slot).unique()
+        if tgt_len > self.tgt_len or len(places) != 1:
+            raise ValueError(
+                f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at ring positions {places.tolist()} at once"
+            )
+        h_BTD = self._embed(ids)
+        at = int(places)
+        hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
+        at_once = max(1, _SCORES_AT_ONCE // (self.config.n_head * tgt_len * self.n_slot))
+        for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
+            own_keys, own_values = keys[:, rows], values[:, rows]
+            parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
+            h_BTD = torch.cat(
+                [
+                    read_segment(
+                        h_BTD[part],
+                        weights,
+                        own_keys[:, part],
+                        own_values[:, part],
+                        at=at,
+                        hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
+                        options=self.options,
+                    )
+                    for part in parts
+                ]
+            )
+        _advance(memory, rows, tgt_len)
+        return self._leave(h_BTD)
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        h_BTD = self.embedding(ids)
+        return h_BTD.to(torch.promote_types(h_BTD.dtype, torch.float32))
+
+    def _leave(self, h: Tensor) -> Tensor:
+        return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
+
+    @torch.no_grad()
+    def step(self, ids: Tensor, memory: KeyValueMemory, *, active: Tensor | None = None) -> Tensor:
+        """Read one token of each row; rows may stand anywhere, and shapes are always the same.
+
+        Args:
+            ids: int64 (B,).
+            memory: of `empty_memory`; written in place.
+            active: bool (B,), rows that read; what the others compute means nothing, and they remember nothing. None: all.
+
+        Returns:
+            What the softmax is computed of, (B, D).
+        """
+        slot_B, column_BC, bias_BC = self._places(memory)
+        h_BD = self._embed(ids.unsqueeze(1)).squeeze(1)
+        for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
+            h_BD = self._read_token(
+                h_BD, weights, keys, values, slot_B=slot_B, column_BC=column_BC, bias_BC=bias_BC, options=self.options
+            )
+        # The slot of a row that does not read is written all the same: what lay there is out of every query's sight by now.
+        _advance(memory, slice(None), 1 if active is None else active.to(memory.end.device).long())
+        return self._leave(h_BD)
+
+    @torch.no_grad()
+    def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
+        """Score the softmax's head after a `step`; see `FrozenSoftmax.head`."""
+        return self.softmax.head(h_BD, compiled=self._head)
+
+    def _places(self, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the slot of each row's next token, and for each slot the column of its distance and whether it is hidden."""
+        slot_B = memory.end % self.n_slot
+        distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
+        farthest = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1)
+        bias_BC = torch.zeros((), device=slot_B.device).where(distance_BC <= farthest.unsqueeze(1), float("-inf"))
+        n_distance = self.layers[0].position_keys.shape[1]
+        return slot_B, (n_distance - 1 - distance_BC).clamp(min=0), bias_BC
+
+    def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int) -> list[tuple[slice, Tensor]]:
+        """Return runs of slots that some query must not see, each with -inf where that is so, else 0, (B or 1, T, slots)."""
+        C, T, device = self.n_slot, tgt_len, n_valid.device
+        if (n_valid == n_valid[0]).all():
+            n_valid = n_valid[:1]
+        query_T1 = torch.arange(T, device=device).unsqueeze(1)
+        # the position that each slot holds, counted from the segment's first token
+        key_C = T - 1 - (at + T - 1 - torch.arange(C, device=device)) % C
+        farthest_T1 = self.mem_len + query_T1 if self.window is None else self.window - 1
+        hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1)
+        hidden_BTC = hidden_TC | (key_C < -n_valid[:, None, None])
+        bias_BTC = torch.zeros(hidden_BTC.shape, dtype=self.dtype, device=device).masked_fill_(hidden_BTC, float("-inf"))
+        # with a full memory most slots are hidden from nobody
+        borders = torch.nn.functional.pad(hidden_BTC.any(dim=0).any(dim=0).int(), (1, 1)).diff().nonzero().flatten().tolist()
+        return [(slice(*run), bias_BTC[..., slice(*run)]) for run in zip(borders[::2], borders[1::2], strict=True)]
+
+    def _blocks(self) -> list[AttentionBlock]:
+        return [cast(AttentionBlock, cast(DecoderLayer, layer).attention) for layer in self._model.layers]
+
+
+def _options(model: TransformerXL) -> LayerOptions:
+    config = model.config
+    return LayerOptions(config.n_head, config.d_head, config.pre_lnorm, config.layer_norm_epsilon, config.activation)
+
+
+def _freeze(model: TransformerXL, n_slot: int, precision: InferencePrecision) -> list[LayerWeights]:
+    """Return the weights of all layers with their keys of the distances that are told apart, the farthest first."""
+    config, clamp_len = model.config, model.clamp_len
+    rows = encoded = None
+    if config.attention == AttentionKind.SHAW:
+        n_row = model.r_emb.shape[1]
+        distances = key_distances(min(n_slot, n_row, clamp_len or n_row), clamp_len=None)
+        rows = table_rows(distances, n_row=n_row, clamp_len=clamp_len)
+    else:
+        n_distance = n_slot if clamp_len is None else min(n_slot, clamp_len + 1)
+        distances = key_distances(n_distance, clamp_len=None, device=model.device)
+        encoded = sinusoids(distances, config.d_model, model.dtype)
+    frozen = []
+    for i, module in enumerate(model.layers):
+        layer = cast(DecoderLayer, module)
+        owner = i % len(model.r_w_bias)
+        if encoded is None:
+            keys_CNH, distance_bias = model.r_emb[i, rows], model.r_bias[i, rows].T
+            position_bias = torch.zeros_like(model.r_w_bias[owner])
+        else:
+            r_net = cast(RelativeAttention, layer.attention).r_net
+            keys_CNH, distance_bias = r_net(encoded).unflatten(-1, (config.n_head, config.d_head)), None
+            position_bias = model.r_r_bias[owner]
+        frozen.append(
+            freeze_layer(
+                layer,
+                content_bias=model.r_w_bias[owner],
+                position_bias=position_bias,
+                position_keys=keys_CNH.transpose(0, 1),
+                distance_bias=distance_bias,
+                precision=precision,
+            )
+        )
+    return frozen
+
+
+def _remembered(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys (N, B, M, H) and values (N, B, H, M) of remembered states."""
+    _, k_BMNH, v_BMNH = block.project(hidden_BMD[:, :0], hidden_BMD, None)
+    return k_BMNH.permute(2, 0, 1, 3), v_BMNH.permute(2, 0, 3, 1)
+
+
+def _solve(block: AttentionBlock, kv_BMX: Tensor) -> Tensor:
+    """Return the hidden states (B, M, D) whose keys and values these are; fp64 in and out."""
+    w_kv = block.qkv_net.weight[block.n_head * block.d_head :].double()
+    states = torch.linalg.lstsq(w_kv, kv_BMX.flatten(0, 1).T).solution.T.unflatten(0, kv_BMX.shape[:2])
+    if not block.pre_lnorm:
+        return states
+    norm = block.layer_norm
+    normalized = (states - norm.bias.double()) / norm.weight.double()
+    # epsilon makes the variance of normalized states a little less than 1; of that, the norm that states had before follows
+    lacking = (1 - normalized.var(-1, correction=0, keepdim=True)).clamp(min=norm.eps * 1e-6)
+    return normalized * (norm.eps / lacking).sqrt()
+
+
+def _advance(memory: KeyValueMemory, rows: slice, n_new: Tensor | int) -> None:
+    memory.end[rows] += n_new
+    memory.n_valid[rows] = (memory.n_valid[rows] + n_new).clamp(max=memory.n_slot)
