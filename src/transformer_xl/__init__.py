@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from transformer_xl.evaluation import Score, evaluate
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
+    from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.memory import Mems
+    from transformer_xl.model.reader import Reader
     from transformer_xl.model.transformer_xl import ModelOutput, TransformerXL
     from transformer_xl.training.loop import train
 
@@ -32,8 +34,10 @@ _HOMES = {
     "AttentionKind": "config",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
+    "KeyValueMemory": "model.key_value_memory",
     "Mems": "model.memory",
     "ModelOutput": "model.transformer_xl",
+    "Reader": "model.reader",
     "RunConfig": "config",
     "Score": "evaluation",
     "SegmentStream": "data.streams",
@@ -53,8 +57,10 @@ __all__ = [
     "AttentionKind",
     "Converted",
     "Decoder",
+    "KeyValueMemory",
     "Mems",
     "ModelOutput",
+    "Reader",
     "RunConfig",
     "Score",
     "SegmentStream",

@@ -7,15 +7,18 @@ is as warm as if it had come from there.
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
@@ -94,7 +97,7 @@ def evaluate(
     ext_len: int = 0,
     n_characters: int | None = None,
     n_bytes: int | None = None,
-    precision: Precision = "fp32",
+    precision: InferencePrecision = "fp32",
     per_token: bool = False,
     on_tokens: Callable[[int], object] | None = None,
 ) -> Score:
@@ -112,7 +115,7 @@ def evaluate(
             context); their states are as new as the segment's, at the price of computing them twice.
         n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
         n_bytes: bytes of the predicted text, for `Score.bpb`.
-        precision: of the matrix products.
+        precision: of the matrix products, and of keys and values; int8 rounds the weights.
         per_token: keep the nats of every token.
         on_tokens: called with the number of tokens just scored, for progress bars.
 
@@ -139,7 +142,6 @@ def evaluate(
         )
     _check_vocabulary(ids, model.config.vocab_size or 0)
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
-    device = model.device
     # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
     reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
     lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach + ext_len, 1))), tgt_len, ext_len)
@@ -149,13 +151,8 @@ def evaluate(
     model.eval()
     begin, total = time.perf_counter(), 0.0
     try:
-        with torch.no_grad(), autocast(device, precision):
-            mems = _warm_up(view, lanes, reach, tgt_len=tgt_len, device=device)
-            for at in range(0, lanes.length, tgt_len):
-                segment = lanes.segment(at, tgt_len)
-                n_pad = None if segment.n_pad is None else segment.n_pad.to(device)
-                out = view(segment.ids.to(device), mems=mems, labels=segment.labels.to(device), n_pad=n_pad)
-                mems, nll = out.mems, out.nll.cpu()
+        with torch.no_grad():
+            for segment, nll in _nats(view, lanes, reach, precision):
                 total += float(nll.double().sum())
                 scored = segment.labels >= 0
                 if token_nats is not None:
@@ -168,9 +165,59 @@ def evaluate(
     return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, token_nats)
 
 
+def _nats(
+    model: TransformerXL, lanes: "_Lanes", reach: int, precision: InferencePrecision
+) -> Iterator[tuple["_Segment", torch.Tensor]]:
+    """Yield each segment of all lanes with the nats of its tokens, fp32 (lanes, W) on the CPU, 0 where there is no label."""
+    if keeps_keys(model) and model.ext_len == 0:
+        return _nats_of_kept_keys(model, lanes, reach, precision)
+    if precision == "int8":
+        raise ConfigError(
+            f"precision int8 needs keys that stay the same; with attention '{model.config.attention}' and ext_len "
+            f"({model.ext_len}) they do not: use bf16 or fp32"
+        )
+    return _nats_of_states(model, lanes, reach, precision)
+
+
+def _nats_of_kept_keys(
+    model: TransformerXL, lanes: "_Lanes", reach: int, precision: InferencePrecision
+) -> Iterator[tuple["_Segment", torch.Tensor]]:
+    """Read with frozen weights: no remembered position is projected twice."""
+    reader = Reader(model, tgt_len=lanes.tgt_len, precision=precision)
+    memory = reader.empty_memory(1 if reach else lanes.n_lane)
+    if memory.batch_size < lanes.n_lane:
+        warm = reader.empty_memory(lanes.n_lane - 1)
+        for ids in lanes.before(reach).split(lanes.tgt_len, dim=1):
+            reader.read(ids.to(model.device), warm)
+        memory.end.copy_(warm.end[:1])  # an empty ring may begin anywhere: beside the others, so that all are read at once
+        memory = KeyValueMemory.concatenate([memory, warm])
+    for at in range(0, lanes.length, lanes.tgt_len):
+        segment = lanes.segment(at, pad_left=False)
+        h_BTD = reader.read(segment.ids.to(model.device), memory)
+        yield (
+            segment,
+            reader.softmax.nll(h_BTD.flatten(0, 1), segment.labels.to(model.device).flatten()).view(segment.labels.shape).cpu(),
+        )
+
+
+def _nats_of_states(
+    model: TransformerXL, lanes: "_Lanes", reach: int, precision: Precision
+) -> Iterator[tuple["_Segment", torch.Tensor]]:
+    """Read with hidden states as memory, where keys cannot be kept or the ends of segments are read twice."""
+    with autocast(model.device, precision):
+        mems = _warm_up(model, lanes, reach)
+    for at in range(0, lanes.length, lanes.tgt_len):
+        segment = lanes.segment(at)
+        n_pad = None if segment.n_pad is None else segment.n_pad.to(model.device)
+        with autocast(model.device, precision):
+            out = model(segment.ids.to(model.device), mems=mems, labels=segment.labels.to(model.device), n_pad=n_pad)
+        mems = out.mems
+        yield segment, out.nll.cpu()
+
+
 @dataclass(frozen=True)
 class _Segment:
-    """What one forward pass reads: ids, labels and places in the stream (lanes, W), and padding at the left (lanes,)."""
+    """What one forward pass reads: ids, labels and places in the stream (lanes, W), and how much of it is padding (lanes,)."""
 
     ids: torch.Tensor
     labels: torch.Tensor
@@ -182,26 +229,27 @@ class _Lanes:
     """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none."""
 
     def __init__(self, ids: np.ndarray, n_lane: int, tgt_len: int, ext_len: int) -> None:
-        self.ids, self.ext_len = ids, ext_len
+        self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len
         self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where one lane's segments would
         self.n_lane = math.ceil((len(ids) - 1) / self.length)  # so that rounding up leaves no lane empty
 
-    def segment(self, at: int, tgt_len: int) -> _Segment:
+    def segment(self, at: int, *, pad_left: bool = True) -> _Segment:
         """Return what each lane reads at offset `at`: the extended context, and `tgt_len` tokens to score.
 
         Where the stream begins or ends within, a lane has fewer. Lanes end together, padded at the left, because some models
-        count positions from the end of a segment.
+        count positions from the end of a segment; or they begin together, for models that do not mind what follows a text.
         """
         last = len(self.ids) - 1
         first = torch.arange(self.n_lane) * self.length + at
-        end = (first + tgt_len).clamp(max=last)
+        end = (first + self.tgt_len).clamp(max=last)
         begin = torch.minimum((first - self.ext_len).clamp(min=0), end)
         width = int((end - begin).max())
-        place = end[:, None] + torch.arange(-width, 0)
+        place = end[:, None] + torch.arange(-width, 0) if pad_left else begin[:, None] + torch.arange(width)
         n_pad = width - (end - begin)
-        inputs = self.ids[place.clamp(min=0).numpy()].astype(np.int64)
-        targets = self.ids[(place + 1).clamp(min=0).numpy()].astype(np.int64)
-        labels = torch.from_numpy(targets).masked_fill(place < first[:, None], -100)
+        inputs = self.ids[place.clamp(min=0, max=last).numpy()].astype(np.int64)
+        targets = self.ids[(place + 1).clamp(min=0, max=last).numpy()].astype(np.int64)
+        scored = (place >= first[:, None]) & (place < end[:, None])
+        labels = torch.from_numpy(targets).masked_fill(~scored, -100)
         return _Segment(torch.from_numpy(inputs), labels, place, n_pad if n_pad.any() else None)
 
     def before(self, n: int) -> torch.Tensor:
@@ -210,13 +258,13 @@ class _Lanes:
         return torch.from_numpy(np.stack(lanes).astype(np.int64))
 
 
-def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int, *, tgt_len: int, device: torch.device) -> Mems:
+def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int) -> Mems:
     """Fill the memory of every lane but the first by reading what stands before it, as far back as the layers reach."""
     if lanes.n_lane == 1 or reach == 0:
         return model.init_mems(lanes.n_lane)
     mems = model.init_mems(lanes.n_lane - 1)
-    for ids in lanes.before(reach + lanes.ext_len).unfold(1, tgt_len + lanes.ext_len, tgt_len).unbind(1):
-        mems = model(ids.to(device), mems=mems).mems
+    for ids in lanes.before(reach + lanes.ext_len).unfold(1, lanes.tgt_len + lanes.ext_len, lanes.tgt_len).unbind(1):
+        mems = model(ids.to(model.device), mems=mems).mems
     return Mems.concatenate([model.init_mems(1), mems])
 
 

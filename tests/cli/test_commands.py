@@ -107,27 +107,6 @@ def test_nats_per_token_as_table_and_array(txl: Txl, workbench: Path) -> None:
     np.testing.assert_allclose(array, np.array(nats, dtype=float), atol=2e-6)
 
 
-def test_generate_repeats_the_prompt_and_goes_on(txl: Txl) -> None:
-    texts = [txl("generate", "run", "--prompt", "naïve ж—", "--tokens", "40", "--seed", seed).out for seed in "112"]
-    assert texts[0] == texts[1] != texts[2]
-    assert texts[0].startswith("naïve ж—")
-    assert texts[0].endswith("\n")
-    assert txl("generate", "run", "--prompt", "the", "--tokens", "0").out == "the\n"
-
-
-def test_generate_takes_a_prompt_of_any_length_from_a_file(txl: Txl, workbench: Path) -> None:
-    answer = txl("generate", "run", "--prompt-file", "text.txt", "--tokens", "3", "--temperature", "0", "--mem-len", "4")
-    assert answer.out.startswith((workbench / "text.txt").read_text(encoding="utf-8"))
-
-
-def test_generated_characters_that_cannot_be_shown_are_replaced(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A byte model may write half of a surrogate pair, which no encoding has."""
-    monkeypatch.setattr("transformer_xl.generation.generate.generate", lambda *_, **__: iter([0xED, 0xA0, 0x80, 0x41, 0xC3]))
-    answer = txl("generate", "run", "--prompt", "x")
-    assert answer.status == 0
-    assert answer.out == "x?A\ufffd\n"
-
-
 def test_training_survives_such_a_sample(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [0xED, 0xA0, 0x80, 0xC2, 0x85, 0xE2, 0x80, 0xA8, 0x41]  # a surrogate, two line ends that JSON leaves alone, A
     monkeypatch.setattr("transformer_xl.training.loop.generate", lambda *_, **__: iter(written))
@@ -204,12 +183,6 @@ def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
         ("eval run --file empty.txt", "the text to score has 0 tokens; at least 2 are needed"),
         ("eval run --per-token no/where.tsv", "--per-token 'no/where.tsv': the directory "),
         ("eval run --device gpu", "device 'gpu' cannot be used here"),
-        ("generate gone", "'gone' is not a directory of a model; give a run, an exported directory or a hub id"),
-        ("generate run --prompt=", "the prompt is empty; give at least one token"),
-        ("generate run --prompt-file gone.txt", "cannot read 'gone.txt': no such file"),
-        ("generate run --temperature -1", "temperature (-1.0) must be at least 0"),
-        ("generate run --top-p 2", "top_p (2.0) must be above 0 and at most 1"),
-        ("generate run --tokens -1", "max_new_tokens (-1) must be at least 0"),
         ("corpus get wikitext-104", "cannot download corpus 'wikitext-104'; did you mean 'wikitext-103'?"),
         ("corpus prepare gone.txt", "corpus 'gone.txt': no such file or name"),
     ],
@@ -237,14 +210,6 @@ def test_wrong_usage_is_one_line_and_status_2(txl: Txl, command: str) -> None:
     assert answer.complaint.endswith("See txl --help.")
 
 
-def test_a_character_the_model_does_not_know(txl: Txl) -> None:
-    char = ("train", "tiny.toml", "--corpus", "text.txt", "--set", "tokenizer.kind=char", "--set", "train.max_steps=2")
-    assert txl(*char, "--out", "char").status == 0
-    assert txl("generate", "char", "--prompt", "5 cats").complaint.startswith(
-        "character '5' (U+0035) is not in the tokenizer's"
-    )
-
-
 def test_damage_is_named_and_passed_over(txl: Txl, workbench: Path) -> None:
     newest = max((workbench / "run" / "checkpoints").glob("step-*"))
     data = bytearray((newest / "model.safetensors").read_bytes())
@@ -269,7 +234,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transformer_xl.generation.generate.generate", interrupted)
+    monkeypatch.setattr("transformer_xl.cli.writing.write", interrupted)
     answer = txl("generate", "run")
     assert (answer.status, answer.err.strip()) == (130, "")
 

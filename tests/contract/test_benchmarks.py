@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from transformer_xl.model.reader import Reader
+from transformer_xl.model.transformer_xl import TransformerXL
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -20,15 +24,18 @@ def run(script: str, *arguments: object, status: int = 0) -> subprocess.Complete
     return done
 
 
-@pytest.mark.parametrize("script", ["train_step.py", "memory.py", "prepare_memory.py", "convert.py", "large_vocabulary.py"])
+SCRIPTS = [str(path.relative_to(BENCHMARKS)) for folder in ("", "gpu") for path in (BENCHMARKS / folder).glob("*.py")]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script):
     assert "usage" in run(script, "--help").stdout
 
 
 def test_readme_names_every_benchmark():
     readme = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
-    for script in BENCHMARKS.glob("*.py"):
-        assert f"## {script.name}" in readme
+    for script in SCRIPTS:
+        assert f"## {script}" in readme
 
 
 def test_memory(tmp_path):
@@ -56,8 +63,9 @@ def test_large_vocabulary():
     assert point.keys() == {"seconds", "above_mb"}
 
 
-def test_train_step_without_peer_says_how_to_get_it(tmp_path):
-    done = run("train_step.py", "--peer-python", tmp_path / "python", status=2)
+@pytest.mark.parametrize("script", ["train_step.py", "decode.py", "evaluate.py"])
+def test_without_peer_says_how_to_get_it(script, tmp_path):
+    done = run(script, "--peer-python", tmp_path / "python", status=2)
     last = done.stderr.splitlines()[-1]
     assert str(tmp_path / "python") in last
     assert "make bench" in last
@@ -73,3 +81,87 @@ def test_train_step_has_parity_and_times(tmp_path):
     assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
     assert result["parity"]["ours fp32"]["loss"] < 1e-5
     assert result["parity"]["ours fp32"]["gradient"] < 1e-4
+
+
+def test_decode_tries_out_everything(tmp_path):
+    figures = tmp_path / "figures.json"
+    arguments = ["--precisions", "fp32", "int8", "--tokens", 3, "--threads", 1]
+    done = run("decode.py", "--quick", *arguments, "--json", figures)
+    assert "NOT the peer" in done.stdout
+    result = json.loads(figures.read_text())["shapes"]["tiny"]
+    exact, rounded = result["modes"]["fp32 eager"], result["modes"]["int8 eager"]
+    assert exact["parity"]["log_prob"] < 1e-5
+    assert exact["parity"]["agree"] == 1.0
+    assert rounded["parity"]["log_prob"] > 1e-3, "int8 is fp32"
+    assert exact["rounds"].keys() == {"peer", "ours", "bandwidth"}
+    assert all(len(values) == 2 and min(values) > 0 for values in exact["rounds"].values())
+    assert exact["memory_mb"]["life"] >= exact["memory_mb"]["peak"] > exact["memory_mb"]["idle"]
+    assert [found["precision"] for found in result["sessions"]] == ["fp32"]
+    assert result["sessions"][0]["rounds"].keys() == {"1", "2", "4", "8", "16", "bandwidth"}
+
+
+def test_evaluate_tries_out_everything(tmp_path):
+    figures = tmp_path / "figures.json"
+    done = run("evaluate.py", "--quick", "--segments", 3, "--threads", 1, "--json", figures)
+    assert "NOT the peer" in done.stdout
+    result = json.loads(figures.read_text())["shapes"]["tiny"]
+    assert set(result["seconds"]) == {"peer", "ours fp32", "ours auto"}
+    assert all(len(rounds) == 2 and {len(own) for own in rounds} == {3} for rounds in result["seconds"].values())
+    assert result["parity"]["ours fp32"]["segment"] < 1e-5
+
+
+def test_decode_and_evaluate_read_as_the_peer_does(tmp_path):
+    if not PEER_PYTHON.exists():
+        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make bench` sets it up")
+    arguments = ["--shape", "tiny", "--repeats", 1, "--threads", 1, "--peer-python", PEER_PYTHON, "--json"]
+    run("decode.py", "--parts", "one", "--precisions", "fp32", "--ways", "eager", *arguments, tmp_path / "decode.json")
+    run("evaluate.py", *arguments, tmp_path / "evaluate.json")
+    decode, score = (json.loads((tmp_path / f"{name}.json").read_text())["shapes"]["tiny"] for name in ("decode", "evaluate"))
+    assert "TransfoXLLMHeadModel" in decode["peer"]["name"]
+    assert decode["modes"]["fp32 eager"]["parity"]["log_prob"] < 1e-5
+    assert score["parity"]["ours fp32"]["segment"] < 1e-5
+
+
+@pytest.fixture
+def reading_shapes(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from common.reading_ours import config_of
+    from common.reading_shapes import READING_SHAPES
+
+    return [(shape, config_of(shape)) for shape in READING_SHAPES.values()]
+
+
+def test_reading_shapes_count_the_weights_that_a_token_touches(reading_shapes):
+    for shape, config in reading_shapes:
+        with torch.device("meta"):
+            parameters = dict(TransformerXL(config).named_parameters())
+        touched = [p for name, p in parameters.items() if name.startswith("layers.") and "r_net" not in name]
+        touched += [p for name, p in parameters.items() if name.endswith(("cluster_weight", "softmax.projections.0"))]
+        head = shape.cutoffs[0] if shape.cutoffs else shape.vocab_size
+        matrices = sum(p.numel() for p in touched if p.dim() == 2) + head * shape.d_model
+        for precision, size in (("fp32", 4), ("bf16", 2), ("int8", 1)):
+            assert shape.weight_bytes(precision) == size * matrices + 4 * shape.vectors()
+
+
+def test_reading_shapes_count_the_memory_that_a_token_touches(reading_shapes):
+    shape, config = reading_shapes[-1]
+    model = TransformerXL(config)
+    for precision in ("fp32", "bf16", "int8"):
+        reader = Reader(model, tgt_len=4, precision=precision)
+        per_slot = (reader.empty_memory(3).n_bytes / 3 - 16) / reader.n_slot  # without the counters of each row
+        assert shape.memory_bytes(precision) == per_slot * shape.mem_len
+        assert shape.position_bytes(precision) == per_slot * (shape.clamp_len + 1) / 2 == reader.n_bytes
+        assert shape.token_bytes(precision, rows=3) - shape.token_bytes(precision) == 2 * per_slot * shape.mem_len
+
+
+def test_gpu_decode_is_skipped_or_runs():
+    arguments = ["--shape", "tiny", "--eager", "--rows", 2, "--repeats", 1, "--tokens", 2]
+    assert "skipped: " in run("gpu/decode.py", *arguments, "--device", "cuda:99").stdout
+    lines = run("gpu/decode.py", *arguments, "--device", "cpu").stdout.splitlines()
+    assert [line.split()[:2] for line in lines[-2:]] == [["fp32", "2"], ["bf16", "2"]]
+
+
+def test_long_session():
+    done = run("long_session.py", "--tiny", "--tokens", 200, "--no-compile", "--threads", 1)
+    assert "(+0.00%)" in done.stdout
+    assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith(("20 ", "200 "))] == ["20", "200"]

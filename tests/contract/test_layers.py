@@ -12,7 +12,7 @@ LAYERS = [
     {"model", "data"},
     {"checkpoint"},
     {"evaluation", "generation", "conversion"},
-    {"training", "huggingface", "onnx"},
+    {"training", "huggingface", "onnx", "speed"},
     {"cli"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,110 +1,383 @@
-"""`Decoder` and `generate`: whatever way a text is fed, the scores are those of reading it at once."""
+"""`Decoder`: every token sees exactly its predecessors of the memory, whatever way a text is fed, and rows are on their own."""
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers import assert_close, tiny_model
+from tests.model.test_reader import graphs_only  # noqa: F401
+from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
-from transformer_xl.evaluation import evaluate
+from transformer_xl.generation import choice
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.generate import generate
+from transformer_xl.model.compiled import compiled_head, compiled_token
+from transformer_xl.model.transformer_xl import TransformerXL
 
 IDS = torch.randint(0, 13, (1, 40), generator=torch.Generator().manual_seed(3))
+KEPT: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "same_length": {"same_length": True},
+    "same_length besides self": {"same_length": True, "same_length_besides_self": True, "clamp_len": 3},
+    "pre_lnorm": {"pre_lnorm": True, "d_embed": 6, "final_norm": True},
+    "untied": {"untie_r": True, "clamp_len": 9, "activation": "gelu"},
+    "long memory": {"mem_len": 50},
+    "one position": {"mem_len": 1},
+    "zero_first_memory": {"zero_first_memory": True},
+    "shaw": {"attention": "shaw", "max_klen": 4},
+    "shaw, zeros": {"attention": "shaw", "max_klen": 9, "same_length": True, "zero_first_memory": True},
+    "adaptive": {"cutoffs": (4, 9), "div_val": 2},
+}
+AGAIN: dict[str, dict[str, Any]] = {
+    "vaswani": {"attention": "vaswani"},
+    "al_rfou": {"attention": "al_rfou", "max_klen": 11, "n_head": 2, "d_head": 5},
+    "al_rfou, no memory": {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "mem_len": 0},
+    "no memory": {"mem_len": 0},
+}
 
 
-def scores(decoder: Decoder, pieces: Iterator[Tensor] | list[Tensor]) -> list[Tensor]:
-    return [decoder.feed(piece) for piece in pieces]
+@cache
+def model_of(name: str) -> TransformerXL:
+    torch.manual_seed(0)
+    return tiny_model(**{**KEPT, **AGAIN}[name])
 
 
-@pytest.mark.parametrize("options", [{}, {"same_length": True}, {"clamp_len": 3}, {"pre_lnorm": True, "d_embed": 6}])
-def test_single_steps_are_the_text_read_at_once(options: dict[str, Any]) -> None:
-    model = tiny_model(mem_len=50, **options)
-    singles = torch.cat(scores(Decoder(model), list(IDS.split(1, dim=1))))
+@cache
+def one_by_one(name: str, mem_len: int | None = None) -> Tensor:
+    """Scores (40, V) of the model reading IDS token by token, with hidden states for a memory."""
+    model, mems, rows = model_of(name).with_context(mem_len=mem_len), None, []
     with torch.no_grad():
-        expected = model(IDS).logits
-    assert expected is not None
-    assert_close("single steps", singles, expected[0], 1e-4)
+        for token in IDS.split(1, dim=1):
+            out = model(token, mems=mems)
+            mems = out.mems
+            assert out.logits is not None
+            rows.append(out.logits[0, 0])
+    return torch.stack(rows)
 
 
-@pytest.mark.parametrize("size", [2, 3, 7, 40])
-def test_pieces_of_any_size_end_alike(size: int) -> None:
-    """With equal contexts: same_length."""
-    model = tiny_model(same_length=True, mem_len=4)
-    last = scores(Decoder(model), list(IDS.split(1, dim=1)))[-1]
-    assert_close("pieces", scores(Decoder(model), list(IDS.split(size, dim=1)))[-1], last, 1e-4)
-    assert_close("tgt_len", Decoder(model, tgt_len=size).feed(IDS), last, 1e-4)
+def cut(ids: Sequence[int], at: list[int]) -> list[list[int]]:
+    """Pieces of a text, empty ones too, where a border comes twice."""
+    return [list(ids[first:last]) for first, last in itertools.pairwise([0, *sorted(at), len(ids)])]
 
 
-def test_what_is_written_scores_as_it_was_drawn() -> None:
-    """The nats of the tokens that `generate` chooses are those that `evaluate` finds in the finished text."""
-    model = tiny_model(same_length=True, mem_len=6)
-    prompt = IDS[0, :11].tolist()
-    written = list(generate(model, prompt, max_new_tokens=20, seed=5))
-    text = np.array(prompt + written)
-    found = evaluate(model, text, tgt_len=9, per_token=True).token_nats
-    decoder, nats = Decoder(model), []
-    piece = torch.tensor([prompt])
-    for token in written:
-        nats.append(-decoder.feed(piece)[0].log_softmax(-1)[token].item())
-        piece = torch.tensor([[token]])
-    assert found is not None
-    np.testing.assert_allclose(found[len(prompt) - 1 :], nats, atol=1e-4)
+def state(decoder: Decoder) -> list[Tensor]:
+    """Everything that a decoder knows, copied."""
+    return [*(x.clone() for x in decoder._streams.state_dict().values()), decoder.scores.full()]
 
 
-def test_rows_do_not_see_each_other() -> None:
-    model = tiny_model()
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a.nan_to_num(9.0), b.nan_to_num(9.0)) for a, b in zip(one, other, strict=True))
+
+
+# what a token sees
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_single_tokens_see_what_the_model_sees(name: str) -> None:
+    decoder = Decoder(model_of(name), tgt_len=6)
+    for at, token in enumerate(IDS.split(1, dim=1)):
+        assert_close(f"token {at}", decoder.feed(token), one_by_one(name)[at : at + 1], 1e-5)
+        assert torch.equal(decoder.scores.full(), decoder.scores.full())
+
+
+@settings(max_examples=60)
+@given(name=st.sampled_from(sorted(KEPT)), tgt_len=st.integers(1, 45), at=st.lists(st.integers(0, 40), max_size=9))
+def test_no_cut_makes_a_difference(name: str, tgt_len: int, at: list[int]) -> None:
+    """Fed as tensors and as lists, the text cut anywhere, read in pieces of any length."""
+    tensors, lists, n_read = Decoder(model_of(name), tgt_len=tgt_len), Decoder(model_of(name), tgt_len=tgt_len), 0
+    for piece in cut(IDS[0].tolist(), at):
+        if piece:
+            n_read += len(piece)
+            expected = one_by_one(name)[n_read - 1 : n_read]
+            assert_close("tensor", tensors.feed(torch.tensor([piece])), expected, 1e-5)
+            assert_close("list", lists.feed([piece]), expected, 1e-5)
+            assert_close("scores", lists.scores.full(), expected, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["paper", "same_length", "zero_first_memory", "shaw"])
+def test_a_second_transcription_of_the_paper_says_the_same(name: str) -> None:
+    """Loops over single positions that share no function with the package."""
+    model = model_of(name)
+    weights, config = {n: p.detach() for n, p in model.named_parameters()}, model.config
+    zeros = [torch.zeros(config.d_model)] * config.mem_len if config.zero_first_memory else []
+    memory: list[list[Tensor]] = [list(zeros) for _ in range(config.n_layer)]
+    decoder, expected = Decoder(model, tgt_len=4), torch.empty(0)
+    for piece in IDS[:, :12].split(3, dim=1):
+        for token in piece[0].tolist():
+            expected, memory = read_row([token], memory, weights, config)
+        assert_close("loops", decoder.feed(piece).log_softmax(-1), expected, 1e-5)
+
+
+@pytest.mark.parametrize(("options", "n_seen"), [({}, 5), ({"same_length": True}, 4), ({"mem_len": 1}, 1)])
+@pytest.mark.parametrize("size", [1, 4, 15])
+def test_memory_ends_exactly_where_it_should(options: dict[str, Any], n_seen: int, size: int) -> None:
+    """With one layer, what lies farther back than the memory does not change a bit, and the farthest token in it does."""
+    model, last = tiny_model(n_layer=1, **options), 30
+    texts = IDS.repeat(3, 1)
+    texts[1, last - n_seen] = (texts[1, last - n_seen] + 1) % 13
+    texts[2, : last - n_seen] = (texts[2, : last - n_seen] + 1) % 13
+    scores = []
+    for text in texts:
+        decoder = Decoder(model, tgt_len=7)
+        for piece in text[: last + 1].split(size):
+            decoder.feed(piece.unsqueeze(0))
+        scores.append(decoder.scores.full())
+    assert (scores[1] - scores[0]).abs().max() > 1e-4
+    assert torch.equal(scores[2], scores[0])
+
+
+@pytest.mark.parametrize("mem_len", [1, 3, 11])
+@pytest.mark.parametrize("name", ["paper", "same_length", "shaw", "zero_first_memory"])
+def test_another_memory_than_in_training(name: str, mem_len: int) -> None:
+    decoder = Decoder(model_of(name), mem_len=mem_len, tgt_len=9)
+    assert decoder.mem_len == mem_len and model_of(name).mem_len == 5
+    for piece, last in zip(IDS.split(8, dim=1), range(7, 40, 8), strict=True):
+        assert_close("scores", decoder.feed(piece), one_by_one(name, mem_len)[last : last + 1], 1e-5)
+
+
+def test_memory_keeps_its_size() -> None:
+    decoder = Decoder(tiny_model(), batch_size=2, tgt_len=3)
+    sizes = {name: (x.shape, x.data_ptr()) for name, x in decoder._streams.state_dict().items()}
+    for _ in range(30):
+        decoder.feed(torch.zeros(2, 3, dtype=torch.int64))
+        decoder.feed([[1] * 5, []])
+    assert {name: (x.shape, x.data_ptr()) for name, x in decoder._streams.state_dict().items()} == sizes
+
+
+# rows
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+def test_rows_are_cut_independently(data: st.DataObject) -> None:
+    """Three rows read the same text, each in pieces of its own, some calls bringing nothing for some rows."""
+    name = data.draw(st.sampled_from(sorted(KEPT)))
+    decoder = Decoder(model_of(name), batch_size=3, tgt_len=data.draw(st.integers(1, 9)))
+    borders = st.lists(st.integers(0, 40), min_size=6, max_size=6)
+    pieces = [cut(IDS[0].tolist(), data.draw(borders)) for _ in range(3)]
+    n_read = [0, 0, 0]
+    for call in zip(*pieces, strict=True):
+        if not any(call):
+            continue
+        scores = decoder.feed(list(call))
+        for row, piece in enumerate(call):
+            n_read[row] += len(piece)
+            if n_read[row]:
+                assert_close(f"row {row}", scores[row], one_by_one(name)[n_read[row] - 1], 1e-5)
+            else:
+                assert scores[row].isnan().all()
+
+
+@pytest.mark.parametrize("name", ["paper", "adaptive", "shaw"])
+def test_numbers_of_a_list_depend_on_their_row_alone_to_the_last_bit(name: str) -> None:
+    """Whatever the others read, and however much of it: nothing, one token, or many."""
+    decoder, other = (Decoder(model_of(name), batch_size=3, tgt_len=4) for _ in range(2))
+    generator = torch.Generator().manual_seed(2)
+
+    def draw(longest: int) -> list[int]:
+        length = int(torch.randint(0, longest + 1, (), generator=generator))
+        return torch.randint(0, 13, (length,), generator=generator).tolist()
+
+    for turn in range(60):
+        own = draw(2) or [turn % 13]
+        one = decoder.feed([draw(6), own, draw(1)])[1]
+        assert torch.equal(one, other.feed([draw(1), own, draw(1)])[1]), turn
+
+
+@pytest.mark.parametrize("name", [*KEPT, *AGAIN])
+def test_rows_of_a_tensor_do_not_see_each_other(name: str) -> None:
     rows = torch.randint(0, 13, (3, 12))
-    together = Decoder(model, batch_size=3)
-    other = Decoder(model, batch_size=3)
-    for begin in (0, 5, 9):
-        piece = rows[:, begin : begin + 4]
+    together, other = (Decoder(model_of(name), batch_size=3, tgt_len=6) for _ in range(2))
+    alone = Decoder(model_of(name), tgt_len=6)
+    for first, last in ((0, 4), (4, 5), (5, 12)):
+        piece = rows[:, first:last]
+        scores = together.feed(piece)
         changed = torch.cat([(piece[:1] + 1) % 13, piece[1:]])
-        assert torch.equal(together.feed(piece)[1:], other.feed(changed)[1:])
-    alone = Decoder(model)
-    alone.feed(rows[1:2, 0:4])
-    alone.feed(rows[1:2, 5:9])
-    assert_close("alone", alone.feed(rows[1:2, 9:13]), together_last(model, rows)[1:2], 1e-4)
+        assert torch.equal(scores[1:], other.feed(changed)[1:])
+        assert_close("alone", alone.feed(piece[1:2]), scores[1:2], 1e-5)
 
 
-def together_last(model: Any, rows: Tensor) -> Tensor:
-    decoder = Decoder(model, batch_size=3)
-    return scores(decoder, [rows[:, 0:4], rows[:, 5:9], rows[:, 9:13]])[-1]
-
-
-def test_reset_rows_begin_anew_and_others_go_on() -> None:
-    model = tiny_model()
+@pytest.mark.parametrize("name", ["paper", "adaptive", "no memory", "vaswani"])
+def test_rows_of_different_age_read_a_tensor_as_they_read_lists(name: str) -> None:
+    decoder, other = (Decoder(model_of(name), batch_size=2, tgt_len=6) for _ in range(2))
     rows = torch.randint(0, 13, (2, 9))
-    decoder, untouched, fresh = (Decoder(model, batch_size=2) for _ in range(3))
+    for each in (decoder, other):
+        each.feed([[1, 2, 3], []])
+    assert torch.equal(decoder.feed(rows), other.feed(rows.tolist()))
+    assert same(state(decoder), state(other))
+
+
+def test_rows_that_read_nothing_keep_their_scores() -> None:
+    decoder = Decoder(tiny_model(), batch_size=3)
+    first = decoder.feed([[1, 2], [], [3]])
+    assert first[1].isnan().all() and first[[0, 2]].isfinite().all()
+    second = decoder.feed([[], [5], []])
+    assert torch.equal(second[[0, 2]], first[[0, 2]]) and second[1].isfinite().all()
+    third = decoder.step(torch.tensor([7, 8, 9]), active=torch.tensor([False, False, True])).full()
+    assert torch.equal(third[:2], second[:2]) and not torch.equal(third[2], second[2])
+    assert torch.equal(decoder.step(torch.tensor([1, 1, 1]), active=torch.zeros(3, dtype=torch.bool)).full(), third)
+
+
+@pytest.mark.parametrize("name", ["paper", "adaptive", "shaw, zeros", "no memory", "vaswani"])
+def test_rows_that_sit_out_a_step_have_not_read(name: str) -> None:
+    decoder, other = (Decoder(model_of(name), batch_size=3, tgt_len=6) for _ in range(2))
+    generator = torch.Generator().manual_seed(1)
+    for turn in range(40):
+        ids = torch.randint(0, 13, (3,), generator=generator)
+        active = torch.rand(3, generator=generator) < 0.6
+        wrong = torch.where(active, ids, torch.randint(0, 13, (3,), generator=generator))
+        one = decoder.step(wrong, active=active).full()
+        two = other.step(ids, active=active).full()
+        assert torch.equal(one.nan_to_num(9.0), two.nan_to_num(9.0)), turn
+        if turn % 10 == 9:
+            alone = Decoder(model_of(name), tgt_len=6)
+            alone.feed([[4] * 3])
+            sitting = torch.tensor([False, True, False])
+            decoder.reset(sitting)
+            other.reset(sitting)
+            for each in (decoder, other):
+                each.feed([[], [4] * 3, []])
+            assert_close("after a reset", decoder.scores.full()[1:2], alone.scores.full(), 1e-5)
+
+
+def test_scores_stay_what_they_were() -> None:
+    """Tails that are computed only when more has been read are those of the time when the scores were made."""
+    decoder = Decoder(model_of("adaptive"), batch_size=2, tgt_len=4)
+    twin = Decoder(model_of("adaptive"), batch_size=2, tgt_len=4)
+    pieces: list[Any] = [torch.tensor([[1, 2, 3], [4, 5, 6]]), [[7], []], [[], [8, 9]], torch.tensor([[1], [2]])]
+    kept = [decoder.read(piece) for piece in pieces]
+    decoder.reset()
+    decoder.feed(torch.tensor([[3], [4]]))
+    for scores, piece in zip(kept, pieces, strict=True):
+        assert torch.equal(scores.full(), twin.feed(piece))
+
+
+@pytest.mark.parametrize("name", ["paper", "adaptive", "vaswani"])
+def test_of_a_long_piece_the_last_position_alone_is_kept_for_its_scores(name: str, tmp_path: Path) -> None:
+    """As numbers of their own, so that a decoder that loads them computes the very same."""
+    decoder, other = (Decoder(model_of(name), batch_size=3, tgt_len=30) for _ in range(2))
+    for length in range(2, 30, 3):
+        scores = decoder.feed(torch.randint(0, 13, (3, length)))
+        assert decoder._hidden.untyped_storage().nbytes() == 3 * 10 * 4
+        decoder.save(tmp_path / "session")
+        other.load(tmp_path / "session")
+        assert torch.equal(other.scores.full(), scores)
+
+
+# reset
+
+
+@pytest.mark.parametrize("name", [*KEPT, *AGAIN])
+def test_reset_rows_begin_anew_and_others_go_on(name: str) -> None:
+    model, rows = model_of(name), torch.randint(0, 13, (2, 12))
+    decoder, untouched, fresh = (Decoder(model, batch_size=2, tgt_len=6) for _ in range(3))
     for each in (decoder, untouched):
         each.feed(rows[:, :5])
     decoder.reset(torch.tensor([True, False]))
-    after = decoder.feed(rows[:, 5:])
-    assert_close("reset row", after[:1], fresh.feed(rows[:, 5:])[:1], 1e-5)
-    assert torch.equal(after[1:], untouched.feed(rows[:, 5:])[1:])
+    assert decoder.scores.full()[0].isnan().all()
+    assert torch.equal(decoder.scores.full()[1], untouched.scores.full()[1])
+    for first, last in ((5, 6), (6, 9), (9, 12)):
+        after = decoder.feed(rows[:, first:last])
+        assert_close("reset row", after[:1], fresh.feed(rows[:, first:last])[:1], 1e-5)
+        assert_close("other row", after[1:], untouched.feed(rows[:, first:last])[1:], 1e-5)
     decoder.reset()
-    assert_close("all reset", decoder.feed(rows[:, 5:]), Decoder(model, batch_size=2).feed(rows[:, 5:]), 1e-5)
-    assert decoder.mems.n_valid.tolist() == [4, 4]
+    assert same(state(decoder), state(Decoder(model, batch_size=2, tgt_len=6)))
 
 
-KINDS: list[dict[str, Any]] = [
-    {"attention": "vaswani"},
-    {"attention": "al_rfou", "max_klen": 11, "n_head": 2, "d_head": 5},
-    {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "mem_len": 0},
-    {"mem_len": 0},
-]
+# what is refused
+
+
+@pytest.mark.parametrize("name", ["paper", "no memory"])
+@pytest.mark.parametrize("wrong", [13, -1, 2**40])
+def test_ids_outside_the_vocabulary_are_refused_and_nothing_read(name: str, wrong: int) -> None:
+    decoder = Decoder(model_of(name), batch_size=2, tgt_len=3)
+    decoder.feed([[1, 2, 3, 4], [5]])
+    before = state(decoder)
+    calls: list[Any] = [
+        [[1, 2, 3, 4, wrong], []],
+        [[1], [2, wrong, 3]],
+        [[], [wrong]],
+        torch.tensor([[1, 2, 3, 4], [1, 2, 3, wrong]]),
+        torch.tensor([[wrong], [1]]),
+    ]
+    for ids in calls:
+        with pytest.raises(TokenizerError, match=rf"token id {wrong} is outside the vocabulary \(13\)"):
+            decoder.feed(ids)
+        assert same(state(decoder), before)
+    with pytest.raises(TokenizerError, match=f"token id {wrong} is outside"):
+        decoder.step(torch.tensor([1, wrong]))
+    assert same(state(decoder), before)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        torch.zeros(2, 0, dtype=torch.int64),
+        torch.zeros(3, 1, dtype=torch.int64),
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(2, 1, 1, dtype=torch.int64),
+        [[], []],
+        [[1]],
+        [[1], [2], [3]],
+        [],
+    ],
+)
+def test_ids_of_another_shape_are_refused_and_nothing_read(ids: Any) -> None:
+    decoder = Decoder(tiny_model(), batch_size=2)
+    decoder.feed([[1, 2, 3, 4], [5]])
+    before = state(decoder)
+    with pytest.raises(ValueError, match=r"must (have shape|be one for each of 2 rows)"):
+        decoder.feed(ids)
+    assert same(state(decoder), before)
+
+
+@pytest.mark.parametrize("rows", [[True], [True, False, True], [[True, False]], [0, 1], [1.0, 0.0]])
+@pytest.mark.parametrize("name", ["paper", "no memory"])
+def test_rows_that_are_no_mask_of_rows_are_refused_and_nothing_done(name: str, rows: list[Any]) -> None:
+    """Indices, above all: nothing must be forgotten, or read, in a row that was not meant."""
+    decoder = Decoder(model_of(name), batch_size=2)
+    decoder.feed([[1, 2, 3, 4], [5]])
+    before = state(decoder)
+    with pytest.raises(ValueError, match=r"must be bool .*\(2,\)"):
+        decoder.reset(torch.tensor(rows))
+    assert same(state(decoder), before)
+    with pytest.raises(ValueError, match=r"must be bool .*\(2,\)"):
+        decoder.step(torch.tensor([1, 2]), active=torch.tensor(rows))
+    assert same(state(decoder), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"batch_size": 0}, r"batch_size \(0\)"),
+        ({"tgt_len": 0}, r"tgt_len \(0\)"),
+        ({"mem_len": -1}, r"mem_len \(-1\)"),
+        ({"mem_len": 0, "precision": "int8"}, r"precision \(int8\) needs keys that stay the same, .* mem_len \(0\)"),
+        ({"mem_len": 0, "compile": True}, r"compile \(True\) needs keys that stay the same, .* mem_len \(0\)"),
+    ],
+)
+def test_decoders_that_cannot_be_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Decoder(tiny_model(), **options)
+
+
+# models that read again
 
 
 @pytest.mark.parametrize("size", [1, 4, 13])
-@pytest.mark.parametrize("options", KINDS)
-def test_where_positions_count_from_the_end_segments_are_read_as_in_training(options: dict[str, Any], size: int) -> None:
+@pytest.mark.parametrize("name", AGAIN)
+def test_where_positions_count_from_the_end_segments_are_read_as_in_training(name: str, size: int) -> None:
     """Whole segments go to memory; the tokens of the open one are read again together, without a memory the last ones."""
-    model, T, tokens = tiny_model(**options), 6, torch.randint(0, 13, (1, 20))
-    decoder, n_read = Decoder(model, tgt_len=T), 0
+    model, T, tokens = model_of(name), 6, IDS[:, :20]
+    decoder, lists, n_read = Decoder(model, tgt_len=T), Decoder(model, tgt_len=T), 0
     for piece in tokens.split(size, dim=1):
         actual = decoder.feed(piece)
         n_read += piece.shape[1]
@@ -116,18 +389,7 @@ def test_where_positions_count_from_the_end_segments_are_read_as_in_training(opt
             expected = model(tokens[:, first:n_read], mems=mems).logits
         assert expected is not None
         assert_close(f"after {n_read} tokens", actual, expected[:, -1], 1e-5)
-
-
-@pytest.mark.parametrize("options", [*KINDS, {"zero_first_memory": True}])
-def test_reset_rows_of_every_kind_begin_anew(options: dict[str, Any]) -> None:
-    model, rows = tiny_model(**options), torch.randint(0, 13, (2, 9))
-    decoder, untouched, fresh = (Decoder(model, batch_size=2, tgt_len=20) for _ in range(3))
-    for each in (decoder, untouched):
-        each.feed(rows[:, :5])
-    decoder.reset(torch.tensor([True, False]))
-    after = decoder.feed(rows[:, 5:])
-    assert_close("reset row", after[:1], fresh.feed(rows[:, 5:])[:1], 1e-5)
-    assert_close("other row", after[1:], untouched.feed(rows[:, 5:])[1:], 1e-5)
+        assert torch.equal(lists.feed(piece.tolist()), actual)
 
 
 def test_a_reset_row_without_memory_sees_all_of_the_last_tokens_again() -> None:
@@ -136,104 +398,158 @@ def test_a_reset_row_without_memory_sees_all_of_the_last_tokens_again() -> None:
     decoder.feed(rows[:, :5])
     decoder.reset(torch.tensor([True, False]))
     for at in range(5, 14):
-        after = decoder.feed(rows[:, at : at + 1])
+        decoder.feed(rows[:, at : at + 1])
     with torch.no_grad():
         expected = model(rows[:, 8:]).logits
     assert expected is not None
-    assert_close("both rows", after, expected[:, -1], 1e-5)
+    assert_close("both rows", decoder.scores.full(), expected[:, -1], 1e-5)
 
 
 def test_a_table_of_positions_tells_how_long_segments_were() -> None:
-    assert Decoder(tiny_model(**KINDS[1])).tgt_len == 6
-    assert Decoder(tiny_model()).tgt_len == Decoder(tiny_model(**KINDS[0])).tgt_len == 128
+    assert Decoder(model_of("al_rfou")).tgt_len == 6
+    assert Decoder(model_of("paper")).tgt_len == Decoder(model_of("vaswani")).tgt_len == 64
 
 
-def test_memory_keeps_its_size() -> None:
-    decoder = Decoder(tiny_model(), mem_len=3)
-    for _ in range(5):
-        decoder.feed(torch.zeros(1, 2, dtype=torch.int64))
-        assert decoder.mems.length == 3
-    assert Decoder(tiny_model(), mem_len=0).feed(IDS).shape == (1, 13)
+# surroundings
 
 
-def test_decoding_leaves_gradients_and_random_state_alone() -> None:
-    model = tiny_model(dropout=0.5).train()
+@pytest.mark.parametrize("name", ["paper", "vaswani", "no memory"])
+def test_decoding_leaves_gradients_and_random_state_alone(name: str) -> None:
+    model = tiny_model(dropout=0.5, dropatt=0.5, **{**KEPT, **AGAIN}[name]).train()
     random_state = torch.get_rng_state()
     logits = Decoder(model).feed(IDS)
-    assert not logits.requires_grad
-    assert torch.equal(logits, Decoder(model).feed(IDS))
+    assert not logits.requires_grad and all(p.grad is None and p.requires_grad for p in model.parameters())
+    decoder = Decoder(model)
+    assert torch.equal(logits, decoder.feed(IDS))
+    assert not decoder.step(IDS[:, 0]).full().requires_grad
+    assert not any(x.requires_grad for x in state(decoder))
     assert torch.equal(torch.get_rng_state(), random_state)
+    assert not model.training
 
 
-def test_bf16_scores_come_as_fp32() -> None:
-    assert Decoder(tiny_model(), precision="bf16").feed(IDS).dtype == torch.float32
+def test_decoders_of_one_model_do_not_see_each_other() -> None:
+    model = model_of("paper")
+    one, other = Decoder(model), Decoder(model, mem_len=9)
+    for at in range(40):
+        other.feed([[3]])
+        assert_close("scores", one.feed(IDS[:, at : at + 1]), one_by_one("paper")[at : at + 1], 1e-5)
 
 
-def test_an_empty_piece_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"ids \(1, 0\) must have shape .* with tgt_len of at least 1"):
-        Decoder(tiny_model()).feed(torch.zeros(1, 0, dtype=torch.int64))
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_narrow_scores_come_as_fp32_and_are_near(precision: Any) -> None:
+    decoder, full = Decoder(tiny_model(), precision=precision), one_by_one("paper")
+    scores = decoder.feed(IDS)
+    assert scores.dtype == torch.float32 and decoder.precision == precision
+    assert 0 < (scores[0].log_softmax(-1) - full[-1].log_softmax(-1)).abs().max() < 0.1
+    assert Decoder(model_of("no memory"), precision="bf16").feed(IDS).dtype == torch.float32
 
 
-# generate
+def test_fp64_models_are_read_in_fp64() -> None:
+    decoder = Decoder(tiny_model().double())
+    scores = decoder.feed(IDS)
+    assert scores.dtype == torch.float32
+    kept = [x.dtype for name, x in decoder._streams.state_dict().items() if name.startswith(("keys", "values"))]
+    assert set(kept) == {torch.float64}
 
 
-def write(**options: Any) -> list[int]:
-    return list(generate(tiny_model(), [1, 2, 3], **{"max_new_tokens": 30, **options}))
+@pytest.mark.usefixtures("graphs_only")
+def test_compiling_changes_nothing_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler runs when a decoder is made, on nothing."""
+    monkeypatch.setattr(choice, "cannot_compile", lambda device: None)
+    compiled, plain = Decoder(model_of("adaptive"), batch_size=2, compile=True), Decoder(model_of("adaptive"), batch_size=2)
+    assert compiled.compiled and not plain.compiled
+    assert compiled.scores.full().isnan().all()
+    calls: list[Any] = [[[1], []], [[2, 3], [4]], torch.tensor([[5], [6]]), torch.tensor([[5, 6], [7, 8]])]
+    for ids in calls * 10:
+        actual, expected = compiled.feed(ids), plain.feed(ids)
+        assert torch.equal(actual.isnan(), expected.isnan())
+        assert_close("compiled", actual.nan_to_num(0.0), expected.nan_to_num(0.0), 1e-5)
 
 
-def test_a_seed_gives_the_same_text_twice() -> None:
-    torch.manual_seed(0)
+def test_without_a_compiler_tokens_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "cannot_compile", lambda device: "no C++ compiler is found")
+    with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: no C\+\+ compiler is found; use compile='auto'"):
+        Decoder(model_of("paper"), compile=True)
+    decoder = Decoder(model_of("paper"), compile="auto", expected_tokens=10**9)
+    assert not decoder.compiled and "not compiled: no C++ compiler is found" in decoder.reason
+    assert_close("scores", decoder.feed(IDS), one_by_one("paper")[-1:], 1e-5)
+
+
+def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(graph: Any, inputs: Any) -> None:
+        raise RuntimeError("no space left")
+
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, **options, backend=fail))
+    monkeypatch.setattr(choice, "cannot_compile", lambda device: None)
+    for function in (compiled_token, compiled_head):
+        function.cache_clear()
+    try:
+        with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: the compiler failed \(.*\); use compile="):
+            Decoder(model_of("paper"), compile=True)
+        decoder = Decoder(model_of("paper"), compile="auto", expected_tokens=10**9)
+        assert not decoder.compiled and "the compiler failed" in decoder.reason
+        assert_close("scores", decoder.feed(IDS), one_by_one("paper")[-1:], 1e-5)
+    finally:
+        for function in (compiled_token, compiled_head):
+            function.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["paper", "zero_first_memory", "vaswani"])
+def test_trials_of_what_is_fastest_read_nothing(name: str) -> None:
+    decoder = Decoder(model_of(name), batch_size=2, precision="auto", expected_tokens=1)
+    assert decoder.precision in ("fp32", "bf16") and decoder.reason and not decoder.compiled
+    assert decoder.scores.full().isnan().all()
+    other = Decoder(model_of(name), batch_size=2, precision=decoder.precision)
+    assert torch.equal(decoder.feed([[1, 2, 3], [4]]), other.feed([[1, 2, 3], [4]]))
+    assert torch.equal(decoder.feed([[5], []]), other.feed([[5], []]))
+
+
+# what a reader of the code found
+
+
+@pytest.mark.parametrize("length", [2, 3, 9])
+def test_the_last_state_lies_as_that_of_a_step(length: int) -> None:
+    """Compiled code is compiled again for other strides."""
+    decoder = Decoder(tiny_model())
+    decoder.feed(torch.zeros(1, length, dtype=torch.int64))
+    assert decoder._hidden.stride() == (decoder.model.config.d_model, 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": "vaswani"}])
+def test_models_in_bf16_keep_wide_states(tmp_path: Path, options: dict[str, Any]) -> None:
+    model = tiny_model(**options).to(torch.bfloat16)
+    decoder, other = Decoder(model), Decoder(model)
+    as_list, as_tensor = decoder.feed([[1, 2, 3]]), other.feed(torch.tensor([[1, 2, 3]]))
+    assert torch.equal(as_list, as_tensor) and as_list.dtype == torch.float32
+    decoder.save(tmp_path / "session")
+    other.reset()
+    other.load(tmp_path / "session")
+    assert torch.equal(decoder.feed([[4]]), other.feed([[4]]))
+
+
+def test_misspelled_options_are_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown precision 'fp8'; known: bf16, fp16, fp32, int8"):
+        Decoder(tiny_model(), precision="fp8")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match=r"compile \('yes'\) must be True, False or 'auto'"):
+        Decoder(tiny_model(), compile="yes")  # pyright: ignore[reportArgumentType]
+
+
+def test_arrays_may_stand_for_lists() -> None:
     model = tiny_model()
-    texts = [list(generate(model, [1, 2], max_new_tokens=30, seed=seed)) for seed in (1, 1, 2)]
-    assert texts[0] == texts[1] != texts[2]
-    unseeded = [tuple(generate(model, [1, 2], max_new_tokens=30)) for _ in range(3)]
-    assert len(set(unseeded)) > 1
+    arrays = Decoder(model, batch_size=2).feed([np.array([1, 2, 3]), np.array([4])])
+    assert torch.equal(arrays, Decoder(model, batch_size=2).feed([[1, 2, 3], [4]]))
 
 
-def test_temperature_0_takes_the_likeliest() -> None:
-    model = tiny_model()
-    written = list(generate(model, torch.tensor([4, 5]), max_new_tokens=6, temperature=0))
-    decoder, piece = Decoder(model), torch.tensor([[4, 5]])
-    for token in written:
-        assert token == int(decoder.feed(piece).argmax())
-        piece = torch.tensor([[token]])
-    assert written == list(generate(model, [4, 5], max_new_tokens=6, temperature=0, seed=9))
+def test_memory_can_be_taken_from_a_model_with_a_window() -> None:
+    assert Decoder(tiny_model(same_length=True), mem_len=0).feed([[1, 2, 3]]).shape == (1, 13)
 
 
-def test_tokens_come_as_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    fed: list[int] = []
-    feed = Decoder.feed
-    monkeypatch.setattr(Decoder, "feed", lambda self, ids: (fed.append(ids.shape[1]), feed(self, ids))[1])
-    stream = generate(tiny_model(), [1] * 300, max_new_tokens=3)
-    assert fed == []
-    next(stream)
-    assert fed == [300]
-    assert len(list(stream)) == 2
-    assert fed == [300, 1, 1]  # the last token is not read: nothing comes after it
-
-
-def test_nothing_to_write() -> None:
-    assert write(max_new_tokens=0) == []
-
-
-@pytest.mark.parametrize(
-    ("prompt", "options", "error", "match"),
-    [
-        ([], {}, TokenizerError, "the prompt is empty; give at least one token"),
-        ([1, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer"),
-        ([1, -1], {}, TokenizerError, "token id -1 is outside the vocabulary"),
-        ([1], {"max_new_tokens": -1}, ConfigError, r"max_new_tokens \(-1\) must be at least 0"),
-        ([1], {"temperature": -0.1}, ConfigError, r"temperature \(-0.1\) must be at least 0"),
-        ([1], {"temperature": float("nan")}, ConfigError, r"temperature \(nan\)"),
-        ([1], {"temperature": float("inf")}, ConfigError, r"temperature \(inf\)"),
-        ([1], {"top_k": 0}, ConfigError, r"top_k \(0\) must be at least 1"),
-        ([1], {"top_p": 0.0}, ConfigError, r"top_p \(0.0\) must be above 0"),
-        ([1], {"top_p": 1.1}, ConfigError, r"top_p \(1.1\) must be above 0 and at most 1"),
-        ([1], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
-    ],
-)
-def test_what_cannot_be_written_is_refused_at_once(
-    prompt: list[int], options: dict[str, Any], error: type[Exception], match: str
-) -> None:
-    with pytest.raises(error, match=match):
-        generate(tiny_model(), prompt, **options)
+def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    keep = Decoder._keep_keys
+    monkeypatch.setattr(Decoder, "_keep_keys", lambda self, precision: (opened.append(precision), keep(self, precision))[1])
+    monkeypatch.setattr("transformer_xl.generation.choice.cannot_compile", lambda device: "there is none")
+    decoder = Decoder(tiny_model(), compile="auto", expected_tokens=10**9)
+    assert opened == ["fp32"]
+    assert not decoder.compiled and decoder.reason.endswith("not compiled: there is none")

@@ -1,45 +1,87 @@
-"""`Sampling.probabilities` against the definitions, spelled out in plain Python; and that draws follow them."""
+"""`Sampling.probabilities` against the definitions in plain Python; `choose` against `probabilities`, and what it computes."""
 
 import math
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
+from tests.generation.test_scores import ALL_BORDERS, BORDERS, LOG_PROBABILITIES, adaptive_logits, clustered
+from transformer_xl.errors import ConfigError
+from transformer_xl.generation.drawing import Line
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.scores import ROUNDING, Scores
 
+BAN = -math.inf
 LOGITS = st.lists(st.integers(-60, 60), min_size=1, max_size=12, unique=True).map(lambda values: [v / 7 for v in values])
 
 
-def defined(logits: list[float], temperature: float, top_k: int | None, top_p: float | None) -> list[float]:
-    """Softmax; the k likeliest; then the shortest prefix of the likeliest that reaches p."""
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# the definition
+
+
+def defined(
+    logits: list[float],
+    *,
+    repetition_penalty: float = 1.0,
+    seen: Sequence[int] = (),
+    logit_bias: Mapping[int, float] | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+) -> list[float]:
+    """Penalty; bias; softmax; the k likeliest; the shortest prefix of the likeliest that reaches p; those near the best."""
+    scores = list(logits)
+    for i in set(seen):
+        scores[i] = scores[i] * repetition_penalty if scores[i] < 0 else scores[i] / repetition_penalty
+    for i, bias in (logit_bias or {}).items():
+        scores[i] += bias
     if temperature == 0:
-        return [float(value == max(logits)) for value in logits]
-    weights = [math.exp((value - max(logits)) / temperature) for value in logits]
-    order = sorted(range(len(logits)), key=lambda i: -weights[i])
-    kept = order[: top_k or len(order)]
-    total = sum(weights[i] for i in kept)
+        return [float(i == scores.index(max(scores))) for i in range(len(scores))]
+    weights = [math.exp((value - max(scores)) / temperature) for value in scores]
+    kept = sorted(range(len(scores)), key=lambda i: -scores[i])[:top_k]
     if top_p is not None:
-        n, reached = 0, 0.0
+        total, n, reached = sum(weights[i] for i in kept), 0, 0.0
         while reached < top_p - 1e-9 and n < len(kept):
             reached += weights[kept[n]] / total
             n += 1
         kept = kept[:n]
+    kept = [i for i in kept if weights[i] >= (min_p or 0.0)]
     total = sum(weights[i] for i in kept)
-    return [weights[i] / total if i in kept else 0.0 for i in range(len(logits))]
+    return [weights[i] / total if i in kept else 0.0 for i in range(len(scores))]
 
 
 @given(
     logits=LOGITS,
-    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 5.0]),
+    data=st.data(),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    temperature=st.sampled_from([0.1, 0.7, 1.0, 5.0]),
     top_k=st.sampled_from([None, 1, 2, 5, 100]),
     top_p=st.sampled_from([None, 0.013, 0.31, 0.57, 0.93, 1.0]),
+    min_p=st.sampled_from([None, 0.0, 0.013, 0.37, 1.0]),
 )
-def test_probabilities_are_as_defined(logits: list[float], temperature: float, top_k: int | None, top_p: float | None) -> None:
-    actual = Sampling(temperature=temperature, top_k=top_k, top_p=top_p).probabilities(torch.tensor(logits))
-    torch.testing.assert_close(actual, torch.tensor(defined(logits, temperature, top_k, top_p)), atol=1e-5, rtol=1e-4)
+def test_probabilities_are_as_defined(logits: list[float], data: st.DataObject, **options: Any) -> None:
+    tokens = st.integers(0, len(logits) - 1)
+    seen = data.draw(st.lists(tokens, max_size=5))
+    bias = data.draw(st.dictionaries(tokens, st.sampled_from([-2.3, 1.7, BAN]), max_size=len(logits) - 1))
+    actual = Sampling(logit_bias=bias, **options).probabilities(torch.tensor(logits), seen)
+    expected = defined(logits, seen=seen, logit_bias=bias, **options)
+    torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-5, rtol=1e-4)
+
+
+@given(logits=LOGITS)
+def test_temperature_0_is_the_likeliest(logits: list[float]) -> None:
+    actual = Sampling(temperature=0, logit_bias={0: -0.5}).probabilities(torch.tensor(logits))
+    assert actual.tolist() == defined(logits, temperature=0, logit_bias={0: -0.5})
 
 
 def test_filters_apply_one_after_another() -> None:
@@ -49,61 +91,434 @@ def test_filters_apply_one_after_another() -> None:
     torch.testing.assert_close(both, torch.tensor([0.0, 0.625, 0.0, 0.375]))
     alone = Sampling(top_p=0.84).probabilities(logits)
     torch.testing.assert_close(alone, torch.tensor([0.15, 0.5, 0.0, 0.3]) / 0.95)
+    # of all that are half as likely as the likeliest, 0.5 and 0.3, the first would reach 0.6 of them; of all tokens, both do
+    last = Sampling(top_p=0.6, min_p=0.5).probabilities(logits)
+    torch.testing.assert_close(last, torch.tensor([0.0, 0.625, 0.0, 0.375]))
+
+
+def test_a_penalty_comes_before_a_bias_and_that_before_the_temperature() -> None:
+    logits = torch.tensor([2.0, -2.0, 0.5])
+    sampling = Sampling(repetition_penalty=2, logit_bias={0: 3.0, 1: 3.0}, temperature=0.5)
+    torch.testing.assert_close(
+        sampling.probabilities(logits, [0, 1, 1]), (torch.tensor([2 / 2 + 3, -2 * 2 + 3, 0.5]) / 0.5).softmax(0)
+    )
+
+
+def test_only_the_last_tokens_are_penalized() -> None:
+    logits = torch.tensor([1.0, 1.0, 1.0])
+    for window, expected in ((1, [1.0, 1.0, 0.5]), (2, [1.0, 0.5, 0.5]), (None, [0.5, 0.5, 0.5])):
+        sampling = Sampling(repetition_penalty=2, repetition_window=window)
+        torch.testing.assert_close(sampling.probabilities(logits, [0, 1, 2]), torch.tensor(expected).softmax(0))
+    old_ones = [0, *[1] * 64]
+    torch.testing.assert_close(
+        Sampling(repetition_penalty=2).probabilities(logits, old_ones), torch.tensor([1.0, 0.5, 1.0]).softmax(0)
+    )
+
+
+def test_equal_scores_give_way_from_the_highest_id() -> None:
+    logits = torch.zeros(2, 50)
+    for sampling in (Sampling(top_k=7), Sampling(top_p=0.139)):
+        assert sampling.probabilities(logits).gt(0).tolist() == [[True] * 7 + [False] * 43] * 2
+    assert Sampling(temperature=0).probabilities(logits).tolist() == [[1.0] + [0.0] * 49] * 2
 
 
 def test_the_likeliest_always_stays() -> None:
-    assert Sampling(top_p=1e-9).probabilities(torch.tensor([0.0, 3.0, 0.0])).tolist() == [0, 1, 0]
+    for sampling in (Sampling(top_p=1e-9), Sampling(min_p=1.0), Sampling(top_k=1)):
+        assert sampling.probabilities(torch.tensor([0.0, 3.0, 0.0])).tolist() == [0, 1, 0]
 
 
 def test_rows_and_any_leading_shape() -> None:
     logits = torch.randn(2, 3, 7)
-    sampling = Sampling(temperature=0.8, top_k=4, top_p=0.9)
-    together = sampling.probabilities(logits)
+    sampling = Sampling(temperature=0.8, top_k=5, top_p=0.9, min_p=0.01, logit_bias={3: 1.5, 2: BAN}, repetition_penalty=1.4)
+    together = sampling.probabilities(logits, [1, 6])
     for i in range(2):
         for j in range(3):
-            torch.testing.assert_close(together[i, j], sampling.probabilities(logits[i, j]))
-    for shape in ((), (4,), (2, 3)):
-        for temperature in (0.0, 1.0):
-            assert Sampling(temperature=temperature).choose(torch.randn(*shape, 7)).shape == shape
-
-
-def test_tiny_temperatures_and_huge_scores_stay_finite() -> None:
-    for temperature in (1e-3, 1e-38, 5e-324):
-        probabilities = Sampling(temperature=temperature).probabilities(torch.tensor([1e4, -1e30, 9e3], dtype=torch.float32))
-        assert probabilities.tolist() == [1, 0, 0]
+            torch.testing.assert_close(together[i, j], sampling.probabilities(logits[i, j], [1, 6]))
 
 
 def test_half_precision_scores_are_taken_as_fp32() -> None:
     assert Sampling().probabilities(torch.zeros(3, dtype=torch.bfloat16)).dtype == torch.float32
 
 
-def test_draws_follow_the_probabilities() -> None:
-    logits = torch.tensor([2.0, 1.0, 0.0, -1.0, 1.5])
-    sampling = Sampling(temperature=1.3, top_k=4)
-    n = 20_000
-    drawn = sampling.choose(logits.expand(n, 5), torch.Generator().manual_seed(7))
-    counts = torch.bincount(drawn, minlength=5)
-    expected = sampling.probabilities(logits) * n
-    assert counts[3] == 0
-    kept = expected > 0
-    chi_squared = ((counts[kept] - expected[kept]) ** 2 / expected[kept]).sum().item()
-    assert chi_squared < 16.27  # 3 degrees of freedom, 0.1 %
+# draws follow the definition
 
 
-def test_a_generator_makes_draws_repeatable() -> None:
-    logits = torch.randn(50, 7)
-    draws = [Sampling().choose(logits, torch.Generator().manual_seed(seed)).tolist() for seed in (1, 1, 2)]
-    assert draws[0] == draws[1] != draws[2]
+def fits(counts: Tensor, probabilities: Tensor) -> None:
+    """Pearson's test at 1e-4; tokens of fewer than 5 expected draws count as one."""
+    expected = probabilities.double() * counts.sum()
+    assert counts[probabilities == 0].sum() == 0, "what was filtered out was drawn"
+    rare = expected < 5
+    expected = torch.cat([expected[~rare], expected[rare].sum()[None]])
+    counts = torch.cat([counts[~rare], counts[rare].sum()[None]])
+    counts, expected = counts[expected > 0], expected[expected > 0]
+    chi_squared = ((counts - expected) ** 2 / expected).sum()
+    freedom = torch.tensor((len(counts) - 1) / 2, dtype=torch.float64)
+    p = 1.0 if freedom == 0 else float(torch.special.gammaincc(freedom, chi_squared / 2))
+    assert p > 1e-4, f"p {p:.2g}: {counts.tolist()} drawn, {expected.tolist()} expected"
+
+
+HISTORY = [2, 7, 7, 11, 0]
+PIECES: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.5},
+    {"temperature": 1.9},
+    {"top_k": 6},
+    {"top_p": 0.75},
+    {"min_p": 0.3},
+    {"repetition_penalty": 1.5},
+    {"repetition_penalty": 0.6},
+    {"logit_bias": {1: BAN, 6: 1.5, 10: -1.0}},
+]
+TOGETHER: list[dict[str, Any]] = [
+    {"temperature": 0.6, "top_p": 0.8},
+    {"temperature": 1.6, "top_p": 0.8, "logit_bias": {8: -2.0}},
+    {"top_p": 0.6, "min_p": 0.3, "repetition_penalty": 1.2},
+    {"temperature": 1.3, "top_k": 9, "top_p": 0.8, "min_p": 0.2, "repetition_penalty": 1.3, "logit_bias": {0: BAN, 12: 2.0}},
+]
+N_DRAW = 20_000
+
+
+def count(sampling: Sampling, scores: Scores) -> Tensor:
+    draws, n = generator(11), scores.vocab_size
+    return torch.bincount(torch.tensor([sampling.choose(scores, 0, HISTORY, draws) for _ in range(N_DRAW)]), minlength=n)
+
+
+@pytest.mark.parametrize("options", [*PIECES, *TOGETHER])
+def test_draws_from_an_adaptive_softmax_follow_the_definition(options: dict[str, Any]) -> None:
+    logits, sampling = adaptive_logits(), Sampling(**options)
+    fits(count(sampling, clustered(logits)), sampling.probabilities(logits[0], HISTORY))
+
+
+@pytest.mark.parametrize("options", [{}, TOGETHER[3]])
+def test_draws_from_a_plain_softmax_follow_the_definition(options: dict[str, Any]) -> None:
+    logits, sampling = torch.randn(1, 15), Sampling(**options)
+    fits(count(sampling, Scores(logits)), sampling.probabilities(logits[0], HISTORY))
+
+
+def test_the_test_of_draws_notices_a_shift_of_two_percent() -> None:
+    probabilities = adaptive_logits()[0].exp()
+    shifted = probabilities.clone()
+    shifted[0] += 0.02
+    counts = torch.multinomial(shifted, N_DRAW, replacement=True, generator=generator(0)).bincount(minlength=13)
+    with pytest.raises(AssertionError, match="drawn"):
+        fits(counts, probabilities)
+
+
+# any settings, any scores
+
+TOKENS = st.integers(0, 12)
+SETTINGS = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.03, 0.6, 1.0, 1.7, 40.0]),
+        "top_k": st.sampled_from([None, 1, 3, 8, 13, 100]),
+        "top_p": st.sampled_from([None, 0.0137, 0.3137, 0.7731, 0.9917, 1.0]),
+        "min_p": st.sampled_from([None, 0.0, 0.0137, 0.3137, 1.0]),
+        "repetition_penalty": st.sampled_from([1.0, 1.4, 0.7]),
+        "logit_bias": st.dictionaries(TOKENS, st.sampled_from([-2.3, 1.7, 100.0, BAN]), max_size=4),
+    }
+)
+CLUSTERS = ALL_BORDERS.filter(lambda borders: len(borders) > 2)
+
+
+@given(
+    log_probabilities=LOG_PROBABILITIES,
+    borders=CLUSTERS,
+    settings=SETTINGS,
+    history=st.lists(TOKENS, max_size=5),
+    seed=st.integers(0, 1000),
+)
+def test_what_was_computed_before_makes_no_difference(
+    log_probabilities: Tensor, borders: tuple[int, ...], settings: dict[str, Any], history: list[int], seed: int
+) -> None:
+    """Neither do other rows; and every token that is drawn is one that the definition keeps."""
+    sampling = Sampling(**settings)
+    known = clustered(log_probabilities, borders)
+    known.full()
+    for row in range(len(log_probabilities)):
+        one, two, three = (generator(seed + row) for _ in range(3))
+        for _ in range(3):
+            lazy = clustered(log_probabilities, borders)
+            alone = clustered(log_probabilities[row : row + 1], borders)
+            token = sampling.choose(lazy, row, history, one)
+            assert token == sampling.choose(known, row, history, two) == sampling.choose(alone, 0, history, three)
+            assert sampling.probabilities(log_probabilities[row], history)[token] > 0
+            assert {computed_for for _, computed_for in lazy.computed} <= {row}
+            low = borders[1] if token >= borders[1] else None
+            assert low is None or any(borders[tail + 1] <= token < borders[tail + 2] for tail, _ in lazy.computed)
+
+
+@pytest.mark.parametrize("names", [("top_p",), ("top_k",), ("min_p",), ("top_k", "top_p"), ("top_k", "top_p", "min_p")])
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5, 8.0])
+def test_bounds_keep_the_same_tokens_as_the_definition(names: tuple[str, ...], temperature: float) -> None:
+    """Scores of all kinds, so that each bound decides somewhere; a tenth of the tokens less likely than the model says."""
+    numbers = random.Random(0)
+    for _ in range(30):
+        scores = clustered((torch.randn(1, 13) * numbers.choice([0.3, 1.0, 2.5])).log_softmax(1))
+        ranges = {"top_k": numbers.randint(1, 12), "top_p": numbers.uniform(0.05, 0.95), "min_p": numbers.uniform(0.01, 0.9)}
+        filters: dict[str, Any] = {name: value for name, value in ranges.items() if name in names}
+        bias = {token: -2.0 for token in range(13) if numbers.random() < 0.1}
+        sampling = Sampling(temperature=temperature, logit_bias=bias, **filters)
+        kept = sampling.probabilities(scores.full()[0]) > 0
+        for cluster, token in ((i, token) for i in range(3) for token in range(BORDERS[i], BORDERS[i + 1])):
+            row = sampling._adjust(scores.row(0), [])
+            line = Line(row, temperature, **{"top_k": None, "top_p": None, "min_p": None, **filters})
+            line._look_at(cluster)  # where the dart fell
+            assert line._is_kept(float(row.cluster(cluster)[token - BORDERS[cluster]]), token) == kept[token]
+
+
+@given(
+    log_probabilities=LOG_PROBABILITIES,
+    borders=CLUSTERS,
+    penalty=st.sampled_from([1.0, 1.4, 0.7]),
+    bias=st.dictionaries(TOKENS, st.sampled_from([-2.5, 0.5, BAN]), max_size=4),
+    history=st.lists(TOKENS, max_size=5),
+)
+def test_greedy_takes_the_first_of_the_likeliest(
+    log_probabilities: Tensor, borders: tuple[int, ...], penalty: float, bias: dict[int, float], history: list[int]
+) -> None:
+    sampling = Sampling(temperature=0, repetition_penalty=penalty, logit_bias=bias)
+    for row, of_row in enumerate(log_probabilities):
+        expected = int(sampling.probabilities(of_row, history).argmax())
+        for scores in (clustered(log_probabilities, borders), Scores(log_probabilities)):
+            assert sampling.choose(scores, row, history, generator(0)) == expected
+
+
+def test_rows_draw_from_their_own_generators() -> None:
+    logits, sampling = torch.randn(3, 13), Sampling(temperature=1.2, top_p=0.9)
+    rows = [generator(seed) for seed in (1, 2, 3)]
+    together = [[sampling.choose(Scores(logits), row, [], rows[row]) for row in range(3)] for _ in range(40)]
+    alone, last = Scores(logits[2:]), generator(3)
+    assert [step[2] for step in together] == [sampling.choose(alone, 0, [], last) for _ in range(40)]
+    seeds = [[sampling.choose(alone, 0, [], draws) for _ in range(40)] for draws in map(generator, (1, 1, 2))]
+    assert seeds[0] == seeds[1] != seeds[2]
+
+
+@given(logits=LOGITS, temperature=st.sampled_from([1e-3, 1e-38, 5e-324]))
+def test_tiny_temperatures_draw_the_likeliest(logits: list[float], temperature: float) -> None:
+    row = torch.tensor([[*logits, 1e4, -1e30, 9e3]])
+    sampling = Sampling(temperature=temperature)
+    assert sampling.probabilities(row[0]).argmax() == len(logits) == sampling.choose(Scores(row), 0, [], generator(0))
+    clusters = clustered(row.log_softmax(1), (0, 1, row.shape[1] - 1, row.shape[1]))
+    assert sampling.choose(clusters, 0, [], generator(0)) == len(logits)
+
+
+def test_huge_temperatures_draw_evenly() -> None:
+    sampling, scores = Sampling(temperature=1e300), clustered(adaptive_logits())
+    draws = generator(0)
+    fits(
+        torch.bincount(torch.tensor([sampling.choose(scores, 0, [], draws) for _ in range(N_DRAW)]), minlength=13),
+        torch.full((13,), 1 / 13),
+    )
+
+
+# what is computed
+
+HEAVY = torch.tensor([[0.5, 0.25, 0.1, 0.05, *[0.012] * 5, *[0.01] * 4]]).log()
+"""A head of 0.9, tails of 0.06 and 0.04."""
+
+
+def computed(sampling: Sampling, log_probabilities: Tensor = HEAVY, history: Sequence[int] = (), seed: int = 0) -> set[int]:
+    scores = clustered(log_probabilities)
+    sampling.choose(scores, 0, history, generator(seed))
+    return {tail for tail, _ in scores.computed}
+
+
+@pytest.mark.parametrize(
+    ("options", "history"),
+    [
+        ({"temperature": 0}, []),
+        ({"temperature": 0, "repetition_penalty": 1.2}, [0, 5, 12]),
+        ({"temperature": 0, "logit_bias": {5: -1.0, 12: BAN}}, []),
+        ({"top_k": 3}, []),
+        ({"top_k": 3, "top_p": 0.8}, []),
+        ({"top_k": 3, "top_p": 0.9, "min_p": 0.01, "temperature": 1.5}, []),
+        ({"min_p": 0.2}, []),
+        ({"min_p": 0.2, "top_p": 0.7}, []),
+        ({"top_p": 0.7, "temperature": 0.5}, []),
+    ],
+)
+def test_a_dominant_head_needs_no_tail(options: dict[str, Any], history: list[int]) -> None:
+    for seed in range(50):
+        assert computed(Sampling(**options), history=history, seed=seed) == set()
+
+
+def test_a_draw_computes_the_tail_that_it_falls_in() -> None:
+    found = set()
+    for seed in range(300):
+        scores = clustered(HEAVY)
+        token = Sampling().choose(scores, 0, [], generator(seed))
+        expected = frozenset() if token < 4 else frozenset({(0 if token < 9 else 1, 0)})
+        assert scores.computed == expected
+        found.add(expected)
+    assert len(found) == 3
+
+
+def test_the_nucleus_computes_a_tail_only_where_bounds_do_not_tell() -> None:
+    """Of 0.87, 0.5, 0.25 and 0.1 are part whatever the tails hold; 0.05 is, unless a token of the first tail is likelier."""
+    found = set()
+    for seed in range(200):
+        scores = clustered(HEAVY)
+        token = Sampling(top_p=0.87).choose(scores, 0, [], generator(seed))
+        found.add((token, scores.computed))
+    nothing, first = frozenset(), frozenset({(0, 0)})
+    assert {(0, nothing), (1, nothing), (2, nothing), (3, first)} <= found
+    assert (3, nothing) not in found and {token for token, _ in found} == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "history", "expected"),
+    [
+        ({"logit_bias": {5: 0.1}}, [], {0}),
+        ({"logit_bias": {5: -0.1, 12: 0.1}}, [], {1}),
+        ({"repetition_penalty": 0.9}, [10], {1}),
+        ({"repetition_penalty": 0.9}, [0, 3], set()),
+        ({"repetition_penalty": 1.1}, [5, 10], set()),
+    ],
+)
+def test_a_tail_in_which_a_token_may_rise_is_computed(options: dict[str, Any], history: list[int], expected: set[int]) -> None:
+    assert computed(Sampling(temperature=0, **options), history=history) == expected
+
+
+@given(
+    log_probabilities=LOG_PROBABILITIES,
+    k=st.integers(1, 4),
+    min_p=st.sampled_from([0.3137, 1.0]),
+    others=st.sampled_from([{}, {"top_p": 0.7731}, {"temperature": 0.6}]),
+    seed=st.integers(0, 99),
+)
+def test_tails_that_the_head_rules_out_are_never_computed(
+    log_probabilities: Tensor, k: int, min_p: float, others: dict[str, Any], seed: int
+) -> None:
+    row, temperature = log_probabilities[:1], others.get("temperature", 1.0)
+    wholes = torch.stack([row[0, 4:9].logsumexp(0), row[0, 9:13].logsumexp(0)]) + ROUNDING
+    head = row[0, :4].sort(descending=True).values
+    for filters, least in (({"top_k": k}, head[k - 1]), ({"min_p": min_p}, head[0] + temperature * math.log(min_p))):
+        ruled_out = {tail for tail in range(2) if wholes[tail] < least}
+        if "top_p" in others and "min_p" in filters:
+            continue  # the nucleus is of all tokens
+        assert not computed(Sampling(**filters, **others), row, seed=seed) & ruled_out
+
+
+@pytest.mark.parametrize(
+    ("temperature", "top_p", "bias"),
+    [(0.5, 0.7, {}), (1.0, 0.6, dict.fromkeys(range(2, 11), -10.0))],
+    ids=["many equal tokens", "tokens made rare"],
+)
+def test_a_tail_may_hold_little_of_all(temperature: float, top_p: float, bias: dict[int, float]) -> None:
+    """Were the tail one token, or as likely as the model says, then the second token would be in the nucleus too."""
+    row = torch.tensor([[0.5, 0.26, *[0.24 / 9] * 9]]).log()
+    sampling = Sampling(temperature=temperature, top_p=top_p, logit_bias=bias)
+    assert sampling.probabilities(row[0]).tolist() == [1.0] + [0.0] * 10
+    for seed in range(50):
+        assert sampling.choose(clustered(row, (0, 2, 11)), 0, [], generator(seed)) == 0
+
+
+def test_a_tail_may_hold_several_that_are_likelier() -> None:
+    """0.41 has room for two tokens before 0.18."""
+    row, sampling = torch.tensor([[0.3, 0.18, 0.06, 0.05, 0.2, 0.2, 0.005, 0.005]]).log(), Sampling(top_k=3)
+    assert sampling.probabilities(row[0]).gt(0).tolist() == [True, False, False, False, True, True, False, False]
+    assert {sampling.choose(clustered(row, (0, 4, 8)), 0, [], generator(seed)) for seed in range(50)} == {0, 4, 5}
+
+
+def test_a_small_nucleus_is_found_in_few_throws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was outside is off the line, with all that are ranked below it: 1,000 tokens do not take 1,000 throws."""
+    hits: list[tuple[int, int] | None] = []
+    throw = Line._throw
+    monkeypatch.setattr(Line, "_throw", lambda line, dart: (hits.append(throw(line, dart)), hits[-1])[1])
+    for seed in range(50):
+        hits.clear()
+        assert Sampling(top_p=1e-4).choose(Scores(torch.zeros(1, 1000)), 0, [], generator(seed)) == 0
+        assert len(set(hits)) == len(hits) < 30
+
+
+# what is refused
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"temperature": -1.0}, "0 takes the likeliest token"),
-        ({"top_k": -3}, "leave it out to keep all tokens"),
-        ({"top_p": float("nan")}, "must be above 0 and at most 1"),
+        ({"temperature": -1.0}, r"temperature \(-1.0\) must be at least 0 and finite; 0 takes the likeliest token"),
+        ({"temperature": math.nan}, r"temperature \(nan\)"),
+        ({"temperature": math.inf}, r"temperature \(inf\)"),
+        ({"top_k": -3}, r"top_k \(-3\) must be at least 1; leave it out to keep all tokens"),
+        ({"top_k": 0}, r"top_k \(0\)"),
+        ({"top_p": math.nan}, r"top_p \(nan\) must be above 0 and at most 1"),
+        ({"top_p": 0.0}, r"top_p \(0.0\)"),
+        ({"top_p": 1.1}, r"top_p \(1.1\) .*; leave it out to keep all tokens"),
+        ({"min_p": -0.1}, r"min_p \(-0.1\) must be at least 0 and at most 1; leave it out"),
+        ({"min_p": 1.5}, r"min_p \(1.5\)"),
+        ({"min_p": math.nan}, r"min_p \(nan\)"),
+        ({"repetition_penalty": 0.0}, r"repetition_penalty \(0.0\) must be above 0 and finite; 1 changes nothing"),
+        ({"repetition_penalty": math.inf}, r"repetition_penalty \(inf\)"),
+        ({"repetition_penalty": math.nan}, r"repetition_penalty \(nan\)"),
+        ({"repetition_window": 0}, r"repetition_window \(0\) must be at least 1; repetition_penalty 1 turns"),
+        ({"logit_bias": {-1: 2.0}}, "logit_bias has token id -1; ids are 0 or more"),
+        ({"logit_bias": {3: math.nan}}, r"logit_bias of token id 3 \(nan\) must be a number below infinity"),
+        ({"logit_bias": {3: math.inf}}, r"logit_bias of token id 3 \(inf\)"),
+        ({"temperature": 0, "top_k": 5}, r"so top_k \(5\) would do nothing; drop top_k, or give a temperature above 0"),
+        ({"temperature": 0, "top_p": 0.9}, r"so top_p \(0.9\) would do nothing"),
+        ({"temperature": 0, "min_p": 0.1}, r"so min_p \(0.1\) would do nothing"),
     ],
 )
-def test_values_out_of_range(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+def test_values_that_cannot_be(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match) as raised:
         Sampling(**options)
+    assert "\n" not in str(raised.value)
+
+
+def test_filters_that_keep_all_or_say_the_same_go_with_temperature_0() -> None:
+    sampling = Sampling(temperature=0, top_k=1, top_p=1.0, min_p=0.0)
+    assert sampling.choose(clustered(HEAVY), 0, [], generator(0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("bias", "match"),
+    [
+        ({13: 1.0}, r"logit_bias has token id 13, which is outside the vocabulary \(13\)"),
+        (dict.fromkeys(range(13), BAN), "logit_bias bans all 13 tokens; leave one that can be drawn"),
+    ],
+)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_bias_that_does_not_fit_the_vocabulary(bias: dict[int, float], match: str, temperature: float) -> None:
+    sampling = Sampling(logit_bias=bias, temperature=temperature)
+    for attempt in (
+        lambda: sampling.check(13),
+        lambda: sampling.probabilities(HEAVY),
+        lambda: sampling.choose(clustered(HEAVY), 0, [], generator(0)),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            attempt()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_scores_that_are_no_numbers(options: dict[str, Any], value: float) -> None:
+    sampling, row = Sampling(**options), torch.full((1, 13), value)
+    for attempt in (
+        lambda: sampling.probabilities(row),
+        lambda: sampling.choose(Scores(row), 0, [], generator(0)),
+        lambda: sampling.choose(clustered(row), 0, [], generator(0)),
+    ):
+        with pytest.raises(ConfigError, match="no token can be drawn: the best score is not a finite number"):
+            attempt()
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.5}])
+def test_a_tail_of_no_numbers_is_not_drawn_from(options: dict[str, Any]) -> None:
+    row = torch.tensor([[0.01] * 4 + [0.91] + [0.01] * 4 + [0.0025] * 4]).log()
+    broken = Scores(
+        row[:, :4],
+        tails=torch.tensor([[0.95, 0.01]]).log(),
+        compute_tail=lambda i, rows: torch.full((len(rows), 5 - i), math.nan),
+        borders=(0, 4, 9, 13),
+    )
+    with pytest.raises(ConfigError, match="look for NaN"):
+        Sampling(**options).choose(broken, 0, [], generator(0))
+
+
+def test_the_callers_bias_is_copied() -> None:
+    bias = {1: -1.0}
+    sampling = Sampling(logit_bias=bias)
+    bias[2] = math.inf
+    assert sampling.logit_bias == {1: -1.0}
+    assert hash(sampling) == hash(Sampling(logit_bias={1: -1.0}))

@@ -7,7 +7,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from transformer_xl import __version__
-from transformer_xl.cli import convert, corpus, evaluate, generate, train
+from transformer_xl.cli import bench, convert, corpus, evaluate, generate, train
 from transformer_xl.errors import TxlError
 
 app = App(
@@ -30,6 +30,7 @@ app.command(evaluate.evaluate, name="eval")
 app.command(generate.generate)
 app.command(convert.convert)
 app.command(corpus.app)
+app.command(bench.app)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -29,7 +29,7 @@ def evaluate(
     same_length: bool | None = None,
     clamp_len: int | None = None,
     ext_len: int | None = None,
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto",
     device: str = "auto",
     checkpoint: Literal["best", "last"] = "best",
     compare_memory: Annotated[bool, Parameter(negative="")] = False,
@@ -56,7 +56,7 @@ def evaluate(
         same_length: give every query the same number of keys.
         clamp_len: largest distance told apart.
         ext_len: tokens before each segment read again with it instead of remembered.
-        precision: of the matrix products; auto takes what the processor does fast.
+        precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: the one with the best validation loss, or the last.
         compare_memory: score once more without memory, and say what it is worth.
@@ -84,7 +84,7 @@ def evaluate(
         raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
     config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
     torch_device = choose_device(device)
-    chosen, _ = choose_precision(precision, torch_device)
+    chosen = precision if precision == "int8" else choose_precision(precision, torch_device)[0]
     text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
     keys = config.eval.same_length if same_length is None else same_length
     first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""

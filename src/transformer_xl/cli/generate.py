@@ -1,74 +1,317 @@
 """`txl generate`."""
 
-import itertools
+import json
+import os
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
+from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamPrinter, TextPrinter, say
+
+if TYPE_CHECKING:
+    from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.model.transformer_xl import TransformerXL
+
+_PROMPT = Group("What to go on from", sort_key=1)
+_LENGTH = Group("How much to write", sort_key=2)
+_CHOICE = Group("How tokens are chosen", sort_key=3)
+_OUTPUT = Group("What is printed", sort_key=4)
+_MEMORY = Group("Memory", sort_key=5)
+_MACHINE = Group("Model and machine", sort_key=6)
+
+
+def _repeated(group: Group) -> Parameter:
+    return Parameter(group=group, negative="", consume_multiple=False, allow_leading_hyphen=True)
+
+
+_DEFAULT_ROWS = 8
+"""Texts written side by side: up to so many cost little more than one, for most of the time goes into reading the weights."""
+
+_INTERACTIVE_TOKENS = 20_000
+"""About how many tokens a person will let a model write; decides whether compiling pays."""
 
 
 def generate(
     run: str,
     /,
     *,
-    prompt: str = "\n",
-    prompt_file: Path | None = None,
-    tokens: int = 500,
-    temperature: float = 0.8,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    mem_len: int | None = None,
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "fp32",
-    device: str = "auto",
-    checkpoint: Literal["best", "last"] = "best",
+    prompt: Annotated[str | None, Parameter(group=_PROMPT, allow_leading_hyphen=True)] = None,
+    prompt_file: Annotated[Path | None, Parameter(group=_PROMPT, allow_leading_hyphen=True)] = None,
+    prompts: Annotated[Path | None, Parameter(group=_PROMPT, allow_leading_hyphen=True)] = None,
+    interactive: Annotated[bool, Parameter(group=_PROMPT, negative="")] = False,
+    tokens: Annotated[int, Parameter(name=["--tokens", "--max-tokens"], group=_LENGTH)] = 500,
+    n: Annotated[int, Parameter(name=["--n", "-n"], group=_LENGTH)] = 1,
+    stop: Annotated[list[str] | None, _repeated(_LENGTH)] = None,
+    stop_token: Annotated[list[str] | None, _repeated(_LENGTH)] = None,
+    temperature: Annotated[float, Parameter(group=_CHOICE)] = 0.8,
+    top_k: Annotated[int | None, Parameter(group=_CHOICE)] = None,
+    top_p: Annotated[float | None, Parameter(group=_CHOICE)] = None,
+    min_p: Annotated[float | None, Parameter(group=_CHOICE)] = None,
+    repetition_penalty: Annotated[float, Parameter(group=_CHOICE)] = 1.0,
+    repetition_window: Annotated[int, Parameter(group=_CHOICE)] = 64,
+    bias: Annotated[list[str] | None, _repeated(_CHOICE)] = None,
+    seed: Annotated[int | None, Parameter(group=_CHOICE)] = None,
+    stream: Annotated[bool | None, Parameter(group=_OUTPUT)] = None,
+    echo: Annotated[bool | None, Parameter(group=_OUTPUT)] = None,
+    json_: Annotated[bool, Parameter(name="--json", group=_OUTPUT, negative="")] = False,
+    logprobs: Annotated[int | None, Parameter(group=_OUTPUT)] = None,
+    quiet: Annotated[bool, Parameter(group=_OUTPUT, negative="")] = False,
+    memory: Annotated[Path | None, Parameter(group=_MEMORY, metavar="FILE")] = None,
+    read_only: Annotated[bool, Parameter(group=_MEMORY, negative="")] = False,
+    mem_len: Annotated[int | None, Parameter(group=_MEMORY)] = None,
+    batch_size: Annotated[int | None, Parameter(group=_MACHINE)] = None,
+    precision: Annotated[Literal["auto", "fp32", "bf16", "fp16", "int8"] | None, Parameter(group=_MACHINE)] = None,
+    compile: Annotated[Literal["auto", "yes", "no"], Parameter(group=_MACHINE)] = "auto",
+    device: Annotated[str, Parameter(group=_MACHINE)] = "auto",
+    checkpoint: Annotated[Literal["best", "last"], Parameter(group=_MACHINE)] = "best",
 ) -> None:
     """Write on from a prompt; the text appears as it comes.
 
     Common uses:
         txl generate runs/mine --prompt "Once upon a time" --seed 1
         txl generate runs/mine --prompt-file chapter1.txt --tokens 1000 --top-p 0.95
-        txl generate runs/mine --temperature 0
+        cat chapter1.txt | txl generate runs/mine --temperature 0
+        txl generate runs/mine --prompt "It was" -n 5 --min-p 0.05
+        txl generate runs/mine --prompts many.jsonl --json > texts.jsonl
+        txl generate runs/mine --prompt-file book.txt --tokens 0 --memory book
+        txl generate runs/mine --prompt "In the end" --memory book --read-only
+        txl generate runs/mine --interactive --memory diary
+
+    Of several texts each has a seed of its own, derived from --seed and printed
+    with it, from which it can be written again alone.
+
+    Ctrl-C ends the text. With --memory, what was read and shown until then is
+    saved; while the prompt is being read, or at a second Ctrl-C, the file stays
+    as it was.
 
     Args:
         run: directory of a run, of an exported model, or a hub id.
-        prompt: text to go on from. Default: a newline.
-        prompt_file: take the prompt from this file; a text of any length is read into memory first.
-        tokens: how many tokens to write.
+        prompt: text to go on from. Default: what is piped in, else a line end.
+        prompt_file: take the prompt from this file, as it is; - is standard input. A text of any length is read.
+        prompts: many prompts: one a line, or JSON lines {"prompt": TEXT, "seed": NUMBER}; - is standard input.
+        interactive: type lines and let the model go on after each; /help says more.
+        tokens: how many tokens to write at most.
+        n: texts per prompt.
+        stop: text that ends the writing and is not part of it; may be repeated.
+        stop_token: token that ends the writing: its text or its id; may be repeated.
         temperature: 1 draws as the model believes, lower is safer, 0 takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability.
+        min_p: draw from tokens at least so many times as likely as the likeliest.
+        repetition_penalty: above 1 makes tokens that were there less likely.
+        repetition_window: how many of the last tokens count as being there.
+        bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
         seed: the same seed gives the same text.
-        mem_len: positions of memory. Default: as in training.
-        precision: of the matrix products.
+        stream: print text as it comes. Default: if there is one; with --json: also a line for each token.
+        echo: print the prompt too. Default: if it was typed.
+        json_: print a JSON line for each finished text.
+        logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
+        quiet: no figures at the end, no progress.
+        memory: go on from what this file remembers, if there is one, and save there what was read and written.
+        read_only: with --memory: leave the file as it is.
+        mem_len: positions of memory. Default: as in training, or that of --memory.
+        batch_size: texts written side by side. Default: 8, or as many as there are.
+        precision: of weights and memory; auto takes fp32 or bf16, what is faster here. Default: fp32, or that of --memory.
+        compile: compile the model first, which takes seconds and needs a C++ compiler; auto: for many tokens.
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: of a run: the one with the best validation loss, or the last.
     """
-    from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.data.encoding import encode_file
-    from transformer_xl.errors import ConfigError
-    from transformer_xl.generation.generate import generate as write
-    from transformer_xl.model.precision import choose_device, choose_precision
-
-    if mem_len is not None and mem_len < 0:
-        raise ConfigError(f"--mem-len ({mem_len}) must be at least 0")
-    model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: print(f"warning: {message}", file=sys.stderr))
-    torch_device = choose_device(device)
-    chosen, _ = choose_precision(precision, torch_device)
-    ids = tokenizer.encode(prompt) if prompt_file is None else encode_file(prompt_file, tokenizer)[0]
-    written = write(
-        model.to(torch_device),
-        ids.tolist(),
-        max_new_tokens=tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        seed=seed,
-        mem_len=mem_len,
-        precision=chosen,
+    _refuse(
+        (sum(x is not None for x in (prompt, prompt_file, prompts)) > 1, "--prompt, --prompt-file and --prompts: give one"),
+        (tokens < 0, f"--tokens ({tokens}) must be at least 0"),
+        (n < 1, f"--n ({n}) must be at least 1"),
+        (batch_size is not None and batch_size < 1, f"--batch-size ({batch_size}) must be at least 1"),
+        (mem_len is not None and mem_len < 0, f"--mem-len ({mem_len}) must be at least 0"),
+        (logprobs is not None and logprobs < 0, f"--logprobs ({logprobs}) must be at least 0"),
+        (logprobs is not None and not json_, "--logprobs are printed with --json only; add --json"),
+        (n > 1 and temperature == 0, f"--n ({n}) with --temperature 0 writes the same text again and again; leave --n out"),
+        (read_only and memory is None, "--read-only says what to do with the FILE of --memory; give one"),
+        (memory is not None and (n > 1 or prompts is not None), "--memory remembers one text; leave --n and --prompts out"),
+        (interactive and sys.stdin is None, "--interactive needs standard input, which is closed"),
+        (
+            interactive and (n > 1 or prompts is not None or json_ or stream is False),
+            "--interactive writes one text as it comes; leave --n, --prompts, --json and --no-stream out",
+        ),
+        (
+            bool(stream) and not json_ and (n > 1 or prompts is not None),
+            "--stream shows one text; with several, leave it out or add --json",
+        ),
     )
-    stream = tokenizer.stream()
-    show = sys.stdout.write
-    for token in itertools.chain(ids.tolist(), written):  # the prompt as the model read it
-        show(stream.push(token))
-        sys.stdout.flush()
-    show(stream.finish() + "\n")
+    from transformer_xl.checkpoint.run_directory import load
+    from transformer_xl.cli.writing import Job
+    from transformer_xl.generation.sampling import Sampling
+    from transformer_xl.generation.session import TextSession
+    from transformer_xl.generation.stopping import Stopping
+    from transformer_xl.generation.writing import check_seed, fresh_seed
+    from transformer_xl.model.precision import choose_device
+
+    seed = fresh_seed() if seed is None else check_seed(seed)
+    remembered = memory is not None and _check_memory(memory, read_only=read_only)
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    settings |= {"repetition_penalty": repetition_penalty, "repetition_window": repetition_window}
+    Sampling(**settings)  # complain before a large model is loaded
+    Stopping(strings=stop or [])
+    torch_device = choose_device(device)
+    model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: say(f"warning: {message}"))
+    sampling = Sampling(**settings, logit_bias=_biases(bias or [], tokenizer))
+    sampling.check(tokenizer.vocab_size)
+    stopping = Stopping(strings=stop or [], tokens=[_token(given, tokenizer, "--stop-token") for given in stop_token or []])
+    stopping.check(tokenizer.vocab_size)
+    given = many(prompts, tokenizer) if prompts else _given(prompt, prompt_file, tokenizer, piped=not interactive)
+    if not given and not interactive:
+        given = [nothing() if remembered else beginning(tokenizer)]
+    n_texts = max(1, len(given)) * n
+    their_mem_len, their_precision = _read_with(memory) if remembered and memory is not None else (None, None)
+    n_rows = min(batch_size or _DEFAULT_ROWS, n_texts)
+    decoder = _open(
+        model.to(torch_device),
+        batch_size=n_rows,
+        mem_len=_agreed("--mem-len", mem_len, their_mem_len, memory),
+        precision=_agreed("--precision", None if precision == "auto" else precision, their_precision, memory)
+        or precision
+        or "fp32",
+        compile={"auto": "auto", "yes": True, "no": False}[compile],
+        expected_tokens=_INTERACTIVE_TOKENS if interactive else tokens * (n_texts // n_rows),
+    )
+    session = TextSession(decoder, tokenizer) if interactive or memory is not None else None
+    if session is not None and memory is not None and remembered:
+        session.load(memory)
+    job = Job(decoder, tokenizer, sampling, stopping, n_tokens=tokens, seed=seed, n=n, likeliest=logprobs)
+    if session is not None and interactive:
+        from transformer_xl.cli.interactive import Conversation
+
+        Conversation(session, job, file=memory, read_only=read_only, quiet=quiet).run(given)
+        return
+    printer: Printer
+    if json_:
+        printer = JsonPrinter(tokenizer=tokenizer, stream=bool(stream), logprobs=logprobs is not None)
+    elif n_texts > 1 or stream is False:
+        printer = TextPrinter(echo=echo, tokenizer=tokenizer, several=n_texts > 1)
+    else:
+        printer = StreamPrinter(echo=echo, tokenizer=tokenizer)
+    with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
+        interrupted = job.go_on(session, given[0], printer, bar) if session else job.run(given, printer, bar)
+    if session is not None and memory is not None and not read_only:
+        session.save(memory)
+    if interrupted:
+        raise KeyboardInterrupt
+    say(job.totals.line(_machine(decoder), seed), quiet=quiet or json_)
+
+
+def _open(model: "TransformerXL", *, batch_size: int, mem_len: int | None, **options: Any) -> "Decoder":
+    """Open a decoder, or say what does not fit into memory."""
+    from transformer_xl.errors import ConfigError
+    from transformer_xl.generation.decoder import Decoder
+
+    try:
+        return Decoder(model, batch_size=batch_size, mem_len=mem_len, **options)
+    except (RuntimeError, MemoryError) as error:  # torch has no class of its own for memory of a CPU
+        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("memory", "overflow")):
+            raise
+    raise ConfigError(
+        f"memory for {batch_size:,} texts side by side that look back {mem_len or model.mem_len:,} tokens cannot be had here; "
+        "lower --batch-size or --mem-len"
+    )
+
+
+def _machine(decoder: "Decoder") -> str:
+    """Say in what precision a decoder computes, whether it is compiled, and why."""
+    return f"{decoder.precision}, {'compiled' if decoder.compiled else 'not compiled'} ({decoder.reason})"
+
+
+def _refuse(*complaints: tuple[bool, str]) -> None:
+    from transformer_xl.errors import ConfigError
+
+    for wrong, complaint in complaints:
+        if wrong:
+            raise ConfigError(complaint)
+
+
+def _check_memory(file: Path, *, read_only: bool) -> bool:
+    """Return whether a session's file exists; complain before anything is read if it could not be loaded or saved."""
+    from transformer_xl.errors import CheckpointError
+
+    folder = file.absolute().parent
+    if file.is_symlink() or (file.exists() and not file.is_file()):
+        raise CheckpointError(f"--memory '{file}' is not a file; choose another name")
+    if read_only and not file.exists():
+        raise CheckpointError(f"--memory '{file}' does not exist; leave --read-only out to begin it")
+    if not folder.is_dir():
+        raise CheckpointError(f"--memory '{file}': the directory '{folder}' does not exist; make it first")
+    if not read_only and not os.access(folder, os.W_OK):
+        raise CheckpointError(
+            f"--memory '{file}': the directory '{folder}' cannot be written; add --read-only, or save elsewhere"
+        )
+    return file.exists()
+
+
+def _read_with(file: Path) -> tuple[int | None, str | None]:
+    """Return memory length and precision of a session, as far as its file says so; it is verified when it is loaded."""
+    from transformer_xl.generation.session import describe
+
+    decoder = describe(file).get("decoder", {})
+    mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
+    return (mem_len if type(mem_len) is int else None, precision if precision in ("fp32", "bf16", "fp16", "int8") else None)
+
+
+def _agreed(option: str, given: Any, remembered: Any, file: Path | None) -> Any:
+    """Return what a session was read with, unless something else was asked for."""
+    from transformer_xl.errors import ConfigError
+
+    if None not in (given, remembered) and given != remembered:
+        raise ConfigError(f"{option} ({given}): '{file}' was read with {remembered}; leave {option} out, or start anew")
+    return given if remembered is None else remembered
+
+
+def _given(prompt: str | None, prompt_file: Path | None, tokenizer: "Tokenizer", *, piped: bool) -> list[Prompt]:
+    """Return the one prompt that was given, if there was one."""
+    if prompt is not None:
+        return [typed(prompt, tokenizer)]
+    if prompt_file is not None:
+        return [from_file(prompt_file, tokenizer)]
+    if piped and is_piped():
+        read = from_file(STDIN, tokenizer)
+        return [read] if len(read.ids) else []
+    return []
+
+
+def _biases(given: list[str], tokenizer: "Tokenizer") -> dict[int, float]:
+    """Read TOKEN=NUMBER."""
+    from transformer_xl.errors import ConfigError
+
+    biases = {}
+    for each in given:
+        token, equals, number = each.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = None
+        if not equals or not token or value is None:
+            raise ConfigError(f"--bias '{each}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
+        biases[_token(token, tokenizer, "--bias")] = value
+    return biases
+
+
+def _token(given: str, tokenizer: "Tokenizer", option: str) -> int:
+    """Return the id of a token, given as such, as its text, or as its text in JSON."""
+    from transformer_xl.errors import ConfigError, TokenizerError
+
+    if given.isdecimal():
+        return int(given)
+    text = given
+    if len(given) > 1 and given[0] == given[-1] == '"':
+        try:
+            text = json.loads(given)
+        except ValueError:
+            raise ConfigError(f'{option} {given}: not text in JSON; write it as "text", or give the token\'s id') from None
+    try:
+        ids = tokenizer.encode(text).tolist()
+    except TokenizerError as error:
+        raise ConfigError(f"{option} {given!a}: {error}") from None
+    if len(ids) != 1:
+        raise ConfigError(f"{option} {given!a} is {len(ids)} tokens ({ids[:8]}) for this model, not one; give the token's id")
+    return ids[0]

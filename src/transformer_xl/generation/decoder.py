@@ -1,27 +1,53 @@
 """`Decoder`: a model with the memory of what it has read, fed token by token or text by text."""
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from transformer_xl.config import TransformerXLConfig
-from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation.choice import Compile, fastest_streams
+from transformer_xl.generation.scores import Scores
+from transformer_xl.generation.snapshot import Session, load_session, save_session
+from transformer_xl.generation.streams import KeptStreams, ReadAgain, Streams
+from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.model.frozen_softmax import FrozenSoftmax
+from transformer_xl.model.precision import Precision, choose_precision
+from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
 class Decoder:
     """Read streams with a memory of fixed size; the cost of a token does not grow with what was read.
 
+    Rows start, stop and reset independently. Every token sees exactly the `mem_len` tokens before it (with `same_length` the
+    model's window), so it makes no difference how a text is cut into pieces. Weights must not change while a decoder is in use.
+
     Args:
         model: put in evaluation mode.
         batch_size: rows, each a stream of its own.
         mem_len: positions of memory; None: the model's.
-        tgt_len: longest piece read at once; longer input is read in pieces. None: 128, with al_rfou the training's.
-        precision: of the matrix products.
+        tgt_len: longest piece read at once; longer input is read in pieces. None: 64, with al_rfou the training's.
+        precision: of weights and memory. int8 rounds the weights to 255 steps per output; keys and values are bf16 then. auto:
+            fp32 or bf16, whichever steps faster here.
+        compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: where that can
+            be expected to pay within `expected_tokens`, and turns out to.
+        expected_tokens: about how many tokens will be read one by one.
+
+    Attributes:
+        reason: why precision and compilation are what they are.
+
+    Raises:
+        ConfigError: sizes below 1, or a precision or compilation that is impossible here.
 
     Example:
         >>> from transformer_xl.config import TransformerXLConfig
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
-        >>> Decoder(model, batch_size=2).feed(torch.tensor([[0, 1, 2], [3, 2, 1]])).shape
+        >>> decoder = Decoder(model, batch_size=2)
+        >>> decoder.feed([[0, 1, 2, 3], [2]]).shape
         torch.Size([2, 4])
     """
 
@@ -32,63 +58,226 @@ class Decoder:
         batch_size: int = 1,
         mem_len: int | None = None,
         tgt_len: int | None = None,
-        precision: Precision = "fp32",
+        precision: InferencePrecision | Literal["auto"] = "fp32",
+        compile: Compile = False,
+        expected_tokens: int = 1000,
     ) -> None:
-        self.model = model.eval().with_context(mem_len=mem_len)
+        if batch_size < 1 or (tgt_len is not None and tgt_len < 1):
+            raise ConfigError(f"batch_size ({batch_size}) and tgt_len ({tgt_len}) must be at least 1")
+        same_length = False if mem_len == 0 else None  # of a window without memory nothing is left
+        self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
+        self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or _segment_length(model.config)
-        self.precision: Precision = precision
-        self.mems = self.model.init_mems(batch_size)
-        # Without a memory, and where positions count from a segment's end, tokens cannot be read one by one: the segment that
-        # they belong to is kept, and read again with each of them.
-        self._rereads = self.model.mem_len == 0 or model.config.counts_from_end
-        self._open = torch.zeros(batch_size, 0, dtype=torch.int64, device=self.model.device)
-        self._n_foreign = torch.zeros(batch_size, dtype=torch.int64, device=self.model.device)
+        if keeps_keys(self.model) and self.mem_len > 0:  # without a memory, what a token sees begins anew with each segment
+            precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
+            streams, self.reason = fastest_streams(
+                self._keep_keys, precisions, compile=compile, expected_tokens=expected_tokens
+            )
+            self._streams: Streams = streams
+            self._softmax = streams.reader.softmax
+            self.precision: InferencePrecision = streams.reader.precision
+        else:
+            self.precision, self.reason = self._precision_of_reading_again(precision, compile)
+            self._streams = ReadAgain(self.model, batch_size, tgt_len=self.tgt_len, precision=self.precision)
+            self._softmax = FrozenSoftmax(self.model.softmax, self.model.embedding, self.precision)
+        wide = torch.promote_types(model.dtype, torch.float32)
+        self._hidden = torch.full((batch_size, model.config.d_model), torch.nan, dtype=wide, device=model.device)
 
-    @torch.no_grad()
-    def feed(self, ids: Tensor) -> Tensor:
+    def _keep_keys(self, precision: InferencePrecision) -> KeptStreams:
+        window = self.model.window or self.mem_len + 1
+        return KeptStreams(Reader(self.model, tgt_len=self.tgt_len, precision=precision, window=window), self.batch_size)
+
+    def _precision_of_reading_again(self, precision: str, compile: Compile) -> tuple[Precision, str]:
+        if precision == "int8" or compile is True:
+            wish = "precision (int8)" if precision == "int8" else "compile (True)"
+            raise ConfigError(
+                f"{wish} needs keys that stay the same, and with attention '{self.model.config.attention}' and mem_len "
+                f"({self.mem_len}) every token changes them; leave it out"
+            )
+        return choose_precision(precision, self.model.device)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether single tokens are read by compiled code."""
+        return isinstance(self._streams, KeptStreams) and self._streams.reader.compiled
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of memory and position keys, which do not grow; 0 for models that are read again and again."""
+        return self._streams.memory.n_bytes + self._streams.reader.n_bytes if isinstance(self._streams, KeptStreams) else 0
+
+    def feed(self, ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
         """Read on, and score what may come next.
 
         Args:
-            ids: int64 (B, T), the next T ≥ 1 tokens of each row.
+            ids: int64 (B, T), the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, where an empty one leaves
+                its row as it is. Rows of a list are read one after another, so that the numbers of a row depend on it alone,
+                to the last bit.
 
         Returns:
-            Scores (B, V) of the token after the last one, fp32.
-        """
-        device = self.model.device
-        logits = None
-        with autocast(device, self.precision):
-            for piece in ids.to(device).split(self.tgt_len, dim=1):
-                if self._rereads:
-                    logits = self._reread(piece)
-                else:
-                    out = self.model(piece, mems=self.mems)
-                    self.mems, logits = out.mems, out.logits
-        assert logits is not None  # an empty text is one empty piece, which the model refuses
-        return logits[:, -1].float()
+            Scores (B, V) of the token after the last one, at least in fp32 (of an adaptive softmax: log-probabilities); NaN for
+            rows that have read nothing yet.
 
-    def _reread(self, ids: Tensor) -> Tensor | None:
-        """Read the open segment with what follows; what it closes by that goes to memory, or without one is forgotten."""
-        self._open = torch.cat([self._open, ids], dim=1)
-        n_closed = max(self._open.shape[1] - self.tgt_len, 0)
-        if n_closed and self.model.mem_len:
-            n_closed = self.tgt_len
-            self.mems = self.model(self._open[:, :n_closed], mems=self.mems, n_pad=self._n_foreign.clamp(max=n_closed)).mems
-        self._open = self._open[:, n_closed:]
-        self._n_foreign = (self._n_foreign - n_closed).clamp(min=0)
-        return self.model(self._open, mems=self.mems, n_pad=self._n_foreign).logits
+        Raises:
+            TokenizerError: an id outside the vocabulary; nothing has been read then.
+            ValueError: ids of another shape.
+
+        If it is interrupted, a row may have read a part of its ids: reset it, or load an earlier session.
+        """
+        return self.read(ids).full()
+
+    def read(self, ids: Tensor | Sequence[Sequence[int]]) -> Scores:
+        """Read on as `feed` does, and return scores of which rare clusters are computed only where they are asked for."""
+        if isinstance(ids, Tensor):
+            self._check(ids)
+            ids = ids.to(self.model.device)
+            if ids.shape[1] == 1:
+                return self.step(ids[:, 0])
+            if self._streams.together():
+                self._hidden = self._streams.read(slice(None), ids).to(self._hidden.dtype)
+                return self.scores
+            ids = ids.tolist()
+        self._check_rows(ids)
+        alone = [len(own) == 1 for own in ids]
+        if any(alone):  # whether a row steps is a matter of its own tokens, too
+            self._step(torch.tensor([int(own[0]) if len(own) else 0 for own in ids]), torch.tensor(alone))
+        self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
+        for row, own in enumerate(ids):
+            if len(own) > 1:
+                piece = torch.tensor([list(own)], device=self.model.device)
+                self._hidden[row] = self._streams.read(slice(row, row + 1), piece)[0]
+        return self.scores
+
+    def step(self, ids: Tensor, *, active: Tensor | None = None) -> Scores:
+        """Read one token of each row: the fast path, in shapes that never change.
+
+        Args:
+            ids: int64 (B,).
+            active: bool (B,), rows that read; the others stay as they are. None: all.
+
+        Returns:
+            Scores of each row's next token.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary; nothing has been read then.
+            ValueError: ids of another shape.
+        """
+        self._check(ids.unsqueeze(-1))
+        self._step(ids, None if active is None else self._mask(active, "active"))
+        return self.scores
+
+    def _step(self, ids: Tensor, active: Tensor | None) -> None:
+        hidden = self._streams.step(ids.to(self.model.device), active).to(self._hidden.dtype)
+        if active is not None:
+            hidden = torch.where(active.to(hidden.device).unsqueeze(1), hidden, self._hidden)
+        self._hidden = hidden
+
+    @property
+    def scores(self) -> Scores:
+        """Scores of each row's next token, after all that was read; NaN for rows that have read nothing."""
+        hidden = self._hidden
+        head, tails = self._head(hidden)
+        return Scores(
+            head,
+            tails=tails,
+            compute_tail=lambda i, rows: self._softmax.tail(i, hidden[rows], tails[rows, i]),
+            borders=self._softmax.borders,
+        )
+
+    @torch.no_grad()
+    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return self._streams.reader.head(hidden) if isinstance(self._streams, KeptStreams) else self._softmax.head(hidden)
 
     def reset(self, rows: Tensor | None = None) -> None:
-        """Forget what was read.
+        """Forget what was read; nothing of it is left in memory.
 
         Args:
             rows: bool (B,), True for rows that forget; None: all.
+
+        Raises:
+            ValueError: rows that are no such mask; nothing has been forgotten then.
         """
-        forget = torch.ones(self.mems.batch_size, dtype=torch.bool) if rows is None else rows
-        self.mems = self.mems.reset(forget, valid=self.model.config.zero_first_memory)
-        self._n_foreign = torch.where(forget.to(self._n_foreign.device), self._open.shape[1], self._n_foreign)
+        forget = torch.ones(self.batch_size, dtype=torch.bool) if rows is None else self._mask(rows, "rows").cpu()
+        self._streams.reset(forget)
+        self._hidden = self._hidden.masked_fill(forget.to(self._hidden.device).unsqueeze(1), torch.nan)
+
+    def _mask(self, rows: Tensor, name: str) -> Tensor:
+        if rows.dtype != torch.bool or rows.shape != (self.batch_size,):
+            raise ValueError(f"{name}, {rows.dtype} {tuple(rows.shape)}, must be bool of shape ({self.batch_size},)")
+        return rows
+
+    def _check(self, ids: Tensor) -> None:
+        if ids.dim() != 2 or ids.shape[0] != self.batch_size or ids.shape[1] == 0:
+            raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch_size, length): ({self.batch_size}, at least 1)")
+        self._check_ids(int(ids.min()), int(ids.max()))
+
+    def _check_rows(self, ids: Sequence[Sequence[int]]) -> None:
+        if len(ids) != self.batch_size or not any(len(own) for own in ids):
+            raise ValueError(f"{len(ids)} lists of ids must be one for each of {self.batch_size} rows, and not all empty")
+        read = [own for own in ids if len(own)]
+        self._check_ids(min(int(min(own)) for own in read), max(int(max(own)) for own in read))
+
+    def _check_ids(self, *extremes: int) -> None:
+        vocab_size = self.model.config.vocab_size or 0
+        for extreme in extremes:
+            if not 0 <= extreme < vocab_size:
+                raise TokenizerError(
+                    f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?"
+                )
+
+    def save(self, path: str | Path, *, note: Mapping[str, str] | None = None) -> None:
+        """Write what was read as one file, a session, from which `load` goes on as if nothing had happened.
+
+        The file is a safetensors file of n_layer x S x 2 x n_head x d_head numbers of the memory's type, where S is the sum of
+        what the rows remember, at most `mem_len` each; besides, of 4 x d_model + 16 bytes per row, and some 170 per layer. Of
+        models that are read again and again it is n_layer x S x d_model numbers, and 8 x `tgt_len` bytes more per row. It is
+        written aside and renamed, so the path holds the old file or the new one; one process at a time may save there. The
+        first call hashes the model's weights, about a second per gigabyte.
+
+        Args:
+            path: a file, which is replaced, or a new one in an existing directory.
+            note: text to keep with it, such as a tokenizer's name; at most a megabyte.
+
+        Raises:
+            CheckpointError: the file cannot be written; what the path held before is intact.
+        """
+        save_session(Path(path), self._session(), note=note or {})
+
+    def load(self, path: str | Path) -> dict[str, str]:
+        """Forget what was read, and take over a session that `save` wrote.
+
+        The next numbers are those that the saving decoder would have computed; to the last bit, if both compile or neither
+        does, on as many threads of the same processor. Nothing in the file is executed.
+
+        Args:
+            path: a session of the same weights, rows, memory and precision, in a regular file.
+
+        Returns:
+            The note.
+
+        Raises:
+            CheckpointError: no such file, a damaged one, or a session of another model or decoder, or one of another precision
+                (numbers would differ even where its keys could be converted); the decoder is then as it was.
+        """
+        state, note = load_session(Path(path), self._session())
+        hidden = state.pop(_HIDDEN)
+        self._streams.load_state_dict(state)
+        self._hidden = hidden.to(self.model.device)
+        return note
+
+    def _session(self) -> Session:
+        state = {**self._streams.state_dict(), _HIDDEN: self._hidden}
+        return Session(state, self.model, tgt_len=self.tgt_len, precision=self.precision)
 
 
 def _segment_length(config: TransformerXLConfig) -> int:
     """Return how much to read at once; a table of positions tells how long the segments were in training."""
     trained = (config.max_klen or 0) - config.mem_len
-    return trained if config.counts_from_end and trained > 0 else 128
+    return trained if config.counts_from_end and trained > 0 else _TGT_LEN
+
+
+_TGT_LEN = 64
+"""Long enough that reading a prompt is as fast as the processor multiplies, short enough to cost little memory."""
+
+_HIDDEN = "last"
+"""Name in a session of what each row's scores are computed of."""

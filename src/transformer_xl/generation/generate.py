@@ -1,13 +1,16 @@
 """Write on from a prompt, token by token."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Literal
 
 import torch
 
-from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.model.precision import Precision
+from transformer_xl.generation.stopping import Stopping
+from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Request, fresh_seed, write
+from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
@@ -19,50 +22,66 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
+    min_p: float | None = None,
+    repetition_penalty: float = 1.0,
+    repetition_window: int | None = 64,
+    logit_bias: Mapping[int, float] | None = None,
+    stop_tokens: Collection[int] = (),
     seed: int | None = None,
     mem_len: int | None = None,
-    precision: Precision = "fp32",
+    precision: InferencePrecision | Literal["auto"] = "fp32",
+    compile: bool | Literal["auto"] = False,
 ) -> Iterator[int]:
-    """Yield the tokens that a model writes after a prompt.
+    """Yield the tokens that a model writes after a prompt; `writing.write` writes many texts at once.
 
     Args:
-        model: a language model.
-        prompt_ids: token ids (at least one); a prompt of any length is read segment by segment.
-        max_new_tokens: how many tokens to write.
+        model: a language model; its weights must not change meanwhile.
+        prompt_ids: token ids (at least one); a prompt of any length is read piece by piece.
+        max_new_tokens: how many tokens to write at most.
         temperature: 1 draws as the model believes, lower is safer, 0 takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability.
-        seed: makes the text repeatable; None: another text each time.
+        min_p: draw from tokens at least so many times as likely as the likeliest.
+        repetition_penalty: above 1 makes tokens that were there less likely.
+        repetition_window: how many of the last tokens count as being there; None: all.
+        logit_bias: added to the scores of some token ids; -inf bans a token.
+        stop_tokens: ids that end the text; they are not yielded.
+        seed: makes the text repeatable, 0 … 2^64 - 1; None: another text each time.
         mem_len: positions of memory; None: the model's.
-        precision: of the matrix products.
+        precision: of weights and memory.
+        compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler.
 
     Yields:
         Token ids, as soon as each is chosen.
 
     Raises:
-        ConfigError: a sampling option out of range.
+        ConfigError: an option out of range, or options that contradict each other.
         TokenizerError: an empty prompt, or ids outside the vocabulary.
     """
-    if max_new_tokens < 0:
-        raise ConfigError(f"max_new_tokens ({max_new_tokens}) must be at least 0")
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
-    ids = torch.as_tensor(prompt_ids, dtype=torch.int64).flatten()
+    sampling = Sampling(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        repetition_window=repetition_window,
+        logit_bias=logit_bias or {},
+    )
     vocab_size = model.config.vocab_size or 0
-    if len(ids) == 0:
-        raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps (--prompt TEXT)")
-    for extreme in (int(ids.min()), int(ids.max())):
+    sampling.check(vocab_size)
+    stopping = Stopping(tokens=stop_tokens)
+    stopping.check(vocab_size)
+    prompt = torch.as_tensor(prompt_ids, dtype=torch.int64).flatten().cpu().numpy()
+    if len(prompt) == 0:
+        raise TokenizerError(EMPTY_PROMPT)
+    for extreme in (int(prompt.min()), int(prompt.max())):
         if not 0 <= extreme < vocab_size:
             raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")
-    return _tokens(Decoder(model, mem_len=mem_len, precision=precision), ids, sampling, max_new_tokens, seed)
-
-
-def _tokens(decoder: Decoder, ids: torch.Tensor, sampling: Sampling, n: int, seed: int | None) -> Iterator[int]:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    else:
-        generator.manual_seed(seed)
-    for _ in range(n):
-        chosen = sampling.choose(decoder.feed(ids[None]), generator)
-        yield int(chosen)
-        ids = chosen
+    request = Request(
+        prompt=prompt,
+        seed=fresh_seed() if seed is None else seed,
+        max_new_tokens=max_new_tokens,
+        stop_tokens=stopping.tokens,
+    )
+    decoder = Decoder(model, mem_len=mem_len, precision=precision, compile=compile, expected_tokens=max_new_tokens)
+    return (event.token for event in write(decoder, [request], sampling=sampling) if isinstance(event, Chosen))

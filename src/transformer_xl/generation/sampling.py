@@ -1,61 +1,251 @@
-"""Choose the next token from its scores."""
+"""Choose the next token from its scores.
 
-from dataclasses import dataclass
+`Sampling.probabilities` is the definition: small functions, one after another, over all scores. `Sampling.choose` draws from
+the same distribution, but of an adaptive softmax it computes only the tails that can matter, and it sorts no vocabulary.
+
+Shapes: V vocabulary.
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.generation.drawing import Line, require_drawable
+from transformer_xl.generation.scores import Row, Scores, by_cluster, leaders
+
+_COLDEST = 1e-30
+"""Least temperature that is divided by; below it, as far above it, only tokens with the very best score are ever drawn."""
+
+
+def penalize(scores: Tensor, ids: Sequence[int], penalty: float) -> Tensor:
+    """Divide positive scores of some tokens by a penalty, and multiply negative ones with it.
+
+    Reference: Keskar et al. 2019 (CTRL, arXiv 1909.05858) section 4.1, who divide; negative scores are multiplied as in other
+    programs, since division would make them likelier.
+
+    Args:
+        scores: (…, V), unnormalized or log-probabilities.
+        ids: different tokens.
+        penalty: above 1 makes them less likely, below 1 likelier.
+    """
+    index = torch.tensor(ids, dtype=torch.int64, device=scores.device)
+    chosen = scores[..., index]
+    return scores.index_copy(-1, index, torch.where(chosen < 0, chosen * penalty, chosen / penalty))
+
+
+def add_bias(scores: Tensor, bias: Mapping[int, float]) -> Tensor:
+    """Add to the scores (…, V) of some tokens; -inf bans a token."""
+    index = torch.tensor(list(bias), dtype=torch.int64, device=scores.device)
+    return scores.index_add(-1, index, scores.new_tensor(list(bias.values())).expand(*scores.shape[:-1], -1))
+
+
+def keep_top_k(scores: Tensor, k: int) -> Tensor:
+    """Keep the k best scores (…, V), of equal ones those with the lowest ids; the others become -inf."""
+    order = scores.argsort(dim=-1, descending=True, stable=True)
+    return scores.scatter(-1, order[..., k:], float("-inf"))
+
+
+def keep_top_p(scores: Tensor, p: float) -> Tensor:
+    """Keep the fewest best scores (…, V) whose probabilities add up to at least p; the others become -inf.
+
+    Reference: Holtzman et al. 2020 (arXiv 1904.09751) section 3.1. Of equal scores those with the lowest ids come first.
+    """
+    ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+    weights = (ordered - ordered[..., :1]).exp()
+    before = weights.cumsum(-1) - weights  # the token that crosses the border stays
+    outside = before >= p * weights.sum(-1, keepdim=True)
+    return scores.scatter(-1, order, ordered.masked_fill(outside, float("-inf")))
+
+
+def keep_min_p(scores: Tensor, p: float) -> Tensor:
+    """Keep tokens that are at least p times as likely as the likeliest (…, V); the others become -inf.
+
+    Reference: Nguyen et al. 2024 (arXiv 2407.01082) section 3.
+    """
+    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + _log(p), float("-inf"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to draw from the distribution of the next token; filters apply in the order of the fields.
+    """How to draw from the distribution of the next token; everything applies in the order of the attributes.
+
+    That is the order of Hugging Face, except that a bias is added after the penalty, so that it is what it says. llama.cpp and
+    vLLM differ where it matters: the former filters before it applies the temperature, the latter has min-p before top-k.
 
     Attributes:
-        temperature: divides the scores; 0 takes the most likely token.
+        repetition_penalty: for tokens that were there already; see `penalize`. Scores are what it is applied to: those of an
+            adaptive softmax are log-probabilities, all negative, so that the same number penalizes likely tokens little.
+        repetition_window: how many of the last tokens count as being there; None: all, which takes longer with each token.
+        logit_bias: added to the scores of some token ids; -inf bans a token.
+        temperature: divides the scores; 0 takes the most likely token, of equally likely ones the lowest id.
         top_k: keep the k most likely tokens.
         top_p: keep the fewest most likely tokens whose probabilities reach this sum.
+        min_p: keep tokens at least so many times as likely as the most likely one.
 
     Raises:
-        ConfigError: a value out of range.
+        ConfigError: a value out of range, or values that contradict each other.
+
+    Example:
+        >>> Sampling(top_k=2).probabilities(torch.tensor([0.5, 0.1, 0.3, 0.1]).log())
+        tensor([0.6250, 0.0000, 0.3750, 0.0000])
     """
 
+    repetition_penalty: float = 1.0
+    repetition_window: int | None = 64
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     temperature: float = 1.0
     top_k: int | None = None
     top_p: float | None = None
+    min_p: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature ({self.temperature}) must be at least 0 and finite; 0 takes the likeliest token")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k ({self.top_k}) must be at least 1; leave it out to keep all tokens")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p ({self.top_p}) must be above 0 and at most 1; leave it out to keep all tokens")
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # what the caller does to theirs must not matter
+        _require(
+            0 < self.repetition_penalty < math.inf,
+            f"repetition_penalty ({self.repetition_penalty}) must be above 0 and finite; 1 changes nothing",
+        )
+        _require(
+            self.repetition_window is None or self.repetition_window >= 1,
+            f"repetition_window ({self.repetition_window}) must be at least 1; repetition_penalty 1 turns the penalty off",
+        )
+        _require(
+            0 <= self.temperature < math.inf,
+            f"temperature ({self.temperature}) must be at least 0 and finite; 0 takes the likeliest token",
+        )
+        _require(
+            self.top_k is None or self.top_k >= 1, f"top_k ({self.top_k}) must be at least 1; leave it out to keep all tokens"
+        )
+        _require(
+            self.top_p is None or 0 < self.top_p <= 1,
+            f"top_p ({self.top_p}) must be above 0 and at most 1; leave it out to keep all tokens",
+        )
+        _require(
+            self.min_p is None or 0 <= self.min_p <= 1,
+            f"min_p ({self.min_p}) must be at least 0 and at most 1; leave it out to keep all tokens",
+        )
+        for token, bias in self.logit_bias.items():
+            _require(token >= 0, f"logit_bias has token id {token}; ids are 0 or more")
+            _require(
+                bias < math.inf,
+                f"logit_bias of token id {token} ({bias}) must be a number below infinity; 100 all but forces a token",
+            )
+        idle = {"top_k": self.top_k not in (None, 1), "top_p": self.top_p not in (None, 1), "min_p": bool(self.min_p)}
+        for name in (name for name, given in idle.items() if given and self.temperature == 0):
+            raise ConfigError(
+                f"temperature 0 takes the likeliest token, so {name} ({getattr(self, name)}) would do nothing; "
+                f"drop {name}, or give a temperature above 0"
+            )
 
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Return the distribution that is drawn from, fp32 (…, V), for scores (…, V)."""
-        logits = logits.float()
-        if self.temperature == 0:
-            return torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).float()
-        # the largest score is taken off first, so that dividing by a tiny temperature (not 0 in fp32) cannot give inf - inf
-        probabilities = ((logits - logits.amax(-1, keepdim=True)) / max(self.temperature, 1e-30)).softmax(-1)
-        if self.top_k is not None and self.top_k < logits.shape[-1]:
-            kept = probabilities.topk(self.top_k, dim=-1)
-            probabilities = torch.zeros_like(probabilities).scatter(-1, kept.indices, kept.values)
-            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-        if self.top_p is not None and self.top_p < 1:
-            ordered, index = probabilities.sort(dim=-1, descending=True, stable=True)
-            before = ordered.cumsum(-1) - ordered  # the token that crosses the border stays
-            ordered = ordered.masked_fill(before >= self.top_p, 0.0)
-            probabilities = torch.zeros_like(probabilities).scatter(-1, index, ordered)
-            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-        return probabilities
+    def check(self, vocab_size: int) -> None:
+        """Refuse what does not fit a vocabulary.
 
-    def choose(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw token ids (…,) from scores (…, V), on the CPU so that a seed means the same everywhere."""
-        probabilities = self.probabilities(logits.cpu())
+        Raises:
+            ConfigError: a bias for an id outside of it, or one that bans all of it.
+        """
+        if not self.logit_bias:
+            return
+        highest = max(self.logit_bias)
+        _require(highest < vocab_size, f"logit_bias has token id {highest}, which is outside the vocabulary ({vocab_size})")
+        n_banned = sum(bias == -math.inf for bias in self.logit_bias.values())
+        _require(n_banned < vocab_size, f"logit_bias bans all {vocab_size} tokens; leave one that can be drawn")
+
+    def probabilities(self, logits: Tensor, history: Sequence[int] | None = None) -> Tensor:
+        """Return the distribution that is drawn from, fp32 (…, V), for scores (…, V).
+
+        Args:
+            logits: unnormalized scores or log-probabilities.
+            history: the tokens before, the same for all rows; None: there are none.
+
+        Raises:
+            ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
+        """
+        self.check(logits.shape[-1])
+        scores = logits.float()
+        if seen := [token for token in self._penalized(history or ()) if 0 <= token < logits.shape[-1]]:
+            scores = penalize(scores, seen, self.repetition_penalty)
+        if self.logit_bias:
+            scores = add_bias(scores, self.logit_bias)
+        best = scores.amax(-1, keepdim=True)
+        require_drawable(bool(best.isfinite().all()))
         if self.temperature == 0:
-            return probabilities.argmax(-1)
-        flat = torch.multinomial(probabilities.reshape(-1, probabilities.shape[-1]), 1, generator=generator)
-        return flat.view(probabilities.shape[:-1])
+            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).float()
+        scores = (scores.double() - best.double()) / self._temperature  # at most 0, so that nothing overflows
+        if self.top_k is not None:
+            scores = keep_top_k(scores, self.top_k)
+        if self._top_p is not None:
+            scores = keep_top_p(scores, self._top_p)
+        if self.min_p:
+            scores = keep_min_p(scores, self.min_p)
+        return scores.softmax(-1).float()
+
+    def choose(self, scores: Scores, row: int, history: Sequence[int], generator: torch.Generator) -> int:
+        """Draw the next token of one row; what other rows are and draw makes no difference.
+
+        Args:
+            scores: of the next token.
+            row: the row to draw for.
+            history: the tokens before, of this row.
+            generator: of this row, on the CPU, so that a seed means the same everywhere.
+
+        Raises:
+            ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
+        """
+        self.check(scores.vocab_size)
+        adjusted = self._adjust(scores.row(row), history)
+        if self.temperature == 0:
+            best, token = leaders(adjusted, 1)
+            require_drawable(bool(best.isfinite()))
+            return int(token)
+        top_k = None if self.top_k is None or self.top_k >= scores.vocab_size else self.top_k
+        if top_k is None or adjusted.n_cluster > len(adjusted.known):
+            return Line(adjusted, self._temperature, top_k, self._top_p, self.min_p).draw(generator)
+        best, tokens = leaders(adjusted, top_k)  # no tail to be spared
+        ranked = Row(borders=(0, top_k), wholes=(math.nan,), cluster=lambda _: best)
+        return int(tokens[Line(ranked, self._temperature, None, self._top_p, self.min_p).draw(generator)])
+
+    @property
+    def _temperature(self) -> float:
+        return max(self.temperature, _COLDEST)
+
+    @property
+    def _top_p(self) -> float | None:
+        return None if self.top_p == 1 else self.top_p
+
+    def _penalized(self, history: Sequence[int]) -> list[int]:
+        if self.repetition_penalty == 1:
+            return []
+        return sorted(set(history if self.repetition_window is None else history[-self.repetition_window :]))
+
+    def _adjust(self, row: Row, history: Sequence[int]) -> Row:
+        """Apply penalty and bias. Tails in which a token may rise are looked at: their wholes bound their tokens no more."""
+        seen, biased = self._penalized(history), self.logit_bias
+        if not seen and not biased:
+            return row
+        penalized_in, biased_in = by_cluster(row.borders, seen), by_cluster(row.borders, biased)
+        rising = by_cluster(row.borders, [token for token, bias in biased.items() if bias > 0])
+        if self.repetition_penalty < 1:
+            rising |= penalized_in
+
+        @functools.cache
+        def adjusted(i: int) -> Tensor:
+            scores, first = row.cluster(i), row.borders[i]
+            if i in penalized_in:
+                scores = penalize(scores, [token - first for token in penalized_in[i]], self.repetition_penalty)
+            return add_bias(scores, {token - first: biased[token] for token in biased_in[i]}) if i in biased_in else scores
+
+        touched = frozenset(penalized_in) | frozenset(biased_in)
+        return Row(row.borders, row.wholes, adjusted, known=row.known | frozenset(rising), lowered=touched)
+
+
+def _log(p: float) -> float:
+    return math.log(p) if p else -math.inf
+
+
+def _require(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise ConfigError(complaint)

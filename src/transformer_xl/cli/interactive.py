@@ -1,0 +1,197 @@
+"""`txl generate --interactive`: type lines, and let a model go on after each; it remembers all of it."""
+
+import contextlib
+import dataclasses
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.cli.prompts import Prompt, beginning, line_end, nothing, typed
+from transformer_xl.cli.showing import ReadingBar, StreamPrinter, say
+from transformer_xl.cli.writing import Job, StoppedReading
+from transformer_xl.errors import ConfigError, TxlError, did_you_mean
+from transformer_xl.generation.session import TextSession
+from transformer_xl.generation.writing import check_seed, text_seed
+
+HELP = """\
+Type text and press Enter: the model reads it and goes on. An empty line lets it go on as it is.
+Ctrl-C ends what it is writing; it remembers what was read and shown.
+
+/set             show the settings
+/set NAME VALUE  change one, such as /set temperature 0.7 or /set top_k none
+/reset           forget everything
+/save [FILE]     write the session to a file (default: that of --memory)
+/load FILE       go on from one
+/quit            leave; so do the end of input and Ctrl-C, twice
+//TEXT           text that begins with a slash"""
+
+_SETTINGS = {
+    "tokens": int,
+    "seed": int,
+    "temperature": float,
+    "top_k": int,
+    "top_p": float,
+    "min_p": float,
+    "repetition_penalty": float,
+    "repetition_window": int,
+}
+_OPTIONAL = ("top_k", "top_p", "min_p", "repetition_window")
+
+
+class Conversation:
+    """Lines of a person and what a model makes of them.
+
+    Args:
+        session: remembers.
+        job: writes.
+        file: where the session is saved at the end; None: nowhere.
+        read_only: do not.
+        quiet: no greeting.
+    """
+
+    def __init__(self, session: TextSession, job: Job, *, file: Path | None, read_only: bool, quiet: bool) -> None:
+        self._session, self._job, self._file, self._quiet = session, job, file, quiet
+        self._saves = file is not None and not read_only
+        self._seed, self._turn = job.seed, 0
+        self._commands = {
+            "help": self._help,
+            "load": self._load,
+            "quit": self._quit,
+            "reset": self._reset,
+            "save": self._save,
+            "set": self._set,
+        }
+
+    def run(self, given: list[Prompt]) -> None:
+        """Read what is given, then lines until there are no more, and save the session."""
+        _edit_lines()
+        if given:
+            self._write(given[0], n_tokens=0)
+        say(
+            "Type text, and the model goes on; an empty line lets it go on as it is. /help lists what else there is.",
+            quiet=self._quiet,
+        )
+        interrupted = False
+        while True:
+            try:
+                line = input("> " if sys.stdin.isatty() else "")
+            except EOFError:
+                break
+            except KeyboardInterrupt:
+                if interrupted:
+                    self._leave()
+                    raise
+                interrupted = True
+                say("\nCtrl-C once more, or /quit, to leave")
+                continue
+            interrupted = False
+            try:
+                if not self._answer(line):
+                    break
+            except TxlError as error:
+                say(f"error: {' '.join(str(error).split())}")
+            except KeyboardInterrupt:  # a second one, while the model writes; between tokens memory is in order
+                self._leave()
+                raise
+        self._leave()
+
+    def _answer(self, line: str) -> bool:
+        """Do what a line says; return whether to go on."""
+        if not line.startswith("/") or line.startswith("//"):
+            self._write(self._prompt(line.removeprefix("/")), n_tokens=self._job.n_tokens)
+            return True
+        name, _, argument = line[1:].strip().partition(" ")
+        if name not in self._commands:
+            raise ConfigError(f"/{name} is no command; {did_you_mean(name, self._commands)}")
+        return self._commands[name](argument.strip()) is not False
+
+    def _prompt(self, text: str) -> Prompt:
+        """Return a line as a prompt; after a text that does not end in a line end, it begins with one."""
+        session = self._session
+        if not text:
+            return beginning(session.tokenizer) if session.n_tokens == 0 else nothing()
+        separator = line_end(session.tokenizer)
+        if session.n_tokens == 0 or session.tokenizer.decode(session.tail).endswith(separator):
+            separator = ""
+        return typed(separator + text, session.tokenizer)
+
+    def _write(self, prompt: Prompt, *, n_tokens: int) -> None:
+        job = dataclasses.replace(self._job, n_tokens=n_tokens, seed=text_seed(self._seed, self._turn, 0))
+        self._turn += 1
+        printer = StreamPrinter(echo=False, tokenizer=self._session.tokenizer)
+        with ReadingBar(len(prompt.ids), hidden=self._quiet) as bar:
+            try:
+                interrupted = job.go_on(self._session, prompt, printer, bar)
+            except StoppedReading:
+                say(f"\nstopped reading; {self._session.n_tokens:,} tokens are remembered")
+                return
+        if interrupted:
+            say("")
+
+    def _leave(self) -> None:
+        if self._saves:
+            self._save("")
+
+    def _help(self, argument: str) -> None:
+        say(HELP)
+
+    def _quit(self, argument: str) -> bool:
+        return False
+
+    def _reset(self, argument: str) -> None:
+        self._session.reset()
+        self._turn = 0
+        say("forgotten")
+
+    def _save(self, argument: str) -> None:
+        path = Path(argument) if argument else self._file
+        if path is None:
+            raise ConfigError("/save needs a file: /save FILE")
+        self._session.save(path)
+        say(f"{self._session.n_tokens:,} tokens saved to {path}", quiet=self._quiet)
+
+    def _load(self, argument: str) -> None:
+        if not argument:
+            raise ConfigError("/load needs a file: /load FILE")
+        self._session.load(Path(argument))
+        say(f"{self._session.n_tokens:,} tokens are remembered")
+
+    def _set(self, argument: str) -> None:
+        if not argument:
+            sampling = dataclasses.asdict(self._job.sampling) | {"tokens": self._job.n_tokens, "seed": self._seed}
+            say("\n".join(f"{name} {str(sampling[name]).lower()}" for name in _SETTINGS))
+            return
+        name, _, given = argument.replace("=", " ").partition(" ")
+        name, given = name.replace("-", "_"), given.strip()
+        if name not in _SETTINGS:
+            raise ConfigError(f"{name} cannot be set; {did_you_mean(name, _SETTINGS)}")
+        value = self._value(name, given)
+        if name == "seed":
+            self._seed, self._turn = check_seed(value), 0
+        elif name == "tokens":
+            self._job = dataclasses.replace(self._job, n_tokens=value)
+        else:
+            self._job = dataclasses.replace(self._job, sampling=dataclasses.replace(self._job.sampling, **{name: value}))
+
+    def _value(self, name: str, given: str) -> Any:
+        if given == "none" and name in _OPTIONAL:
+            return None
+        kind = _SETTINGS[name]
+        try:
+            value = kind(given)
+        except ValueError:
+            what = {int: "a whole number", float: "a number"}[kind]
+            raise ConfigError(f"{name} ({given!a}) must be {what}{' or none' if name in _OPTIONAL else ''}") from None
+        if name == "tokens" and value < 0:
+            raise ConfigError(f"tokens ({value}) must be at least 0")
+        return value
+
+
+def _edit_lines() -> None:
+    """Let a person edit the line and go back to earlier ones, where that is built in."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed may be in another encoding
+        sys.stdin.reconfigure(errors="replace")

@@ -1,0 +1,183 @@
+"""What `txl generate` goes on from: text given on the command line, in files, or on standard input."""
+
+import json
+import os
+import stat
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_xl.data.tokenizers import Tokenizer
+
+STDIN = Path("-")
+"""What stands for standard input."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to go on from.
+
+    Attributes:
+        ids: its tokens, (n,), int64.
+        origin: how to name it in JSON: as `prompt` the text, as `prompt_file` where it came from.
+        seed: of its own, if it has one.
+        shown: whether it was typed, so that it is shown before what is written.
+    """
+
+    ids: "np.ndarray"
+    origin: dict[str, str]
+    seed: int | None = None
+    shown: bool = False
+
+
+def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
+    """Return what was given on the command line.
+
+    Raises:
+        TokenizerError: a character that the tokenizer cannot represent.
+    """
+    return Prompt(tokenizer.encode(text), {"prompt": text}, shown=True)
+
+
+def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
+    """Return a whole file, plain or compressed, as it is; `-` is standard input.
+
+    Raises:
+        CorpusError: no such file, unreadable, damaged, or text that the tokenizer cannot represent.
+    """
+    from transformer_xl.errors import CorpusError, TokenizerError
+
+    data = _content(path)
+    try:
+        return Prompt(tokenizer.encode_bytes(data), {"prompt_file": str(path)})
+    except TokenizerError as error:
+        raise CorpusError(f"{_name(path)}: {error}") from None
+
+
+def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
+    """Return the prompts of a file: one a line, or JSON lines {"prompt": …, "seed": …}; all are checked before any is used.
+
+    JSON lines are recognized by the name ending .jsonl, .ndjson or .json, or by the first line.
+
+    Raises:
+        CorpusError: as for `from_file`, or a line that is no prompt.
+    """
+    from transformer_xl.errors import CorpusError, TokenizerError
+
+    try:
+        text = _content(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{_name(path)}: byte {error.start} is not UTF-8; convert it") from None
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not lines:
+        raise CorpusError(f"{_name(path)} holds no prompt; write one a line, or leave --prompts out")
+    as_json = path.suffix in (".jsonl", ".ndjson", ".json") or _is_object(lines[0][1])
+    prompts = []
+    for number, line in lines:
+        try:
+            given: dict[str, Any] = _fields(line) if as_json else {"prompt": line.removesuffix("\r")}
+            ids = tokenizer.encode(given["prompt"])
+            if len(ids) == 0:
+                raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps")
+        except (TokenizerError, CorpusError) as error:
+            raise CorpusError(f"{_name(path)}, line {number}: {error}") from None
+        prompts.append(Prompt(ids, {"prompt": given["prompt"]}, seed=given.get("seed"), shown=True))
+    return prompts
+
+
+def beginning(tokenizer: "Tokenizer") -> Prompt:
+    """Return what to begin with where nothing is given: a line end, else a space, else the first token of the vocabulary."""
+    import numpy as np
+
+    separator = line_end(tokenizer)
+    if separator == "\n":
+        return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})
+    ids = tokenizer.encode(separator) if separator else np.zeros(1, np.int64)
+    text = tokenizer.decode(ids.tolist())
+    print(f"note: this vocabulary has no line end, so the text goes on from {text!a}; choose with --prompt", file=sys.stderr)
+    return Prompt(ids, {"prompt": text})
+
+
+def nothing() -> Prompt:
+    """Return a prompt without tokens, for going on from what was read before."""
+    import numpy as np
+
+    return Prompt(np.zeros(0, np.int64), {})
+
+
+def line_end(tokenizer: "Tokenizer") -> str:
+    """Return what separates two lines in this vocabulary: a line end, a space, or nothing."""
+    from transformer_xl.errors import TokenizerError
+
+    for text in ("\n", " "):
+        try:
+            if len(tokenizer.encode(text)):
+                return text
+        except TokenizerError:
+            pass
+    return ""
+
+
+def is_piped() -> bool:
+    """Say whether something was piped in; not every program that calls another closes its standard input."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def _content(path: Path) -> bytes:
+    from transformer_xl.data.files import Piece, read_blocks
+    from transformer_xl.errors import CorpusError
+
+    if path == STDIN:
+        if sys.stdin is None:
+            raise CorpusError("standard input is closed; give a file instead of -")
+        return sys.stdin.buffer.read()
+    if path.is_dir():
+        raise CorpusError(f"cannot read '{path}': it is a directory; give a file")
+    if not path.exists():
+        raise CorpusError(f"cannot read '{path}': no such file")
+    if path.is_file():
+        return b"".join(read_blocks(Piece(path)))
+    try:
+        return path.read_bytes()  # a pipe, such as the shell's <(…)
+    except OSError as error:
+        raise CorpusError(f"cannot read '{path}': {error.strerror}") from None
+
+
+def _name(path: Path) -> str:
+    return "standard input" if path == STDIN else f"'{path}'"
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _fields(line: str) -> dict[str, Any]:
+    from transformer_xl.errors import ConfigError, CorpusError, did_you_mean
+    from transformer_xl.generation.writing import check_seed
+
+    try:
+        given = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f'it is not JSON ({error}); write {{"prompt": "text"}}') from None
+    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
+        raise CorpusError('it has no "prompt" that is text; write {"prompt": "text"}')
+    for name in given.keys() - {"prompt", "seed"}:
+        raise CorpusError(f"{name!a} is not known; {did_you_mean(name, ['prompt', 'seed'])}")
+    seed = given.get("seed")
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise CorpusError(f"seed ({seed!a}) must be a whole number")
+    try:
+        return given | {"seed": None if seed is None else check_seed(seed)}
+    except ConfigError as error:
+        raise CorpusError(str(error)) from None

@@ -1,0 +1,112 @@
+"""Find out what reads single tokens fastest here: by trying, for it depends on the processor, the model and the rows."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.generation.streams import KeptStreams
+from transformer_xl.model.compiled import cannot_compile
+from transformer_xl.model.frozen import InferencePrecision
+
+Compile = bool | Literal["auto"]
+
+COMPILE_SECONDS = 10.0
+"""About what compiling takes the first time (4 to 12 s on two cores); `auto` compiles where tokens would take twice as long."""
+
+_TRIALS = 5
+
+
+def fastest_streams(
+    open_streams: Callable[[InferencePrecision], KeptStreams],
+    precisions: Sequence[InferencePrecision],
+    *,
+    compile: Compile,
+    expected_tokens: int,
+) -> tuple[KeptStreams, str]:
+    """Open streams in the way that steps fastest.
+
+    Args:
+        open_streams: opens empty streams in a precision.
+        precisions: to choose from; a single one is taken without a trial.
+        compile: True: compile; False: do not; "auto": where it can be expected to pay within the tokens expected.
+        expected_tokens: about how many tokens will be read one by one.
+
+    Returns:
+        The streams, and why they are what they are.
+
+    Raises:
+        ConfigError: `compile` is True, and nothing can be compiled here.
+    """
+    if compile not in (True, False, "auto"):
+        raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
+    if compile is True:
+        tried = {precision: _compiled(open_streams(precision)) for precision in precisions}
+        best = min(tried.values(), key=lambda found: found.seconds)
+        if best.problem:
+            raise ConfigError(f"compile (True) cannot work here: {best.problem}; use compile='auto' or False")
+        return best.streams, _reason([(f"{name} compiled", found.seconds) for name, found in tried.items()])
+    if compile is False and len(precisions) == 1:
+        return open_streams(precisions[0]), "as set"
+
+    figures, best, seconds = [], None, float("inf")
+    for precision in precisions:
+        streams = open_streams(precision)
+        taken = _seconds_per_step(streams)
+        figures.append((precision, taken))
+        if taken < seconds:
+            best, seconds = streams, taken
+    assert best is not None
+    if compile is False or seconds * expected_tokens <= 2 * COMPILE_SECONDS:
+        return best, _reason(figures)
+    # the narrowest numbers are read fastest; streams that are open already are not opened again, for rings may be large
+    candidate = best if best.reader.precision == precisions[-1] else open_streams(precisions[-1])
+    found = _compiled(candidate)
+    if found.seconds < seconds:
+        return candidate, _reason([*figures, (f"{precisions[-1]} compiled", found.seconds)])
+    candidate.reader.interpret()
+    return best, f"{_reason(figures)}, not compiled: {found.problem or f'{found.seconds * 1e3:.1f} ms'}"
+
+
+class _Compiled(NamedTuple):
+    """Streams with compiled code, the seconds of their step, and what went wrong if something did."""
+
+    streams: KeptStreams
+    seconds: float
+    problem: str | None = None
+
+
+def _reason(figures: Sequence[tuple[str, float]]) -> str:
+    if len(figures) == 1 and figures[0][0].endswith("compiled"):
+        return "as set"
+    return f"measured per token: {', '.join(f'{name} {seconds * 1e3:.1f} ms' for name, seconds in figures)}"
+
+
+def _compiled(streams: KeptStreams) -> _Compiled:
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+
+    problem = cannot_compile(streams.reader.device)
+    if problem:
+        return _Compiled(streams, float("inf"), problem)
+    streams.reader.compile()
+    try:
+        return _Compiled(streams, _seconds_per_step(streams))
+    except (TorchDynamoException, FailOnRecompileLimitHit, OSError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        return _Compiled(streams, float("inf"), f"the compiler failed ({lines[0] if lines else type(error).__name__})")
+
+
+def _seconds_per_step(streams: KeptStreams) -> float:
+    """Time steps in which no row reads: they compute the same and remember nothing. The first is not counted."""
+    device, n_row = streams.reader.device, streams.memory.batch_size
+    nothing = torch.zeros(n_row, dtype=torch.int64, device=device)
+    seconds = []
+    for _ in range(1 + _TRIALS):
+        begin = time.perf_counter()
+        streams.reader.head(streams.step(nothing, nothing.bool()))
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])

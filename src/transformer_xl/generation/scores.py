@@ -1,0 +1,236 @@
+"""What may come next, and how likely: the scores of a softmax whose rare tokens are scored only when asked for.
+
+An adaptive softmax has a head of frequent tokens and tails of rarer ones (`model/adaptive.py`). The head gives the
+log-probability of each tail as a whole, and no token is likelier than the tail that it belongs to. So the likeliest tokens are
+often known, and a token often drawn, without multiplying by the vectors of any tail, which are most of the vocabulary.
+
+Shapes: B rows, V vocabulary.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from transformer_xl.errors import ConfigError, TokenizerError
+
+ROUNDING = 1e-3
+"""Nats by which the tokens of a tail, together or alone, may exceed the tail's own log-probability: it is rounded to fp32."""
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """The scores of one row, in clusters: 0 is the head, the others are tails.
+
+    Attributes:
+        borders: first id of each cluster, then V.
+        wholes: log-probability of each cluster as a whole; nothing asks for that of the head.
+        cluster: the scores, fp32 (size,), of a cluster; the first call for a tail computes them.
+        known: clusters that are looked at in any case: the head.
+        lowered: tails of which some tokens are less likely than the model says, so that their whole is a bound from above only.
+    """
+
+    borders: tuple[int, ...]
+    wholes: tuple[float, ...]
+    cluster: Callable[[int], Tensor]
+    known: frozenset[int] = frozenset({0})
+    lowered: frozenset[int] = frozenset()
+
+    @property
+    def n_cluster(self) -> int:
+        """Number of clusters, the head included."""
+        return len(self.wholes)
+
+    def size(self, i: int) -> int:
+        """Return the number of tokens of a cluster."""
+        return self.borders[i + 1] - self.borders[i]
+
+    def ceiling(self, i: int) -> float:
+        """Return a score that no token of a cluster exceeds, without computing those of a tail that is not looked at anyway."""
+        return float(self.cluster(i).max()) if i in self.known else self.wholes[i] + ROUNDING
+
+
+class Scores:
+    """The distribution of the next token of B rows. Tails are computed when they are asked for, once.
+
+    Args:
+        head: (B, size), of an adaptive softmax the log-probabilities of the head's own tokens, of a plain one the unnormalized
+            scores of all tokens. On any device; copied to the CPU, where tokens are chosen.
+        tails: (B, n_tail), log-probability of each tail as a whole, normalized together with the head. None: no tails.
+        compute_tail: given the index of a tail and int64 rows (R,) on the CPU, returns the log-probabilities (R, size) of its
+            tokens, the tail's own included. What it computes from must not change as long as the scores are in use.
+        borders: 0, the first id of each tail, V. None: all tokens are in the head.
+
+    Example:
+        >>> scores = Scores(torch.tensor([[2.0, 0.0]]))
+        >>> scores.top(1)[1].tolist(), round(float(scores.log_probability(torch.tensor([0])).exp()), 3)
+        ([[0]], 0.881)
+    """
+
+    def __init__(
+        self,
+        head: Tensor,
+        *,
+        tails: Tensor | None = None,
+        compute_tail: Callable[[int, Tensor], Tensor] | None = None,
+        borders: Sequence[int] | None = None,
+    ) -> None:
+        self.borders = (0, head.shape[1]) if borders is None else tuple(borders)
+        self._head = head.detach().float().cpu()
+        self._tails = head.new_zeros(len(head), 0).float().cpu() if tails is None else tails.detach().float().cpu()
+        self._compute_tail = compute_tail
+        self._computed: dict[tuple[int, int], Tensor] = {}
+        n_tail, size = self._tails.shape[1], self.borders[1]
+        assert len(self.borders) == n_tail + 2 and size == self._head.shape[1], f"borders {self.borders}, head {head.shape}"
+        assert n_tail == 0 or compute_tail is not None, "tails need compute_tail"
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows."""
+        return len(self._head)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.borders[-1]
+
+    @property
+    def computed(self) -> frozenset[tuple[int, int]]:
+        """Tail (from 0 on) and row of everything that was computed so far."""
+        return frozenset(self._computed)
+
+    def compute(self, tail: int, rows: Iterable[int]) -> None:
+        """Compute a tail for some rows together, as far as it was not; later questions find it."""
+        missing = [row for row in rows if (tail, row) not in self._computed]
+        if missing:
+            assert self._compute_tail is not None
+            with torch.no_grad():
+                values = self._compute_tail(tail, torch.tensor(missing)).float().cpu()
+            self._computed.update(((tail, row), of_row) for row, of_row in zip(missing, values, strict=True))
+
+    def full(self) -> Tensor:
+        """Return the scores of all tokens (B, V), fp32, as the model's `logits`; computes every tail."""
+        n_tail = self._tails.shape[1]
+        for tail in range(n_tail):
+            self.compute(tail, range(self.batch_size))
+        tails = (torch.stack([self._computed[tail, row] for row in range(self.batch_size)]) for tail in range(n_tail))
+        return torch.cat([self._head, *tails], dim=1)
+
+    def log_probability(self, ids: Tensor) -> Tensor:
+        """Return what the model gave to one token of each row, whatever the sampling made of it.
+
+        Args:
+            ids: int64 (B,), a token of each row; computes the tails that these belong to.
+
+        Returns:
+            Nats (B,), fp32, at most 0.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary.
+        """
+        tokens = ids.tolist()
+        for token in tokens:
+            if not 0 <= token < self.vocab_size:
+                raise TokenizerError(
+                    f"token id {token} is outside the vocabulary ({self.vocab_size}); is this the model's tokenizer?"
+                )
+        where = [_cluster_of(self.borders, token) for token in tokens]
+        for tail in range(self._tails.shape[1]):
+            self.compute(tail, [row for row, cluster in enumerate(where) if cluster == tail + 1])
+        chosen = [
+            self._cluster(row, cluster)[token - self.borders[cluster]]
+            for row, (token, cluster) in enumerate(zip(tokens, where, strict=True))
+        ]
+        return torch.stack(chosen) - self._normalizers()
+
+    def top(self, n: int) -> tuple[Tensor, Tensor]:
+        """Return the likeliest tokens of each row, the likeliest first, of equally likely ones the lowest id first.
+
+        Args:
+            n: how many, at most V; computes the tails that may hold one of them.
+
+        Returns:
+            Log-probabilities (B, n), fp32, of the model, and ids (B, n), int64.
+
+        Raises:
+            ConfigError: fewer than 1 or more than V.
+        """
+        if not 1 <= n <= self.vocab_size:
+            raise ConfigError(f"the {n} likeliest tokens of {self.vocab_size} were asked for; ask for 1 … {self.vocab_size}")
+        leading = [leaders(self.row(row), n) for row in range(self.batch_size)]
+        values, ids = (torch.stack(parts) for parts in zip(*leading, strict=True))
+        return values - self._normalizers().unsqueeze(1), ids
+
+    def row(self, row: int) -> Row:
+        """Return the scores of one row, in clusters."""
+        return Row(
+            borders=self.borders,
+            wholes=(float("nan"), *self._tails[row].tolist()),
+            cluster=lambda i: self._cluster(row, i),
+        )
+
+    def _cluster(self, row: int, i: int) -> Tensor:
+        if i == 0:
+            return self._head[row]
+        self.compute(i - 1, [row])
+        return self._computed[i - 1, row]
+
+    def _normalizers(self) -> Tensor:
+        """Return what log-probabilities (B,) are less than the scores; those of an adaptive softmax are normalized."""
+        return self._head.logsumexp(1) if self._tails.shape[1] == 0 else self._head.new_zeros(self.batch_size)
+
+
+def leaders(row: Row, n: int) -> tuple[Tensor, Tensor]:
+    """Return the n best tokens of a row, the best first, of equal ones the lowest id first; computes what may hold one.
+
+    Args:
+        row: scores of one row.
+        n: how many; all tokens where it has fewer.
+
+    Returns:
+        Scores (n,) and ids (n,).
+    """
+    values, ids = _best(row.cluster(0), n)
+    order = sorted(((row.ceiling(i), i) for i in range(1, row.n_cluster)), reverse=True)
+    for ceiling, i in order:
+        if len(ids) >= n and ceiling < values[-1]:
+            break
+        more, places = _best(row.cluster(i), n)
+        ids = torch.cat([ids, places + row.borders[i]])
+        values, order_of_both = _ranked(torch.cat([values, more]), ids, n)
+        ids = ids[order_of_both]
+    return values, ids
+
+
+def by_cluster(borders: Sequence[int], ids: Iterable[int]) -> dict[int, list[int]]:
+    """Return ids by the cluster that they belong to; ids outside the vocabulary belong to none."""
+    inside = sorted(token for token in ids if 0 <= token < borders[-1])
+    return {i: list(group) for i, group in itertools.groupby(inside, lambda token: _cluster_of(borders, token))}
+
+
+def _cluster_of(borders: Sequence[int], token: int) -> int:
+    return sum(token >= border for border in borders[1:-1])
+
+
+def _best(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the n largest and their places; which of equal values `topk` takes is not defined, so ties are settled here."""
+    if n == 1:
+        place = scores.argmax(keepdim=True)  # the first of equal ones
+        return scores[place], place
+    n = min(n, len(scores))
+    values, places = scores.topk(n)
+    reaching = scores >= values[-1]
+    if int(reaching.sum()) > n:
+        places = reaching.nonzero().squeeze(1)
+        values = scores[places]
+    values, order = _ranked(values, places, n)
+    return values, places[order]
+
+
+def _ranked(values: Tensor, ids: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """Return the n largest values, of equal ones that with the lowest id first, and their places."""
+    by_id = ids.argsort()
+    order = by_id[values[by_id].argsort(descending=True, stable=True)][:n]
+    return values[order], order

@@ -1,0 +1,98 @@
+"""When to stop writing: at a token, or at a piece of text that may be spread over many tokens."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from transformer_xl.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    r"""What ends a text.
+
+    Attributes:
+        tokens: ids that end it; they are not part of the text.
+        strings: texts that end it; they are not part of it either. A single text may be given as it is.
+
+    Raises:
+        ConfigError: an empty text, or a negative id.
+
+    Example:
+        >>> stream = Stopping(strings=["\n\n"]).stream()
+        >>> [stream.push(text) for text in ("one\n", "two\n", "\nthree")]
+        ['one', '\ntwo', '']
+        >>> stream.stopped_by
+        '\n\n'
+    """
+
+    tokens: Collection[int] = frozenset()
+    strings: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        strings = (self.strings,) if isinstance(self.strings, str) else tuple(self.strings)
+        object.__setattr__(self, "tokens", frozenset(self.tokens))
+        object.__setattr__(self, "strings", strings)
+        if "" in strings:
+            raise ConfigError("a stop string ('') is empty, so every text would stop at once; leave it out to stop nowhere")
+        if negative := sorted(token for token in self.tokens if token < 0):
+            raise ConfigError(f"stop token id {negative[0]} must be at least 0")
+
+    def check(self, vocab_size: int) -> None:
+        """Refuse a stop token outside a vocabulary, which would never come.
+
+        Raises:
+            ConfigError: there is one.
+        """
+        if outside := sorted(token for token in self.tokens if token >= vocab_size):
+            raise ConfigError(f"stop token id {outside[0]} is outside the vocabulary ({vocab_size}); leave it out")
+
+    def stream(self) -> "StopStream":
+        """Return a filter that takes text piece by piece; one for each text that is written."""
+        return StopStream(tuple(self.strings))
+
+
+class StopStream:
+    """Passes text on up to the first stop string, and holds back what may be the beginning of one.
+
+    First is the stop string that is complete first; of several complete at the same character, the longest. So what is passed
+    on does not depend on how the text comes in pieces.
+
+    Args:
+        strings: stop strings, none of them empty.
+
+    Attributes:
+        stopped_by: the stop string that was found; None as long as there is none.
+    """
+
+    def __init__(self, strings: tuple[str, ...]) -> None:
+        self.stopped_by: str | None = None
+        self._strings = sorted(strings, key=len, reverse=True)
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """Take more text, and return what can be passed on now; nothing once a stop string was found."""
+        if self.stopped_by is not None:
+            return ""
+        text = self._held + text
+        found = [(place + len(stop), stop) for stop in self._strings if (place := text.find(stop)) >= 0]
+        if found:
+            end, self.stopped_by = min(found, key=lambda pair: pair[0])  # of equal ends the first, which is the longest
+            begin = end - len(self.stopped_by)
+            self._held = ""
+            return text[:begin]
+        n_held = self._n_begun(text)
+        self._held = text[len(text) - n_held :]
+        return text[: len(text) - n_held]
+
+    def finish(self) -> str:
+        """Return what was held back: the text has ended, and nothing came of it."""
+        held, self._held = self._held, ""
+        return held
+
+    def _n_begun(self, text: str) -> int:
+        """Return how many characters at the end of a text may be the beginning of a stop string."""
+        longest = len(self._strings[0]) - 1 if self._strings else 0
+        for n in range(min(longest, len(text)), 0, -1):
+            if any(stop.startswith(text[-n:]) for stop in self._strings):
+                return n
+        return 0

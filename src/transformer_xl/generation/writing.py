@@ -1,0 +1,286 @@
+"""Write texts with the rows of a `Decoder`: each free row takes the next prompt, and all rows step together.
+
+A text depends on its prompt, its seed and the sampling alone: every row draws from a generator of its own, and what the other
+rows read and write makes no difference. (In exact arithmetic; another number of rows may round differently.)
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.scores import Scores
+
+FinishReason = Literal["length", "stop", "interrupted"]
+"""Why a text ended: all tokens written, a stop token or string came, or somebody had enough."""
+
+EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps (--prompt TEXT)"
+
+_PIECE = 1024
+"""Tokens of a prompt read between two calls of `on_read`; any number gives the same scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A text to write.
+
+    Attributes:
+        prompt: token ids to go on from; may be empty where the row has read something already.
+        seed: of the text, 0 … 2^64 - 1; see `text_seed`.
+        max_new_tokens: how many tokens to write at most.
+        stop_tokens: ids that end the text and are not part of it.
+        ends: called with every token of the text; says whether it was the last and why, or None.
+        history: tokens that the row has read before, as far as a repetition penalty is to look at them.
+
+    Raises:
+        ConfigError: a negative number of tokens, or a seed out of range.
+    """
+
+    prompt: Sequence[int] | np.ndarray
+    seed: int
+    max_new_tokens: int = 200
+    stop_tokens: Collection[int] = frozenset()
+    ends: Callable[[int], FinishReason | None] | None = None
+    history: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 0:
+            raise ConfigError(f"max_new_tokens ({self.max_new_tokens}) must be at least 0")
+        check_seed(self.seed)
+
+
+class Chosen(NamedTuple):
+    """A token of a text.
+
+    Attributes:
+        text: number of the request, in order.
+        token: its id.
+        log_probability: nats that the model itself gave it, whatever the sampling made of them; None unless asked for.
+        likeliest: the likeliest tokens and their log-probabilities, the likeliest first.
+    """
+
+    text: int
+    token: int
+    log_probability: float | None
+    likeliest: tuple[tuple[int, float], ...]
+
+
+class Finished(NamedTuple):
+    """The end of a text.
+
+    Attributes:
+        text: number of the request, in order.
+        reason: why it ended.
+        n_read: tokens of the prompt.
+        n_written: tokens of the text.
+        reading: seconds that reading the prompt took.
+        writing: seconds from then to the end; other rows' prompts were read in between.
+        stop_token: the stop token that came; None if the text ended otherwise.
+    """
+
+    text: int
+    reason: FinishReason
+    n_read: int
+    n_written: int
+    reading: float
+    writing: float
+    stop_token: int | None = None
+
+
+def check_seed(seed: int) -> int:
+    """Return a seed that can be one.
+
+    Raises:
+        ConfigError: outside 0 … 2^64 - 1.
+    """
+    if not 0 <= seed < 1 << 64:
+        raise ConfigError(f"seed ({seed}) must be between 0 and 2^64 - 1; leave it out to get another text each time")
+    return seed
+
+
+def fresh_seed() -> int:
+    """Return a seed that nobody has chosen."""
+    return secrets.randbits(32)
+
+
+def text_seed(seed: int, prompt: int, sample: int) -> int:
+    """Return the seed of one of many texts, from which it can be written again alone.
+
+    The very first text has the seed itself. The others have the first 32 bits that numpy's
+    `SeedSequence([seed, prompt, sample])` generates, so that neighboring seeds do not give the same texts in another order.
+
+    Args:
+        seed: of all of them.
+        prompt: number of the prompt, from 0 on.
+        sample: number of the text among those of one prompt, from 0 on.
+
+    Example:
+        >>> text_seed(7, 0, 0), text_seed(7, 0, 1) == text_seed(8, 0, 0)
+        (7, False)
+    """
+    check_seed(seed)
+    if prompt == sample == 0:
+        return seed
+    return int(np.random.SeedSequence([seed, prompt, sample]).generate_state(1)[0])
+
+
+def write(
+    decoder: Decoder,
+    requests: Iterable[Request],
+    *,
+    sampling: Sampling,
+    likeliest: int | None = None,
+    go_on: bool = False,
+    on_read: Callable[[int], object] | None = None,
+) -> Iterator[Chosen | Finished]:
+    """Write texts, as many at a time as the decoder has rows; the others queue.
+
+    What is kept does not grow with the length of a text.
+
+    Args:
+        decoder: its rows are taken one by one; those that are not free lose what they have read, unless `go_on`.
+        requests: taken as rows become free.
+        sampling: how tokens are drawn.
+        likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
+        go_on: rows remember what they read before, and read the last token of their text as well (but none that ended it as a
+            stop does), so that the next text goes on from there.
+        on_read: called with the number of prompt tokens just read; the decoder is in order then, whatever it raises.
+
+    Yields:
+        Tokens as they are chosen, and the end of each text.
+
+    Raises:
+        ConfigError: a sampling that does not fit the vocabulary, or no token that can be drawn.
+        TokenizerError: an empty prompt, or an id outside the vocabulary.
+    """
+    sampling.check(decoder.model.config.vocab_size or 0)
+    queue = enumerate(requests)
+    rows: list[_Text | None] = [None] * decoder.batch_size
+    scores: Scores | None = None
+    while True:
+        for row, text in enumerate(rows):
+            while text is None and (following := next(queue, None)) is not None:
+                text = _start(decoder, row, *following, sampling=sampling, go_on=go_on, on_read=on_read)
+                scores = None
+                if text.request.max_new_tokens == 0:
+                    yield text.finished("length")
+                    text = None
+            rows[row] = text
+        if not any(rows):
+            return
+        tokens, active = [0] * decoder.batch_size, [False] * decoder.batch_size
+        scores = scores or decoder.scores
+        for row, text in enumerate(rows):
+            if text is not None:
+                tokens[row] = sampling.choose(scores, row, text.history.last(), text.generator)
+        reported = _report(scores, tokens, likeliest)
+        for row, text in enumerate(rows):
+            if text is None:
+                continue
+            token = tokens[row]
+            if token in text.request.stop_tokens:
+                rows[row] = None
+                yield text.finished("stop", stop_token=token)
+                continue
+            reason = text.add(token)
+            yield Chosen(text.number, token, *reported[row])
+            active[row] = reason is None or (go_on and reason != "stop")
+            if reason is not None:
+                rows[row] = None
+                yield text.finished(reason)
+        if any(active):
+            scores = decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
+
+
+@dataclass
+class _Text:
+    """A text being written."""
+
+    number: int
+    request: Request
+    history: "_History"
+    generator: torch.Generator
+    reading: float
+    begin: float
+    n_written: int = field(default=0, init=False)
+
+    def add(self, token: int) -> FinishReason | None:
+        """Take one more token, and return why it was the last, if it was."""
+        self.n_written += 1
+        self.history.add(token)
+        reason = self.request.ends(token) if self.request.ends else None
+        return reason or ("length" if self.n_written >= self.request.max_new_tokens else None)
+
+    def finished(self, reason: FinishReason, stop_token: int | None = None) -> Finished:
+        """Return the end of it."""
+        writing = time.perf_counter() - self.begin
+        return Finished(self.number, reason, len(self.request.prompt), self.n_written, self.reading, writing, stop_token)
+
+
+class _History:
+    """The tokens that a repetition penalty looks at: the last ones, or of all each once, so that it does not grow."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._window = sampling.repetition_window
+        self._used = sampling.repetition_penalty != 1
+        self._last: deque[int] = deque(maxlen=self._window)
+        self._all: dict[int, None] = {}
+
+    def add(self, *tokens: int) -> None:
+        if self._used and self._window is None:
+            self._all.update(dict.fromkeys(tokens))
+        elif self._used:
+            self._last.extend(tokens)
+
+    def last(self) -> list[int]:
+        return list(self._all if self._window is None else self._last)
+
+
+def _start(
+    decoder: Decoder,
+    row: int,
+    number: int,
+    request: Request,
+    *,
+    sampling: Sampling,
+    go_on: bool,
+    on_read: Callable[[int], object] | None,
+) -> _Text:
+    """Let a row read a prompt."""
+    if len(request.prompt) == 0 and not go_on:
+        raise TokenizerError(EMPTY_PROMPT)
+    if not go_on:
+        decoder.reset(torch.arange(decoder.batch_size) == row)
+    history = _History(sampling)
+    history.add(*request.history)
+    begin = time.perf_counter()
+    for first in range(0, len(request.prompt), _PIECE):
+        piece = np.asarray(request.prompt[first : first + _PIECE]).tolist()
+        decoder.read([piece if other == row else [] for other in range(decoder.batch_size)])
+        history.add(*piece)
+        if on_read:
+            on_read(len(piece))
+    generator = torch.Generator().manual_seed(request.seed)
+    now = time.perf_counter()
+    return _Text(number, request, history, generator, reading=now - begin, begin=now)
+
+
+_Reported = tuple[float | None, tuple[tuple[int, float], ...]]
+
+
+def _report(scores: Scores, tokens: list[int], likeliest: int | None) -> list[_Reported]:
+    if likeliest is None:
+        return [(None, ())] * len(tokens)
+    values = scores.log_probability(torch.tensor(tokens)).tolist()
+    if likeliest == 0:
+        return [(value, ()) for value in values]
+    best, ids = (x.tolist() for x in scores.top(min(likeliest, scores.vocab_size)))
+    return [(value, tuple(zip(ids[row], best[row], strict=True))) for row, value in enumerate(values)]

@@ -1,0 +1,188 @@
+"""What a person sees of measurements: a bar while they are taken, tables, and a picture. Figures are those of `figures.py`."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from transformer_xl.errors import CheckpointError
+from transformer_xl.speed.figures import Figures
+
+_MODE = ("precision", "code", "rows")
+_SPEED = ("ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", "limit ms", "time/limit")
+_HELD = ("held", "peak", "counted", "keys+values", "positions", "weights")
+
+
+class ProgressBar:
+    """A bar that is drawn between what is timed, and never by another thread, which would take time from it.
+
+    Args:
+        bar: of rich; None: nothing is shown.
+    """
+
+    _SECONDS = 0.2
+
+    def __init__(self, bar: Progress | None) -> None:
+        self._bar, self._drawn, self._what = bar, 0.0, ""
+
+    def next(self, what: str) -> None:
+        """Go on to the next thing."""
+        if self._bar:
+            self._bar.update(TaskID(0), advance=1 if self._what else 0, state=what)
+            self._bar.refresh()
+        self._what = what
+
+    def report(self, state: str) -> None:
+        """Say how far it is."""
+        now = time.monotonic()
+        if self._bar and now - self._drawn > self._SECONDS:
+            self._bar.update(TaskID(0), state=f"{self._what}: {state}")
+            self._bar.refresh()
+            self._drawn = now
+
+
+@contextlib.contextmanager
+def progress_bar(total: int) -> Iterator[ProgressBar]:
+    """Show a bar on stderr if that is a terminal.
+
+    Args:
+        total: number of things that are measured one after another.
+    """
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield ProgressBar(None)
+        return
+    columns = (BarColumn(bar_width=20), TextColumn("{task.fields[state]}"))
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        bar.add_task("", total=total, state="")
+        yield ProgressBar(bar)
+
+
+def mode_name(figures: Figures) -> str:
+    """Return what was measured, in words.
+
+    Example:
+        >>> mode_name({"precision": "int8", "compiled": True, "rows": 4})
+        'int8 compiled, 4 rows'
+    """
+    rows = f", {figures['rows']} rows" if figures["rows"] > 1 else ""
+    return f"{figures['precision']} {'compiled' if figures['compiled'] else 'eager'}{rows}"
+
+
+def decoding_tables(measured: Sequence[Figures]) -> str:
+    """Return speeds, and what each decoder holds."""
+    speeds: list[Sequence[str]] = [(*_MODE, *_SPEED)]
+    held: list[Sequence[str]] = [(*_MODE, *_HELD)]
+    for entry in measured:
+        name = [entry["precision"], "compiled" if entry["compiled"] else "eager", str(entry["rows"])]
+        step, counted = entry["step_seconds"], entry["counted_bytes"] or {}
+        speeds.append(
+            [
+                *name,
+                f"{entry['ready_seconds']:.1f}",
+                _short(step["median"], 1e-3),
+                f"{_short(step['min'], 1e-3)}–{_short(step['max'], 1e-3)}",
+                _short(entry["tokens_per_second"]),
+                _short(entry["of_one_row"]),
+                _short(entry["bytes_per_step"], 1e6),
+                _short(entry["limit_seconds"], 1e-3),
+                _short(entry["time_over_limit"]),
+            ]
+        )
+        parts = (entry["resident_bytes"], entry["peak_bytes"], *map(counted.get, ("total", "memory", "positions", "weights")))
+        held.append([*name, *(_short(part, 1e6) for part in parts)])
+    return "\n".join(
+        [
+            *_table(speeds, n_left=2),
+            "A step is one token of each row. MB/step: weights, keys and values that it reads; limit: the time this takes.",
+            "",
+            "MB that the decoder adds to the model: measured, at its peak, and by count",
+            *_table(held, n_left=2),
+        ]
+    )
+
+
+def loss_table(losses: Sequence[Figures]) -> str:
+    """Return what each precision costs."""
+    rows = [[entry["precision"], f"{entry['loss']:.4f}", f"{entry['difference']:+.4f}"] for entry in losses]
+    return "\n".join(
+        [f"loss on {losses[0]['tokens']:,} tokens", *_table([["precision", "nats/token", "more than fp32"], *rows], n_left=1)]
+    )
+
+
+def scoring_table(measured: Sequence[Figures]) -> str:
+    """Return speeds, and what large matrix products would reach."""
+    rows = [
+        [
+            entry["precision"],
+            str(entry["tgt_len"]),
+            str(entry["batch_size"]),
+            _short(entry["tokens_per_second"]),
+            _short(entry["flops_per_token"], 1e6),
+            _short(entry["limit_tokens_per_second"]),
+            f"{entry['reached']:.0%}",
+        ]
+        for entry in measured
+    ]
+    head = ["precision", "tgt_len", "lanes", "tokens/s", "MFLOP/token", "limit tokens/s", "reached"]
+    limit = "limit: large matrix products, of as many operations as a token needs, would reach this."
+    return "\n".join([*_table([head, *rows], n_left=1), limit])
+
+
+def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
+    """Draw the tokens per second of decoders as bars, and the limit of each as a mark.
+
+    Args:
+        path: of the picture; its ending says of what kind.
+        measured: one bar each.
+        title: above it.
+        machine: on what it was measured.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names, places = [mode_name(entry) for entry in measured], range(len(measured))
+    figure = Figure(figsize=(8, 1.6 + 0.4 * len(measured)), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    colors = ["tab:blue" if entry["compiled"] else "tab:gray" for entry in measured]
+    bars = axes.barh(places, [entry["tokens_per_second"] for entry in measured], color=colors)
+    axes.bar_label(bars, [_short(entry["tokens_per_second"]) for entry in measured], padding=6)
+    limits = [(entry["rows"] / entry["limit_seconds"], i) for i, entry in enumerate(measured) if entry["limit_seconds"]]
+    if limits:
+        axes.plot(*zip(*limits, strict=True), "k|", markersize=14, label="limit: memory cannot be read faster")
+        figure.legend(loc="outside lower right", frameon=False)
+    axes.set_yticks(places, names)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set(xlabel=f"tokens per second, all rows together\n{machine}", title=title)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write '{path}': {error.strerror or error}; free disk space or choose another file"
+        ) from None
+
+
+def _table(rows: Sequence[Sequence[str]], *, n_left: int) -> list[str]:
+    """Return lines of columns, the first ones flush left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (x.ljust(w) if i < n_left else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _short(value: float | None, unit: float = 1.0) -> str:
+    """Return a figure with three digits at least, or a dash."""
+    if value is None:
+        return "-"
+    value /= unit
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

@@ -1,0 +1,540 @@
+"""`txl generate`: prompts from everywhere, texts in every form, a memory in a file, and every mistake in one line."""
+
+import io
+import json
+import math
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Txl
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.session import describe
+from transformer_xl.generation.writing import text_seed
+
+
+def figures(err: str) -> str:
+    """The one line at the end."""
+    (line,) = err.splitlines()
+    return line
+
+
+def lines(out: str) -> list[dict]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def char_run(home: Path) -> Path:
+    """A run over an alphabet without line end and digits."""
+    from transformer_xl.cli import main
+
+    (home / "letters.txt").write_text("the cat sat on the mat " * 200)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_CACHE", str(home / "cache"))
+        patch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+        arguments = ["train", str(home / "tiny.toml"), "--corpus", str(home / "letters.txt"), "--out", str(home / "letters")]
+        settings = ["--set", "tokenizer.kind=char", "--set", "train.max_steps=2", "--quiet"]
+        with pytest.raises(SystemExit) as exit:
+            main([*arguments, *settings])
+    assert exit.value.code == 0
+    return home / "letters"
+
+
+def test_a_typed_prompt_is_repeated_and_gone_on_from(txl: Txl) -> None:
+    texts = [txl("generate", "run", "--prompt", "naïve ж—", "--tokens", "40", "--seed", seed).out for seed in "112"]
+    assert texts[0] == texts[1] != texts[2]
+    assert texts[0].startswith("naïve ж—")
+    assert texts[0].endswith("\n")
+    assert txl("generate", "run", "--prompt", "the", "--tokens", "0").out == "the\n"
+    alone = txl("generate", "run", "--prompt", "naïve ж—", "--tokens", "40", "--seed", "1", "--no-echo").out
+    assert "naïve ж—" + alone == texts[0]
+
+
+def test_a_line_at_the_end_says_what_was_done_how_fast_and_by_what(txl: Txl) -> None:
+    answer = txl("generate", "run", "--prompt", "the cat", "--tokens", "5", "--seed", "7")
+    number = r"[\d,.]+"
+    assert re.fullmatch(
+        rf"read 7 tokens in {number} s \({number} tokens/s\), wrote 5 tokens in {number} s \({number} tokens/s\); "
+        r"fp32, not compiled \(.+\); seed 7",
+        figures(answer.err),
+    )
+    assert txl("generate", "run", "--prompt", "the cat", "--tokens", "5", "--quiet").err == ""
+    seed = re.findall(r"seed (\d+)$", figures(txl("generate", "run", "--tokens", "5").err))[0]
+    unseeded = [txl("generate", "run", "--tokens", "30") for _ in range(2)]
+    assert unseeded[0].out != unseeded[1].out
+    seed = re.findall(r"seed (\d+)$", figures(unseeded[0].err))[0]
+    assert txl("generate", "run", "--tokens", "30", "--seed", seed).out == unseeded[0].out
+
+
+def test_a_file_of_any_length_is_read_as_it_is_and_not_repeated(txl: Txl, workbench: Path) -> None:
+    options = ("--tokens", "9", "--temperature", "0", "--mem-len", "4")
+    text = (workbench / "text.txt").read_text(encoding="utf-8")
+    written = txl("generate", "run", "--prompt-file", "text.txt", *options).out
+    assert txl("generate", "run", "--prompt", text, *options).out == text + written
+    assert txl("generate", "run", "--prompt-file", "text.txt", "--echo", *options).out == text + written
+
+
+def test_a_prompt_is_piped_in(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ("--tokens", "30", "--seed", "1")
+    expected = txl("generate", "run", "--prompt", "the\n", "--no-echo", *options).out
+    (workbench / "piped").write_bytes(b"the\n")
+    for arguments in ((), ("--prompt-file", "-")):
+        with (workbench / "piped").open() as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert txl("generate", "run", *arguments, *options).out == expected
+    nothing = txl("generate", "run", "--prompt", "\n", "--no-echo", *options).out
+    for empty in (Path(os.devnull), workbench / "empty"):
+        (workbench / "empty").touch()
+        with empty.open() as file:
+            monkeypatch.setattr(sys, "stdin", file)
+            assert txl("generate", "run", *options).out == nothing
+    monkeypatch.setattr(sys, "stdin", None)
+    assert txl("generate", "run", *options).out == nothing
+    assert "standard input is closed" in txl("generate", "run", "--prompt-file", "-").complaint
+
+
+def test_several_texts_come_in_order_with_their_seeds(txl: Txl, workbench: Path) -> None:
+    answer = txl("generate", "run", "--prompt", "the", "--tokens", "9", "-n", "3", "--seed", "7", "--stop", "t")
+    parts = re.split(r"=== (\d) \(seed (\d+)\) ===\n", answer.out)[1:]
+    assert parts[::3] == ["1", "2", "3"]
+    assert parts[1::3] == [str(text_seed(7, 0, sample)) for sample in range(3)]
+    for seed, text in zip(parts[1::3], parts[2::3], strict=True):
+        assert text.startswith("the")
+        assert text == txl("generate", "run", "--prompt", "the", "--tokens", "9", "--seed", seed, "--stop", "t").out
+
+
+def test_texts_come_in_order_and_json_lines_as_they_are_finished(txl: Txl) -> None:
+    command = ("generate", "run", "--prompt", "the", "--tokens", "30", "-n", "6", "--seed", "2", "--stop", " ")
+    as_json = lines(txl(*command, "--json").out)
+    assert [line["sample"] for line in as_json] != sorted(line["sample"] for line in as_json)
+    assert [line["tokens"] for line in as_json] == sorted(line["tokens"] for line in as_json)
+    texts = {line["sample"]: f"=== {line['sample'] + 1} (seed {line['seed']}) ===\nthe{line['text']}" for line in as_json}
+    out = "".join(texts[sample].removesuffix("\n") + "\n" for sample in range(6))
+    assert txl(*command).out.encode("utf-8", "replace") == out.encode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("name", ["many.jsonl", "many.txt", "-"])
+def test_many_prompts_give_a_json_line_each(txl: Txl, workbench: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = ["the", "the cat  sat", "ж —", "a", "on the mat"]
+    as_json = "\n".join(json.dumps({"prompt": prompt} | ({"seed": 5} if prompt == "a" else {})) for prompt in prompts)
+    content = ("\n\n".join(prompts) if name == "many.txt" else as_json) + "\n"
+    if name == "-":
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    else:
+        Path(name).write_text(content, encoding="utf-8")
+    options = ("--tokens", "12", "--json", "--stop", "a", "--seed", "3")
+    answer = txl("generate", "run", "--prompts", name, "-n", "2", "--batch-size", "3", *options)
+    assert answer.err == ""
+    found = sorted(lines(answer.out), key=lambda line: (line["prompt_index"], line["sample"]))
+    assert [(line["prompt_index"], line["sample"], line["prompt"]) for line in found] == [
+        (index, sample, prompt) for index, prompt in enumerate(prompts) for sample in range(2)
+    ]
+    for line in found:
+        own = line["prompt"] == "a" and name != "many.txt"
+        assert line["seed"] == text_seed(5 if own else 3, 0 if own else line["prompt_index"], line["sample"])
+        alone = ("--prompt", line["prompt"], "--seed", str(line["seed"]))
+        (same,) = lines(txl("generate", "run", *options[:-2], *alone).out)
+        timeless = {"prompt_index": line["prompt_index"], "sample": line["sample"], "seconds": 0, "tokens_per_second": 0}
+        assert same | timeless == line | timeless
+    assert {line["finish"] for line in found} == {"stop", "length"}
+    assert {line["stopped_by"] for line in found} == {"a", None}
+
+
+def test_json_has_the_log_probabilities_that_evaluation_finds(txl: Txl, workbench: Path) -> None:
+    """With a memory that reaches over the whole text, where both see the same."""
+    wide = ("--mem-len", "60")
+    answer = txl("generate", "run", "--prompt", "the", "--tokens", "30", "--json", "--logprobs", "2", "--seed", "1", *wide)
+    (line,) = lines(answer.out)
+    assert (line["prompt"], line["prompt_tokens"], line["tokens"], line["finish"]) == ("the", 3, 30, "length")
+    assert line["tokens_per_second"] > 0 < line["seconds"]
+    tokens = [entry["token"] for entry in line["logprobs"]]
+    (workbench / "whole.txt").write_bytes(b"the" + bytes(tokens))
+    assert bytes(tokens).decode("utf-8", "replace").startswith(line["text"][:-1].partition("\ufffd")[0])
+    scored = txl("eval", "run", "--file", "whole.txt", "--per-token", "nats.tsv", "--precision", "fp32", *wide)
+    assert scored.status == 0
+    nats = [float(row.split("\t")[2]) for row in (workbench / "nats.tsv").read_text(encoding="utf-8").splitlines()[1:]]
+    assert [-entry["logprob"] for entry in line["logprobs"]] == pytest.approx(nats[2:], abs=1e-4)
+    for entry in line["logprobs"]:
+        first, second = entry["likeliest"]
+        assert 0 >= first["logprob"] >= second["logprob"] >= math.log(1 / 256)
+        assert entry["logprob"] <= first["logprob"]
+        assert first["token_text"] == load("run")[1].decode([first["token"]])
+
+
+def test_streamed_json_has_a_line_for_each_token_too(txl: Txl) -> None:
+    options = ("--prompt", "the", "--tokens", "6", "--seed", "2", "--json")
+    *tokens, last = lines(txl("generate", "run", *options, "--stream").out)
+    (whole,) = lines(txl("generate", "run", *options).out)
+    assert len(tokens) == 6
+    assert all(set(token) == {"prompt_index", "sample", "text", "token"} for token in tokens)
+    assert last["text"] == whole["text"]
+    assert whole["text"].startswith("".join(token["text"] for token in tokens))
+    *tokens, last = lines(txl("generate", "run", *options, "--stream", "--logprobs", "0").out)
+    assert [token["logprob"] for token in tokens] == [entry["logprob"] for entry in last["logprobs"]]
+
+
+def test_a_text_that_is_not_streamed_is_the_same(txl: Txl) -> None:
+    options = ("--prompt", "the", "--tokens", "20", "--seed", "2")
+    assert txl("generate", "run", *options, "--no-stream").out == txl("generate", "run", *options).out
+
+
+def test_texts_end_at_stop_strings_and_stop_tokens(txl: Txl) -> None:
+    options = ("--prompt", "x", "--no-echo", "--bias", "97=9", "--bias", "b=9", "--bias", '"c"=9', "--seed", "1")
+    whole = txl("generate", "run", *options, "--top-k", "3").out
+    assert set(whole) == set("abc\n") and len(whole) == 501
+    for stop in (whole[99:103], whole[40:45], whole[400:410]):
+        assert txl("generate", "run", *options, "--top-k", "3", "--stop", stop).out == whole[: whole.index(stop)] + "\n"
+    (line,) = lines(txl("generate", "run", *options, "--top-k", "3", "--stop-token", "c", "--json").out)
+    assert line["text"] + "c" == whole[: whole.index("c") + 1]
+    assert (line["finish"], line["stopped_by"]) == ("stop", ord("c"))
+    banned = txl("generate", "run", *options, "--top-k", "3", "--bias", "a=-inf").out
+    assert "a" not in banned
+
+
+def test_a_prompt_and_a_stop_may_begin_with_a_hyphen(txl: Txl) -> None:
+    answer = txl("generate", "run", "--prompt", "- the", "--stop", "-", "--bias", "-=30", "--tokens", "9")
+    assert (answer.status, answer.out) == (0, "- the\n")
+
+
+def test_sampling_options_reach_the_sampling(txl: Txl) -> None:
+    def text(*options: str) -> str:
+        return txl("generate", "run", "--prompt", "x", "--tokens", "60", "--seed", "3", *options).out
+
+    plain = text()
+    for options in ("--top-k 2", "--top-p 0.1", "--min-p 0.5", "--temperature 3", "--repetition-penalty 2"):
+        assert text(*options.split()) != plain
+    penalty = ("--repetition-penalty", "2")
+    assert text(*penalty, "--repetition-window", "1") != text(*penalty)
+    assert text("--max-tokens", "10") == text("--tokens", "10")
+    assert len(text("--top-k", "1")) == len(text("--temperature", "0")) == 62
+
+
+def test_precision_and_compilation(txl: Txl) -> None:
+    for precision in ("bf16", "int8"):
+        answer = txl("generate", "run", "--prompt", "x", "--tokens", "3", "--precision", precision, "--compile", "no")
+        assert f"; {precision}, not compiled" in figures(answer.err)
+    assert txl("generate", "run", "--tokens", "3", "--precision", "auto").status == 0
+
+
+def test_without_line_end_a_text_begins_with_a_space(txl: Txl, char_run: Path) -> None:
+    answer = txl("generate", str(char_run), "--tokens", "30", "--seed", "1")
+    assert answer.err.splitlines()[0] == (
+        "note: this vocabulary has no line end, so the text goes on from ' '; choose with --prompt"
+    )
+    assert answer.out == txl("generate", str(char_run), "--prompt", " ", "--tokens", "30", "--seed", "1").out[1:]
+    assert len(answer.out) == 31
+
+
+def test_control_characters_are_spelled_out_on_a_terminal(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", "run", "--prompt", "\x1b[31mé\x07\r\x7f\tx\x9b\n", "--tokens", "0")
+    assert txl(*command).out == "\x1b[31mé\x07\r\x7f\tx\x9b\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert txl(*command).out == "\\x1b[31mé\\x07\\x0d\\x7f\tx\\x9b\n"
+
+
+def test_characters_that_cannot_be_shown_are_replaced(txl: Txl) -> None:
+    """A byte model may write half of a surrogate pair, which no encoding has."""
+    answer = txl("generate", "run", "--prompt-file", "surrogate", "--tokens", "0", "--echo")
+    assert answer.status == 1
+    Path("surrogate").write_bytes(b"x\xed\xa0\x80A\xc3")
+    answer = txl("generate", "run", "--prompt-file", "surrogate", "--tokens", "0", "--echo")
+    assert (answer.status, answer.out) == (0, "x?A\ufffd\n")
+
+
+def test_a_long_prompt_shows_how_far_it_is_read(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("long.txt").write_text("the cat " * 2000)
+    command = ("generate", "run", "--prompt-file", "long.txt", "--tokens", "0")
+    assert "reading" not in txl(*command).err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("TERM", "xterm")
+    shown = txl(*command).err
+    assert "reading" in shown and "tokens/s" in shown and "%" in shown
+    assert "reading" not in txl(*command, "--quiet").err
+    assert "reading" not in txl("generate", "run", "--prompt", "short", "--tokens", "0").err
+
+
+def test_a_book_is_read_once_and_asked_later(txl: Txl, workbench: Path) -> None:
+    text = (workbench / "text.txt").read_text(encoding="utf-8")
+    options = ("--tokens", "40", "--seed", "4", "--temperature", "3")
+    answer = txl("generate", "run", "--prompt-file", "text.txt", "--tokens", "0", "--memory", "book")
+    assert (answer.status, answer.out) == (0, "")
+    assert figures(answer.err).startswith(f"read {len(text.encode()):,} tokens in ")
+    before = Path("book").read_bytes()
+    for _ in range(2):
+        asked = txl("generate", "run", "--prompt", " the end", "--memory", "book", "--read-only", *options)
+        whole = txl("generate", "run", "--prompt", text + " the end", *options).out
+        assert text + asked.out == whole
+        assert Path("book").read_bytes() == before
+    first = txl("generate", "run", "--prompt", " the end", "--memory", "book", *options).out
+    assert first == asked.out
+    assert Path("book").read_bytes() != before
+    second = txl("generate", "run", "--memory", "book", *options).out
+    (line,) = lines(txl("generate", "run", "--prompt", text + " the end", "--json", "--logprobs", "0", *options).out)
+    data = text.encode() + b" the end" + bytes(entry["token"] for entry in line["logprobs"])
+    Path("all").write_bytes(data)
+    assert txl("generate", "run", "--prompt-file", "all", *options).out == second
+    assert second != first.removeprefix(" the end")
+
+
+def test_a_memory_brings_its_settings(txl: Txl) -> None:
+    command = ("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book")
+    assert txl(*command, "--precision", "bf16", "--mem-len", "3").status == 0
+    again = txl(*command)
+    assert again.status == 0
+    assert "; bf16, " in figures(again.err)
+    assert txl(*command, "--precision", "auto", "--mem-len", "3").status == 0
+    before = Path("book").read_bytes()
+    assert (
+        "--precision (fp32): 'book' was read with bf16; leave --precision out" in txl(*command, "--precision", "fp32").complaint
+    )
+    assert "--mem-len (9): 'book' was read with 3; leave --mem-len out" in txl(*command, "--mem-len", "9").complaint
+    assert Path("book").read_bytes() == before
+
+
+def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbench: Path, char_run: Path) -> None:
+    command = ("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book")
+    assert txl(*command).status == 0
+    good = Path("book").read_bytes()
+    other = txl("generate", str(char_run), "--prompt", "the", "--memory", "book")
+    assert "'book' was read " in other.complaint
+    assert Path("book").read_bytes() == good
+    Path("book").write_bytes(good[:-50] + b"x" + good[-49:])
+    assert "damaged" in txl(*command).complaint
+    Path("book").write_text("no session")
+    assert "'book' is damaged or no session" in txl(*command).complaint
+    assert Path("book").read_text() == "no session"
+    assert txl("generate", "run", "--prompt", "", "--memory", "new").complaint.startswith("the prompt is empty")
+    assert not Path("new").exists()
+    assert list(workbench.glob("*.tmp*")) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("gone", "'gone' is not a directory of a model; give a run, an exported directory or a hub id"),
+        ("run --prompt=", "the prompt is empty; give at least one token"),
+        ("run --prompt-file empty.txt", "the prompt is empty; give at least one token"),
+        ("run --prompt-file gone.txt", "cannot read 'gone.txt': no such file"),
+        ("run --prompt-file run", "cannot read 'run': it is a directory; give a file"),
+        ("run --prompts gone.txt", "cannot read 'gone.txt': no such file"),
+        ("run --prompts empty.txt", "'empty.txt' holds no prompt; write one a line"),
+        ("run --prompts latin.txt", "'latin.txt': byte 3 is not UTF-8"),
+        ("run --prompts bad1.jsonl", "'bad1.jsonl', line 2: it is not JSON"),
+        ("run --prompts bad2.jsonl", "'bad2.jsonl', line 3: 'sed' is not known; did you mean 'seed'?"),
+        ("run --prompts bad3.jsonl", "'bad3.jsonl', line 1: it has no \"prompt\" that is text"),
+        ("run --prompts bad4.jsonl", "'bad4.jsonl', line 1: seed ('1') must be a whole number"),
+        ("run --prompts bad5.jsonl", "'bad5.jsonl', line 1: seed (-1) must be between 0 and 2^64 - 1"),
+        ("run --prompts bad6.jsonl", "'bad6.jsonl', line 2: the prompt is empty"),
+        ("run --prompt a --prompts text.txt", "--prompt, --prompt-file and --prompts: give one"),
+        ("run --temperature -1", "temperature (-1.0) must be at least 0"),
+        ("run --temperature 0 --top-k 5", "temperature 0 takes the likeliest token, so top_k (5) would do nothing"),
+        ("run --temperature 0 --n 2", "--n (2) with --temperature 0 writes the same text again and again"),
+        ("run --top-p 2", "top_p (2.0) must be above 0 and at most 1"),
+        ("run --min-p 2", "min_p (2.0) must be at least 0"),
+        ("run --repetition-window 0", "repetition_window (0) must be at least 1"),
+        ("run --tokens -1", "--tokens (-1) must be at least 0"),
+        ("run --n 0", "--n (0) must be at least 1"),
+        ("run --batch-size 0", "--batch-size (0) must be at least 1"),
+        ("run --mem-len -1", "--mem-len (-1) must be at least 0"),
+        ("run --seed -1", "seed (-1) must be between 0 and 2^64 - 1"),
+        ("run --bias x", "--bias 'x' is not TOKEN=NUMBER"),
+        ("run --bias =3", "--bias '=3' is not TOKEN=NUMBER"),
+        ("run --bias x=much", "--bias 'x=much' is not TOKEN=NUMBER"),
+        ("run --bias the=3", "--bias 'the' is 3 tokens ([116, 104, 101]) for this model, not one"),
+        ("run --bias 256=3", "logit_bias has token id 256, which is outside the vocabulary (256)"),
+        ("run --bias x=nan", "logit_bias of token id 120 (nan) must be a number"),
+        ('run --bias "\\"=3', '--bias "\\": not text in JSON'),
+        ("run --stop-token 256", "stop token id 256 is outside the vocabulary (256)"),
+        ("run --stop=", "a stop string ('') is empty"),
+        ("run --logprobs 2", "--logprobs are printed with --json only; add --json"),
+        ("run --json --logprobs -1", "--logprobs (-1) must be at least 0"),
+        ("run --read-only", "--read-only says what to do with the FILE of --memory"),
+        ("run --memory gone --read-only", "--memory 'gone' does not exist; leave --read-only out"),
+        ("run --memory no/where", "--memory 'no/where': the directory "),
+        ("run --memory run", "--memory 'run' is not a file"),
+        ("run --memory new --n 2", "--memory remembers one text; leave --n and --prompts out"),
+        ("run --interactive --json", "--interactive writes one text as it comes"),
+        ("run --stream --n 2", "--stream shows one text; with several, leave it out or add --json"),
+        ("run --device gpu", "device 'gpu' cannot be used here"),
+    ],
+)
+def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
+    (workbench / "empty.txt").touch()
+    (workbench / "latin.txt").write_bytes(b"caf\xe9 " * 4)
+    bad = ['{"prompt": "a"}\n{"prompt": ', '\n{"prompt": "a"}\n{"prompt": "b", "sed": 1}', '{"text": "a"}']
+    bad += ['{"prompt": "a", "seed": "1"}', '{"prompt": "a", "seed": -1}', '{"prompt": "a"}\n{"prompt": ""}']
+    for number, content in enumerate(bad, start=1):
+        (workbench / f"bad{number}.jsonl").write_text(content)
+    before = {path: path.stat().st_mtime_ns for path in workbench.rglob("*")}
+    answer = txl("generate", *command.split())
+    assert answer.status == 1
+    assert complaint in answer.complaint
+    assert answer.out == ""
+    assert before == {path: path.stat().st_mtime_ns for path in workbench.rglob("*")}
+
+
+@pytest.mark.parametrize("options", ["-n 1000000000000 --batch-size 100000000000", "--mem-len 1000000000000"])
+def test_what_does_not_fit_into_memory(txl: Txl, options: str) -> None:
+    complaint = txl("generate", "run", *options.split()).complaint
+    assert complaint.startswith("memory for ")
+    assert complaint.endswith("cannot be had here; lower --batch-size or --mem-len")
+
+
+def test_huge_numbers_stream(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And an interrupt leaves what was finished, and no traceback."""
+    steps = iter(range(100))
+    step = Decoder.step
+
+    def interrupted(self: Decoder, *arguments: object, **options: object) -> object:
+        if next(steps) == 20:
+            raise KeyboardInterrupt
+        return step(self, *arguments, **options)  # pyright: ignore
+
+    monkeypatch.setattr(Decoder, "step", interrupted)
+    answer = txl("generate", "run", "--prompt", "x", "--tokens", "999999999999", "--compile", "no", "--no-echo")
+    assert (answer.status, answer.err.strip()) == (130, "")
+    assert 1 <= len(answer.out) <= 21
+    steps = iter(range(100))
+    answer = txl("generate", "run", "--prompt", "x", "--tokens", "3", "-n", "999999999999", "--json")
+    assert (answer.status, answer.err.strip()) == (130, "")
+    assert [line["tokens"] for line in lines(answer.out)] == [3] * 8 * (20 // 2)
+
+
+@pytest.mark.parametrize("options", ["--tokens x", "--tokens 1e12", "--precision fp8", "--compile maybe", "--promt x", "--n"])
+def test_wrong_usage_is_one_line_and_status_2(txl: Txl, options: str) -> None:
+    answer = txl("generate", "run", *options.split())
+    assert answer.status == 2
+    assert answer.complaint.endswith("See txl --help.")
+
+
+def test_a_character_the_model_does_not_know(txl: Txl, char_run: Path, workbench: Path) -> None:
+    (workbench / "cats.txt").write_text("the\n5 cats")
+    not_there = "character '5' (U+0035) is not in the tokenizer's"
+    assert txl("generate", str(char_run), "--prompt", "5 cats").complaint.startswith(not_there)
+    assert "stop token id 5 " not in txl("generate", str(char_run), "--stop-token", "5", "--tokens", "1").err
+    assert f"'cats.txt', line 2: {not_there}" in txl("generate", str(char_run), "--prompts", "cats.txt").complaint
+    assert "'cats.txt': character" in txl("generate", str(char_run), "--prompt-file", "cats.txt").complaint
+    assert f"--bias '5x': {not_there}" in txl("generate", str(char_run), "--bias", "5x=1").complaint
+
+
+# processes
+
+SLOW = """
+import sys, time
+from transformer_xl.generation.decoder import Decoder
+step = Decoder.step
+Decoder.step = lambda *a, **b: (time.sleep(0.002), step(*a, **b))[1]  # so that signals come in the middle
+from transformer_xl.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def start(workbench: Path):
+    """Start `txl generate` as a process of its own."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    children = []
+
+    def start(*arguments: str) -> subprocess.Popen:
+        command = [sys.executable, "-W", "error", "-c", SLOW, "generate", "run", "--compile", "no", *arguments]
+        pipe = subprocess.PIPE
+        children.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0))
+        return children[-1]
+
+    yield start
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def first(child: subprocess.Popen, n: int) -> bytes:
+    """The first bytes that it writes; unbuffered, so that `communicate` has the others."""
+    assert child.stdout
+    read = b""
+    while len(read) < n:
+        read += child.stdout.read(n - len(read)) or pytest.fail("it ended")
+    return read
+
+
+def test_ctrl_c_while_writing_saves_what_was_shown(start, txl: Txl) -> None:
+    options = ("--seed", "1", "--bias", "10=-inf")
+    child = start("--prompt", "the", "--memory", "book", "--tokens", "100000", *options)
+    begun = first(child, 20)
+    child.send_signal(signal.SIGINT)
+    rest, err = child.communicate(timeout=60)
+    assert (child.returncode, err.strip()) == (130, b"")
+    n_written = int(describe(Path("book"))["note"]["tokens"]) - 3
+    whole = txl("generate", "run", "--prompt", "the", "--tokens", str(n_written), *options)
+    assert (begun + rest) == whole.out.encode()
+    (line,) = lines(
+        txl("generate", "run", "--prompt", "the", "--tokens", str(n_written), *options, "--json", "--logprobs", "0").out
+    )
+    Path("all").write_bytes(b"the" + bytes(entry["token"] for entry in line["logprobs"]))
+    asked = ("--tokens", "30", *options)
+    assert txl("generate", "run", "--memory", "book", *asked).out == txl("generate", "run", "--prompt-file", "all", *asked).out
+
+
+def test_a_closed_pipe_ends_quietly_and_leaves_the_memory_as_it_was(start, txl: Txl) -> None:
+    assert txl("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book").status == 0
+    before = Path("book").read_bytes()
+    child = start("--prompt", "cat", "--memory", "book", "--tokens", "100000")
+    first(child, 20)
+    child.stdout.close()
+    assert child.wait(timeout=60) == 0
+    assert child.stderr.read() == b""
+    assert Path("book").read_bytes() == before
+
+
+def test_ctrl_c_in_a_conversation(start) -> None:
+    child = start("--interactive", "--tokens", "100000", "--bias", "10=-inf", "--memory", "book")
+    child.stdin.write(b"the cat\n")
+    child.stdin.flush()
+    first(child, 20)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(b"/set tokens 5\n\n/quit\n", timeout=60)
+    assert child.returncode == 0
+    assert out.endswith(b"\n") and out.count(b"\n") == 2
+    assert re.search(r"([\d,]+) tokens saved to book", err.decode())
+    assert b"Traceback" not in err
+
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"
+
+
+@pytest.mark.parametrize(("name", "languages"), [("generating.md", ["sh"] * 3 + ["python"]), ("decoding.md", ["python"] * 2)])
+def test_the_examples_of_the_documents_run(txl: Txl, workbench: Path, name: str, languages: list[str]) -> None:
+    Path("runs").mkdir()
+    Path("run").rename("runs/books")
+    for text in ("chapter1.txt", "book.txt", "many.txt"):
+        Path(text).write_text("It was the cat.\n" * 5)
+    Path("many.jsonl").write_text('{"prompt": "It was", "seed": 7}\n{"prompt": "Then"}\n')
+    document = DOCUMENT.with_name(name).read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(sh|python) run\n(.*?)^```", document, re.MULTILINE | re.DOTALL)
+    assert [language for language, _ in blocks] == languages
+    for language, code in blocks:
+        if language == "python":
+            exec(compile(code, name, "exec"), {"__name__": "document"})
+            continue
+        for command in code.splitlines():
+            program, *arguments = shlex.split(command)
+            assert program == "txl"
+            answer = txl(*arguments)
+            assert (command, answer.status) == (command, 0)
+
+
+def test_the_document_has_every_field_and_option(txl: Txl) -> None:
+    document = DOCUMENT.read_text(encoding="utf-8")
+    (line,) = lines(txl("generate", "run", "--tokens", "2", "--json", "--logprobs", "1").out)
+    fields = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", document, re.MULTILINE))))
+    assert set(line) | {"prompt_file"} == fields
+    known = set(re.findall(r"--[a-z][a-z-]*", txl("generate", "--help").out)) | {"--help", "--per-token"}
+    assert set(re.findall(r"--[a-z][a-z-]*", document)) <= known

@@ -1,0 +1,217 @@
+"""`txl generate --interactive`: a conversation is one text, and no mistake ends it."""
+
+import io
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Answer, Txl
+from transformer_xl.cli.interactive import _SETTINGS, HELP
+from transformer_xl.generation.session import describe
+
+Talk = Callable[..., Answer]
+
+
+@pytest.fixture
+def talk(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    """Type lines into a conversation; no token is a line end, so that each text is a line."""
+
+    def talk(*typed: str, options: tuple[str, ...] = ()) -> Answer:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in typed)))
+        return txl("generate", "run", "--interactive", "--tokens", "9", "--seed", "5", "--bias", "10=-inf", *ASCII, *options)
+
+    return talk
+
+
+ASCII = ("--top-k", "20")
+
+
+def remembered(file: str) -> bytes:
+    """The tokens of a session, which are bytes here."""
+    return bytes(int(token) for token in describe(Path(file))["note"]["tail"].split())
+
+
+def test_a_conversation_is_one_text(talk: Talk) -> None:
+    """What is on the screen is what the model remembers: a line that follows a text begins on a line of its own."""
+    answer = talk("the cat", "", "//sat", options=("--memory", "a", "--quiet"))
+    assert (answer.status, answer.err) == (0, "")
+    first, second, third = answer.out.splitlines()
+    raw = remembered("a")
+    assert len(raw) == len("the cat") + 9 + 9 + len("\n/sat") + 9
+    texts = re.fullmatch(rb"the cat(.{9})(.{9})\n/sat(.{9})", raw, re.DOTALL)
+    assert texts
+    for text, shown in zip(texts.groups(), (first, second, third), strict=True):
+        assert text.decode("utf-8", "replace").startswith(shown.rstrip("\ufffd"))
+
+
+def test_turns_are_repeatable_and_go_on_from_a_file(talk: Talk) -> None:
+    whole = talk("the", "cat", "sat")
+    assert talk("the", "cat", "sat").out == whole.out
+    assert talk("the", "cat", "sat", options=("--temperature", "3")).out != whole.out
+    turn_by_turn = talk("the", "cat", options=("--memory", "a"))
+    assert turn_by_turn.err.splitlines()[-1] == "25 tokens saved to a"
+    assert whole.out.startswith(turn_by_turn.out)
+    before = Path("a").read_bytes()
+    talk("mats", options=("--memory", "a", "--read-only"))
+    assert Path("a").read_bytes() == before
+
+
+def test_nothing_said_begins_with_a_line_end(talk: Talk) -> None:
+    talk("", options=("--memory", "a"))
+    assert remembered("a")[:1] == b"\n"
+    assert len(remembered("a")) == 10
+
+
+def test_a_prompt_is_read_first(talk: Talk) -> None:
+    answer = talk("cat", options=("--prompt", "the", "--memory", "a"))
+    assert remembered("a").startswith(b"the\ncat")
+    assert answer.out.count("\n") == 1
+
+
+def test_commands(talk: Talk, workbench: Path) -> None:
+    answer = talk(
+        "the", "/save a", "cat", "/save b", "/reset", "/save c", "/load a", "cat", "/save d", "/help", "/quit", "never"
+    )
+    assert answer.status == 0
+    assert remembered("a") == remembered("b")[: len(remembered("a"))] != b""
+    assert remembered("c") == b""
+    assert len(remembered("b")) == len(remembered("d"))
+    assert answer.out.count("\n") == 3
+    assert HELP in answer.err
+    assert [line for line in answer.err.splitlines() if "tokens" in line and "/" not in line] == [
+        "12 tokens saved to a",
+        "25 tokens saved to b",
+        "0 tokens saved to c",
+        "12 tokens are remembered",
+        "25 tokens saved to d",
+    ]
+
+
+def test_settings_are_shown_and_changed(talk: Talk) -> None:
+    answer = talk("/set", "/set top_k none", "/set temperature 0", "/set tokens=3", "/set repetition-window 7", "/set")
+    shown = {name: re.findall(rf"^{name} (.*)$", answer.err, re.MULTILINE) for name in _SETTINGS}
+    assert shown["top_k"] == ["20", "none"]
+    assert shown["temperature"] == ["0.8", "0.0"]
+    assert shown["tokens"] == ["9", "3"]
+    assert shown["repetition_window"] == ["64", "7"]
+    assert shown["seed"] == ["5", "5"]
+    assert talk("/save a", "the", "/load a", "/set seed 5", "the").out == talk("the").out * 2
+    assert talk("the", "/reset", "the").out == talk("the").out * 2
+    assert talk("/set temperature 3", "the").out == talk("the", options=("--temperature", "3")).out != talk("the").out
+    assert talk("/set tokens 2", "the", options=("--bias", "97=50")).out == "aa\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("/sav a", "/sav is no command; did you mean 'save'?"),
+        ("/", "/ is no command; known: help, load, quit, reset, save, set"),
+        ("/save", "/save needs a file: /save FILE"),
+        ("/load", "/load needs a file: /load FILE"),
+        ("/load gone", "session 'gone' cannot be read (No such file or directory)"),
+        ("/load text.txt", "session 'text.txt' is damaged or no session"),
+        ("/save no/where", "session 'no/where' cannot be saved, an earlier one is intact (No such file or directory)"),
+        ("/set temprature 1", "temprature cannot be set; did you mean 'temperature'?"),
+        ("/set temperature hot", "temperature ('hot') must be a number"),
+        ("/set temperature", "temperature ('') must be a number"),
+        ("/set temperature -1", "temperature (-1.0) must be at least 0"),
+        ("/set temperature none", "temperature ('none') must be a number"),
+        ("/set top_k 1.5", "top_k ('1.5') must be a whole number or none"),
+        ("/set top_p 2", "top_p (2.0) must be above 0"),
+        ("/set temperature 0", "temperature 0 takes the likeliest token, so top_k (20) would do nothing"),
+        ("/set tokens -1", "tokens (-1) must be at least 0"),
+        ("/set seed -1", "seed (-1) must be between 0 and 2^64 - 1"),
+    ],
+)
+def test_mistakes_are_one_line_and_change_nothing(talk: Talk, line: str, complaint: str) -> None:
+    answer = talk("the", line, "cat", options=("--quiet",))
+    assert answer.status == 0
+    (error,) = answer.err.splitlines()
+    assert error.startswith(f"error: {complaint}")
+    assert answer.out == talk("the", "cat").out
+
+
+class Typist(io.StringIO):
+    """Ctrl-C where a line is None."""
+
+    def __init__(self, *typed: str | None) -> None:
+        super().__init__()
+        self.typed = iter(typed)
+
+    def readline(self, size: int | None = -1, /) -> str:
+        line = next(self.typed, "")
+        if line is None:
+            raise KeyboardInterrupt
+        return line
+
+
+def test_ctrl_c_at_the_prompt_leaves_the_second_time(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", "run", "--interactive", "--tokens", "2", "--memory", "a", "--bias", "10=-inf")
+    monkeypatch.setattr(sys, "stdin", Typist("the\n", None, "cat\n", None, "/quit\n"))
+    answer = txl(*command)
+    assert (answer.status, answer.err.count("Ctrl-C once more, or /quit, to leave")) == (0, 2)
+    before = remembered("a")
+    monkeypatch.setattr(sys, "stdin", Typist("sat\n", None, None, "never\n"))
+    answer = txl(*command)
+    assert (answer.status, answer.err.count("Ctrl-C once more")) == (130, 1)
+    after = remembered("a")
+    assert after.startswith(before)
+    assert len(after) == len(before) + len("\nsat") + 2
+
+
+def test_without_standard_input_there_is_no_conversation(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert txl("generate", "run", "--interactive").complaint == "--interactive needs standard input, which is closed"
+
+
+def test_ctrl_c_while_reading_keeps_what_was_read(txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path) -> None:
+    import signal
+
+    from transformer_xl.cli.showing import ReadingBar
+
+    monkeypatch.setattr(ReadingBar, "advance", lambda self, n: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(sys, "stdin", Typist("x" * 3000 + "\n", "/save a\n"))
+    answer = txl("generate", "run", "--interactive", "--tokens", "2", "--quiet")
+    assert answer.status == 0
+    assert answer.err.strip() == "stopped reading; 1,024 tokens are remembered"
+    assert answer.out == ""
+    assert remembered("a") == b"x" * 512
+    assert describe(Path("a"))["note"]["tokens"] == "1024"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")
+def test_a_terminal_shows_a_prompt_and_keeps_lines(workbench: Path) -> None:
+    """In a real terminal: a line is edited and repeated from history, control characters are spelled out, Ctrl-D leaves."""
+    import pty
+
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "TERM": "dumb"}
+    ours, theirs = pty.openpty()
+    code = "import sys; from transformer_xl.cli import main; main(sys.argv[1:])"
+    options = ["--interactive", "--tokens", "3", "--bias", "7=90", "--compile", "no"]
+    command = [sys.executable, "-c", code, "generate", "run", *options]
+    child = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        for typed in (b"the cat\n", b"\x10\n", b"\x04"):  # Ctrl-P: the line before
+            while not shown.endswith(b"> "):
+                shown += os.read(ours, 1000)
+            os.write(ours, typed)
+            shown += b"|"
+        with pytest.raises(OSError) if sys.platform == "linux" else pytest.raises(StopIteration):
+            while True:
+                shown += os.read(ours, 1000)
+        assert child.wait(timeout=60) == 0
+    finally:
+        child.kill()
+        child.wait()
+        os.close(ours)
+    text = shown.decode().replace("\r", "")
+    assert text.count("\\x07\\x07\\x07") == 2
+    assert text.count("the cat") == 2
+    assert "Traceback" not in text

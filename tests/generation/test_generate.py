@@ -1,0 +1,131 @@
+"""`generate`: one text, token by token."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.helpers import tiny_model
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.generate import generate
+from transformer_xl.generation.sampling import Sampling
+
+
+def write(**options: Any) -> list[int]:
+    torch.manual_seed(0)
+    return list(generate(tiny_model(), [1, 2, 3], **{"max_new_tokens": 30, "seed": 5, **options}))
+
+
+def test_a_seed_gives_the_same_text_twice() -> None:
+    texts = [write(seed=seed) for seed in (1, 1, 2)]
+    assert texts[0] == texts[1] != texts[2]
+    unseeded = [tuple(write(seed=None)) for _ in range(3)]
+    assert len(set(unseeded)) > 1
+
+
+def test_temperature_0_takes_the_likeliest() -> None:
+    model = tiny_model()
+    written = list(generate(model, torch.tensor([4, 5]), max_new_tokens=6, temperature=0))
+    decoder, piece = Decoder(model), torch.tensor([[4, 5]])
+    for token in written:
+        assert token == int(decoder.feed(piece).argmax())
+        piece = torch.tensor([[token]])
+    assert written == list(generate(model, [4, 5], max_new_tokens=6, temperature=0, seed=9))
+
+
+def test_tokens_come_as_they_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    for name, count in (("read", lambda ids: len(ids[0])), ("step", len)):
+        method = getattr(Decoder, name)
+        monkeypatch.setattr(
+            Decoder,
+            name,
+            lambda self, ids, method=method, count=count, **rest: (read.append(count(ids)), method(self, ids, **rest))[1],
+        )
+    stream = generate(tiny_model(), [1] * 300, max_new_tokens=3)
+    assert read == []
+    next(stream)
+    assert read == [300]
+    assert len(list(stream)) == 2
+    assert read == [300, 1, 1]  # the last token is not read: nothing comes after it
+
+
+def test_every_option_of_the_sampling_has_its_effect() -> None:
+    """The text is that of a loop over the definition of the sampling, with all that was there before as history."""
+    options: dict[str, Any] = {
+        "temperature": 1.3,
+        "top_k": 8,
+        "top_p": 0.85,
+        "min_p": 0.2,
+        "repetition_penalty": 1.4,
+        "repetition_window": 3,
+        "logit_bias": {4: 1.5, 7: float("-inf")},
+    }
+    torch.manual_seed(0)
+    model, sampling, history = tiny_model(), Sampling(**options), [1, 2, 3]
+    decoder, generator = Decoder(model), torch.Generator().manual_seed(5)
+    scores = decoder.read([history])
+    for _ in range(30):
+        history.append(sampling.choose(scores, 0, history, generator))
+        scores = decoder.read([history[-1:]])
+    assert write(**options) == history[3:]
+    penalized = {"repetition_penalty": 1.4}
+    for name, value in options.items():
+        assert write(**{name: value}) != write() or name == "repetition_window", name
+    assert write(**penalized, repetition_window=3) != write(**penalized)
+
+
+def test_a_penalty_may_look_at_all_tokens() -> None:
+    model = tiny_model(cutoffs=[4, 9])  # log-probabilities are negative, and become as good as impossible
+    forbidding: dict[str, Any] = {"repetition_penalty": 1e9, "max_new_tokens": 10}
+    written = list(generate(model, [1, 2, 3], **forbidding, repetition_window=None, seed=5))
+    assert len({1, 2, 3, *written}) == 13  # every token of the vocabulary once
+    assert len(set(generate(model, [1, 2, 3], **forbidding, repetition_window=2, seed=5))) < 10
+
+
+def test_a_stop_token_ends_the_text_and_is_not_part_of_it() -> None:
+    whole = write()
+    stop = whole[10]
+    assert write(stop_tokens=[stop]) == whole[: whole.index(stop)]
+
+
+def test_nothing_to_write() -> None:
+    assert write(max_new_tokens=0) == []
+
+
+def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
+    assert write(compile="auto") == write()
+    assert len(write(precision="auto")) == 30
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "error", "match"),
+    [
+        ([], {}, TokenizerError, "the prompt is empty; give at least one token"),
+        ([1, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer"),
+        ([1, -1], {}, TokenizerError, "token id -1 is outside the vocabulary"),
+        ([1], {"max_new_tokens": -1}, ConfigError, r"max_new_tokens \(-1\) must be at least 0"),
+        ([1], {"temperature": -0.1}, ConfigError, r"temperature \(-0.1\) must be at least 0"),
+        ([1], {"temperature": float("nan")}, ConfigError, r"temperature \(nan\)"),
+        ([1], {"temperature": float("inf")}, ConfigError, r"temperature \(inf\)"),
+        ([1], {"temperature": 0, "min_p": 0.1}, ConfigError, "temperature 0 takes the likeliest token, so min_p"),
+        ([1], {"top_k": 0}, ConfigError, r"top_k \(0\) must be at least 1"),
+        ([1], {"top_p": 0.0}, ConfigError, r"top_p \(0.0\) must be above 0"),
+        ([1], {"top_p": 1.1}, ConfigError, r"top_p \(1.1\) must be above 0 and at most 1"),
+        ([1], {"min_p": 1.1}, ConfigError, r"min_p \(1.1\)"),
+        ([1], {"repetition_penalty": 0}, ConfigError, r"repetition_penalty \(0\)"),
+        ([1], {"repetition_window": 0}, ConfigError, r"repetition_window \(0\)"),
+        ([1], {"logit_bias": {13: 1.0}}, ConfigError, "logit_bias has token id 13, which is outside the vocabulary"),
+        ([1], {"logit_bias": dict.fromkeys(range(13), float("-inf"))}, ConfigError, "logit_bias bans all 13 tokens"),
+        ([1], {"stop_tokens": [13]}, ConfigError, "stop token id 13 is outside the vocabulary"),
+        ([1], {"seed": -1}, ConfigError, r"seed \(-1\) must be between 0 and 2\^64 - 1"),
+        ([1], {"seed": 2**64}, ConfigError, r"seed \(18446744073709551616\)"),
+        ([1], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_at_once(
+    prompt: list[int], options: dict[str, Any], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=match):
+        generate(tiny_model(), prompt, **options)

@@ -1,0 +1,169 @@
+"""`Scores`: the numbers of all tokens, from a head and tails that are computed only when they can matter."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.helpers import assert_close
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation.scores import ROUNDING, Scores, by_cluster
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+
+BORDERS = (0, 4, 9, 13)
+
+
+def clustered(log_probabilities: Tensor, borders: Sequence[int] = BORDERS) -> Scores:
+    """The same distribution (B, V), of which the head is known, and each tail as a whole."""
+    tails = [log_probabilities[:, low:high] for low, high in itertools.pairwise(borders[1:])]
+    return Scores(
+        log_probabilities[:, : borders[1]],
+        tails=torch.stack([tail.logsumexp(1) for tail in tails], dim=1),
+        compute_tail=lambda i, rows: tails[i][rows],
+        borders=borders,
+    )
+
+
+def adaptive_logits(n_row: int = 1, *, scale: float = 0.7) -> Tensor:
+    """Log-probabilities (n_row, 13) of a random adaptive softmax: a head of 4 tokens, tails of 5 and 4."""
+    sizes = {"cutoffs": BORDERS[1:-1], "div_val": 2, "d_embed": 8, "d_model": 8}
+    embedding = AdaptiveEmbedding(BORDERS[-1], **sizes)
+    softmax = AdaptiveSoftmax(BORDERS[-1], **sizes, tied=True, tied_projections=[False, True, True])
+    with torch.no_grad():
+        for parameter in softmax.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.5)
+        return softmax.logits(torch.randn(n_row, 1, 8) * scale, embedding)[:, 0]
+
+
+# values with ties, and every place of the cutoffs
+LOG_PROBABILITIES = st.lists(st.lists(st.integers(-6, 6), min_size=13, max_size=13), min_size=1, max_size=3).map(
+    lambda rows: (torch.tensor(rows) / 2).log_softmax(1)
+)
+ALL_BORDERS = st.sets(st.integers(1, 12), max_size=4).map(lambda cutoffs: (0, *sorted(cutoffs), 13))
+
+
+@given(log_probabilities=LOG_PROBABILITIES, borders=ALL_BORDERS.filter(lambda borders: len(borders) > 2))
+def test_all_tokens_are_those_of_the_head_and_the_tails(log_probabilities: Tensor, borders: tuple[int, ...]) -> None:
+    scores = clustered(log_probabilities, borders)
+    assert scores.computed == set()
+    assert torch.equal(scores.full(), log_probabilities)
+    rows, tails = range(len(log_probabilities)), range(len(borders) - 2)
+    assert scores.computed == {(tail, row) for tail in tails for row in rows}
+    assert (scores.batch_size, scores.vocab_size) == log_probabilities.shape
+
+
+def test_a_plain_softmax_is_all_head() -> None:
+    logits = torch.randn(2, 7) * 3
+    scores = Scores(logits)
+    assert torch.equal(scores.full(), logits)
+    assert scores.borders == (0, 7)
+    ids = torch.tensor([6, 0])
+    assert_close("nats", scores.log_probability(ids), logits.log_softmax(1)[[0, 1], ids], 1e-6)
+    values, top = scores.top(3)
+    assert torch.equal(top, logits.argsort(dim=1, descending=True)[:, :3])
+    assert_close("values", values, logits.log_softmax(1).gather(1, top), 1e-6)
+
+
+def test_scores_are_a_copy() -> None:
+    """The decoder's next step, or whoever is given all scores, may write over them."""
+    head = torch.zeros(1, 3, dtype=torch.bfloat16)
+    scores = Scores(head)
+    full = scores.full()
+    assert full.dtype == torch.float32
+    full[:] = 7
+    assert torch.equal(scores.full(), torch.zeros(1, 3))
+
+
+def test_a_token_computes_its_own_tail_only_and_that_once() -> None:
+    log_probabilities = adaptive_logits(4)
+    scores = clustered(log_probabilities)
+    calls = []
+    compute_tail = scores._compute_tail
+    assert compute_tail is not None
+    scores._compute_tail = lambda i, rows: (calls.append((i, rows.tolist())), compute_tail(i, rows))[1]
+    ids = torch.tensor([12, 3, 8, 9])
+    for _ in range(2):
+        assert_close("nats", scores.log_probability(ids), log_probabilities[[0, 1, 2, 3], ids], 1e-6)
+    assert calls == [(0, [2]), (1, [0, 3])]  # rows of a tail together
+    scores.compute(1, [0, 1, 3])
+    assert calls[2:] == [(1, [1])]
+    assert scores.computed == {(0, 2), (1, 0), (1, 3), (1, 1)}
+
+
+def test_gradients_and_the_model_are_left_alone() -> None:
+    weight = torch.nn.Parameter(torch.zeros(2, 2))
+    scores = Scores(weight - 2, tails=weight[:, :1] - 1, compute_tail=lambda i, rows: (weight - 3)[rows], borders=(0, 2, 4))
+    assert not scores.full().requires_grad
+
+
+@pytest.mark.parametrize("token", [13, -1])
+def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
+    with pytest.raises(TokenizerError, match=rf"token id {token} is outside the vocabulary \(13\); is this the model's"):
+        clustered(adaptive_logits()).log_probability(torch.tensor([token]))
+
+
+# the likeliest
+
+
+@given(log_probabilities=LOG_PROBABILITIES, borders=ALL_BORDERS, n=st.integers(1, 13))
+def test_the_likeliest_are_in_order_and_of_equal_ones_the_lowest_first(
+    log_probabilities: Tensor, borders: tuple[int, ...], n: int
+) -> None:
+    scores = clustered(log_probabilities, borders) if len(borders) > 2 else Scores(log_probabilities)
+    values, ids = scores.top(n)
+    expected = log_probabilities.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(ids, expected.indices[:, :n])
+    torch.testing.assert_close(values, expected.values[:, :n])
+
+
+@given(log_probabilities=LOG_PROBABILITIES, borders=ALL_BORDERS.filter(lambda borders: len(borders) > 2), n=st.integers(1, 13))
+def test_only_tails_that_may_hold_one_of_the_likeliest_are_computed(
+    log_probabilities: Tensor, borders: tuple[int, ...], n: int
+) -> None:
+    scores = clustered(log_probabilities, borders)
+    last = scores.top(n)[0][:, -1]
+    for tail, (low, high) in enumerate(itertools.pairwise(borders[1:])):
+        whole = log_probabilities[:, low:high].logsumexp(1)
+        for row in range(len(log_probabilities)):
+            if whole[row] + ROUNDING < last[row]:
+                assert (tail, row) not in scores.computed
+
+
+def test_a_dominant_head_needs_no_tail() -> None:
+    log_probabilities = torch.tensor([[0.5, 0.2, 0.1, 0.1, *[0.01] * 5, *[0.0125] * 4]]).log()
+    scores = clustered(log_probabilities)
+    assert scores.top(2)[1].tolist() == [[0, 1]]
+    assert scores.computed == set()
+    scores.top(4)  # 0.1 for the fourth, 0.05 and 0.05 for the tails as a whole
+    assert scores.computed == set()
+    scores.top(5)
+    assert scores.computed == {(0, 0), (1, 0)}
+
+
+def test_of_several_tails_the_likeliest_is_computed_first() -> None:
+    log_probabilities = torch.tensor([[0.05] * 4 + [0.02] * 5 + [0.61, 0.03, 0.03, 0.03]]).log()
+    scores = clustered(log_probabilities)
+    assert scores.top(1)[1].tolist() == [[9]]
+    assert scores.computed == {(1, 0)}
+
+
+@pytest.mark.parametrize("n", [0, 14])
+def test_more_tokens_than_there_are_cannot_be_the_likeliest(n: int) -> None:
+    with pytest.raises(ConfigError, match=rf"the {n} likeliest tokens of 13 were asked for; ask for 1 … 13"):
+        clustered(adaptive_logits()).top(n)
+
+
+def test_a_row_that_read_nothing_leaves_the_others_alone() -> None:
+    log_probabilities = adaptive_logits(2)
+    log_probabilities[0] = float("nan")
+    values, ids = clustered(log_probabilities).top(3)
+    assert values[0].isnan().all()
+    assert torch.equal(ids[1], log_probabilities[1].argsort(descending=True)[:3])
+
+
+def test_ids_by_the_cluster_they_belong_to() -> None:
+    assert by_cluster(BORDERS, [12, 4, -1, 3, 8, 13, 9, 0]) == {0: [0, 3], 1: [4, 8], 2: [9, 12]}

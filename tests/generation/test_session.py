@@ -1,0 +1,154 @@
+"""`TextSession`: read and written in turns, saved and loaded in between, it is one text."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tests.helpers import assert_close, tiny_model
+from transformer_xl.data.tokenizers import CharTokenizer
+from transformer_xl.errors import CheckpointError, TokenizerError
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.session import TextSession, describe
+from transformer_xl.generation.writing import Chosen, Request
+from transformer_xl.model.transformer_xl import TransformerXL
+
+LETTERS = CharTokenizer("abcdefghijklm")
+
+
+@pytest.fixture
+def model() -> TransformerXL:
+    torch.manual_seed(0)
+    return tiny_model(mem_len=6)
+
+
+def turn(session: TextSession, prompt: list[int], *, seed: int = 0, **options) -> list[int]:
+    request = Request(prompt=prompt, seed=seed, **{"max_new_tokens": 7, **options})
+    sampling = Sampling(repetition_penalty=1.5, repetition_window=20)
+    return [event.token for event in session.write(request, sampling=sampling) if isinstance(event, Chosen)]
+
+
+def test_turns_are_one_text(model: TransformerXL) -> None:
+    session, text = TextSession(Decoder(model), LETTERS), []
+    for seed, prompt in enumerate([[1, 2, 3], [], [4] * 2000, [5]]):
+        text += [*prompt, *turn(session, prompt, seed=seed)]
+        assert_close("memory", session.decoder.scores.full(), Decoder(model).feed([text]), 1e-5)
+        assert list(session.tail) == text[-512:]
+        assert session.n_tokens == len(text)
+
+
+@pytest.mark.parametrize("stop", ["token", "string", "nothing written"])
+def test_what_ended_a_text_is_not_remembered(model: TransformerXL, stop: str) -> None:
+    tokens = turn(TextSession(Decoder(model), LETTERS), [1])
+    last = tokens.index(tokens[4])
+    session = TextSession(Decoder(model), LETTERS)
+    if stop == "token":
+        written = turn(session, [1], stop_tokens={tokens[4]})
+        assert written == tokens[:last]
+    elif stop == "string":
+        seen: list[int] = []
+        written = turn(session, [1], ends=lambda token: seen.append(token) or ("stop" if len(seen) == 3 else None))[:-1]
+        assert written == tokens[:2]
+    else:
+        written = turn(session, [1], stop_tokens={tokens[0]})
+        assert written == []
+    assert list(session.tail) == [1, *written]
+    assert session.n_tokens == 1 + len(written)
+    assert_close("memory", session.decoder.scores.full(), Decoder(model).feed([[1, *written]]), 1e-5)
+
+
+def test_a_file_goes_on_where_the_session_was(model: TransformerXL, tmp_path: Path) -> None:
+    """Repetition penalty included: the last tokens are in the file."""
+    session = TextSession(Decoder(model), LETTERS)
+    turn(session, [1, 2, 3])
+    session.save(tmp_path / "a")
+    expected = turn(session, [], seed=1)
+    other = TextSession(Decoder(model), LETTERS)
+    turn(other, [9, 9])
+    other.load(tmp_path / "a")
+    assert other.n_tokens == 10
+    assert turn(other, [], seed=1) == expected
+    assert (list(other.tail), other.n_tokens) == (list(session.tail), session.n_tokens)
+    other.reset()
+    assert (list(other.tail), other.n_tokens) == ([], 0)
+    assert turn(other, [1, 2, 3]) == list(session.tail)[3:10]
+
+
+def test_a_repetition_penalty_looks_back_into_earlier_turns(model: TransformerXL) -> None:
+    session, sampling = TextSession(Decoder(model), LETTERS), Sampling(repetition_penalty=1e6, repetition_window=20)
+    text = [1, 2, 3, *turn(session, [1, 2, 3])]
+    decoder, generator = Decoder(model), torch.Generator().manual_seed(9)
+    scores, expected = decoder.read([text]), list(text)
+    for _ in range(5):
+        expected.append(sampling.choose(scores, 0, expected, generator))
+        scores = decoder.read([expected[-1:]])
+    request = Request(prompt=[], seed=9, max_new_tokens=5)
+    events = session.write(request, sampling=sampling)
+    assert [event.token for event in events if isinstance(event, Chosen)] == expected[len(text) :]
+
+
+def test_reading_that_was_stopped_is_remembered_as_far_as_it_came(model: TransformerXL) -> None:
+    session, n_read = TextSession(Decoder(model), LETTERS), 0
+
+    def on_read(n: int) -> None:
+        nonlocal n_read
+        n_read += n
+        raise KeyboardInterrupt
+
+    prompt = [i % 13 for i in range(3000)]
+    with pytest.raises(KeyboardInterrupt):
+        list(session.write(Request(prompt=prompt, seed=0), sampling=Sampling(), on_read=on_read))
+    assert 0 < n_read < 3000
+    assert (list(session.tail), session.n_tokens) == (prompt[:n_read][-512:], n_read)
+    assert_close("memory", session.decoder.scores.full(), Decoder(model).feed([prompt[:n_read]]), 1e-5)
+
+
+def test_a_file_says_how_it_was_read(model: TransformerXL, tmp_path: Path) -> None:
+    session = TextSession(Decoder(model, mem_len=4), LETTERS)
+    turn(session, [1])
+    session.save(tmp_path / "a")
+    about = describe(tmp_path / "a")
+    assert (about["decoder"]["mem_len"], about["decoder"]["precision"]) == (4, "fp32")
+    assert about["note"]["tokens"] == "8"
+    for content in (b"", b"{", (tmp_path / "a").read_bytes()[:-200], b"\x08" + b"\0" * 7 + b'{"a":1} '):
+        (tmp_path / "b").write_bytes(content)
+        assert describe(tmp_path / "b") == {}
+    os.mkfifo(tmp_path / "pipe")
+    assert describe(tmp_path / "gone") == describe(tmp_path) == describe(tmp_path / "pipe") == {}
+    save_file({"about": torch.zeros(2**20 + 1, dtype=torch.uint8)}, tmp_path / "b")
+    assert describe(tmp_path / "b") == {}
+    save_file({"about": torch.tensor(list(b'{"decoder": 1, "note": {}}'), dtype=torch.uint8)}, tmp_path / "b")
+    assert describe(tmp_path / "b") == {}
+
+
+def test_sessions_of_others_are_refused_and_nothing_is_lost(model: TransformerXL, tmp_path: Path) -> None:
+    session = TextSession(Decoder(model), LETTERS)
+    turn(session, [1])
+    session.save(tmp_path / "a")
+    other = TextSession(Decoder(model), CharTokenizer("bcdefghijklmn"))
+    turn(other, [2])
+    before = (list(other.tail), other.n_tokens, other.decoder.scores.full())
+    with pytest.raises(CheckpointError, match="was read with another tokenizer; use that one, or start anew"):
+        other.load(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        other.load(tmp_path / "gone")
+    assert before[:2] == (list(other.tail), other.n_tokens)
+    assert torch.equal(before[2], other.decoder.scores.full())
+
+
+def test_a_session_without_our_notes_is_taken_over_too(model: TransformerXL, tmp_path: Path) -> None:
+    decoder = Decoder(model)
+    decoder.read([[1, 2]])
+    decoder.save(tmp_path / "a", note={"tail": "3 99 x -1 4", "tokens": "many"})
+    session = TextSession(Decoder(model), LETTERS)
+    session.load(tmp_path / "a")
+    assert (list(session.tail), session.n_tokens) == ([3, 4], 2)
+    assert torch.equal(session.decoder.scores.full(), decoder.scores.full())
+
+
+def test_an_empty_text_cannot_be_gone_on_with(model: TransformerXL) -> None:
+    with pytest.raises(TokenizerError, match="the prompt is empty"):
+        turn(TextSession(Decoder(model), LETTERS), [])

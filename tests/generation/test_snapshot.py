@@ -1,0 +1,572 @@
+"""Sessions: a decoder that loads one goes on bit by bit like the one that saved it; whatever is not one changes nothing."""
+
+import copy
+import errno
+import hashlib
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.checkpoint.test_damage import flip_bit, truncate
+from tests.checkpoint.test_faults import FAULTS, Fault, fail_call, fail_writes, small_disk
+from tests.helpers import tiny_model
+from transformer_xl.checkpoint.tensor_file import encode_tensors
+from transformer_xl.errors import CheckpointError
+from transformer_xl.generation import snapshot
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.snapshot import MAX_ABOUT_BYTES, model_sha256
+from transformer_xl.model.transformer_xl import TransformerXL
+
+ROOT = Path(__file__).parents[2]
+B, VOCAB = 3, 13
+KINDS: dict[str, dict[str, Any]] = {
+    "transformer_xl": {},
+    "same_length": {"same_length": True, "same_length_besides_self": True},
+    "clamp_len and pre_lnorm": {"clamp_len": 3, "pre_lnorm": True},
+    "zero_first_memory": {"zero_first_memory": True},
+    "shaw": {"attention": "shaw", "max_klen": 9},
+    "vaswani": {"attention": "vaswani"},
+    "al_rfou": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5},
+    "no memory": {"mem_len": 0},
+}
+READ_AGAIN = ("vaswani", "al_rfou", "no memory")
+CASES = [(kind, p) for kind in KINDS for p in ("fp32", "bf16", "int8") if p != "int8" or kind not in READ_AGAIN]
+
+
+@cache
+def model_of(kind: str) -> TransformerXL:
+    torch.manual_seed(len(kind))
+    return tiny_model(**KINDS[kind])
+
+
+def decoder_of(kind: str = "transformer_xl", precision: Any = "fp32", **options: Any) -> Decoder:
+    return Decoder(model_of(kind), **{"batch_size": B, "tgt_len": 4, "precision": precision, **options})
+
+
+def assert_same_bits(actual: Tensor, expected: Tensor) -> None:
+    """NaN counts as itself, and -0 is not 0."""
+    assert actual.dtype == expected.dtype
+    assert torch.equal(actual.view(torch.int32), expected.view(torch.int32))
+
+
+def assert_goes_on_alike(actual: Decoder, expected: Decoder) -> None:
+    assert_same_bits(actual.scores.full(), expected.scores.full())
+    for ids in (torch.tensor([[1], [2], [3]]), torch.arange(27).view(3, 9) % VOCAB):
+        ids = ids[: actual.batch_size]
+        assert_same_bits(actual.feed(ids), expected.feed(ids))
+
+
+# --- going on ---------------------------------------------------------------------------------------------------------------
+
+TOKENS = st.integers(0, VOCAB - 1)
+BOOLS = st.lists(st.booleans(), min_size=B, max_size=B)
+ACTIONS = st.one_of(
+    st.tuples(st.just("feed rows"), st.lists(st.lists(TOKENS, max_size=24), min_size=B, max_size=B)),
+    st.tuples(st.just("feed together"), st.integers(1, 9).flatmap(lambda T: st.lists(row(T), min_size=B, max_size=B))),
+    st.tuples(st.just("step"), st.tuples(st.lists(TOKENS, min_size=B, max_size=B), BOOLS)),
+    st.tuples(st.just("reset"), BOOLS),
+)
+
+
+def row(length: int) -> st.SearchStrategy[list[int]]:
+    return st.lists(TOKENS, min_size=length, max_size=length)
+
+
+def act(decoder: Decoder, action: tuple[str, Any]) -> Tensor:
+    name, value = action
+    if name == "reset":
+        decoder.reset(torch.tensor(value))
+    elif name == "step":
+        decoder.step(torch.tensor(value[0]), active=torch.tensor(value[1]))
+    elif name == "feed together":
+        decoder.feed(torch.tensor(value))
+    elif any(value):
+        decoder.feed(value)
+    return decoder.scores.full()
+
+
+@pytest.mark.parametrize(("kind", "precision"), CASES)
+@settings(max_examples=6)
+@given(before=st.lists(ACTIONS, max_size=6), after=st.lists(ACTIONS, min_size=1, max_size=4))
+def test_a_session_goes_on_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, precision: str, before: list[Any], after: list[Any]
+) -> None:
+    path = tmp_path_factory.mktemp("session") / "a.safetensors"
+    decoder, other = decoder_of(kind, precision), decoder_of(kind, precision)
+    for action in before:
+        act(decoder, action)
+    decoder.save(path, note={"text": "Ωλ"})
+    other.feed(torch.arange(63).view(3, 21) % VOCAB)  # nothing of this may be left
+    assert other.load(path) == {"text": "Ωλ"}
+    assert_same_bits(other.scores.full(), decoder.scores.full())
+    for action in after:
+        assert_same_bits(act(other, action), act(decoder, action))
+
+
+@pytest.mark.parametrize(("kind", "precision"), CASES)
+def test_rows_of_all_ages(tmp_path: Path, kind: str, precision: str) -> None:
+    """One whose ring has wrapped, one that is younger than its memory, one that was never fed."""
+    path = tmp_path / "a.safetensors"
+    decoder, other = decoder_of(kind, precision), decoder_of(kind, precision)
+    decoder.feed([list(range(13)) * 4, [5, 6], []])
+    decoder.save(path)
+    assert other.load(path) == {}
+    assert other.scores.full()[2].isnan().all()
+    assert not other.scores.full()[:2].isnan().any()
+    assert_goes_on_alike(other, decoder)
+
+
+def test_after_a_reset_nothing_of_the_text_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    decoder = decoder_of()
+    decoder.feed([[1, 2, 3], [4, 5], [6] * 9])
+    decoder.reset(torch.tensor([True, False, True]))
+    decoder.save(path)
+    tensors = load_file(path)
+    assert tensors["n_valid"].tolist() == [0, 2, 0]
+    assert tensors["keys.0"].shape == (3, 2, 4)
+    other = decoder_of()
+    other.load(path)
+    assert_goes_on_alike(other, decoder)
+
+
+def test_a_session_goes_on_in_a_copy_of_the_model(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    decoder = decoder_of()
+    decoder.feed([[1, 2, 3], [4, 5], [6] * 9])
+    decoder.save(path)
+    other = Decoder(copy.deepcopy(model_of("transformer_xl")), batch_size=B, tgt_len=4)
+    other.load(path)
+    assert_goes_on_alike(other, decoder)
+
+
+def test_what_was_read_before_is_wiped(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    decoder_of().save(path)
+    other = decoder_of()
+    other.feed(torch.ones(B, 9, dtype=torch.int64))
+    keys = other._streams.state_dict()["keys.0"]
+    assert keys.any()
+    other.load(path)
+    assert not keys.any(), "a text that nobody reads any more stays in memory, or the memory was not taken over in place"
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_file_is_a_safetensors_file_of_the_promised_size(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    decoder = decoder_of(precision="bf16")
+    decoder.feed([list(range(13)) * 2, [5, 6], []])
+    decoder.save(path, note={"tokenizer": "bytes"})
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+    assert names == {"keys.0", "keys.1", "values.0", "values.1", "end", "n_valid", "last", "about", "sha256"}
+    tensors = load_file(path)
+    about = json.loads(tensors["about"].numpy().tobytes())
+    assert about["note"] == {"tokenizer": "bytes"}
+    assert about["decoder"]["precision"] == "bf16"
+    config, stored = decoder.model.config, 5 + 2
+    memory = config.n_layer * stored * 2 * config.n_head * config.d_head * 2
+    rows = B * (4 * config.d_model + 16)
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    assert len(data) == header + memory + rows + len(tensors["about"]) + 32
+    assert data[-32:] == hashlib.sha256(data[:-32]).digest()
+
+
+def test_a_new_session_of_a_long_memory_is_small(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    decoder = decoder_of(mem_len=2100)
+    decoder.feed(torch.ones(B, 2, dtype=torch.int64))
+    decoder.save(path)
+    assert path.stat().st_size < 4000
+
+
+def test_a_file_is_replaced_and_no_stray_stays(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    decoder = decoder_of()
+    decoder.save(path)
+    path.with_name(".a.safetensors.session.tmp").write_text("what a killed process left")
+    path.with_name("a.safetensors.tmp").write_text("a file of somebody else")
+    decoder.feed(torch.ones(B, 2, dtype=torch.int64))
+    decoder.save(str(path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "a.safetensors.tmp"]
+    other = decoder_of()
+    other.load(str(path))
+    assert_goes_on_alike(other, decoder)
+
+
+def test_the_hash_of_a_model_tells_weights_and_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model()
+    same, nudged, other = copy.deepcopy(model), copy.deepcopy(model), tiny_model(dropout=0.1)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        weight = nudged.get_parameter("layers.1.attention.qkv_net.weight")
+        weight[3, 2] = torch.nextafter(weight[3, 2], torch.tensor(9.0))
+    assert model_sha256(model) == model_sha256(same)
+    assert len({model_sha256(m) for m in (model, nudged, other, copy.deepcopy(model).double())}) == 4
+    monkeypatch.setattr(snapshot, "encode_tensors", None)
+    model_sha256(model)  # a second time, without reading the weights again
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------------
+
+
+def reader_in_use(**options: Any) -> tuple[Decoder, Decoder]:
+    """Return two decoders that have read the same."""
+    pair = decoder_of(**options), decoder_of(**options)
+    for decoder in pair:
+        decoder.feed([list(range(decoder_row + 3)) for decoder_row in range(decoder.batch_size)])
+    return pair
+
+
+def assert_refused(path: Path, message: str, **options: Any) -> None:
+    """Loading fails in one line that names the file, and the decoder goes on as one that never tried."""
+    decoder, twin = reader_in_use(**options)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        decoder.load(path)
+    assert "\n" not in str(caught.value)
+    assert repr(str(path)) in str(caught.value)
+    assert_goes_on_alike(decoder, twin)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A session of 3 rows."""
+    path = tmp_path / "a.safetensors"
+    decoder = decoder_of()
+    decoder.feed([[1, 2, 3, 4, 5, 6, 7], [8, 9], [10]])
+    decoder.save(path)
+    return path
+
+
+OTHERS = {
+    "rows": ({"batch_size": 2}, r"batch_size \(3 there, 2 here\); open it with Decoder\(model, batch_size=3\)"),
+    "mem_len": ({"mem_len": 7}, r"mem_len \(5 there, 7 here\); open it with Decoder\(model, mem_len=5\)"),
+    "tgt_len": ({"tgt_len": 40}, r"tgt_len \(4 there, 40 here\), n_slot \(16 there, 48 here\); .*\(model, tgt_len=4\)"),
+    "precision": ({"precision": "bf16"}, r"precision \('fp32' there, 'bf16' here\); .*\(model, precision='fp32'\)"),
+    "two": ({"batch_size": 1, "precision": "int8"}, r"open it with Decoder\(model, batch_size=3, precision='fp32'\)"),
+    "model": ({"kind": "shaw"}, r"was read by the model [0-9a-f]{12}… and this one is [0-9a-f]{12}… .*load the model"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_session_of_another_decoder(path: Path, name: str) -> None:
+    options, message = OTHERS[name]
+    assert_refused(path, message, **options)
+
+
+@pytest.mark.parametrize("context", [{"clamp_len": 2}, {"same_length": True}])
+def test_a_session_of_a_model_that_is_read_otherwise(tmp_path: Path, context: dict[str, Any]) -> None:
+    path, model = tmp_path / "a.safetensors", model_of("vaswani")
+    Decoder(model.with_context(**context)).save(path)
+    [(name, value)] = context.items()
+    with pytest.raises(CheckpointError, match=rf"{name} \({value} there, .* here\).*use model.with_context\({name}={value}\)"):
+        Decoder(model).load(path)
+
+
+@pytest.mark.parametrize("damage", [flip_bit, truncate])
+def test_a_thousand_damages_are_all_found(path: Path, damage: Callable[[Path, random.Random], None]) -> None:
+    decoder, twin = reader_in_use()
+    sound, generator = path.read_bytes(), random.Random(1)
+    for _ in range(500):
+        path.write_bytes(sound)
+        damage(path, generator)
+        with pytest.raises(CheckpointError, match=r"^session '.*a\.safetensors' is damaged or no session: it.*; load"):
+            decoder.load(path)
+    assert_goes_on_alike(decoder, twin)
+    path.write_bytes(sound)
+    decoder.load(path)
+
+
+def sealed(tensors: dict[str, Tensor]) -> bytes:
+    """Return a file whose hash is right."""
+    data = b"".join(encode_tensors({**tensors, "sha256": torch.zeros(32, dtype=torch.uint8)}))[:-32]
+    return data + hashlib.sha256(data).digest()
+
+
+def about_tensor(text: str) -> Tensor:
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def with_about(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        about = json.loads(tensors["about"].numpy().tobytes())
+        tensors["about"] = about_tensor(json.dumps(about | changes))
+
+    return change
+
+
+def with_tensors(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name, value in changes.items():
+            name = name.replace("_0", ".0")
+            tensors[name] = value if isinstance(value, Tensor) else value(tensors[name])
+
+    return change
+
+
+FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "version": (with_about(version=2), r"has version 2 and this program reads 1; upgrade"),
+    "format": (with_about(format="other"), "is no session; give a file that decoder.save wrote"),
+    "no about": (lambda t: t.pop("about"), "is no session"),
+    "about is a list": (with_tensors(about=about_tensor("[]")), "is no session"),
+    "about is not JSON": (with_tensors(about=about_tensor("{")), "is no session"),
+    "about is not text": (with_tensors(about=torch.full((3,), 255, dtype=torch.uint8)), "is no session"),
+    "about is nested": (with_tensors(about=about_tensor("[" * 100_000)), "is no session"),
+    "about is of floats": (with_tensors(about=lambda x: x.float()), "is no session"),
+    "about is huge": (with_tensors(about=lambda x: torch.cat([x, about_tensor(" " * MAX_ABOUT_BYTES)])), "is no session"),
+    "no decoder": (with_about(decoder=None), "does not say what it belongs to"),
+    "note of numbers": (with_about(note={"a": 1}), "does not say what it belongs to"),
+    "no model": (with_about(model=None), "was read by the model None"),
+    "no terms": (with_about(decoder={}), r"batch_size \(None there, 3 here\)"),
+    "no keys": (lambda t: t.pop("keys.1"), r"tensors \['keys.1'\] are missing or unknown"),
+    "another tensor": (with_tensors(evil=torch.ones(2)), r"tensors \['evil'\] are missing or unknown"),
+    "short keys": (with_tensors(keys_0=lambda x: x[:, 1:].clone()), "tensor 'keys.0' is torch.float32 .* and should be"),
+    "half of the precision": (with_tensors(values_0=lambda x: x.half()), "tensor 'values.0' is torch.float16"),
+    "negative length": (with_tensors(n_valid=torch.tensor([-1, 2, 1])), "its rows have impossible lengths"),
+    "too long": (with_tensors(n_valid=torch.tensor([2**40, 2, 1])), "its rows have impossible lengths"),
+    "before the beginning": (with_tensors(end=torch.tensor([9, -2, 1])), "its rows have impossible lengths"),
+    "longer than stored": (with_tensors(n_valid=torch.tensor([5, 2, 2]), end=torch.tensor([9, 9, 9])), "tensor 'keys.0'"),
+    "more rows": (with_tensors(n_valid=torch.zeros(4, dtype=torch.int64)), "tensor 'n_valid' is"),
+    "counters of floats": (with_tensors(end=lambda x: x.double()), "tensor 'end' is torch.float64"),
+}
+
+
+@pytest.mark.parametrize("name", FORGERIES)
+def test_a_forged_file_with_a_right_hash(path: Path, name: str) -> None:
+    change, message = FORGERIES[name]
+    tensors = load_file(path)
+    path.write_bytes(sealed(tensors))
+    reader_in_use()[0].load(path)  # as it was
+    change(tensors)
+    path.write_bytes(sealed(tensors))
+    assert_refused(path, message)
+
+
+def test_forged_ids_of_an_open_segment(path: Path) -> None:
+    decoder_of("vaswani").save(path)
+    for forged in (-2, VOCAB, 2**40):
+        tensors = load_file(path)
+        tensors["open"][1, 2] = forged
+        path.write_bytes(sealed(tensors))
+        assert_refused(path, "it has token ids outside the vocabulary", kind="vaswani")
+
+
+def test_headers_are_limited(path: Path) -> None:
+    header = json.dumps({f"{i}": {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(50_003)}).encode()
+    data = len(header).to_bytes(8, "little") + header
+    path.write_bytes(data + hashlib.sha256(data).digest())
+    assert_refused(path, "50000 is the most accepted")
+    data = (17 * 2**20).to_bytes(8, "little") + b" " * (17 * 2**20)
+    path.write_bytes(data + hashlib.sha256(data).digest())
+    assert_refused(path, "it does not begin as a safetensors file does")
+
+
+class Bomb:
+    def __reduce__(self) -> Any:
+        return os.system, ("touch executed",)
+
+
+FOREIGN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda path: None, r"cannot be read \(No such file or directory\); check the path"),
+    "empty": (lambda path: path.touch(), "is damaged or no session"),
+    "text": (lambda path: path.write_text("once upon a time" * 10), "it does not begin as a safetensors file does; load"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps(Bomb())), "it does not begin as a safetensors file does; load"),
+    "torch": (lambda path: torch.save({"x": torch.ones(9), "y": Bomb()}, path), "it does not begin as a safetensors file"),
+    "weights": (lambda path: save_file({"w": torch.ones(99)}, path), "are not the SHA-256 of those before them; load"),
+    "directory": (lambda path: path.mkdir(), "it is a link, directory or device, not a regular file"),
+    "pipe": (os.mkfifo, "it is a link, directory or device, not a regular file"),
+    "device": (lambda path: path.symlink_to("/dev/zero"), "it is a link, directory or device, not a regular file"),
+    "link": (lambda path: path.symlink_to("a.safetensors"), "it is a link, directory or device, not a regular file"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_what_is_no_session(path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    make, message = FOREIGN[name]
+    monkeypatch.chdir(path.parent)
+    foreign = path.with_name("foreign")
+    make(foreign)
+    assert_refused(foreign, message)
+    assert not Path("executed").exists()
+
+
+@pytest.mark.parametrize("name", ["directory", "pipe", "device", "link"])
+def test_nothing_but_a_file_is_replaced(path: Path, name: str) -> None:
+    foreign = path.with_name("foreign")
+    FOREIGN[name][0](foreign)
+    before = foreign.lstat()
+    with pytest.raises(CheckpointError, match=r"'.*foreign' cannot be saved: it is a link.*; choose another path"):
+        decoder_of().save(foreign)
+    assert foreign.lstat() == before
+
+
+def test_a_file_that_is_replaced_while_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load_tensors = snapshot.load_tensors
+
+    def replace_first(path: Path) -> dict[str, Tensor]:
+        decoder_of().save(path)
+        return load_tensors(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "load_tensors", replace_first)
+        assert_refused(path, "was replaced while it was read; load it again")
+    decoder_of().load(path)
+
+
+@pytest.mark.parametrize("note", [{"a": 1}, {2: "b"}])
+def test_a_note_is_text(path: Path, note: Any) -> None:
+    before = path.read_bytes()
+    with pytest.raises(CheckpointError, match="must map text to text"):
+        decoder_of().save(path, note=note)
+    with pytest.raises(CheckpointError, match=r"the note takes \d+ bytes and 1048576 is the most; shorten it"):
+        decoder_of().save(path, note={"a": "b" * MAX_ABOUT_BYTES})
+    assert path.read_bytes() == before
+
+
+# --- faults while saving ----------------------------------------------------------------------------------------------------
+
+
+def two_sessions() -> tuple[Decoder, Decoder]:
+    """Return an older and a newer state of 100 kB."""
+    old, new = decoder_of(mem_len=600), decoder_of(mem_len=600)
+    old.feed(torch.arange(1200).view(3, 400) % VOCAB)
+    new.feed(torch.arange(1500).view(3, 500) % VOCAB)
+    return old, new
+
+
+@pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("name", ["write-ENOSPC", "write-EIO", "open-EROFS", "fsync-EIO", "replace-EIO", "unlink-EPERM"])
+def test_a_fault_at_any_call_keeps_the_old_file(tmp_path: Path, name: str, for_good: bool) -> None:
+    install, code, _ = FAULTS[name]
+    path, (old, new) = tmp_path / "a.safetensors", two_sessions()
+    old.save(path)
+    before = path.read_bytes()
+    new.save(path)
+    after = path.read_bytes()
+    n_fired = 0
+    while True:
+        path.write_bytes(before)
+        fault = Fault(code, at=n_fired, for_good=for_good)
+        failure = save_under(fault, install, new, path)
+        if not fault.fired:
+            break
+        n_fired += 1
+        assert failure is not None
+        assert str(path) in str(failure)
+        assert os.strerror(code) in str(failure)
+        assert "\n" not in str(failure)
+        confirmed = "is saved, but the disk does not confirm" in str(failure)
+        assert path.read_bytes() == (after if confirmed else before)
+        assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+    assert failure is None
+    assert path.read_bytes() == after
+    assert n_fired > 0
+
+
+def save_under(fault: Fault, install: Callable[..., None], decoder: Decoder, path: Path) -> CheckpointError | None:
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch, fault)
+        try:
+            decoder.save(path)
+        except CheckpointError as error:
+            return error
+    return None
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    old, new = two_sessions()
+    with small_disk(tmp_path / "disk") as disk:
+        path = disk / "a.safetensors"
+        old.save(path)
+        with pytest.raises(CheckpointError, match=r"an earlier one is intact \(No space left on device\); free"):
+            new.save(path)
+        assert sorted(entry.name for entry in disk.iterdir()) == ["a.safetensors"]
+        other = decoder_of(mem_len=600)
+        other.load(path)
+        assert_goes_on_alike(other, old)
+
+
+def test_a_directory_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be saved.*No such file or directory\); free .* or save elsewhere"):
+        decoder_of().save(tmp_path / "gone" / "a.safetensors")
+
+
+def test_files_are_on_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, events = tmp_path / "a.safetensors", []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, real=real: (events.append(name), real(*args))[1])
+    decoder_of().save(path)
+    assert events == ["fsync", "replace", "fsync"]
+
+
+class Kill(Fault):
+    """Ends the process at a call, as a power cut would."""
+
+    def strike(self) -> None:
+        self.n_calls += 1
+        if self.fired:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def save_under_kills(path: Path) -> None:
+    """Overwrite a session under a kill at the first call, at the second, …; runs in a process of a single thread."""
+    torch.set_num_threads(1)
+    old, new = two_sessions()
+    new.save(path)
+    after = path.read_bytes()
+    old.save(path)
+    before = path.read_bytes()
+    found, n_kills = [], 0
+    while killed_at(n_kills, new, path):
+        n_kills += 1
+        found.append("old" if path.read_bytes() == before else "new" if path.read_bytes() == after else "neither")
+        other = decoder_of(mem_len=600)
+        other.load(path)
+        old.save(path)
+        assert [entry.name for entry in path.parent.iterdir()] == [path.name], "a stray"
+    assert path.read_bytes() == after
+    print(json.dumps(found))
+
+
+def killed_at(call: int, decoder: Decoder, path: Path) -> bool:
+    child = os.fork()
+    if child == 0:
+        fault = Kill(errno.EIO, at=call, for_good=True)
+        with pytest.MonkeyPatch.context() as patch:
+            for install in (fail_writes, *(fail_call(name) for name in ("fsync", "replace", "unlink"))):
+                install(patch, fault)
+            decoder.save(path)
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_kill_at_any_call_keeps_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    code = "import sys; from pathlib import Path; from tests.generation.test_snapshot import save_under_kills as run; "
+    command = [sys.executable, "-c", code + "run(Path(sys.argv[1]))", str(tmp_path / "a.safetensors")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
+    child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert found[:-1] == ["old"] * (len(found) - 1)
+    assert found[-1] == "new"  # killed while the directory was being synchronized
+    assert len(found) >= 6

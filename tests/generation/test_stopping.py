@@ -1,0 +1,120 @@
+"""`Stopping`: whatever pieces a text comes in, what is passed on is the text up to the first stop string."""
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.errors import ConfigError
+from transformer_xl.generation.stopping import Stopping, StopStream
+
+
+def passed_on(stream: StopStream, pieces: list[str]) -> list[str]:
+    texts = [stream.push(piece) for piece in pieces]
+    return [*texts, stream.finish()]
+
+
+def cut(text: str, strings: list[str]) -> tuple[str, str | None]:
+    """Return the text before the first complete stop string, and which it is, looking at every beginning of the text."""
+    for end in range(len(text) + 1):
+        complete = [stop for stop in strings if text[:end].endswith(stop)]
+        if complete:
+            longest = max(complete, key=len)
+            return text[: end - len(longest)], longest
+    return text, None
+
+
+# few letters, so that stop strings occur, overlap and begin without going on
+LETTERS = "abé𝄞"
+
+
+@st.composite
+def texts_in_pieces(draw: st.DrawFn) -> list[str]:
+    text = draw(st.text(LETTERS, max_size=40))
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[i:j] for i, j in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@given(pieces=texts_in_pieces(), strings=st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=4))
+@example(["aab", "ab"], ["abab"])  # the beginning of the stop string is not the first that might have been
+@example(["ab", "ab", "a"], ["ababb", "baba"])  # one goes wrong, inside of it another is complete
+@example(["aaa"], ["aaa", "aa", "a"])
+@example(["baa"], ["aa", "baa"])  # complete at the same character: the longest
+@example(["abba"], ["bb", "abba"])  # complete first, though the other begins before it
+def test_any_pieces_give_the_text_up_to_the_first_stop_string(pieces: list[str], strings: list[str]) -> None:
+    stream = Stopping(strings=strings).stream()
+    assert ("".join(passed_on(stream, pieces)), stream.stopped_by) == cut("".join(pieces), strings)
+
+
+@given(pieces=texts_in_pieces(), strings=st.lists(st.text(LETTERS, min_size=1, max_size=5), min_size=1, max_size=4))
+def test_no_more_is_held_back_than_may_become_a_stop_string(pieces: list[str], strings: list[str]) -> None:
+    """After each piece: what is held back is the beginning of some stop string, and no longer end of the text is."""
+    stream, so_far, passed = Stopping(strings=strings).stream(), "", ""
+    for piece in pieces:
+        so_far += piece
+        passed += stream.push(piece)
+        if stream.stopped_by is not None:
+            return
+        assert so_far.startswith(passed)
+        possible = [n for n in range(len(so_far) + 1) if any(s.startswith(so_far[len(so_far) - n :]) for s in strings)]
+        assert len(so_far) - len(passed) == max(possible)
+
+
+def test_nothing_comes_after_a_stop_string() -> None:
+    stream = Stopping(strings=["."]).stream()
+    assert passed_on(stream, ["one. two", " three", "."]) == ["one", "", "", ""]
+    assert stream.stopped_by == "."
+
+
+def test_without_stop_strings_text_passes_at_once() -> None:
+    stream = Stopping().stream()
+    assert passed_on(stream, ["a", "", "bc"]) == ["a", "", "bc", ""]
+    assert stream.stopped_by is None
+
+
+def test_each_text_has_its_own_stream() -> None:
+    stopping = Stopping(strings=["ab"])
+    first, second = stopping.stream(), stopping.stream()
+    assert first.push("xa") == "x"
+    assert second.push("b") == "b"
+    assert first.push("b") == "" and first.stopped_by == "ab"
+    assert second.stopped_by is None
+
+
+def test_characters_that_come_byte_by_byte() -> None:
+    """The two notes share their first three bytes; the decoder gives characters only."""
+    tokenizer = ByteTokenizer()
+    decoder, stream = tokenizer.stream(), Stopping(strings=["𝄞𝄞"]).stream()
+    texts = []
+    for token in tokenizer.encode("é𝄞𝄢𝄞𝄞!").tolist():
+        texts.append(stream.push(decoder.push(token)))
+        if stream.stopped_by is not None:
+            break
+    assert "".join(texts) == "é𝄞𝄢"
+    assert stream.stopped_by == "𝄞𝄞"
+
+
+def test_one_text_is_not_taken_letter_by_letter() -> None:
+    assert Stopping(strings="END").strings == ("END",)
+
+
+def test_stop_tokens_are_a_set() -> None:
+    stopping = Stopping(tokens=[3, 0, 3])
+    assert stopping.tokens == {0, 3}
+    stopping.check(4)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"strings": [""]}, r"a stop string \(''\) is empty, .*; leave it out"),
+        ({"strings": ""}, "is empty"),
+        ({"tokens": [2, -1]}, "stop token id -1 must be at least 0"),
+        ({"tokens": [4]}, r"stop token id 4 is outside the vocabulary \(4\); leave it out"),
+    ],
+)
+def test_what_would_never_or_always_stop_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Stopping(**options).check(4)

@@ -1,0 +1,98 @@
+"""Tables, bar and picture."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress, TextColumn
+
+from tests.speed.test_figures import DECODING
+from transformer_xl.errors import CheckpointError
+from transformer_xl.speed.display import ProgressBar, decoding_tables, draw, loss_table, progress_bar, scoring_table
+from transformer_xl.speed.figures import Figures, decoding_figures, scoring_figures
+from transformer_xl.speed.measure import Decoding, Scoring
+
+UNKNOWN = Decoding(1, 0.04, (0.5,), None, None, None, None)
+
+
+def figures() -> list[Figures]:
+    return [
+        decoding_figures(DECODING, precision="int8", compiled=True, bandwidth=1e9),
+        decoding_figures(UNKNOWN, precision="fp32", compiled=False, bandwidth=1e9),
+    ]
+
+
+def test_table_of_speeds_and_of_memory() -> None:
+    first, second = figures()
+    first |= {"of_one_row": 3.5, "resident_bytes": 41e6, "peak_bytes": 1e9}
+    lines = decoding_tables([first, second]).splitlines()
+    assert lines[0].split("  ")[0] == "precision"
+    assert lines[1].split() == ["int8", "compiled", "4", "1.5", "20.0", "10.0–40.0", "200", "3.50", "5.00", "5.00", "4.00"]
+    assert lines[2].split() == ["fp32", "eager", "1", "0.0", "500", "500–500", "2.00", "-", "-", "-", "-"]
+    assert max(map(len, lines)) <= 110
+    assert [line.split() for line in lines[-2:]] == [
+        ["int8", "compiled", "4", "41.0", "1,000", "0.00", "0.00", "0.00", "0.00"],
+        ["fp32", "eager", "1", *"------"],
+    ]
+
+
+def test_table_of_losses() -> None:
+    losses = [
+        {"precision": "fp32", "tokens": 1200, "loss": 1.25, "difference": 0.0},
+        {"precision": "int8", "tokens": 1200, "loss": 1.24, "difference": -0.01},
+    ]
+    lines = loss_table(losses).splitlines()
+    assert lines[0] == "loss on 1,200 tokens"
+    assert [line.split() for line in lines[2:]] == [["fp32", "1.2500", "+0.0000"], ["int8", "1.2400", "-0.0100"]]
+
+
+def test_table_of_scoring() -> None:
+    measured = Scoring(n_row=8, tgt_len=32, seconds=(0.5,))
+    lines = scoring_table([scoring_figures(measured, precision="bf16", flops_per_token=1e6, matmul_rate=2e9)]).splitlines()
+    assert lines[1].split() == ["bf16", "32", "8", "512", "1.00", "2,000", "26%"]
+
+
+def test_picture(tmp_path: Path) -> None:
+    for name, magic in (("speed.png", b"\x89PNG"), ("speed.svg", b"<?xml")):
+        draw(tmp_path / name, figures(), title="a run", machine="a machine")
+        assert (tmp_path / name).read_bytes().startswith(magic)
+    text = (tmp_path / "speed.svg").read_text()
+    for shown in ("int8 compiled, 4 rows", "fp32 eager", "a run", "a machine", "limit"):
+        assert f"<!-- {shown}" in text
+    draw(tmp_path / "unlimited.svg", figures()[1:], title="a run", machine="a machine")
+    assert "<!-- limit" not in (tmp_path / "unlimited.svg").read_text()
+    with pytest.raises(CheckpointError, match=r"cannot write '.*gone/a\.png': No such file or directory"):
+        draw(tmp_path / "gone" / "a.png", figures(), title="", machine="")
+
+
+def test_bar_counts_what_is_done(tmp_path: Path) -> None:
+    with (tmp_path / "screen").open("w") as screen:
+        console = Console(file=screen, force_terminal=True, width=80)
+        bar = Progress(TextColumn("{task.completed} {task.fields[state]}"), console=console, auto_refresh=False)
+        bar.add_task("", total=2, state="")
+        shown = ProgressBar(bar)
+        shown.next("first")
+        assert (bar.tasks[0].completed, bar.tasks[0].fields["state"]) == (0, "first")
+        shown.report("1 of 2")
+        assert bar.tasks[0].fields["state"] == "first: 1 of 2"
+        shown.report("2 of 2")  # too soon to be drawn again
+        assert bar.tasks[0].fields["state"] == "first: 1 of 2"
+        shown.next("second")
+        assert (bar.tasks[0].completed, bar.tasks[0].fields["state"]) == (1, "second")
+
+
+def test_bar_is_for_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with progress_bar(2) as bar:
+        bar.next("first")
+        bar.report("1 of 2")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    with progress_bar(2) as bar:
+        assert bar._bar is not None
+        assert not bar._bar.live.auto_refresh  # no thread of its own
+        bar.next("first")
+        bar.report("1 of 2")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "first: 1 of 2" in captured.err

@@ -1,0 +1,124 @@
+"""Bytes and operations, counted by hand."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.helpers import tiny_model
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.speed.needs import (
+    BytesPerToken,
+    SessionBytes,
+    bytes_per_token,
+    flops_per_token,
+    session_bytes,
+    slots_per_row,
+)
+
+# of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory
+MATRICES = 36 * 10 + 10 * 12 + 14 * 10 + 10 * 14  # of a layer
+OUTPUTS = 36 + 10 + 14 + 10
+VECTORS = 14 + 10 + 4 * 10 + 2 * 12  # biases, two layer norms, u and v
+SLOTS = 80  # 6 keys in sight and pieces of 64, in multiples of 16
+KEYS = 3 * SLOTS * 4  # of a layer, or of all distances
+ADAPTIVE = {"cutoffs": (4, 8), "div_val": 2}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(
+    ("precision", "weights", "size"),
+    [
+        ("fp32", 2 * (MATRICES + VECTORS) * 4 + (130 + 13) * 4, 4),
+        ("bf16", 2 * (MATRICES * 2 + VECTORS * 4) + 130 * 2 + 13 * 4, 2),
+        ("int8", 2 * (MATRICES + OUTPUTS * 4 + VECTORS * 4) + 130 + 13 * 4 + 13 * 4, 2),
+    ],
+)
+def test_bytes_of_a_token(precision, weights: int, size: int, rows: int) -> None:
+    decoder = Decoder(tiny_model(), batch_size=rows, precision=precision)
+    assert slots_per_row(decoder) == SLOTS
+    assert bytes_per_token(decoder) == BytesPerToken(
+        weights=weights, positions=2 * KEYS * size, memory=2 * 2 * KEYS * size, embedding=10 * 4
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "weights", "size"),
+    [("fp32", 0, 4), ("bf16", 2 * MATRICES * 2 + 130 * 2, 2), ("int8", 2 * (MATRICES + OUTPUTS * 4) + 130 + 13 * 4, 2)],
+)
+def test_bytes_of_a_session(precision, weights: int, size: int) -> None:
+    held = session_bytes(Decoder(tiny_model(), batch_size=3, precision=precision))
+    memory = 3 * 2 * 2 * KEYS * size + 3 * 16
+    assert held is not None
+    assert held == SessionBytes(memory=memory, positions=2 * KEYS * size, weights=weights)
+    assert held.total == held.memory + held.positions + held.weights
+
+
+def test_a_projected_embedding_is_looked_up_narrow_and_multiplied() -> None:
+    narrow, wide = (bytes_per_token(Decoder(tiny_model(d_embed=d_embed))) for d_embed in (6, 10))
+    assert narrow is not None
+    assert wide is not None
+    assert narrow.embedding == 6 * 4
+    assert narrow.weights - wide.weights == (13 * 6 - 13 * 10 + 2 * 6 * 10) * 4  # projected on the way in and on the way out
+
+
+def test_tails_are_counted_apart() -> None:
+    decoder = Decoder(tiny_model(**ADAPTIVE))
+    counted, plain = bytes_per_token(decoder), bytes_per_token(Decoder(tiny_model()))
+    assert counted is not None
+    assert plain is not None
+    tails = ((4 * 5 + 4 + 10 * 5) * 4, (5 * 2 + 5 + 10 * 2) * 4)
+    head = (4 * 10 + 4 + 10 * 10) + (2 * 10 + 2) + (100 + 50 + 20)  # of the softmax, its classes, projections of the embedding
+    assert counted.tails == tails
+    assert counted.weights == plain.weights - (130 + 13) * 4 + head * 4
+    assert counted.embedding == (10 + 5 + 2) * 4  # looked up in every cluster
+
+
+def test_shaw_adds_a_bias_for_each_distance() -> None:
+    shaw = bytes_per_token(Decoder(tiny_model(attention="shaw", max_klen=9), precision="bf16"))
+    plain = bytes_per_token(Decoder(tiny_model(), precision="bf16"))
+    assert shaw is not None
+    assert plain is not None
+    assert plain.positions == 2 * KEYS * 2
+    assert shaw.positions == 2 * 3 * 9 * (4 * 2 + 4)  # the table tells nine distances apart; heads of 4 in bf16, biases in fp32
+
+
+def test_rows_share_weights_and_positions() -> None:
+    counted = BytesPerToken(weights=1000, positions=100, memory=10, embedding=1, tails=(400, 8000))
+    assert counted.of_step(1) == 1111
+    assert counted.of_step(4) == 1144
+    assert counted.of_step(4, [1.0, 0.25]) == 1144 + 400 + 2000
+
+
+@pytest.mark.parametrize("changes", [{"mem_len": 0}, {"attention": "vaswani"}])
+def test_where_tokens_are_read_again_nothing_is_counted(changes) -> None:
+    decoder = Decoder(tiny_model(**changes))
+    assert bytes_per_token(decoder) is None
+    assert session_bytes(decoder) is None
+    assert slots_per_row(decoder) == decoder.mem_len + 64
+
+
+def test_operations_of_a_token() -> None:
+    text = np.arange(13)
+    seen = 5 + (1 + 2 + 3 + 4) / 4  # all of the memory, and on average half of the segment
+    assert flops_per_token(tiny_model(), text, tgt_len=4) == 2 * (2 * (MATRICES + 3 * seen * 12) + 130)
+    assert flops_per_token(tiny_model(same_length=True), text, tgt_len=4) == 2 * (2 * (MATRICES + 3 * 5 * 12) + 130)
+    absolute = tiny_model(attention="vaswani")
+    assert flops_per_token(absolute, text, tgt_len=4) == 2 * (2 * (MATRICES + 2 * seen * 12) + 130)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """Of a single token without memory there is nothing to save, but that the key of its distance is projected anew."""
+    for changes in ({}, {"d_embed": 6}):
+        model = tiny_model(mem_len=0, **changes)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.tensor([[3]]))
+        assert flops_per_token(model, np.array([3]), tgt_len=1) == counter.get_total_flops() - 2 * 2 * 10 * 12
+
+
+def test_tails_take_operations_of_their_own_tokens() -> None:
+    model = tiny_model(**ADAPTIVE)
+    base = 2 * (MATRICES + 3 * (5 + 2.5) * 12) + 2 * 10 + 4 * 10 + 100  # layers, tails as classes, the head
+    frequent, rare, rarest = 100, 4 * 5 + 50 + 50, 5 * 2 + 20 + 20  # projected into the model, and scored
+    for ids, own in (([0, 3], frequent), ([4, 7], rare), ([8, 12], rarest), ([0, 4, 8, 8], (frequent + rare + 2 * rarest) / 4)):
+        assert flops_per_token(model, np.array(ids), tgt_len=4) == pytest.approx(2 * (base + own))
