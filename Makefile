@@ -43,10 +43,14 @@ format: $(BIN)/.lint  ## apply the style
 
 bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against Hugging Face 4.35.2
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/decode.py
+	$(BIN)/python benchmarks/evaluate.py
+	$(BIN)/python benchmarks/long_session.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/prepare_memory.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/large_vocabulary.py
+	$(BIN)/python benchmarks/gpu/decode.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=...")'

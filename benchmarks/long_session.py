@@ -1,0 +1,130 @@
+"""One session of many tokens: resident memory and time per token while it goes on, and the bytes of its memory by the formula.
+
+A decoder with random weights reads random tokens, one by one (compiled, where a C++ compiler is found) or in chunks. Neither
+memory nor the time of a token may grow with what was read. Times are medians, so that a busy machine does not look like growth.
+"""
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from common.machine import describe, n_cores, resident_mb
+from common.report import facts, progress, table
+
+from transformer_xl.config import TransformerXLConfig
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.model.transformer_xl import TransformerXL
+
+VOCAB_SIZE = 256
+N_REPORT = 10
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of the model."""
+
+    n_layer: int
+    d_model: int
+    n_head: int
+    mem_len: int
+
+
+MIDDLE = Sizes(n_layer=4, d_model=192, n_head=4, mem_len=512)
+TINY = Sizes(n_layer=1, d_model=16, n_head=2, mem_len=8)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What a stretch of the session came to.
+
+    Attributes:
+        n_read: tokens read when it ended.
+        resident: MB of the process then.
+        seconds: median per token.
+    """
+
+    n_read: int
+    resident: float
+    seconds: float
+
+
+def main() -> None:
+    options = parse_arguments()
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    sizes = TINY if options.tiny else MIDDLE
+    decoder = open_decoder(sizes, options)
+    print(facts({**describe(), "torch": torch.__version__, "threads": str(options.threads), **about(decoder, sizes, options)}))
+    points = measure(decoder, options.tokens, options.chunk)
+    rows = [[f"{point.n_read:,}", f"{point.resident:,.1f}", f"{point.seconds * 1e6:,.0f}"] for point in points]
+    print(f"\n{table(['tokens read', 'resident MB', 'µs per token'], rows)}")
+    steady = points[1:]  # in the first stretch the allocator warms up
+    n_read, resident = (np.array([getattr(point, name) for point in steady]) for name in ("n_read", "resident"))
+    print(f"\nresident memory after the first stretch: {np.polyfit(n_read, resident, 1)[0] * 1e6:+.2f} MB per million tokens")
+    print(f"time per token, last stretch to second: {steady[-1].seconds / steady[0].seconds:.2f}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=100_000, help="to read (default: %(default)s)")
+    parser.add_argument("--chunk", type=int, default=1, help="tokens fed at once (default: %(default)s)")
+    parser.add_argument("--precision", choices=["fp32", "bf16", "int8"], default="fp32")
+    parser.add_argument("--no-compile", action="store_true", help="read single tokens by interpreted code")
+    parser.add_argument("--threads", type=int, default=n_cores(), help="default: all cores (%(default)s)")
+    parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
+    return parser.parse_args()
+
+
+def open_decoder(sizes: Sizes, options: argparse.Namespace) -> Decoder:
+    config = TransformerXLConfig(
+        vocab_size=VOCAB_SIZE,
+        n_layer=sizes.n_layer,
+        d_model=sizes.d_model,
+        n_head=sizes.n_head,
+        d_head=sizes.d_model // sizes.n_head,
+        d_inner=4 * sizes.d_model,
+        mem_len=sizes.mem_len,
+    )
+    compile = options.chunk == 1 and not options.no_compile
+    return Decoder(
+        TransformerXL(config),
+        precision=options.precision,
+        compile="auto" if compile else False,
+        expected_tokens=options.tokens,
+    )
+
+
+def about(decoder: Decoder, sizes: Sizes, options: argparse.Namespace) -> dict[str, str]:
+    """Return what was read with, and the bytes of the memory: counted, and by the formula."""
+    state = decoder._streams.state_dict()
+    counted = sum(x.untyped_storage().nbytes() for x in state.values())
+    n_head, B, C, d_head = state["keys.0"].shape
+    formula = sizes.n_layer * B * C * 2 * n_head * d_head * state["keys.0"].itemsize + 16 * B
+    return {
+        "model": f"{sizes.n_layer} layers / {sizes.d_model}, mem_len {sizes.mem_len}",
+        "read": f"{options.chunk} at once, {decoder.precision}, {'compiled' if decoder.compiled else 'interpreted'}",
+        "memory": f"{counted:,} bytes of {C} slots; formula {formula:,} ({counted / formula - 1:+.2%})",
+    }
+
+
+def measure(decoder: Decoder, n_token: int, chunk: int) -> list[Point]:
+    """Read the session; a point for every tenth of it."""
+    ids = torch.randint(VOCAB_SIZE, (1, n_token))
+    points: list[Point] = []
+    for stretch in ids.chunk(N_REPORT, dim=1):
+        seconds = []
+        for piece in stretch.split(chunk, dim=1):
+            begin = time.perf_counter()
+            decoder.feed(piece)
+            seconds.append((time.perf_counter() - begin) / piece.shape[1])
+        n_read = (points[-1].n_read if points else 0) + stretch.shape[1]
+        points.append(Point(n_read, resident_mb(), statistics.median(seconds)))
+        progress(f"{n_read:,} tokens")
+    return points
+
+
+if __name__ == "__main__":
+    main()
