@@ -11,19 +11,16 @@ compiling takes, and what several rows read together gain over one.
 
 import argparse
 import contextlib
-import json
 import statistics
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.machine import describe
 from common.reading_shapes import READING_SHAPES, ReadingShape
 from common.report import facts, progress, table
-from common.sides import Sides, checked, random_ids, ratios, reading_options, shapes_of, spread
+from common.sides import Sides, checked, random_ids, ratios, reading_options, run, spread
 from common.wire import Remote, WorkerError
 
 PRECISIONS = ("fp32", "bf16", "int8")
@@ -36,18 +33,6 @@ TOLERANCE = 1e-4
 HARMLESS_NATS = 0.01
 MEMORY_ALLOWANCE = 1.15
 N_COMPARED = 24
-
-
-def main() -> None:
-    options = parse_arguments()
-    machine = describe()
-    print(facts(machine))
-    try:
-        results = {name: compare(name, options) for name in shapes_of(options)}
-    except WorkerError as error:
-        sys.exit(f"error: {error}")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "threads": options.threads, "shapes": results}, indent=2))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -275,4 +260,4 @@ def session_row(shape: ReadingShape, rows: int, found: Mapping[str, Any]) -> lis
 
 
 if __name__ == "__main__":
-    main()
+    run(compare, parse_arguments())

@@ -10,35 +10,20 @@ before it. A text of thousands of segments makes up for that; what it takes is s
 
 import argparse
 import contextlib
-import json
 import statistics
-import sys
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.machine import describe
 from common.reading_shapes import READING_SHAPES
 from common.report import facts, progress, table
-from common.sides import Sides, at_least, checked, random_ids, ratios, reading_options, shapes_of, spread
+from common.sides import Sides, at_least, checked, random_ids, ratios, reading_options, run, spread
 from common.wire import Remote, WorkerError
 
 TOLERANCE = 1e-4
 N_BEYOND = 4
 """Segments compared beyond those that fill the memory."""
-
-
-def main() -> None:
-    options = parse_arguments()
-    machine = describe()
-    print(facts(machine))
-    try:
-        results = {name: compare(name, options) for name in shapes_of(options)}
-    except WorkerError as error:
-        sys.exit(f"error: {error}")
-    if options.json:
-        options.json.write_text(json.dumps({"machine": machine, "threads": options.threads, "shapes": results}, indent=2))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -144,4 +129,4 @@ def time_row(who: str, seconds: dict[str, list[list[float]]], target: float | No
 
 
 if __name__ == "__main__":
-    main()
+    run(compare, parse_arguments())

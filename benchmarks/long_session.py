@@ -99,7 +99,8 @@ def open_decoder(sizes: Sizes, options: argparse.Namespace) -> Decoder:
 
 def about(decoder: Decoder, sizes: Sizes, options: argparse.Namespace) -> dict[str, str]:
     """Return what was read with, and the bytes of the memory: counted, and by the formula."""
-    state = decoder._streams.state_dict()
+    assert decoder.kept is not None
+    state = decoder.kept.memory.state_dict()
     counted = sum(x.untyped_storage().nbytes() for x in state.values())
     n_head, B, C, d_head = state["keys.0"].shape
     formula = sizes.n_layer * B * C * 2 * n_head * d_head * state["keys.0"].itemsize + 16 * B

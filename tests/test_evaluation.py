@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import tiny_model
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -160,6 +160,23 @@ def test_bf16_is_close() -> None:
     assert evaluate(model, ids, tgt_len=8, precision="bf16").loss == pytest.approx(fp32, abs=0.05)
 
 
+@pytest.mark.parametrize("kind", [{}, {"attention": "vaswani"}])
+@pytest.mark.parametrize(("capabilities", "precision"), [({}, "fp32"), ({"amx_bf16": True}, "bf16")])
+def test_auto_is_what_the_processor_multiplies_natively(
+    kind: dict[str, Any], capabilities: dict[str, bool], precision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    model, ids = tiny_model(**kind), some_ids(40)
+    assert evaluate(model, ids, precision="auto").nats == evaluate(model, ids, precision=precision).nats
+
+
+@pytest.mark.parametrize("kind", [{}, {"attention": "vaswani"}])
+@pytest.mark.parametrize(("name", "hint"), [("fp8", "known: auto, bf16, fp16, fp32, int8"), ("atuo", r"did you mean 'auto'\?")])
+def test_unknown_precisions_are_refused(kind: dict[str, Any], name: Any, hint: str) -> None:
+    with pytest.raises(ConfigError, match=f"unknown precision '{name}'; {hint}"):
+        evaluate(tiny_model(**kind), some_ids(9), precision=name)
+
+
 def test_units() -> None:
     score = Score(nats=20 * math.log(2), tokens=10, n_characters=5, n_bytes=8, seconds=4.0)
     assert (score.loss, score.bpc, score.bpb, score.tokens_per_second) == pytest.approx((2 * math.log(2), 4.0, 2.5, 2.5))
@@ -183,8 +200,8 @@ def test_counts_are_those_given_or_one_character_a_token() -> None:
     [
         ([], {}, CorpusError, "has 0 tokens; at least 2 are needed"),
         ([3], {}, CorpusError, "has 1 tokens; at least 2 are needed"),
-        ([3, 13], {}, CorpusError, r"token id 13 is outside the model's vocabulary \(13\)"),
-        ([-2, 3], {}, CorpusError, "token id -2 is outside the model's vocabulary"),
+        ([3, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer\?"),
+        ([-2, 3], {}, TokenizerError, "token id -2 is outside the vocabulary"),
         ([1, 2], {"tgt_len": 0}, ConfigError, r"tgt_len \(0\) and batch_size \(1\) must be at least 1"),
         ([1, 2], {"batch_size": 0}, ConfigError, r"batch_size \(0\) must be at least 1"),
         ([1, 2], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),

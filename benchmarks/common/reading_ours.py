@@ -28,18 +28,13 @@ CPU = torch.device("cpu")
 N_WARM_UP = 3
 
 
-def known(precision: str) -> Any:
-    """Return the precision that a name stands for."""
-    return choose_precision(precision, CPU)[0] if precision == "auto" else precision
-
-
 def load_libraries(precision: Any) -> None:
     """Read with a model of a few numbers, so that an idle process has loaded what any model needs."""
     sizes: dict[str, Any] = {"n_layer": 1, "d_model": 16, "n_head": 1, "d_head": 16, "d_inner": 16, "mem_len": 1}
     config = TransformerXLConfig(vocab_size=2, **sizes)
     with torch.device("meta"):
         TransformerXL(config)
-    decoder = Decoder(TransformerXL(config), precision=known(precision))
+    decoder = Decoder(TransformerXL(config), precision=precision)
     decoder.feed(torch.tensor([[0, 1]]))
     decoder.step(torch.tensor([0])).top(1)
 
@@ -130,7 +125,7 @@ class ReadingOurs(ReadingSide):
             mem_len=shape.mem_len,
             same_length=True,
             clamp_len=shape.clamp_len,
-            precision=known(self.precision),
+            precision=self.precision,
             per_token=True,
             on_tokens=lambda _: stamps.append(time.perf_counter()),
         )

@@ -1,15 +1,18 @@
 """What `decode.py` and `evaluate.py` have in common: their options, their processes, and the figures of turns taken."""
 
 import argparse
+import json
 import random
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from common.machine import n_cores
+from common.machine import describe, n_cores
 from common.reading_shapes import READING_SHAPES
-from common.wire import Remote
+from common.report import facts
+from common.wire import Remote, WorkerError
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -42,9 +45,17 @@ def checked(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = N
     return options
 
 
-def shapes_of(options: argparse.Namespace) -> list[str]:
-    """Return the names of the shapes to measure."""
-    return [name for name in READING_SHAPES if name != "tiny"] if options.shape == "all" else [options.shape]
+def run(compare: Callable[[str, argparse.Namespace], dict[str, Any]], options: argparse.Namespace) -> None:
+    """Compare at each shape that was asked for, and write all figures where that was asked for."""
+    names = [name for name in READING_SHAPES if name != "tiny"] if options.shape == "all" else [options.shape]
+    machine = describe()
+    print(facts(machine))
+    try:
+        results = {name: compare(name, options) for name in names}
+    except WorkerError as error:
+        sys.exit(f"error: {error}")
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "threads": options.threads, "shapes": results}, indent=2))
 
 
 class Sides:

@@ -18,7 +18,9 @@ from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.precision_names import PrecisionName, precision_of_segments
 from transformer_xl.model.reader import Reader, keeps_keys
+from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
@@ -97,7 +99,7 @@ def evaluate(
     ext_len: int = 0,
     n_characters: int | None = None,
     n_bytes: int | None = None,
-    precision: InferencePrecision = "fp32",
+    precision: PrecisionName = "fp32",
     per_token: bool = False,
     on_tokens: Callable[[int], object] | None = None,
 ) -> Score:
@@ -115,7 +117,8 @@ def evaluate(
             context); their states are as new as the segment's, at the price of computing them twice.
         n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
         n_bytes: bytes of the predicted text, for `Score.bpb`.
-        precision: of the matrix products, and of keys and values; int8 rounds the weights.
+        precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
+            multiplies natively.
         per_token: keep the nats of every token.
         on_tokens: called with the number of tokens just scored, for progress bars.
 
@@ -123,8 +126,9 @@ def evaluate(
         The score.
 
     Raises:
-        CorpusError: fewer than two tokens, or ids outside the model's vocabulary.
-        ConfigError: sizes below 1, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
+        CorpusError: fewer than two tokens.
+        TokenizerError: ids outside the model's vocabulary.
+        ConfigError: sizes below 1, an unknown precision, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
 
     Example:
         >>> from transformer_xl.config import TransformerXLConfig
@@ -140,7 +144,8 @@ def evaluate(
         raise ConfigError(
             f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
         )
-    _check_vocabulary(ids, model.config.vocab_size or 0)
+    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    chosen = precision_of_segments(precision, model.device)
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
     # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
     reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
@@ -152,7 +157,7 @@ def evaluate(
     begin, total = time.perf_counter(), 0.0
     try:
         with torch.no_grad():
-            for segment, nll in _nats(view, lanes, reach, precision):
+            for segment, nll in _nats(view, lanes, reach, chosen):
                 total += float(nll.double().sum())
                 scored = segment.labels >= 0
                 if token_nats is not None:
@@ -266,11 +271,3 @@ def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int) -> Mems:
     for ids in lanes.before(reach + lanes.ext_len).unfold(1, lanes.tgt_len + lanes.ext_len, lanes.tgt_len).unbind(1):
         mems = model(ids.to(model.device), mems=mems).mems
     return Mems.concatenate([model.init_mems(1), mems])
-
-
-def _check_vocabulary(ids: np.ndarray, vocab_size: int) -> None:
-    for extreme in (int(ids.min()), int(ids.max())):
-        if not 0 <= extreme < vocab_size:
-            raise CorpusError(
-                f"token id {extreme} is outside the model's vocabulary ({vocab_size}); is this the model's tokenizer?"
-            )

@@ -1,6 +1,8 @@
 """`txl generate`: prompts from everywhere, texts in every form, a memory in a file, and every mistake in one line."""
 
+import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -12,9 +14,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.checkpoint.tensor_file import encode_tensors
+from transformer_xl.cli.showing import ReadingBar
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session import describe
 from transformer_xl.generation.writing import text_seed
@@ -284,6 +290,42 @@ def test_a_book_is_read_once_and_asked_later(txl: Txl, workbench: Path) -> None:
     assert second != first.removeprefix(" the end")
 
 
+def test_many_questions_each_go_on_from_what_is_remembered(txl: Txl, workbench: Path) -> None:
+    """None knows of the others: asked alone, with its seed, each has the same answer."""
+    assert txl("generate", "run", "--prompt-file", "text.txt", "--tokens", "0", "--memory", "book").status == 0
+    before = Path("book").read_bytes()
+    Path("many.txt").write_text("the end\nthe cat\n")
+    command = ("generate", "run", "--memory", "book", "--read-only", "--tokens", "20")
+    sampling = ("--temperature", "3", "--repetition-penalty", "2")
+    many = ("--prompts", "many.txt", "-n", "2", "--seed", "4")
+    found = lines(txl(*command, *sampling, *many, "--json").out)
+    assert [(line["prompt"], line["sample"]) for line in found] == [
+        (prompt, sample) for prompt in ("the end", "the cat") for sample in range(2)
+    ]
+    assert [line["seed"] for line in found] == [text_seed(4, index, sample) for index in range(2) for sample in range(2)]
+    for line in found:
+        alone = ("--prompt", line["prompt"], "--seed", str(line["seed"]), "--json")
+        (same,) = lines(txl(*command, *sampling, *alone).out)
+        assert (same["text"], same["tokens"], same["finish"]) == (line["text"], 20, "length")
+        (elsewhere,) = lines(txl("generate", "run", "--tokens", "20", *sampling, *alone).out)
+        assert elsewhere["text"] != line["text"]
+    answer = txl(*command, *sampling, *many)
+    shown = [f"=== {i} (seed {line['seed']}) ===\n{line['prompt']}{line['text']}" for i, line in enumerate(found, start=1)]
+    assert answer.out.encode() == "".join(each.removesuffix("\n") + "\n" for each in shown).encode("utf-8", "replace")
+    assert figures(answer.err).startswith("read 28 tokens in ")
+    assert " wrote 80 tokens in " in answer.err
+    assert Path("book").read_bytes() == before
+    assert len(lines(txl(*command, "-n", "3", "--json").out)) == 3
+
+
+@pytest.mark.parametrize("options", [("--read-only",), ()])
+def test_a_text_may_complete_a_character_that_is_remembered(txl: Txl, options: tuple[str, ...]) -> None:
+    Path("begun").write_bytes(b"caf\xc3")
+    assert txl("generate", "run", "--prompt-file", "begun", "--tokens", "0", "--memory", "book").status == 0
+    (line,) = lines(txl("generate", "run", "--memory", "book", "--bias", "169=90", "--tokens", "2", "--json", *options).out)
+    assert line["text"] == "é\ufffd"
+
+
 def test_a_memory_brings_its_settings(txl: Txl) -> None:
     command = ("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book")
     assert txl(*command, "--precision", "bf16", "--mem-len", "3").status == 0
@@ -360,7 +402,8 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --memory gone --read-only", "--memory 'gone' does not exist; leave --read-only out"),
         ("run --memory no/where", "--memory 'no/where': the directory "),
         ("run --memory run", "--memory 'run' is not a file"),
-        ("run --memory new --n 2", "--memory remembers one text; leave --n and --prompts out"),
+        ("run --memory new --n 2", "--memory remembers one text; with --n or --prompts add --read-only"),
+        ("run --memory new --prompts text.txt", "--memory remembers one text; with --n or --prompts add --read-only"),
         ("run --interactive --json", "--interactive writes one text as it comes"),
         ("run --stream --n 2", "--stream shows one text; with several, leave it out or add --json"),
         ("run --device gpu", "device 'gpu' cannot be used here"),
@@ -388,8 +431,126 @@ def test_what_does_not_fit_into_memory(txl: Txl, options: str) -> None:
     assert complaint.endswith("cannot be had here; lower --batch-size or --mem-len")
 
 
+def interrupt(monkeypatch: pytest.MonkeyPatch, *, step: int, times: int = 1) -> None:
+    """Ctrl-C while the decoder makes a step, counted from 0 on."""
+    original, steps = Decoder.step, itertools.count()
+
+    def interrupted(self: Decoder, *arguments: object, **options: object) -> object:
+        for _ in range(times if next(steps) == step else 0):
+            signal.raise_signal(signal.SIGINT)
+        return original(self, *arguments, **options)  # pyright: ignore
+
+    monkeypatch.setattr(Decoder, "step", interrupted)
+
+
+def test_ctrl_c_ends_many_texts_in_good_order(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was written of unfinished ones is printed, others do not begin, and the figures count what was done."""
+    command = ("generate", "run", "--prompt", "the", "--tokens", "12", "-n", "9", "--batch-size", "2", "--seed", "2")
+    whole = lines(txl(*command, "--json").out)
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=15)
+        answer = txl(*command, "--json")
+    assert (answer.status, answer.err) == (130, "")
+    found = lines(answer.out)
+    assert [(line["sample"], line["finish"]) for line in found] == [
+        (0, "length"),
+        (1, "length"),
+        (2, "interrupted"),
+        (3, "interrupted"),
+    ]
+    for line, all_of_it in zip(found, whole, strict=False):
+        assert all_of_it["text"].startswith(line["text"].rstrip("\ufffd"))
+        assert (line["seed"], line["prompt_tokens"]) == (all_of_it["seed"], 3)
+        assert 0 < line["seconds"] < 60
+    assert [line["tokens"] for line in found] == [12, 12, 6, 5]  # noticed at the first token after it
+    with monkeypatch.context() as patch:
+        interrupt(patch, step=15)
+        answer = txl(*command)
+    heads = [f"=== {i} (seed {line['seed']}{', interrupted' * (i > 2)}) ===\nthe" for i, line in enumerate(found, start=1)]
+    shown = [(head + line["text"]).removesuffix("\n") + "\n" for head, line in zip(heads, found, strict=True)]
+    assert (answer.status, answer.out.encode()) == (130, "".join(shown).encode("utf-8", "replace"))
+    assert re.match(r"interrupted; read 12 tokens in .* wrote 35 tokens in .*; seed 2$", figures(answer.err))
+
+
+def test_after_ctrl_c_no_text_begins(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where a row is free already, and others are being written."""
+    command = ("generate", "run", "--prompt", "the", "--tokens", "30", "-n", "6", "--seed", "2", "--stop", " ", "--json")
+    for step in range(12):
+        with monkeypatch.context() as patch:
+            interrupt(patch, step=step)
+            answer = txl(*command, "--batch-size", "2")
+        assert answer.status == 130
+        assert all(line["tokens"] > 0 for line in lines(answer.out) if line["finish"] == "interrupted")
+
+
+@pytest.mark.parametrize("options", [("-n", "9"), ("-n", "9", "--memory", "book", "--read-only"), ("--memory", "book")])
+def test_a_second_ctrl_c_aborts_at_once(txl: Txl, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]) -> None:
+    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
+    before = Path("book").read_bytes()
+    interrupt(monkeypatch, step=7, times=2)
+    answer = txl("generate", "run", "--prompt", "the", "--tokens", "100000", "--json", *options)
+    assert (answer.status, answer.out, answer.err.strip()) == (130, "", "")
+    assert Path("book").read_bytes() == before
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("memory", [(), ("--memory", "book"), ("--memory", "book", "--read-only")])
+def test_ctrl_c_ends_one_text_in_good_order(txl: Txl, monkeypatch: pytest.MonkeyPatch, memory: tuple[str, ...]) -> None:
+    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
+    before = Path("book").read_bytes()
+    command = ("generate", "run", "--prompt", "the", "--seed", "2", *memory)
+    interrupt(monkeypatch, step=7)
+    answer = txl(*command, "--tokens", "10000")
+    assert re.match(r"interrupted; read 3 tokens in .* wrote 9 tokens in .*; seed 2$", figures(answer.err))
+    assert answer.status == 130
+    if memory[-1:] == ("book",):
+        assert describe(Path("book"))["note"]["tokens"] == str(5 + 3 + 9)
+        Path("book").write_bytes(before)
+    assert Path("book").read_bytes() == before
+    assert answer.out == txl(*command, "--tokens", "9").out
+    Path("book").write_bytes(before)
+    interrupt(monkeypatch, step=7)
+    (line,) = lines(txl(*command, "--tokens", "10000", "--json").out)
+    assert (line["finish"], line["tokens"]) == ("interrupted", 9)
+
+
+def test_ctrl_c_ends_many_questions_in_good_order(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
+    interrupt(monkeypatch, step=15)
+    answer = txl("generate", "run", "--prompt", "the", "--tokens", "12", "-n", "9", "--memory", "book", "--read-only", "--json")
+    assert answer.status == 130
+    assert [(line["sample"], line["tokens"], line["finish"]) for line in lines(answer.out)] == [
+        (0, 12, "length"),
+        (1, 5, "interrupted"),
+    ]
+
+
+@pytest.mark.parametrize("several", [(), ("-n", "9"), ("--memory", "book", "--read-only", "-n", "9")])
+def test_ctrl_c_while_a_prompt_is_read(txl: Txl, monkeypatch: pytest.MonkeyPatch, several: tuple[str, ...]) -> None:
+    """It ends there, and is counted as far as it was read."""
+    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
+    Path("long.txt").write_text("the cat " * 500)
+    monkeypatch.setattr(ReadingBar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
+    answer = txl("generate", "run", "--prompt-file", "long.txt", *several)
+    assert answer.status == 130
+    assert re.match(r"interrupted; read 1,024 tokens in [^;]*; fp32", figures(answer.err))
+    assert len(answer.out.splitlines()) == (1 if several else 0)
+    (line,) = lines(txl("generate", "run", "--prompt-file", "long.txt", "--json", *several).out)
+    assert (line["text"], line["prompt_tokens"], line["tokens"], line["finish"]) == ("", 1024, 0, "interrupted")
+
+
+def test_ctrl_c_while_a_prompt_is_read_leaves_a_memory_as_it_was(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", "run", "--memory", "book", "--prompt")
+    assert txl(*command, "a cat").status == 0
+    before = Path("book").read_bytes()
+    monkeypatch.setattr(ReadingBar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
+    answer = txl(*command, "the " * 500)
+    assert (answer.status, answer.err.strip()) == (130, "stopped reading; book stays as it was")
+    assert Path("book").read_bytes() == before
+
+
 def test_huge_numbers_stream(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And an interrupt leaves what was finished, and no traceback."""
+    """And where Ctrl-C aborts, what was finished has been printed, and there is no traceback."""
     steps = iter(range(100))
     step = Decoder.step
 
@@ -471,7 +632,8 @@ def test_ctrl_c_while_writing_saves_what_was_shown(start, txl: Txl) -> None:
     begun = first(child, 20)
     child.send_signal(signal.SIGINT)
     rest, err = child.communicate(timeout=60)
-    assert (child.returncode, err.strip()) == (130, b"")
+    assert child.returncode == 130
+    assert figures(err.decode()).startswith("interrupted; read 3 tokens in ")
     n_written = int(describe(Path("book"))["note"]["tokens"]) - 3
     whole = txl("generate", "run", "--prompt", "the", "--tokens", str(n_written), *options)
     assert (begun + rest) == whole.out.encode()
@@ -481,6 +643,23 @@ def test_ctrl_c_while_writing_saves_what_was_shown(start, txl: Txl) -> None:
     Path("all").write_bytes(b"the" + bytes(entry["token"] for entry in line["logprobs"]))
     asked = ("--tokens", "30", *options)
     assert txl("generate", "run", "--memory", "book", *asked).out == txl("generate", "run", "--prompt-file", "all", *asked).out
+
+
+@pytest.mark.parametrize("options", [("-n", "9"), ("--memory", "book", "--read-only", "-n", "9"), ()])
+def test_ctrl_c_ends_texts_in_a_process_of_their_own(start, txl: Txl, options: tuple[str, ...]) -> None:
+    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
+    child = start("--prompt", "the", "--tokens", "100000", "--json", "--stream", *options)
+    begun = first(child, 1000)
+    child.send_signal(signal.SIGINT)
+    rest, err = child.communicate(timeout=60)
+    assert (child.returncode, err) == (130, b"")
+    shown = lines((begun + rest).decode())
+    ended = [line for line in shown if "finish" in line]
+    for line in ended:
+        tokens = [token for token in shown if "token" in token and token["sample"] == line["sample"]]
+        assert (line["finish"], line["tokens"]) == ("interrupted", len(tokens))
+        assert line["text"].startswith("".join(token["text"] for token in tokens))
+    assert len(ended) == (8 if options[:1] == ("-n",) else 1)
 
 
 def test_a_closed_pipe_ends_quietly_and_leaves_the_memory_as_it_was(start, txl: Txl) -> None:
@@ -538,3 +717,110 @@ def test_the_document_has_every_field_and_option(txl: Txl) -> None:
     assert set(line) | {"prompt_file"} == fields
     known = set(re.findall(r"--[a-z][a-z-]*", txl("generate", "--help").out)) | {"--help", "--per-token"}
     assert set(re.findall(r"--[a-z][a-z-]*", document)) <= known
+
+
+# sessions: what goes on from call to call, and what of a file is believed
+
+ASCII = [f"--bias={byte}=-inf" for byte in (10, *range(128, 256))]
+
+
+def written_by(txl: Txl, *options: str) -> tuple[str, int, str]:
+    """What a call writes, the seed that it reports, and why it ended."""
+    (line,) = lines(txl("generate", "run", *options, "--json", *ASCII).out)
+    return line["text"], line["seed"], line["finish"]
+
+
+def test_a_text_written_in_two_calls_is_that_written_in_one(txl: Txl) -> None:
+    options = ("--temperature", "1", *ASCII)
+    prompt = ("--prompt", "the", "--no-echo", "--seed", "1")
+    whole = txl("generate", "run", *prompt, *options, "--tokens", "100").out.removesuffix("\n")
+    first = txl("generate", "run", *prompt, *options, "--tokens", "50", "--memory", "book")
+    assert figures(first.err).endswith("; seed 1")
+    second = txl("generate", "run", *options, "--tokens", "50", "--memory", "book")
+    assert figures(second.err).endswith("; seed 1, gone on with")
+    assert first.out.removesuffix("\n") + second.out.removesuffix("\n") == whole
+    assert len(whole) == 100
+
+
+def test_a_seed_and_read_only_begin_anew(txl: Txl) -> None:
+    assert txl("generate", "run", "--prompt", "the", "--seed", "1", "--tokens", "20", "--memory", "book").status == 0
+    saved = Path("book").read_bytes()
+
+    def go_on(*options: str) -> tuple[str, int, str]:
+        Path("book").write_bytes(saved)
+        return written_by(txl, "--memory", "book", "--tokens", "40", *options)
+
+    kept = go_on()
+    assert kept == go_on()
+    assert kept[1] == 1
+    anew = go_on("--seed", "1")
+    assert anew[0] != kept[0]
+    assert anew == go_on("--seed", "1") == go_on("--seed", "1", "--read-only")
+    asked = [go_on("--read-only") for _ in range(2)]
+    assert len({kept[0], asked[0][0], asked[1][0]}) == 3
+    assert asked[0] == go_on("--seed", str(asked[0][1]))
+    prompted = [go_on("--prompt", " a") for _ in range(2)]
+    assert prompted[0] == prompted[1] != go_on("--prompt", " a", "--seed", "1")
+
+
+def test_after_a_stop_string_random_numbers_go_on(txl: Txl) -> None:
+    """From where the first call left them, however it is cut from there."""
+    stop = ("--stop", "t", "--seed", "1", "--bias", "t=3")
+    assert written_by(txl, "--prompt", "a", *stop, "--tokens", "400", "--memory", "book")[2] == "stop"
+    Path("other").write_bytes(Path("book").read_bytes())
+    whole = written_by(txl, "--memory", "book", "--tokens", "60")[0]
+    parts = [written_by(txl, "--memory", "other", "--tokens", n)[0] for n in ("20", "40")]
+    assert "".join(parts) == whole
+
+
+def forge(path: str, **terms: object) -> None:
+    """Change what a session says that it was read with; the hash is right."""
+    tensors = load_file(path)
+    about = json.loads(tensors["about"].numpy().tobytes())
+    text = json.dumps(about | {"decoder": about["decoder"] | terms}).encode()
+    tensors["about"] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    data = b"".join(encode_tensors(tensors))[:-32]
+    Path(path).write_bytes(data + hashlib.sha256(data).digest())
+
+
+def test_a_small_file_cannot_ask_for_a_huge_memory(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", "run", "--tokens", "3", "--memory", "book")
+    assert txl(*command, "--prompt", "the cat", "--mem-len", "4000").status == 0
+    answer = txl(*command)  # a long memory of which little is used
+    assert (answer.status, describe(Path("book"))["decoder"]["mem_len"]) == (0, 4000)
+    opened: list[int | None] = []
+    decoder = Decoder.__init__
+    monkeypatch.setattr(Decoder, "__init__", lambda *a, **b: (opened.append(b["mem_len"]), decoder(*a, **b))[0])
+    for mem_len, shown in ((16_385, "16385"), (10**12, "1000000000000"), (10**4000, "1" + "0" * 17 + "..." + "0" * 19)):
+        forge("book", mem_len=mem_len)
+        complaint = txl(*command).complaint
+        assert complaint.startswith(f"--memory 'book' says that it was read with --mem-len {shown}, and more than 16,384 is ")
+        assert complaint.endswith("if it is meant, give --mem-len too")
+    assert opened == []
+    for mem_len in (-1, 4000.5, "4000", [4000], None):
+        forge("book", mem_len=mem_len)
+        assert "is of another decoder: mem_len (" in txl(*command).complaint
+    assert opened == [None] * 5
+    forge("book", mem_len=4000)
+    assert txl(*command).status == 0
+
+
+def test_a_long_memory_that_is_asked_for_is_had(txl: Txl) -> None:
+    command = ("generate", "run", "--tokens", "3", "--memory", "book")
+    assert txl(*command, "--prompt", "the", "--mem-len", "20000").status == 0
+    assert "--mem-len 20000, and more than 16,384 is taken over only if" in txl(*command).complaint
+    assert "--mem-len 20000, and more than 19,000 is taken over only if" in txl(*command, "--mem-len", "19000").complaint
+    assert "--mem-len (20001): 'book' was read with 20000" in txl(*command, "--mem-len", "20001").complaint
+    assert txl(*command, "--mem-len", "20000").status == 0
+
+
+def test_a_damaged_file_decides_nothing(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ("generate", "run", "--prompt", "the", "--tokens", "3", "--memory", "book")
+    assert txl(*command).status == 0
+    before = Path("book").read_bytes()
+    Path("book").write_bytes(before.replace(b'"precision":"fp32"', b'"precision":"int8"'))
+    assert before != Path("book").read_bytes()
+    monkeypatch.setattr(Decoder, "__init__", None)
+    complaint = txl(*command).complaint
+    assert complaint.startswith("session 'book' is damaged or no session: its last 32 bytes are not the SHA-256 of those")
+    assert complaint.count("book") == 1

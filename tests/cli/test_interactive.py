@@ -1,6 +1,7 @@
 """`txl generate --interactive`: a conversation is one text, and no mistake ends it."""
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -61,6 +62,53 @@ def test_turns_are_repeatable_and_go_on_from_a_file(talk: Talk) -> None:
     assert Path("a").read_bytes() == before
 
 
+@pytest.mark.parametrize("ending", [("/quit",), ()])
+def test_a_session_that_remembers_nothing_is_saved_only_when_asked_for(talk: Talk, ending: tuple[str, ...]) -> None:
+    assert talk("the", options=("--memory", "a")).status == 0
+    before = Path("a").read_bytes()
+    answer = talk("/reset", *ending, options=("--memory", "a"))
+    assert answer.err.splitlines()[-1] == "nothing is remembered, so a stays as it was"
+    assert Path("a").read_bytes() == before
+    assert "nothing is remembered, so b stays as it was" in talk(*ending, options=("--memory", "b")).err
+    assert not Path("b").exists()
+    talk("/reset", "/save", *ending, options=("--memory", "a"))
+    assert remembered("a") == b""
+
+
+def test_stop_strings_are_set_as_with_the_option(talk: Talk) -> None:
+    letters = ("--bias", "97=90", "--bias", "98=90", "--bias", "99=90")  # a, b and c only
+    whole = talk("x", options=letters).out
+    stops = [whole[3:5], whole[2:4]]
+    assert talk(f"/set stop {stops[0]}", "x", options=letters).out == talk("x", options=(*letters, "--stop", stops[0])).out
+    both = talk("x", options=(*letters, "--stop", stops[0], "--stop", stops[1])).out
+    assert len(both) < len(whole)
+    assert talk(f"/set stop {json.dumps(stops)}", "x", options=letters).out == both
+    assert talk("/set stop none", "x", options=(*letters, "--stop", stops[0])).out == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("none", "none"),
+        ("[]", "none"),
+        ("Q:", '"Q:"'),
+        ("=a = b", '"a = b"'),
+        ("42", '"42"'),
+        ("[END]", '"[END]"'),
+        ('"', '"\\""'),
+        (r'"\n "', r'"\n "'),
+        ('"none"', '"none"'),
+        ('["é", "A:"]', '["é", "A:"]'),
+        ("[1]", '"[1]"'),
+        ("[" * 100_000, None),
+    ],
+)
+def test_stop_strings_are_shown_as_they_can_be_typed(talk: Talk, given: str, shown: str | None) -> None:
+    shown = f'"{given}"' if shown is None else shown
+    answer = talk(f"/set stop {given}", "/set", f"/set stop {shown}", "/set", options=("--stop", "z"))
+    assert re.findall(r"^stop (.*)$", answer.err, re.MULTILINE) == [shown] * 2
+
+
 def test_nothing_said_begins_with_a_line_end(talk: Talk) -> None:
     talk("", options=("--memory", "a"))
     assert remembered("a")[:1] == b"\n"
@@ -100,6 +148,7 @@ def test_settings_are_shown_and_changed(talk: Talk) -> None:
     assert shown["tokens"] == ["9", "3"]
     assert shown["repetition_window"] == ["64", "7"]
     assert shown["seed"] == ["5", "5"]
+    assert shown["stop"] == ["none", "none"]
     assert talk("/save a", "the", "/load a", "/set seed 5", "the").out == talk("the").out * 2
     assert talk("the", "/reset", "the").out == talk("the").out * 2
     assert talk("/set temperature 3", "the").out == talk("the", options=("--temperature", "3")).out != talk("the").out
@@ -115,7 +164,7 @@ def test_settings_are_shown_and_changed(talk: Talk) -> None:
         ("/load", "/load needs a file: /load FILE"),
         ("/load gone", "session 'gone' cannot be read (No such file or directory)"),
         ("/load text.txt", "session 'text.txt' is damaged or no session"),
-        ("/save no/where", "session 'no/where' cannot be saved, an earlier one is intact (No such file or directory)"),
+        ("/save no/where", "session 'no/where' cannot be saved (No such file or directory)"),
         ("/set temprature 1", "temprature cannot be set; did you mean 'temperature'?"),
         ("/set temperature hot", "temperature ('hot') must be a number"),
         ("/set temperature", "temperature ('') must be a number"),
@@ -125,6 +174,8 @@ def test_settings_are_shown_and_changed(talk: Talk) -> None:
         ("/set top_p 2", "top_p (2.0) must be above 0"),
         ("/set temperature 0", "temperature 0 takes the likeliest token, so top_k (20) would do nothing"),
         ("/set tokens -1", "tokens (-1) must be at least 0"),
+        ("/set stop", "a stop string ('') is empty"),
+        ('/set stop ["a", ""]', "a stop string ('') is empty"),
         ("/set seed -1", "seed (-1) must be between 0 and 2^64 - 1"),
     ],
 )

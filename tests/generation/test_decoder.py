@@ -334,7 +334,7 @@ def test_ids_of_another_shape_are_refused_and_nothing_read(ids: Any) -> None:
     decoder = Decoder(tiny_model(), batch_size=2)
     decoder.feed([[1, 2, 3, 4], [5]])
     before = state(decoder)
-    with pytest.raises(ValueError, match=r"must (have shape|be one for each of 2 rows)"):
+    with pytest.raises(ValueError, match=r"must (have shape|be a list of token ids for each of 2 rows)"):
         decoder.feed(ids)
     assert same(state(decoder), before)
 
@@ -352,6 +352,82 @@ def test_rows_that_are_no_mask_of_rows_are_refused_and_nothing_done(name: str, r
     with pytest.raises(ValueError, match=r"must be bool .*\(2,\)"):
         decoder.step(torch.tensor([1, 2]), active=torch.tensor(rows))
     assert same(state(decoder), before)
+
+
+NO_IDS: list[Any] = [
+    torch.tensor([[1.0], [2.0]]),
+    torch.tensor([[True], [False]]),
+    [[1.0], [2]],
+    [["a"], ["b"]],
+    ["ab", "cd"],
+    "ab",
+    [[[1]], [[2]]],
+    [[1, 2], [[1], [2, 3]]],
+    [1, 2],
+    [[1], None],
+    {0: [1], 1: [2]},
+    3,
+    None,
+    [[2**70], [1]],
+]
+
+
+@pytest.mark.parametrize("ids", NO_IDS, ids=repr)
+def test_what_is_no_list_of_ids_is_refused_and_nothing_read(ids: Any) -> None:
+    """Floats above all: they would be rounded."""
+    decoder = Decoder(model_of("paper"), batch_size=2)
+    decoder.feed([[1, 2, 3, 4], [5]])
+    before = state(decoder)
+    for read in (decoder.feed, decoder.read):
+        with pytest.raises(ValueError, match=r"^ids( of row \d)?, .*, must be "):
+            read(ids)
+    assert same(state(decoder), before)
+
+
+@pytest.mark.parametrize("ids", [[1.0, 2.0], torch.tensor([1.0, 2.0]), ["a", "b"], "ab", [[1], [2]], [1], [1, 2, 3], 1, None])
+def test_what_is_no_id_of_each_row_is_refused_and_nothing_read(ids: Any) -> None:
+    decoder = Decoder(model_of("paper"), batch_size=2)
+    decoder.feed([[1, 2, 3, 4], [5]])
+    before = state(decoder)
+    with pytest.raises(ValueError, match=r"^ids, .*, must be (integers of at most 64 bits|2, one for each row)$"):
+        decoder.step(ids)
+    assert same(state(decoder), before)
+
+
+@pytest.mark.parametrize("rows", [[True], [0, 1], [1.0, 0.0], ["a", "b"], "ab", True, [[True, False]], [True, None]])
+def test_lists_that_are_no_mask_of_rows_are_refused_and_nothing_done(rows: Any) -> None:
+    decoder = Decoder(model_of("paper"), batch_size=2)
+    decoder.feed([[1, 2, 3, 4], [5]])
+    before = state(decoder)
+    with pytest.raises(ValueError, match=r"^rows, .*, must be bool of shape \(2,\), True or False for each row$"):
+        decoder.reset(rows)
+    with pytest.raises(ValueError, match=r"^active, .*, must be bool of shape \(2,\)"):
+        decoder.step([1, 2], active=rows)
+    assert same(state(decoder), before)
+
+
+@pytest.mark.parametrize("name", ["paper", "vaswani"])
+def test_lists_and_arrays_may_stand_for_tensors(name: str) -> None:
+    decoder, other = (Decoder(model_of(name), batch_size=2) for _ in range(2))
+    fixed = np.array([[3, 4, 5], [6, 7, 8]], dtype=np.uint16)
+    fixed.flags.writeable = False  # as of a file
+    pairs: list[tuple[Any, Any]] = [
+        (lambda: decoder.feed([(1, 2), range(3)]), lambda: other.feed([[1, 2], [0, 1, 2]])),
+        (lambda: decoder.feed(fixed), lambda: other.feed([[3, 4, 5], [6, 7, 8]])),
+        (lambda: decoder.feed([fixed[0][::-1], torch.tensor([1])]), lambda: other.feed([[5, 4, 3], [1]])),
+        (lambda: decoder.feed(torch.ones(2, 3, dtype=torch.uint8)), lambda: other.feed(torch.ones(2, 3, dtype=torch.int64))),
+        (lambda: decoder.step([1, 2]).full(), lambda: other.step(torch.tensor([1, 2])).full()),
+        (lambda: decoder.step(fixed[:, 0]).full(), lambda: other.step(torch.tensor([3, 6])).full()),
+        (
+            lambda: decoder.step((1, 2), active=[False, True]).full(),
+            lambda: other.step(torch.tensor([1, 2]), active=torch.tensor([False, True])).full(),
+        ),
+    ]
+    for given_one, tensors in pairs:
+        assert torch.equal(given_one(), tensors())
+    decoder.reset([True, False])
+    other.reset(torch.tensor([True, False]))
+    assert same(state(decoder), state(other))
 
 
 @pytest.mark.parametrize(
@@ -425,6 +501,14 @@ def test_decoding_leaves_gradients_and_random_state_alone(name: str) -> None:
     assert not any(x.requires_grad for x in state(decoder))
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not model.training
+
+
+def test_a_decoder_says_what_it_is() -> None:
+    decoder = Decoder(model_of("paper"), batch_size=2, precision="bf16")
+    expected = f"Decoder(batch_size=2, mem_len=5, precision='bf16', compiled=False, n_bytes={decoder.n_bytes:_})"
+    assert repr(decoder) == expected and decoder.n_bytes > 1000
+    again = "Decoder(batch_size=1, mem_len=0, precision='fp32', compiled=False, n_bytes=0)"
+    assert repr(Decoder(model_of("no memory"))) == again
 
 
 def test_decoders_of_one_model_do_not_see_each_other() -> None:
@@ -528,9 +612,13 @@ def test_models_in_bf16_keep_wide_states(tmp_path: Path, options: dict[str, Any]
     assert torch.equal(decoder.feed([[4]]), other.feed([[4]]))
 
 
-def test_misspelled_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown precision 'fp8'; known: bf16, fp16, fp32, int8"):
-        Decoder(tiny_model(), precision="fp8")  # pyright: ignore[reportArgumentType]
+@pytest.mark.parametrize("name", ["paper", "vaswani", "no memory"])
+def test_misspelled_precisions_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown precision 'fp8'; known: auto, bf16, fp16, fp32, int8"):
+        Decoder(model_of(name), precision="fp8")  # pyright: ignore[reportArgumentType]
+
+
+def test_misspelled_compilations_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"compile \('yes'\) must be True, False or 'auto'"):
         Decoder(tiny_model(), compile="yes")  # pyright: ignore[reportArgumentType]
 

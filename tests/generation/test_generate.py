@@ -105,6 +105,8 @@ def test_precision_and_compilation_may_be_left_to_the_machine() -> None:
         ([], {}, TokenizerError, "the prompt is empty; give at least one token"),
         ([1, 13], {}, TokenizerError, r"token id 13 is outside the vocabulary \(13\); is this the model's tokenizer"),
         ([1, -1], {}, TokenizerError, "token id -1 is outside the vocabulary"),
+        ([1.5], {}, ValueError, r"prompt_ids, \[1.5\], must be integers"),
+        ([1], {"precision": "fp8"}, ConfigError, "unknown precision 'fp8'; known: auto, bf16, fp16, fp32, int8"),
         ([1], {"max_new_tokens": -1}, ConfigError, r"max_new_tokens \(-1\) must be at least 0"),
         ([1], {"temperature": -0.1}, ConfigError, r"temperature \(-0.1\) must be at least 0"),
         ([1], {"temperature": float("nan")}, ConfigError, r"temperature \(nan\)"),

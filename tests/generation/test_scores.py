@@ -106,6 +106,30 @@ def test_ids_outside_the_vocabulary_are_refused(token: int) -> None:
         clustered(adaptive_logits()).log_probability(torch.tensor([token]))
 
 
+def test_a_token_is_asked_for_in_each_row() -> None:
+    scores = clustered(adaptive_logits(3))
+    assert torch.equal(scores.log_probability([1, 5, 9]), scores.log_probability(torch.tensor([1, 5, 9])))
+    with pytest.raises(ValueError, match=r"ids, \[1, 2\], must be 3, one for each row"):
+        scores.log_probability([1, 2])
+
+
+@pytest.mark.parametrize("rows", [[1, 2], [2, 0], [1]])
+def test_of_rows_that_nobody_asks_for_no_tail_is_computed(rows: list[int]) -> None:
+    log_probabilities = adaptive_logits(4)
+    log_probabilities[3] = float("nan")  # a row that has read nothing has no tail that could be left out
+    scores, ids = clustered(log_probabilities), [12, 7, 9, 5]
+    asked = [ids[row] for row in rows]
+    assert_close("nats", scores.log_probability(asked, rows=rows), log_probabilities[rows, asked], 1e-6)
+    values, best = scores.top(6, rows=rows)
+    expected = log_probabilities[rows].sort(dim=1, descending=True, stable=True)
+    assert torch.equal(best, expected.indices[:, :6])
+    assert_close("values", values, expected.values[:, :6], 1e-6)
+    assert {row for _, row in scores.computed} == set(rows)
+    plain = Scores(torch.randn(3, 7))
+    assert torch.equal(plain.top(2, rows=rows)[0], plain.top(2)[0][rows])
+    assert torch.equal(plain.log_probability([4] * len(rows), rows=rows), plain.log_probability([4, 4, 4])[rows])
+
+
 # the likeliest
 
 

@@ -30,7 +30,7 @@ from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation import snapshot
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.snapshot import MAX_ABOUT_BYTES, model_sha256
+from transformer_xl.generation.snapshot import MAX_ABOUT_BYTES, describe_session, model_sha256
 from transformer_xl.model.transformer_xl import TransformerXL
 
 ROOT = Path(__file__).parents[2]
@@ -335,7 +335,9 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "about is huge": (with_tensors(about=lambda x: torch.cat([x, about_tensor(" " * MAX_ABOUT_BYTES)])), "is no session"),
     "no decoder": (with_about(decoder=None), "does not say what it belongs to"),
     "note of numbers": (with_about(note={"a": 1}), "does not say what it belongs to"),
-    "no model": (with_about(model=None), "was read by the model None"),
+    "no model": (with_about(model=None), "does not say what it belongs to"),
+    "a model by another name": (with_about(model="A" * 64), "does not say what it belongs to"),
+    "a model of another length": (with_about(model="a" * 65), "does not say what it belongs to"),
     "no terms": (with_about(decoder={}), r"batch_size \(None there, 3 here\)"),
     "no keys": (lambda t: t.pop("keys.1"), r"tensors \['keys.1'\] are missing or unknown"),
     "another tensor": (with_tensors(evil=torch.ones(2)), r"tensors \['evil'\] are missing or unknown"),
@@ -359,6 +361,80 @@ def test_a_forged_file_with_a_right_hash(path: Path, name: str) -> None:
     change(tensors)
     path.write_bytes(sealed(tensors))
     assert_refused(path, message)
+
+
+NASTY = "\x1b[31m\nbad\u202e\x00" + "x" * 10**5
+"""Would color a terminal, begin a line, turn the text around, and not end."""
+
+
+def with_terms(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        about = json.loads(tensors["about"].numpy().tobytes())
+        tensors["about"] = about_tensor(json.dumps(about | {"decoder": about["decoder"] | changes}))
+
+    return change
+
+
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] * 9 if depth else NASTY[:99]
+
+
+QUOTED: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
+    "version": (with_about(version=NASTY), r"has version '\\x1b\[31m"),
+    "nested version": (with_about(version=nested(3)), r"has version \[\[\.\.\.\]"),
+    "model": (with_about(model=NASTY), "does not say what it belongs to"),
+    "term": (with_terms(precision=NASTY), r"precision \('\\x1b\[31m"),
+    "nested term": (with_terms(mem_len={NASTY: nested(3)}), "mem_len "),
+    "long term": (with_terms(mem_len=10**4000), r"mem_len \(10000"),
+    "tensor": (lambda t: t.update({NASTY: torch.ones(1)}), r"tensors \['\\x1b\[31m"),
+    "shape": (
+        with_tensors(keys_0=lambda x: x.reshape(*x.shape, *[1] * 50)),
+        r"'keys.0' is torch.float32 \(3, 8, 4, 1, 1, 1, \.\.\.\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUOTED)
+def test_what_a_file_says_is_quoted_short_and_without_control_characters(path: Path, name: str) -> None:
+    change, message = QUOTED[name]
+    tensors = load_file(path)
+    change(tensors)
+    path.write_bytes(sealed(tensors))
+    with pytest.raises(CheckpointError, match=message) as caught:
+        decoder_of().load(path)
+    assert_short(caught.value)
+
+
+@pytest.mark.parametrize("field", ["dtype", "shape", "name"])
+def test_so_is_what_the_reader_of_the_format_says(path: Path, field: str) -> None:
+    tensor = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({NASTY: tensor | {"shape": [7]}} if field == "name" else {"a": tensor | {field: NASTY}}).encode()
+    data = len(header).to_bytes(8, "little") + header + bytes(64)
+    path.write_bytes(data + hashlib.sha256(data).digest())
+    with pytest.raises(CheckpointError, match="is no sound safetensors file") as caught:
+        decoder_of().load(path)
+    assert_short(caught.value)
+
+
+def assert_short(error: CheckpointError) -> None:
+    assert len(str(error)) < 600
+    assert str(error).isprintable()
+
+
+@pytest.mark.parametrize("name", [*FORGERIES, *QUOTED])
+def test_what_describes_a_file_refuses_what_loading_does(path: Path, name: str) -> None:
+    """In the same words; but for what only a decoder can tell, which it does not ask."""
+    tensors = load_file(path)
+    (FORGERIES | QUOTED)[name][0](tensors)
+    path.write_bytes(sealed(tensors))
+    with pytest.raises(CheckpointError) as caught:
+        decoder_of().load(path)
+    if any(words in str(caught.value) for words in ("is of another decoder", "does not hold what it says")):
+        assert set(describe_session(path)) == {"format", "version", "model", "decoder", "note"}
+        return
+    with pytest.raises(CheckpointError) as refused:
+        describe_session(path)
+    assert str(refused.value) == str(caught.value)
 
 
 def test_forged_ids_of_an_open_segment(path: Path) -> None:
@@ -506,8 +582,16 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"cannot be saved.*No such file or directory\); free .* or save elsewhere"):
+    with pytest.raises(CheckpointError, match=r"cannot be saved \(No such file or directory\); free .* or save elsewhere"):
         decoder_of().save(tmp_path / "gone" / "a.safetensors")
+
+
+def test_only_what_was_there_is_said_to_be_intact(tmp_path: Path) -> None:
+    install, code, _ = FAULTS["write-ENOSPC"]
+    for intact in ("", ", an earlier one is intact"):
+        failure = save_under(Fault(code, at=0, for_good=True), install, decoder_of(), tmp_path / "a")
+        assert f"cannot be saved{intact} (No space left on device)" in str(failure)
+        decoder_of().save(tmp_path / "a")
 
 
 def test_files_are_on_the_disk_before_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,6 +206,19 @@ def test_reading_may_be_stopped_between_pieces() -> None:
     assert_close("memory", decoder.scores.full()[:1], Decoder(model).feed([prompt[:n_read].tolist()]), 1e-5)
 
 
+def test_a_text_may_draw_on_from_a_generator() -> None:
+    """And moves it on; its seed is of no account then."""
+    torch.manual_seed(0)
+    decoder, generator = Decoder(tiny_model()), torch.Generator().manual_seed(5)
+    (whole,), _ = texts(decoder.model, [Request(prompt=[1], seed=5, max_new_tokens=20)])
+    written = []
+    for prompt, n_tokens in (([1], 9), ([], 11)):
+        request = Request(prompt=prompt, seed=99, max_new_tokens=n_tokens, generator=generator)
+        events = write(decoder, [request], sampling=Sampling(), go_on=True)
+        written += [event.token for event in events if isinstance(event, Chosen)]
+    assert written == [each.token for each in whole]
+
+
 def test_seeds_of_many_texts_differ_and_the_first_is_the_seed_itself() -> None:
     seeds = {text_seed(seed, prompt, sample) for seed in range(20) for prompt in range(20) for sample in range(5)}
     assert len(seeds) == 2000

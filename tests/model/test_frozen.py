@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import assert_close, tiny_model
 from tests.reference.test_equation import VARIANTS
+from transformer_xl.errors import TokenizerError
 from transformer_xl.model import frozen_softmax
 from transformer_xl.model.frozen import InferencePrecision, activation_dtype, freeze, product, streamed_product
 from transformer_xl.model.frozen_softmax import FrozenSoftmax, streamed_head
@@ -149,6 +150,15 @@ def test_tokens_that_are_not_scored_cost_nothing_even_where_states_are_not_finit
     assert nats[1] == 0 and nats.isfinite().all()
 
 
+@pytest.mark.parametrize("name", ["plain", "cutoffs, div_val 2"])
+@pytest.mark.parametrize("wrong", [13, -1, -101])
+def test_labels_outside_the_vocabulary_are_refused(name: str, wrong: int) -> None:
+    softmax, h = parts(tiny_model(**SOFTMAXES[name])), torch.randn(3, 10)
+    with pytest.raises(TokenizerError, match=rf"token id {wrong} is outside the vocabulary \(13\)"):
+        softmax.nll(h, torch.tensor([1, -100, wrong]))
+    assert softmax.nll(h, torch.full((3,), -100)).tolist() == [0, 0, 0]
+
+
 @pytest.mark.parametrize("name", ["plain", "cutoffs, div_val 2", "cutoffs, d_embed"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02), ("int8", 0.05)])
 def test_the_head_for_a_compiler_is_the_head(name: str, precision: InferencePrecision, tolerance: float) -> None:
@@ -169,5 +179,5 @@ def test_int8_softmax_is_smaller() -> None:
     """All matrices of head, tails and projections are rounded, not the head's alone."""
     model = tiny_model(cutoffs=(4, 9), div_val=2)
     softmax = parts(model, "int8")
-    matrices = [m for cluster in softmax._clusters for m in (cluster.projection, cluster.vectors) if m is not None]
+    matrices = [m for cluster in softmax.clusters for m in (cluster.projection, cluster.vectors) if m is not None]
     assert len(matrices) == 6 and {m.weight.dtype for m in matrices} == {torch.int8}

@@ -1,11 +1,15 @@
 """Bytes and operations, counted by hand."""
 
+import ast
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import tiny_model
+from transformer_xl import speed
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.speed.needs import (
     BytesPerToken,
@@ -122,3 +126,13 @@ def test_tails_take_operations_of_their_own_tokens() -> None:
     frequent, rare, rarest = 100, 4 * 5 + 50 + 50, 5 * 2 + 20 + 20  # projected into the model, and scored
     for ids, own in (([0, 3], frequent), ([4, 7], rare), ([8, 12], rarest), ([0, 4, 8, 8], (frequent + rare + 2 * rarest) / 4)):
         assert flops_per_token(model, np.array(ids), tgt_len=4) == pytest.approx(2 * (base + own))
+
+
+def test_what_is_measured_is_measured_from_outside() -> None:
+    """Nothing private of other classes is looked at, which may change without notice."""
+    public = {"_asdict"}  # of named tuples
+    for path in sorted(Path(speed.__path__[0]).glob("*.py")):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)]
+        others = [node for node in nodes if not (isinstance(node.value, ast.Name) and node.value.id == "self")]
+        private = {node.attr for node in others if node.attr.startswith("_") and not node.attr.startswith("__")}
+        assert private <= public, path.name

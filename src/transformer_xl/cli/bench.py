@@ -434,14 +434,13 @@ def _check_plot(path: Path | None) -> None:
 
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":
     from transformer_xl.errors import ConfigError
-    from transformer_xl.model.precision import choose_precision
+    from transformer_xl.model.precision_names import precision_of_segments
 
     if names is None:
         names = [name for name in _PRECISIONS if name != "fp16" or device.type == "cuda"]
     if "fp16" in names and device.type == "cpu":
         raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
-    chosen = [choose_precision(name, device)[0] if name == "auto" else name for name in names]
-    return cast("list[InferencePrecision]", list(dict.fromkeys(chosen)))
+    return list(dict.fromkeys(precision_of_segments(name, device) for name in names))
 
 
 def _warn(message: str) -> None:

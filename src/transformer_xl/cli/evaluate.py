@@ -68,7 +68,8 @@ def evaluate(
     from transformer_xl.errors import ConfigError
     from transformer_xl.evaluation import evaluate as score_stream
     from transformer_xl.evaluation import predicted_sizes
-    from transformer_xl.model.precision import choose_device, choose_precision
+    from transformer_xl.model.precision import choose_device
+    from transformer_xl.model.precision_names import precision_of_segments
 
     if file is not None and (split is not None or corpus is not None):
         raise ConfigError("--file scores a whole file; leave --split and --corpus out")
@@ -84,7 +85,7 @@ def evaluate(
         raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
     config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
     torch_device = choose_device(device)
-    chosen = precision if precision == "int8" else choose_precision(precision, torch_device)[0]
+    chosen = precision_of_segments(precision, torch_device)
     text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
     keys = config.eval.same_length if same_length is None else same_length
     first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import reprlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +31,9 @@ def _repeated(group: Group) -> Parameter:
 
 _DEFAULT_ROWS = 8
 """Texts written side by side: up to so many cost little more than one, for most of the time goes into reading the weights."""
+
+_TRUSTED_MEM_LEN = 16_384
+"""Memory that a file is believed to need, unless the model's own is longer: four times the longest of the papers."""
 
 _INTERACTIVE_TOKENS = 20_000
 """About how many tokens a person will let a model write; decides whether compiling pays."""
@@ -79,14 +83,15 @@ def generate(
         txl generate runs/mine --prompts many.jsonl --json > texts.jsonl
         txl generate runs/mine --prompt-file book.txt --tokens 0 --memory book
         txl generate runs/mine --prompt "In the end" --memory book --read-only
+        txl generate runs/mine --prompts many.txt --memory book --read-only
         txl generate runs/mine --interactive --memory diary
 
     Of several texts each has a seed of its own, derived from --seed and printed
     with it, from which it can be written again alone.
 
-    Ctrl-C ends the text. With --memory, what was read and shown until then is
-    saved; while the prompt is being read, or at a second Ctrl-C, the file stays
-    as it was.
+    Ctrl-C ends all texts that have begun, and prints them; a second one aborts.
+    With --memory, what was read and shown until then is saved; while the prompt
+    is being read, or at a second Ctrl-C, the file stays as it was.
 
     Args:
         run: directory of a run, of an exported model, or a hub id.
@@ -105,14 +110,14 @@ def generate(
         repetition_penalty: above 1 makes tokens that were there less likely.
         repetition_window: how many of the last tokens count as being there.
         bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
-        seed: the same seed gives the same text.
+        seed: the same seed gives the same text. Default: --memory goes on with its random numbers; else another each time.
         stream: print text as it comes. Default: if there is one; with --json: also a line for each token.
         echo: print the prompt too. Default: if it was typed.
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
         quiet: no figures at the end, no progress.
         memory: go on from what this file remembers, if there is one, and save there what was read and written.
-        read_only: with --memory: leave the file as it is.
+        read_only: with --memory: leave the file as it is; many texts each go on from it.
         mem_len: positions of memory. Default: as in training, or that of --memory.
         batch_size: texts written side by side. Default: 8, or as many as there are.
         precision: of weights and memory; auto takes fp32 or bf16, what is faster here. Default: fp32, or that of --memory.
@@ -130,7 +135,10 @@ def generate(
         (logprobs is not None and not json_, "--logprobs are printed with --json only; add --json"),
         (n > 1 and temperature == 0, f"--n ({n}) with --temperature 0 writes the same text again and again; leave --n out"),
         (read_only and memory is None, "--read-only says what to do with the FILE of --memory; give one"),
-        (memory is not None and (n > 1 or prompts is not None), "--memory remembers one text; leave --n and --prompts out"),
+        (
+            memory is not None and not read_only and (n > 1 or prompts is not None),
+            "--memory remembers one text; with --n or --prompts add --read-only, so that each text goes on from FILE",
+        ),
         (interactive and sys.stdin is None, "--interactive needs standard input, which is closed"),
         (
             interactive and (n > 1 or prompts is not None or json_ or stream is False),
@@ -142,13 +150,14 @@ def generate(
         ),
     )
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.cli.writing import Job
+    from transformer_xl.cli.writing import Job, StoppedReading
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.session import TextSession
     from transformer_xl.generation.stopping import Stopping
     from transformer_xl.generation.writing import check_seed, fresh_seed
     from transformer_xl.model.precision import choose_device
 
+    keeps_drawing = seed is None and not read_only and not interactive  # there, each turn has a seed of its own
     seed = fresh_seed() if seed is None else check_seed(seed)
     remembered = memory is not None and _check_memory(memory, read_only=read_only)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -165,8 +174,10 @@ def generate(
     if not given and not interactive:
         given = [nothing() if remembered else beginning(tokenizer)]
     n_texts = max(1, len(given)) * n
-    their_mem_len, their_precision = _read_with(memory) if remembered and memory is not None else (None, None)
-    n_rows = min(batch_size or _DEFAULT_ROWS, n_texts)
+    their_mem_len, their_precision = (None, None)
+    if remembered and memory is not None:
+        their_mem_len, their_precision = _read_with(memory, trusted_mem_len=max(model.mem_len, mem_len or 0, _TRUSTED_MEM_LEN))
+    n_rows = 1 if memory is not None else min(batch_size or _DEFAULT_ROWS, n_texts)
     decoder = _open(
         model.to(torch_device),
         batch_size=n_rows,
@@ -177,9 +188,11 @@ def generate(
         compile={"auto": "auto", "yes": True, "no": False}[compile],
         expected_tokens=_INTERACTIVE_TOKENS if interactive else tokens * (n_texts // n_rows),
     )
-    session = TextSession(decoder, tokenizer) if interactive or memory is not None else None
+    session = TextSession(decoder, tokenizer, keeps_drawing=keeps_drawing) if interactive or memory is not None else None
     if session is not None and memory is not None and remembered:
         session.load(memory)
+    kept_seed = session.seed if session is not None and keeps_drawing else None
+    seed = seed if kept_seed is None else kept_seed
     job = Job(decoder, tokenizer, sampling, stopping, n_tokens=tokens, seed=seed, n=n, likeliest=logprobs)
     if session is not None and interactive:
         from transformer_xl.cli.interactive import Conversation
@@ -193,13 +206,22 @@ def generate(
         printer = TextPrinter(echo=echo, tokenizer=tokenizer, several=n_texts > 1)
     else:
         printer = StreamPrinter(echo=echo, tokenizer=tokenizer)
-    with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
-        interrupted = job.go_on(session, given[0], printer, bar) if session else job.run(given, printer, bar)
-    if session is not None and memory is not None and not read_only:
-        session.save(memory)
+    try:
+        with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
+            if session is None or memory is None:
+                interrupted = job.run(given, printer, bar)
+            elif read_only:
+                interrupted = job.ask(session, memory, given, printer, bar)
+            else:
+                interrupted = job.go_on(session, given[0], printer, bar)
+                session.save(memory)
+    except StoppedReading:
+        say(f"\nstopped reading; {memory} stays as it was", quiet=quiet)
+        sys.exit(130)
+    line = job.totals.line(_machine(decoder), seed, interrupted=interrupted)
+    say(line if kept_seed is None else f"{line}, gone on with", quiet=quiet or json_)
     if interrupted:
-        raise KeyboardInterrupt
-    say(job.totals.line(_machine(decoder), seed), quiet=quiet or json_)
+        sys.exit(130)
 
 
 def _open(model: "TransformerXL", *, batch_size: int, mem_len: int | None, **options: Any) -> "Decoder":
@@ -249,13 +271,23 @@ def _check_memory(file: Path, *, read_only: bool) -> bool:
     return file.exists()
 
 
-def _read_with(file: Path) -> tuple[int | None, str | None]:
-    """Return memory length and precision of a session, as far as its file says so; it is verified when it is loaded."""
+def _read_with(file: Path, *, trusted_mem_len: int) -> tuple[int | None, str | None]:
+    """Return memory length and precision that a session was read with, as far as they can be meant.
+
+    Anybody can write a small file that says that it needs a huge memory.
+    """
+    from transformer_xl.errors import CheckpointError
     from transformer_xl.generation.session import describe
 
-    decoder = describe(file).get("decoder", {})
+    decoder = describe(file)["decoder"]
     mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
-    return (mem_len if type(mem_len) is int else None, precision if precision in ("fp32", "bf16", "fp16", "int8") else None)
+    mem_len = mem_len if type(mem_len) is int and mem_len >= 0 else None
+    if mem_len is not None and mem_len > trusted_mem_len:
+        raise CheckpointError(
+            f"--memory '{file}' says that it was read with --mem-len {reprlib.repr(mem_len)}, and more than "
+            f"{trusted_mem_len:,} is taken over only if it is asked for; if it is meant, give --mem-len too"
+        )
+    return (mem_len, precision if precision in ("fp32", "bf16", "fp16", "int8") else None)
 
 
 def _agreed(option: str, given: Any, remembered: Any, file: Path | None) -> Any:

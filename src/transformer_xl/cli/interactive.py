@@ -3,6 +3,8 @@
 import contextlib
 import dataclasses
 import io
+import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 
 /set             show the settings
 /set NAME VALUE  change one, such as /set temperature 0.7 or /set top_k none
+/set stop TEXT   end texts before TEXT; JSON is read, such as "\\n" or ["Q:", "A:"]; none: nowhere
 /reset           forget everything
 /save [FILE]     write the session to a file (default: that of --memory)
 /load FILE       go on from one
@@ -35,8 +38,9 @@ _SETTINGS = {
     "min_p": float,
     "repetition_penalty": float,
     "repetition_window": int,
+    "stop": str,
 }
-_OPTIONAL = ("top_k", "top_p", "min_p", "repetition_window")
+_OPTIONAL = ("top_k", "top_p", "min_p", "repetition_window", "stop")
 
 
 class Conversation:
@@ -130,8 +134,11 @@ class Conversation:
             say("")
 
     def _leave(self) -> None:
-        if self._saves:
+        """Save the session; but one that remembers nothing, as after /reset, is not what a file is to be replaced by."""
+        if self._saves and self._session.n_tokens > 0:
             self._save("")
+        elif self._saves:
+            say(f"nothing is remembered, so {self._file} stays as it was", quiet=self._quiet)
 
     def _help(self, argument: str) -> None:
         say(HELP)
@@ -159,11 +166,12 @@ class Conversation:
 
     def _set(self, argument: str) -> None:
         if not argument:
-            sampling = dataclasses.asdict(self._job.sampling) | {"tokens": self._job.n_tokens, "seed": self._seed}
-            say("\n".join(f"{name} {str(sampling[name]).lower()}" for name in _SETTINGS))
+            settings = dataclasses.asdict(self._job.sampling) | {"tokens": self._job.n_tokens, "seed": self._seed}
+            settings["stop"] = _shown(list(self._job.stopping.strings))
+            say("\n".join(f"{name} {'none' if settings[name] is None else settings[name]}" for name in _SETTINGS))
             return
-        name, _, given = argument.replace("=", " ").partition(" ")
-        name, given = name.replace("-", "_"), given.strip()
+        name, _, given = re.split(r"(\s*=\s*|\s+|$)", argument, maxsplit=1)
+        name = name.replace("-", "_")
         if name not in _SETTINGS:
             raise ConfigError(f"{name} cannot be set; {did_you_mean(name, _SETTINGS)}")
         value = self._value(name, given)
@@ -171,6 +179,9 @@ class Conversation:
             self._seed, self._turn = check_seed(value), 0
         elif name == "tokens":
             self._job = dataclasses.replace(self._job, n_tokens=value)
+        elif name == "stop":
+            stopping = dataclasses.replace(self._job.stopping, strings=_strings(value))
+            self._job = dataclasses.replace(self._job, stopping=stopping)
         else:
             self._job = dataclasses.replace(self._job, sampling=dataclasses.replace(self._job.sampling, **{name: value}))
 
@@ -186,6 +197,25 @@ class Conversation:
         if name == "tokens" and value < 0:
             raise ConfigError(f"tokens ({value}) must be at least 0")
         return value
+
+
+def _strings(given: str | None) -> list[str]:
+    """Return stop strings: a text as it is or in JSON, or a list of them in JSON."""
+    if given is None:
+        return []
+    try:
+        read = json.loads(given)
+    except (ValueError, RecursionError):
+        return [given]
+    strings = read if isinstance(read, list) else [read]
+    return strings if all(isinstance(string, str) for string in strings) else [given]
+
+
+def _shown(strings: list[str]) -> str | None:
+    """Return stop strings in JSON, as they can be typed again."""
+    if not strings:
+        return None
+    return json.dumps(strings[0] if len(strings) == 1 else strings, ensure_ascii=False)
 
 
 def _edit_lines() -> None:

@@ -32,6 +32,10 @@ class Text:
         seed: of the text.
         transcript: tokens to text.
         piece: what the last token added.
+        begun: when, by `time.perf_counter`.
+        n_read: tokens of the prompt so far.
+        reading: seconds that they took.
+        n_written: tokens of the text so far.
     """
 
     number: int
@@ -41,6 +45,10 @@ class Text:
     seed: int
     transcript: "Transcript"
     piece: str = field(default="", init=False)
+    begun: float = field(default_factory=time.perf_counter, init=False)
+    n_read: int = field(default=0, init=False)
+    reading: float = field(default=0.0, init=False)
+    n_written: int = field(default=0, init=False)
 
 
 class Printer(Protocol):
@@ -111,7 +119,8 @@ class TextPrinter:
     def end(self, text: Text, finished: "Finished", rest: str) -> None:
         """Show all texts whose turn it is."""
         whole = "".join([*self._pieces.pop(text.number), rest])
-        head = f"=== {text.number + 1} (seed {text.seed}) ===\n" if self._several else ""
+        interrupted = ", interrupted" if finished.reason == "interrupted" else ""
+        head = f"=== {text.number + 1} (seed {text.seed}{interrupted}) ===\n" if self._several else ""
         self._waiting[text.number] = f"{head}{whole}" + ("" if whole[-1:] in ("\n", "") else "\n")
         while self._next in self._waiting:
             show(self._waiting.pop(self._next))
@@ -241,14 +250,15 @@ class Totals:
         self.n_written += finished.n_written
         self.reading += finished.reading
 
-    def line(self, machine: str, seed: int) -> str:
-        """Return in one line what was read and written and how fast, by what, and the seed."""
+    def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
+        """Return in one line whether it was interrupted, what was read and written and how fast, by what, and the seed."""
         parts = []
         if self.n_read:
             parts.append(f"read {_figures(self.n_read, self.reading)}")
         if self.n_written:
             parts.append(f"wrote {_figures(self.n_written, self.writing)}")
-        return "; ".join([", ".join(parts) or "nothing to do", machine, f"seed {seed}"])
+        begin = ["interrupted"] if interrupted else []
+        return "; ".join([*begin, ", ".join(parts) or "nothing to do", machine, f"seed {seed}"])
 
 
 def _figures(n: int, seconds: float) -> str:

@@ -1,12 +1,13 @@
 """Writes the texts that `txl generate` was asked for, and prints them."""
 
+import contextlib
 import itertools
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
-from typing import Literal
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from transformer_xl.generation.session import TextSession
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.transcript import Transcript
 from transformer_xl.generation.writing import Chosen, Finished, FinishReason, Request, text_seed, write
+
+_Events = Iterator[Chosen | Finished]
 
 
 class StoppedReading(KeyboardInterrupt):
@@ -74,23 +77,39 @@ class Job:
     likeliest: int | None = None
     totals: Totals = field(default_factory=Totals)
 
-    def run(self, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> Literal[False]:
+    def run(self, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
         """Write all texts, and print them.
 
+        An interrupt ends those that have begun, in good order, and no other begins; a second one raises.
+
         Returns:
-            That it was not interrupted: an interrupt raises at once, and what was finished has been printed.
+            Whether it was interrupted.
         """
-        texts: dict[int, Text] = {}
 
-        def requests() -> Iterator[Request]:
-            for number, text in enumerate(self._texts(prompts)):
-                texts[number] = text
-                printer.begin(text)
-                yield self._request(text)
+        def events(requests: Iterator[Request], on_read: Callable[[int], None]) -> _Events:
+            return write(self.decoder, requests, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read)
 
-        events = write(self.decoder, requests(), sampling=self.sampling, likeliest=self.likeliest, on_read=bar.advance)
-        self._print(events, texts, printer)
-        return False
+        return self._write_all(self._texts(prompts), events, printer, bar)
+
+    def ask(self, session: TextSession, file: Path, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
+        """Write all texts, one after another, each after what a file remembers and none of the others; as `run`.
+
+        Args:
+            session: as loaded from the file, which is loaded again for each further text.
+            file: stays as it is.
+            prompts: of the texts.
+            printer: of the texts.
+            bar: of reading.
+        """
+
+        def events(requests: Iterator[Request], on_read: Callable[[int], None]) -> _Events:
+            for number, request in enumerate(requests):
+                if number > 0:
+                    session.load(file)
+                for event in session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
+                    yield event._replace(text=number)
+
+        return self._write_all(self._texts(prompts, list(session.tail)), events, printer, bar)
 
     def go_on(self, session: TextSession, prompt: Prompt, printer: Printer, bar: ReadingBar) -> bool:
         """Write one text after all that a session has read, and remember it.
@@ -107,26 +126,57 @@ class Job:
                 if interrupts.noted:
                     raise StoppedReading
 
-            before = np.concatenate([np.array(session.tail, np.int64), prompt.ids])
-            text = Text(0, prompt, 0, 0, self.seed, Transcript(self.tokenizer, before, self.stopping))
+            (text,) = self._texts([prompt], session.tail)
             printer.begin(text)
             request = self._request(text, interrupts)
             events = session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read)
             self._print(events, {0: text}, printer)
             return interrupts.noted
 
-    def _texts(self, prompts: Sequence[Prompt]) -> Iterator[Text]:
+    def _write_all(
+        self,
+        all_texts: Iterable[Text],
+        events: Callable[[Iterator[Request], Callable[[int], None]], _Events],
+        printer: Printer,
+        bar: ReadingBar,
+    ) -> bool:
+        """Write all texts, and print them, up to an interrupt; return whether there was one."""
+        texts: dict[int, Text] = {}  # those that have begun and not ended
+        with Interrupts() as interrupts:
+
+            def requests() -> Iterator[Request]:
+                for text in all_texts:
+                    if interrupts.noted:
+                        return
+                    texts[text.number] = text
+                    printer.begin(text)
+                    yield self._request(text)
+
+            def on_read(n: int) -> None:
+                text = texts[max(texts)]  # a prompt is read when its text begins
+                text.n_read += n
+                text.reading = time.perf_counter() - text.begun
+                bar.advance(n)
+                if interrupts.noted:
+                    raise StoppedReading
+
+            self._print(_until(interrupts, events(requests(), on_read), texts), texts, printer)
+            return interrupts.noted
+
+    def _texts(self, prompts: Sequence[Prompt], remembered: Sequence[int] = ()) -> Iterator[Text]:
         numbers = itertools.count()
         for index, prompt in enumerate(prompts):
             for sample in range(self.n):
                 own = prompt.seed is not None
                 seed = text_seed(prompt.seed if prompt.seed is not None else self.seed, 0 if own else index, sample)
-                transcript = Transcript(self.tokenizer, prompt.ids, self.stopping)
+                before = np.concatenate([np.array(remembered, np.int64), prompt.ids])
+                transcript = Transcript(self.tokenizer, before, self.stopping)
                 yield Text(next(numbers), prompt, index, sample, seed, transcript)
 
     def _request(self, text: Text, interrupts: Interrupts | None = None) -> Request:
         def ends(token: int) -> FinishReason | None:
             text.piece = text.transcript.push(token)
+            text.n_written += 1
             if text.transcript.stopped_by is not None:
                 return "stop"
             return "interrupted" if interrupts is not None and interrupts.noted else None
@@ -139,7 +189,7 @@ class Job:
             ends=ends,
         )
 
-    def _print(self, events: Iterator[Chosen | Finished], texts: dict[int, Text], printer: Printer) -> None:
+    def _print(self, events: _Events, texts: dict[int, Text], printer: Printer) -> None:
         begin, reading = time.perf_counter(), self.totals.reading
         for event in events:
             text = texts[event.text]
@@ -150,3 +200,15 @@ class Job:
                 self.totals.add(event)
                 del texts[event.text]
         self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
+
+
+def _until(interrupts: Interrupts, events: _Events, texts: dict[int, Text]) -> _Events:
+    """Yield events up to an interrupt, and then the end of each text that has begun."""
+    with contextlib.suppress(StoppedReading):
+        for event in events:
+            yield event
+            if interrupts.noted:
+                break
+    for text in list(texts.values()):
+        writing = time.perf_counter() - text.begun - text.reading
+        yield Finished(text.number, "interrupted", text.n_read, text.n_written, text.reading, writing)

@@ -2,21 +2,31 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from transformer_xl.config import TransformerXLConfig
-from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.errors import ConfigError
 from transformer_xl.generation.choice import Compile, fastest_streams
+from transformer_xl.generation.given import (
+    Ids,
+    Mask,
+    Rows,
+    equally_many_for_each_row,
+    one_flag_for_each_row,
+    one_for_each_row,
+    some_for_each_row,
+)
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import Session, load_session, save_session
 from transformer_xl.generation.streams import KeptStreams, ReadAgain, Streams
 from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.precision import Precision, choose_precision
+from transformer_xl.model.precision_names import PrecisionName, check_precision
 from transformer_xl.model.reader import Reader, keeps_keys
+from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
@@ -58,12 +68,13 @@ class Decoder:
         batch_size: int = 1,
         mem_len: int | None = None,
         tgt_len: int | None = None,
-        precision: InferencePrecision | Literal["auto"] = "fp32",
+        precision: PrecisionName = "fp32",
         compile: Compile = False,
         expected_tokens: int = 1000,
     ) -> None:
         if batch_size < 1 or (tgt_len is not None and tgt_len < 1):
             raise ConfigError(f"batch_size ({batch_size}) and tgt_len ({tgt_len}) must be at least 1")
+        check_precision(precision)
         same_length = False if mem_len == 0 else None  # of a window without memory nothing is left
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
@@ -96,23 +107,34 @@ class Decoder:
             )
         return choose_precision(precision, self.model.device)
 
+    def __repr__(self) -> str:
+        return (
+            f"Decoder(batch_size={self.batch_size}, mem_len={self.mem_len}, precision='{self.precision}', "
+            f"compiled={self.compiled}, n_bytes={self.n_bytes:_})"
+        )
+
+    @property
+    def kept(self) -> KeptStreams | None:
+        """Keys and values of what was read, and the frozen weights; None for models that are read again and again."""
+        return self._streams if isinstance(self._streams, KeptStreams) else None
+
     @property
     def compiled(self) -> bool:
         """Whether single tokens are read by compiled code."""
-        return isinstance(self._streams, KeptStreams) and self._streams.reader.compiled
+        return self.kept is not None and self.kept.reader.compiled
 
     @property
     def n_bytes(self) -> int:
         """Bytes of memory and position keys, which do not grow; 0 for models that are read again and again."""
-        return self._streams.memory.n_bytes + self._streams.reader.n_bytes if isinstance(self._streams, KeptStreams) else 0
+        return 0 if self.kept is None else self.kept.memory.n_bytes + self.kept.reader.n_bytes
 
-    def feed(self, ids: Tensor | Sequence[Sequence[int]]) -> Tensor:
+    def feed(self, ids: Rows) -> Tensor:
         """Read on, and score what may come next.
 
         Args:
-            ids: int64 (B, T), the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, where an empty one leaves
-                its row as it is. Rows of a list are read one after another, so that the numbers of a row depend on it alone,
-                to the last bit.
+            ids: integers (B, T), the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, where an empty one
+                leaves its row as it is. Rows of a list are read one after another, so that the numbers of a row depend on it
+                alone, to the last bit.
 
         Returns:
             Scores (B, V) of the token after the last one, at least in fp32 (of an adaptive softmax: log-probabilities); NaN for
@@ -120,39 +142,45 @@ class Decoder:
 
         Raises:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
-            ValueError: ids of another shape.
+            ValueError: ids of another shape, or no integers; nothing has been read then.
 
         If it is interrupted, a row may have read a part of its ids: reset it, or load an earlier session.
         """
         return self.read(ids).full()
 
-    def read(self, ids: Tensor | Sequence[Sequence[int]]) -> Scores:
+    def read(self, ids: Rows) -> Scores:
         """Read on as `feed` does, and return scores of which rare clusters are computed only where they are asked for."""
-        if isinstance(ids, Tensor):
-            self._check(ids)
-            ids = ids.to(self.model.device)
-            if ids.shape[1] == 1:
-                return self.step(ids[:, 0])
-            if self._streams.together():
-                self._hidden = self._streams.read(slice(None), ids).to(self._hidden.dtype)
-                return self.scores
-            ids = ids.tolist()
-        self._check_rows(ids)
-        alone = [len(own) == 1 for own in ids]
+        if not isinstance(ids, Tensor):
+            rows = some_for_each_row(ids, self.batch_size)
+            self._check(torch.cat(rows))
+            return self._read_rows(rows)
+        ids_BT = equally_many_for_each_row(ids, self.batch_size)
+        self._check(ids_BT)
+        if ids_BT.shape[1] == 1:
+            self._step(ids_BT[:, 0], None)
+        elif self._streams.together():
+            self._hidden = self._streams.read(slice(None), ids_BT.to(self.model.device)).to(self._hidden.dtype)
+        else:
+            return self._read_rows(list(ids_BT))
+        return self.scores
+
+    def _read_rows(self, rows: Sequence[Tensor]) -> Scores:
+        """Read int64 (T,) in each row, one row after another, but single tokens together."""
+        alone = [len(own) == 1 for own in rows]
         if any(alone):  # whether a row steps is a matter of its own tokens, too
-            self._step(torch.tensor([int(own[0]) if len(own) else 0 for own in ids]), torch.tensor(alone))
+            self._step(torch.tensor([int(own[0]) if len(own) else 0 for own in rows]), torch.tensor(alone))
         self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
-        for row, own in enumerate(ids):
+        for row, own in enumerate(rows):
             if len(own) > 1:
-                piece = torch.tensor([list(own)], device=self.model.device)
+                piece = own.unsqueeze(0).to(self.model.device)
                 self._hidden[row] = self._streams.read(slice(row, row + 1), piece)[0]
         return self.scores
 
-    def step(self, ids: Tensor, *, active: Tensor | None = None) -> Scores:
+    def step(self, ids: Ids, *, active: Mask | None = None) -> Scores:
         """Read one token of each row: the fast path, in shapes that never change.
 
         Args:
-            ids: int64 (B,).
+            ids: integers (B,).
             active: bool (B,), rows that read; the others stay as they are. None: all.
 
         Returns:
@@ -160,10 +188,11 @@ class Decoder:
 
         Raises:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
-            ValueError: ids of another shape.
+            ValueError: ids of another shape, or no integers, or no such mask; nothing has been read then.
         """
-        self._check(ids.unsqueeze(-1))
-        self._step(ids, None if active is None else self._mask(active, "active"))
+        ids_B = one_for_each_row(ids, self.batch_size)
+        self._check(ids_B)
+        self._step(ids_B, None if active is None else one_flag_for_each_row(active, self.batch_size, "active"))
         return self.scores
 
     def _step(self, ids: Tensor, active: Tensor | None) -> None:
@@ -186,9 +215,9 @@ class Decoder:
 
     @torch.no_grad()
     def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._streams.reader.head(hidden) if isinstance(self._streams, KeptStreams) else self._softmax.head(hidden)
+        return self._softmax.head(hidden) if self.kept is None else self.kept.reader.head(hidden)
 
-    def reset(self, rows: Tensor | None = None) -> None:
+    def reset(self, rows: Mask | None = None) -> None:
         """Forget what was read; nothing of it is left in memory.
 
         Args:
@@ -197,33 +226,14 @@ class Decoder:
         Raises:
             ValueError: rows that are no such mask; nothing has been forgotten then.
         """
-        forget = torch.ones(self.batch_size, dtype=torch.bool) if rows is None else self._mask(rows, "rows").cpu()
+        forget = torch.ones(self.batch_size, dtype=torch.bool)
+        if rows is not None:
+            forget = one_flag_for_each_row(rows, self.batch_size, "rows").cpu()
         self._streams.reset(forget)
         self._hidden = self._hidden.masked_fill(forget.to(self._hidden.device).unsqueeze(1), torch.nan)
 
-    def _mask(self, rows: Tensor, name: str) -> Tensor:
-        if rows.dtype != torch.bool or rows.shape != (self.batch_size,):
-            raise ValueError(f"{name}, {rows.dtype} {tuple(rows.shape)}, must be bool of shape ({self.batch_size},)")
-        return rows
-
     def _check(self, ids: Tensor) -> None:
-        if ids.dim() != 2 or ids.shape[0] != self.batch_size or ids.shape[1] == 0:
-            raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch_size, length): ({self.batch_size}, at least 1)")
-        self._check_ids(int(ids.min()), int(ids.max()))
-
-    def _check_rows(self, ids: Sequence[Sequence[int]]) -> None:
-        if len(ids) != self.batch_size or not any(len(own) for own in ids):
-            raise ValueError(f"{len(ids)} lists of ids must be one for each of {self.batch_size} rows, and not all empty")
-        read = [own for own in ids if len(own)]
-        self._check_ids(min(int(min(own)) for own in read), max(int(max(own)) for own in read))
-
-    def _check_ids(self, *extremes: int) -> None:
-        vocab_size = self.model.config.vocab_size or 0
-        for extreme in extremes:
-            if not 0 <= extreme < vocab_size:
-                raise TokenizerError(
-                    f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?"
-                )
+        check_ids(ids, vocab_size=self.model.config.vocab_size or 0)
 
     def save(self, path: str | Path, *, note: Mapping[str, str] | None = None) -> None:
         """Write what was read as one file, a session, from which `load` goes on as if nothing had happened.

@@ -1,22 +1,22 @@
 """Write on from a prompt, token by token."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Literal
-
-import torch
 
 from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.given import Ids, integers
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Request, fresh_seed, write
-from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.model.precision_names import PrecisionName
+from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
 
 
 def generate(
     model: TransformerXL,
-    prompt_ids: Sequence[int] | torch.Tensor,
+    prompt_ids: Ids,
     *,
     max_new_tokens: int = 200,
     temperature: float = 1.0,
@@ -29,7 +29,7 @@ def generate(
     stop_tokens: Collection[int] = (),
     seed: int | None = None,
     mem_len: int | None = None,
-    precision: InferencePrecision | Literal["auto"] = "fp32",
+    precision: PrecisionName = "fp32",
     compile: bool | Literal["auto"] = False,
 ) -> Iterator[int]:
     """Yield the tokens that a model writes after a prompt; `writing.write` writes many texts at once.
@@ -57,6 +57,7 @@ def generate(
     Raises:
         ConfigError: an option out of range, or options that contradict each other.
         TokenizerError: an empty prompt, or ids outside the vocabulary.
+        ValueError: a prompt that is no integers.
     """
     sampling = Sampling(
         temperature=temperature,
@@ -71,12 +72,10 @@ def generate(
     sampling.check(vocab_size)
     stopping = Stopping(tokens=stop_tokens)
     stopping.check(vocab_size)
-    prompt = torch.as_tensor(prompt_ids, dtype=torch.int64).flatten().cpu().numpy()
+    prompt = integers(prompt_ids, "prompt_ids").flatten().cpu().numpy()
     if len(prompt) == 0:
         raise TokenizerError(EMPTY_PROMPT)
-    for extreme in (int(prompt.min()), int(prompt.max())):
-        if not 0 <= extreme < vocab_size:
-            raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")
+    check_ids(prompt, vocab_size=vocab_size)
     request = Request(
         prompt=prompt,
         seed=fresh_seed() if seed is None else seed,

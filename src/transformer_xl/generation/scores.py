@@ -14,7 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.errors import ConfigError
+from transformer_xl.generation.given import Ids, one_for_each_row
+from transformer_xl.model.token_ids import check_ids
 
 ROUNDING = 1e-3
 """Nats by which the tokens of a tail, together or alone, may exceed the tail's own log-probability: it is rounded to fp32."""
@@ -118,50 +120,48 @@ class Scores:
         tails = (torch.stack([self._computed[tail, row] for row in range(self.batch_size)]) for tail in range(n_tail))
         return torch.cat([self._head, *tails], dim=1)
 
-    def log_probability(self, ids: Tensor) -> Tensor:
+    def log_probability(self, ids: Ids, *, rows: Sequence[int] | None = None) -> Tensor:
         """Return what the model gave to one token of each row, whatever the sampling made of it.
 
         Args:
-            ids: int64 (B,), a token of each row; computes the tails that these belong to.
+            ids: integers (R,), a token of each row; computes the tails that these belong to.
+            rows: R rows that are asked for, at least one; None: all.
 
         Returns:
-            Nats (B,), fp32, at most 0.
+            Nats (R,), fp32, at most 0.
 
         Raises:
             TokenizerError: an id outside the vocabulary.
+            ValueError: not one id for each row.
         """
-        tokens = ids.tolist()
-        for token in tokens:
-            if not 0 <= token < self.vocab_size:
-                raise TokenizerError(
-                    f"token id {token} is outside the vocabulary ({self.vocab_size}); is this the model's tokenizer?"
-                )
-        where = [_cluster_of(self.borders, token) for token in tokens]
+        rows = range(self.batch_size) if rows is None else rows
+        tokens_R = one_for_each_row(ids, len(rows))
+        check_ids(tokens_R, vocab_size=self.vocab_size)
+        asked = [(row, token, _cluster_of(self.borders, token)) for row, token in zip(rows, tokens_R.tolist(), strict=True)]
         for tail in range(self._tails.shape[1]):
-            self.compute(tail, [row for row, cluster in enumerate(where) if cluster == tail + 1])
-        chosen = [
-            self._cluster(row, cluster)[token - self.borders[cluster]]
-            for row, (token, cluster) in enumerate(zip(tokens, where, strict=True))
-        ]
-        return torch.stack(chosen) - self._normalizers()
+            self.compute(tail, [row for row, _, cluster in asked if cluster == tail + 1])
+        chosen = [self._cluster(row, cluster)[token - self.borders[cluster]] for row, token, cluster in asked]
+        return torch.stack(chosen) - self._normalizers(rows)
 
-    def top(self, n: int) -> tuple[Tensor, Tensor]:
+    def top(self, n: int, *, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return the likeliest tokens of each row, the likeliest first, of equally likely ones the lowest id first.
 
         Args:
             n: how many, at most V; computes the tails that may hold one of them.
+            rows: R rows that are asked for, at least one; None: all.
 
         Returns:
-            Log-probabilities (B, n), fp32, of the model, and ids (B, n), int64.
+            Log-probabilities (R, n), fp32, of the model, and ids (R, n), int64.
 
         Raises:
             ConfigError: fewer than 1 or more than V.
         """
         if not 1 <= n <= self.vocab_size:
             raise ConfigError(f"the {n} likeliest tokens of {self.vocab_size} were asked for; ask for 1 … {self.vocab_size}")
-        leading = [leaders(self.row(row), n) for row in range(self.batch_size)]
+        rows = range(self.batch_size) if rows is None else rows
+        leading = [leaders(self.row(row), n) for row in rows]
         values, ids = (torch.stack(parts) for parts in zip(*leading, strict=True))
-        return values - self._normalizers().unsqueeze(1), ids
+        return values - self._normalizers(rows).unsqueeze(1), ids
 
     def row(self, row: int) -> Row:
         """Return the scores of one row, in clusters."""
@@ -177,9 +177,9 @@ class Scores:
         self.compute(i - 1, [row])
         return self._computed[i - 1, row]
 
-    def _normalizers(self) -> Tensor:
-        """Return what log-probabilities (B,) are less than the scores; those of an adaptive softmax are normalized."""
-        return self._head.logsumexp(1) if self._tails.shape[1] == 0 else self._head.new_zeros(self.batch_size)
+    def _normalizers(self, rows: Sequence[int]) -> Tensor:
+        """Return what log-probabilities (R,) are less than the scores; those of an adaptive softmax are normalized."""
+        return self._head[list(rows)].logsumexp(1) if self._tails.shape[1] == 0 else self._head.new_zeros(len(rows))
 
 
 def leaders(row: Row, n: int) -> tuple[Tensor, Tensor]:

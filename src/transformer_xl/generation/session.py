@@ -1,21 +1,19 @@
 """`TextSession`: one text read and written in turns, which a file can keep from one program to the next."""
 
-import json
-import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+import torch
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.random_state import generator_from_text, generator_to_text
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.snapshot import MAX_ABOUT_BYTES
+from transformer_xl.generation.snapshot import describe_session as describe
 from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Finished, Request, write
 
 _TAIL = 512
@@ -28,17 +26,25 @@ class TextSession:
     Args:
         decoder: of one row.
         tokenizer: of the model; a session goes on with no other.
+        keeps_drawing: random numbers go on from turn to turn, and from a file, so that a text does not depend on how it is cut
+            into turns; the seed of a request counts only where there are none yet. False: each turn begins with its seed.
 
     Attributes:
         tail: the last tokens.
         n_tokens: how many tokens were read and written in all.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer) -> None:
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, keeps_drawing: bool = False) -> None:
         assert decoder.batch_size == 1, "a session is one row"
-        self.decoder, self.tokenizer = decoder, tokenizer
+        self.decoder, self.tokenizer, self.keeps_drawing = decoder, tokenizer, keeps_drawing
         self.tail: deque[int] = deque(maxlen=_TAIL)
         self.n_tokens = 0
+        self._random: _Random | None = None
+
+    @property
+    def seed(self) -> int | None:
+        """What the random numbers began with; None: nothing was drawn yet."""
+        return None if self._random is None else self._random[0]
 
     def write(
         self,
@@ -65,7 +71,9 @@ class TextSession:
                 on_read(n)
 
         last: Chosen | None = None
-        request = replace(request, history=tuple(self.tail))
+        if self._random is None or not self.keeps_drawing:
+            self._random = request.seed, torch.Generator().manual_seed(request.seed)
+        request = replace(request, history=tuple(self.tail), generator=self._random[1])
         for event in write(self.decoder, [request], sampling=sampling, likeliest=likeliest, go_on=True, on_read=read):
             unread = isinstance(event, Finished) and event.reason == "stop" and event.stop_token is None
             if last is not None and not unread:
@@ -77,7 +85,7 @@ class TextSession:
         """Forget everything."""
         self.decoder.reset()
         self.tail.clear()
-        self.n_tokens = 0
+        self.n_tokens, self._random = 0, None
 
     def save(self, path: Path) -> None:
         """Write the session to a file, which holds the old one or the new one at any time.
@@ -86,6 +94,9 @@ class TextSession:
             CheckpointError: the file cannot be written; what it held before is intact.
         """
         note = {"tokenizer": self.tokenizer.fingerprint, "tokens": str(self.n_tokens), "tail": " ".join(map(str, self.tail))}
+        if self._random is not None:
+            seed, generator = self._random
+            note |= {"seed": str(seed), "random": generator_to_text(generator)}
         self.decoder.save(path, note=note)
 
     def load(self, path: Path) -> None:
@@ -94,29 +105,34 @@ class TextSession:
         Raises:
             CheckpointError: no such file, a damaged one, or a session of another model, decoder or tokenizer.
         """
-        theirs = describe(path).get("note", {}).get("tokenizer", self.tokenizer.fingerprint)
+        theirs = describe(path)["note"].get("tokenizer", self.tokenizer.fingerprint)
         if theirs != self.tokenizer.fingerprint:
-            raise CheckpointError(f"session '{path}' was read with another tokenizer; use that one, or start anew")
+            raise CheckpointError(f"session {str(path)!r} was read with another tokenizer; use that one, or start anew")
         note = self.decoder.load(path)
-        tail, n_tokens = note.get("tail", ""), note.get("tokens", "")
-        tokens = [int(token) for token in tail.split() if token.isdecimal() and len(token) < 10]
+        tokens = [int(token) for token in note.get("tail", "").split() if _is_whole(token, 10**9)]
         self.tail = deque((token for token in tokens if token < self.tokenizer.vocab_size), maxlen=_TAIL)
-        self.n_tokens = int(n_tokens) if n_tokens.isdecimal() and len(n_tokens) < 19 else max(1, len(self.tail))
+        n_tokens = note.get("tokens", "")
+        self.n_tokens = int(n_tokens) if _is_whole(n_tokens, 10**18) else max(1, len(self.tail))
+        self._random = _random_of(note)
 
     def _remember(self, *tokens: int, n: int = 1) -> None:
         self.tail.extend(tokens)
         self.n_tokens += n
 
 
-def describe(path: Path) -> dict[str, Any]:
-    """Return what a file says that it is, unverified: `decoder`, how it was opened, and `note`; empty if it cannot be read."""
-    if not path.is_file():
-        return {}
+_Random = tuple[int, torch.Generator]
+"""A seed, and the generator that began with it."""
+
+
+def _random_of(note: Mapping[str, str]) -> _Random | None:
+    """Return the random numbers that a note says how to go on with; None if it says nothing of the kind."""
+    seed = note.get("seed", "")
     try:
-        with safe_open(path, "pt") as file:
-            if math.prod(file.get_slice("about").get_shape()) > MAX_ABOUT_BYTES:
-                return {}
-            about = json.loads(file.get_tensor("about").numpy().tobytes())
-    except (OSError, ValueError, TypeError, RecursionError, SafetensorError):
-        return {}
-    return about if isinstance(about, dict) and all(isinstance(about.get(key), dict) for key in ("decoder", "note")) else {}
+        return (int(seed), generator_from_text(note["random"])) if _is_whole(seed, 1 << 64) else None
+    except (KeyError, ValueError):
+        return None
+
+
+def _is_whole(text: str, end: int) -> bool:
+    """Say whether a text is a whole number below `end`."""
+    return text.isdecimal() and len(text) <= len(str(end)) and int(text) < end

@@ -9,6 +9,9 @@ Shapes: B rows, C slots, S stored positions of all rows together, X heads (or 1)
 
 import hashlib
 import json
+import os
+import re
+import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -92,7 +95,8 @@ def save_session(path: Path, session: Session, *, note: Mapping[str, str]) -> No
     if len(about) > MAX_ABOUT_BYTES:
         raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
     stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # beside files of a user, none of which may have this name
-    with _explained(f"session {str(path)!r} cannot be saved, an earlier one is intact", "free disk space or save elsewhere"):
+    kept = ", an earlier one is intact" if os.path.lexists(path) else ""
+    with _explained(f"session {str(path)!r} cannot be saved{kept}", "free disk space or save elsewhere"):
         _check_replaceable(path)
         try:
             stray.unlink(missing_ok=True)
@@ -119,15 +123,26 @@ def load_session(path: Path, own: Session) -> tuple[dict[str, Tensor], dict[str,
     Raises:
         CheckpointError: in one line, why the file cannot take the place of `own`.
     """
-    path = Path(path)
-    with _explained(f"session {str(path)!r} cannot be read", "check the path and the permissions"):
-        tensors = _read_verified(path)
-    about = _decode_about(path, tensors)
+    about, tensors = _open_session(Path(path))
     _check_origin(path, about, own)
     try:
         return _unpack(tensors, own), about["note"]
     except ValueError as error:
         raise CheckpointError(f"session {str(path)!r} does not hold what it says: {error}; start anew") from error
+
+
+def describe_session(path: Path) -> dict[str, Any]:
+    """Verify a file as `load_session` does, and return what it says of itself.
+
+    The hash is one that anybody can compute: a sound file may still say anything, of which only the types are certain.
+
+    Returns:
+        `model`, a hash; `decoder`, how it was opened; `note`, of text.
+
+    Raises:
+        CheckpointError: in one line, why the file is no session.
+    """
+    return _open_session(Path(path))[0]
 
 
 def model_sha256(model: TransformerXL) -> str:
@@ -226,18 +241,44 @@ def _packed_shape(ring_XBCY: Tensor, n_stored: int) -> torch.Size:
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
+def _open_session(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return `about` and the tensors of the state."""
+    with _explained(f"session {str(path)!r} cannot be read", "check the path and the permissions"):
+        tensors = _read_verified(path)
+    return _decode_about(path, tensors), tensors
+
+
 def _read_verified(path: Path) -> dict[str, Tensor]:
     try:
         size = regular_size(path)
         before = path.lstat()
         _check_hash(path, size)
-        tensors = load_tensors(path)
+        tensors = _load(path)
         after = path.lstat()
     except ValueError as error:
         raise CheckpointError(f"session {str(path)!r} is damaged or no session: {error}; load another or start anew") from error
     if (before.st_ino, before.st_mtime_ns, size) != (after.st_ino, after.st_mtime_ns, after.st_size):
         raise CheckpointError(f"session {str(path)!r} was replaced while it was read; load it again")
     return tensors
+
+
+def _load(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_tensors(path)
+    except CheckpointError as error:  # what it complains of may be quoted from the file
+        whole = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+        raise CheckpointError(whole[: len(repr(str(path))) + _MOST_QUOTED]) from error
+
+
+_MOST_QUOTED = 200
+"""Characters of a complaint that fit on a screen."""
+
+
+def _quoted(value: object) -> str:
+    """Return what a file says, whatever it says, as a short line without control characters."""
+    short = reprlib.Repr()
+    short.maxlevel = 1
+    return short.repr(value)
 
 
 def _check_hash(path: Path, size: int) -> None:
@@ -265,10 +306,12 @@ def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
         raise CheckpointError(f"{str(path)!r} is no session; give a file that decoder.save wrote")
     if content.get("version") != VERSION:
         raise CheckpointError(
-            f"session {str(path)!r} has version {content.get('version')!r} and this program reads {VERSION}; "
+            f"session {str(path)!r} has version {_quoted(content.get('version'))} and this program reads {VERSION}; "
             "upgrade transformer_xl, or start anew"
         )
-    if not (isinstance(content.get("decoder"), dict) and _is_note(content.get("note"))):
+    model, decoder, note = (content.get(name) for name in ("model", "decoder", "note"))
+    is_hash = isinstance(model, str) and re.fullmatch("[0-9a-f]{64}", model)
+    if not (is_hash and isinstance(decoder, dict) and _is_note(note)):
         raise CheckpointError(f"session {str(path)!r} does not say what it belongs to; start anew")
     return content
 
@@ -276,14 +319,14 @@ def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
 def _check_origin(path: Path, about: dict[str, Any], own: Session) -> None:
     theirs, ours = about["decoder"], own.terms()
     model = model_sha256(own.model)
-    if about.get("model") != model:
+    if about["model"] != model:
         raise CheckpointError(
-            f"session {str(path)!r} was read by the model {str(about.get('model'))[:12]}… and this one is {model[:12]}… "
+            f"session {str(path)!r} was read by the model {about['model'][:12]}… and this one is {model[:12]}… "
             "(SHA-256 of configuration and weights); load the model it was saved with, or start anew"
         )
     different = [name for name in ours if theirs.get(name, _MISSING) != ours[name]]
     if different:
-        values = ", ".join(f"{name} ({theirs.get(name)!r} there, {ours[name]!r} here)" for name in different)
+        values = ", ".join(f"{name} ({_quoted(theirs.get(name))} there, {ours[name]!r} here)" for name in different)
         raise CheckpointError(f"session {str(path)!r} is of another decoder: {values}; {_remedy(theirs, different)}")
 
 
@@ -293,7 +336,7 @@ _MISSING = object()
 def _remedy(theirs: dict[str, Any], different: list[str]) -> str:
     """Say how to open a decoder that can take a session over."""
     for names, open_it in ((_OPENED_WITH, "open it with Decoder(model, {})"), (_READ_WITH, "use model.with_context({})")):
-        settings = [f"{name}={theirs.get(name)!r}" for name in names if name in different]
+        settings = [f"{name}={_quoted(theirs.get(name))}" for name in names if name in different]
         if settings:
             return open_it.format(", ".join(settings))
     return "read the text again"
@@ -303,7 +346,7 @@ def _unpack(tensors: dict[str, Tensor], own: Session) -> dict[str, Tensor]:
     """Return the state that was stored, in tensors of the shape of `own`; ValueError if they are not of such a state."""
     rings = own.rings()
     if tensors.keys() != own.state.keys():
-        raise ValueError(f"tensors {sorted(tensors.keys() ^ own.state.keys())[:3]} are missing or unknown")
+        raise ValueError(f"tensors {_quoted(sorted(tensors.keys() ^ own.state.keys())[:3])} are missing or unknown")
     for name in own.state.keys() - rings.keys():
         _check_like(name, tensors[name], own.state[name].dtype, own.state[name].shape)
     n_kept_B = tensors["n_valid"]
@@ -331,7 +374,7 @@ def _check_counters(tensors: dict[str, Tensor], own: Session) -> None:
 
 def _check_like(name: str, x: Tensor, dtype: torch.dtype, shape: torch.Size) -> None:
     if x.dtype != dtype or x.shape != shape:
-        raise ValueError(f"tensor {name!r} is {x.dtype} {tuple(x.shape)} and should be {dtype} {tuple(shape)}")
+        raise ValueError(f"tensor {name!r} is {x.dtype} {_quoted(tuple(x.shape))} and should be {dtype} {tuple(shape)}")
 
 
 @contextmanager

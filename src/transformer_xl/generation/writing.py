@@ -39,6 +39,7 @@ class Request:
         stop_tokens: ids that end the text and are not part of it.
         ends: called with every token of the text; says whether it was the last and why, or None.
         history: tokens that the row has read before, as far as a repetition penalty is to look at them.
+        generator: on the CPU, whose next random numbers are drawn; None: a new one with the seed.
 
     Raises:
         ConfigError: a negative number of tokens, or a seed out of range.
@@ -50,6 +51,7 @@ class Request:
     stop_tokens: Collection[int] = frozenset()
     ends: Callable[[int], FinishReason | None] | None = None
     history: Sequence[int] = ()
+    generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
@@ -181,7 +183,8 @@ def write(
         for row, text in enumerate(rows):
             if text is not None:
                 tokens[row] = sampling.choose(scores, row, text.history.last(), text.generator)
-        reported = _report(scores, tokens, likeliest)
+        busy = [row for row, text in enumerate(rows) if text is not None]
+        reported = dict(zip(busy, _report(scores, [tokens[row] for row in busy], likeliest, rows=busy), strict=True))
         for row, text in enumerate(rows):
             if text is None:
                 continue
@@ -268,7 +271,7 @@ def _start(
         history.add(*piece)
         if on_read:
             on_read(len(piece))
-    generator = torch.Generator().manual_seed(request.seed)
+    generator = request.generator or torch.Generator().manual_seed(request.seed)
     now = time.perf_counter()
     return _Text(number, request, history, generator, reading=now - begin, begin=now)
 
@@ -276,11 +279,12 @@ def _start(
 _Reported = tuple[float | None, tuple[tuple[int, float], ...]]
 
 
-def _report(scores: Scores, tokens: list[int], likeliest: int | None) -> list[_Reported]:
+def _report(scores: Scores, tokens: list[int], likeliest: int | None, *, rows: list[int]) -> list[_Reported]:
+    """Return what is reported of the tokens of some rows; of the others, no rare cluster is computed."""
     if likeliest is None:
         return [(None, ())] * len(tokens)
-    values = scores.log_probability(torch.tensor(tokens)).tolist()
+    values = scores.log_probability(torch.tensor(tokens), rows=rows).tolist()
     if likeliest == 0:
         return [(value, ()) for value in values]
-    best, ids = (x.tolist() for x in scores.top(min(likeliest, scores.vocab_size)))
-    return [(value, tuple(zip(ids[row], best[row], strict=True))) for row, value in enumerate(values)]
+    best, ids = (x.tolist() for x in scores.top(min(likeliest, scores.vocab_size), rows=rows))
+    return [(value, tuple(zip(ids[i], best[i], strict=True))) for i, value in enumerate(values)]

@@ -21,12 +21,16 @@ from transformer_xl.model.frozen import (
     wide,
 )
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
+from transformer_xl.model.token_ids import check_ids
 
 _CHUNK_ELEMENTS = 1 << 25
 """Scores held at once when a text is scored, 128 MB in fp32."""
 
+_NOT_SCORED = -100
+"""The label of tokens that are not scored, as torch has it."""
 
-class _Cluster(NamedTuple):
+
+class FrozenCluster(NamedTuple):
     """One cluster: a projection (E, D) if it has one, vectors (size, E) and biases."""
 
     projection: Matrix | None
@@ -34,7 +38,7 @@ class _Cluster(NamedTuple):
     bias: Tensor
 
 
-HeadFunction = Callable[[Tensor, _Cluster, tuple[Matrix, Tensor] | None, torch.dtype], tuple[Tensor, Tensor]]
+HeadFunction = Callable[[Tensor, FrozenCluster, tuple[Matrix, Tensor] | None, torch.dtype], tuple[Tensor, Tensor]]
 """How the head of a softmax is computed, eagerly or compiled."""
 
 
@@ -48,23 +52,25 @@ class FrozenSoftmax:
 
     Attributes:
         borders: first id of each cluster, then V: (0, V) for a plain softmax.
+        clusters: the weights of each cluster, head first.
+        tail_classes: vectors and biases of the tails as classes in the head's softmax; None without tails.
     """
 
     def __init__(self, softmax: TokenSoftmax | AdaptiveSoftmax, embedding: Embedding, precision: InferencePrecision) -> None:
         parts, classes = softmax.clusters(embedding)
-        self._clusters = [
-            _Cluster(
+        self.clusters = [
+            FrozenCluster(
                 None if projection is None else freeze(projection.T.contiguous(), precision),
                 freeze(vectors, precision),
                 wide(bias),
             )
             for projection, vectors, bias in parts
         ]
-        self._tail_classes = None if classes is None else (freeze(classes[0], precision), wide(classes[1]))
+        self.tail_classes = None if classes is None else (freeze(classes[0], precision), wide(classes[1]))
         self._adaptive = isinstance(softmax, AdaptiveSoftmax)
-        sizes = [len(cluster.bias) for cluster in self._clusters]
+        sizes = [len(cluster.bias) for cluster in self.clusters]
         self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
-        self._dtype = activation_dtype(precision, self._clusters[0].vectors.weight.dtype)
+        self._dtype = activation_dtype(precision, self.clusters[0].vectors.weight.dtype)
 
     def head(self, h_XD: Tensor, *, compiled: HeadFunction | None = None) -> tuple[Tensor, Tensor]:
         """Score the head, at least in fp32.
@@ -77,12 +83,12 @@ class FrozenSoftmax:
             For the head's own tokens (X, size) and for each tail as a whole (X, tails): log-probabilities with an adaptive
             softmax, unnormalized scores with a plain one, which has no tails.
         """
-        own, tails = (compiled or _head)(h_XD, self._clusters[0], self._tail_classes, self._dtype)
+        own, tails = (compiled or _head)(h_XD, self.clusters[0], self.tail_classes, self._dtype)
         return (own.log_softmax(-1) if self._adaptive and tails.shape[-1] == 0 else own), tails
 
     def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
         """Return the log-probabilities (X, size) of the tokens of tail `i`, given those of the tail as a whole (X,)."""
-        cluster = self._clusters[i + 1]
+        cluster = self.clusters[i + 1]
         return _scores(cluster, _project(cluster, h_XD, self._dtype), self._dtype).log_softmax(-1) + of_tail_X.unsqueeze(-1)
 
     def logits(self, h_XD: Tensor) -> Tensor:
@@ -91,8 +97,13 @@ class FrozenSoftmax:
         return torch.cat([own, *(self.tail(i, h_XD, of_tail) for i, of_tail in enumerate(tails.unbind(-1)))], dim=-1)
 
     def nll(self, h_XD: Tensor, label_X: Tensor) -> Tensor:
-        """Return nats (X,) of each token's label, in chunks of tokens; 0 where the label is -100."""
-        n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self._clusters))
+        """Return nats (X,) of each token's label, in chunks of tokens; 0 where the label is -100.
+
+        Raises:
+            TokenizerError: another label outside the vocabulary.
+        """
+        check_ids(label_X[label_X != _NOT_SCORED], vocab_size=self.borders[-1])
+        n_chunk = max(1, _CHUNK_ELEMENTS // max(len(cluster.bias) for cluster in self.clusters))
         chunks = zip(h_XD.split(n_chunk), label_X.split(n_chunk), strict=True)
         return torch.cat([self._nll(h, label) for h, label in chunks])
 
@@ -107,12 +118,12 @@ class FrozenSoftmax:
             if len(where):
                 scores = self.tail(i, h_XD[where], tails[where, i])
                 nats[where] = -scores.gather(-1, (label_X[where] - first).unsqueeze(-1)).squeeze(-1)
-        return nats.masked_fill(label_X == -100, 0.0)
+        return nats.masked_fill(label_X == _NOT_SCORED, 0.0)
 
 
 def _head(
     h_XD: Tensor,
-    cluster: _Cluster,
+    cluster: FrozenCluster,
     tail_classes: tuple[Matrix, Tensor] | None,
     dtype: torch.dtype,
     product: Product = product,
@@ -127,17 +138,17 @@ def _head(
 
 
 def streamed_head(
-    h_XD: Tensor, cluster: _Cluster, tail_classes: tuple[Matrix, Tensor] | None, dtype: torch.dtype
+    h_XD: Tensor, cluster: FrozenCluster, tail_classes: tuple[Matrix, Tensor] | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Compute `FrozenSoftmax.head` in the way that a compiler wants."""
     return _head(h_XD, cluster, tail_classes, dtype, streamed_product)
 
 
-def _project(cluster: _Cluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
+def _project(cluster: FrozenCluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
     return h_XD if cluster.projection is None else product(h_XD, cluster.projection, dtype, None)
 
 
-def _scores(cluster: _Cluster, projected_XE: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
+def _scores(cluster: FrozenCluster, projected_XE: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
     return _full(product(projected_XE, cluster.vectors, dtype, None)) + cluster.bias
 
 

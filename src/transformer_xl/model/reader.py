@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config import AttentionKind
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.compiled import compiled_head, compiled_token
 from transformer_xl.model.frozen import InferencePrecision, LayerWeights, activation_dtype, freeze_layer, freeze_norm
@@ -22,6 +22,7 @@ from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.layers import AttentionBlock, DecoderLayer, RelativeAttention
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.positions import key_distances, sinusoids
+from transformer_xl.model.precision_names import check_precision
 from transformer_xl.model.reading import LayerOptions, normalize, read_segment, read_token
 from transformer_xl.model.shaw import table_rows
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
@@ -62,8 +63,7 @@ class Reader:
     def __init__(
         self, model: TransformerXL, *, tgt_len: int, precision: InferencePrecision = "fp32", window: int | None = None
     ) -> None:
-        if precision not in get_args(InferencePrecision):
-            raise ConfigError(f"unknown precision '{precision}'; {did_you_mean(precision, get_args(InferencePrecision))}")
+        check_precision(precision, get_args(InferencePrecision))
         if not keeps_keys(model):
             raise ConfigError(
                 f"attention '{model.config.attention}' adds positions to what is remembered: no keys can be kept; "

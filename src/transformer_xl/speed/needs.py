@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from transformer_xl.config import AttentionKind
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.streams import KeptStreams
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.layers import AttentionBlock, DecoderLayer
 from transformer_xl.model.reader import Reader
@@ -75,7 +74,7 @@ class SessionBytes:
 
 def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
     """Count what a token makes a decoder read; None where tokens are read again and again instead."""
-    kept = _kept(decoder)
+    kept = decoder.kept
     if kept is None:
         return None
     reader, memory, model = kept.reader, kept.memory, decoder.model
@@ -93,7 +92,7 @@ def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
 
 def session_bytes(decoder: Decoder) -> SessionBytes | None:
     """Count what a decoder holds beside its model; None where it keeps no keys."""
-    kept = _kept(decoder)
+    kept = decoder.kept
     if kept is None:
         return None
     head, tails = _softmax_parts(kept.reader)
@@ -109,7 +108,7 @@ def session_bytes(decoder: Decoder) -> SessionBytes | None:
 
 def slots_per_row(decoder: Decoder) -> int:
     """Return how many tokens fill the memory of a row."""
-    kept = _kept(decoder)
+    kept = decoder.kept
     return decoder.mem_len + decoder.tgt_len if kept is None else kept.memory.n_slot
 
 
@@ -155,10 +154,6 @@ def _products_of_vocabulary(model: TransformerXL, ids: np.ndarray) -> float:
     return float(total)
 
 
-def _kept(decoder: Decoder) -> KeptStreams | None:
-    return decoder._streams if isinstance(decoder._streams, KeptStreams) else None
-
-
 def _layer_tensors(reader: Reader, *, of_positions: bool) -> Iterator[Tensor]:
     """Yield what all layers multiply by and add: what they have for each distance, or all the rest."""
     for layer in reader.layers:
@@ -168,8 +163,8 @@ def _layer_tensors(reader: Reader, *, of_positions: bool) -> Iterator[Tensor]:
 def _softmax_parts(reader: Reader) -> tuple[list[Tensor], list[list[Tensor]]]:
     """Return the tensors of the head, with those of the tails as classes of it, and of each tail."""
     softmax = reader.softmax
-    head, *tails = (list(_tensors(cluster)) for cluster in softmax._clusters)
-    return [*head, *_tensors(softmax._tail_classes)], tails
+    head, *tails = (list(_tensors(cluster)) for cluster in softmax.clusters)
+    return [*head, *_tensors(softmax.tail_classes)], tails
 
 
 def _tensors(parts: Tensor | Iterable[object] | None) -> Iterator[Tensor]:

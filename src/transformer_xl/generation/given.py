@@ -1,0 +1,110 @@
+"""What callers give a `Decoder` to read, made tensors of, or refused before anything is read.
+
+Shapes: B rows.
+"""
+
+import reprlib
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Ids = Tensor | np.ndarray | Sequence[int]
+"""Token ids."""
+
+Rows = Tensor | np.ndarray | Sequence[Ids]
+"""Token ids of each row."""
+
+Mask = Tensor | np.ndarray | Sequence[bool]
+"""True or False for each row."""
+
+
+def integers(ids: object, what: str) -> Tensor:
+    """Return numbers of any shape as int64.
+
+    Args:
+        ids: of a caller.
+        what: they are, for the complaint.
+
+    Raises:
+        ValueError: they are no integers. Those of other kinds, floats for example, would be rounded silently.
+
+    Example:
+        >>> integers([3, 4], "ids")
+        tensor([3, 4])
+    """
+    found = _tensor(ids)
+    if found is None or (found.numel() and (found.dtype == torch.bool or found.dtype.is_floating_point or found.is_complex())):
+        raise ValueError(f"{what}, {_described(ids)}, must be integers of at most 64 bits")
+    return found.to(torch.int64)
+
+
+def one_for_each_row(ids: object, n_row: int) -> Tensor:
+    """Return one token id of each row, int64 (B,).
+
+    Raises:
+        ValueError: they are something else.
+    """
+    found = integers(ids, "ids")
+    if found.shape != (n_row,):
+        raise ValueError(f"ids, {_described(ids)}, must be {n_row}, one for each row")
+    return found
+
+
+def equally_many_for_each_row(ids: Tensor, n_row: int) -> Tensor:
+    """Return token ids, int64 (B, T) with T ≥ 1.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    found = integers(ids, "ids")
+    if found.dim() != 2 or found.shape[0] != n_row or found.shape[1] == 0:
+        raise ValueError(f"ids, {_described(ids)}, must have shape (batch_size, length): ({n_row}, at least 1)")
+    return found
+
+
+def some_for_each_row(ids: object, n_row: int) -> list[Tensor]:
+    """Return the token ids of each row, int64 (T,) on the CPU, where T may be 0, but not in all rows.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    rows = [integers(own, f"ids of row {row}") for row, own in enumerate(ids)] if isinstance(ids, _LISTS) else []
+    if len(rows) != n_row or any(own.dim() != 1 for own in rows) or not any(len(own) for own in rows):
+        raise ValueError(
+            f"ids, {_described(ids)}, must be a list of token ids for each of {n_row} rows (batch_size), not all of them empty"
+        )
+    return [own.cpu() for own in rows]
+
+
+def one_flag_for_each_row(flags: object, n_row: int, what: str) -> Tensor:
+    """Return bool (B,).
+
+    Args:
+        flags: of a caller; numbers of rows would be taken for flags if they were not refused.
+        n_row: B.
+        what: they are, for the complaint.
+
+    Raises:
+        ValueError: they are something else.
+    """
+    found = _tensor(flags)
+    if found is None or found.dtype != torch.bool or found.shape != (n_row,):
+        raise ValueError(f"{what}, {_described(flags)}, must be bool of shape ({n_row},), True or False for each row")
+    return found
+
+
+_LISTS = (Sequence, np.ndarray)
+
+
+def _tensor(given: object) -> Tensor | None:
+    try:
+        # a copy of an array: torch warns of those that cannot be written, and refuses some orders of numbers
+        return torch.as_tensor(np.array(given) if isinstance(given, np.ndarray) else given)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+
+
+def _described(given: object) -> str:
+    return f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else reprlib.repr(given)
