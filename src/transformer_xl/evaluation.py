@@ -129,6 +129,7 @@ def evaluate(
         CorpusError: fewer than two tokens.
         TokenizerError: ids outside the model's vocabulary.
         ConfigError: sizes below 1, an unknown precision, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
+        ValueError: ids that are no integers, or of another shape.
 
     Example:
         >>> from transformer_xl.config import TransformerXLConfig
@@ -137,6 +138,8 @@ def evaluate(
         5
     """
     ids = np.asarray(token_ids)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+        raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
     n_predicted = len(ids) - 1
     if n_predicted < 1:
         raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")

@@ -11,6 +11,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.cli.showing import ReadingBar
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.session import describe
+from transformer_xl.generation.snapshot import describe_session
 from transformer_xl.generation.writing import text_seed
 
 
@@ -428,7 +429,7 @@ def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, comman
 def test_what_does_not_fit_into_memory(txl: Txl, options: str) -> None:
     complaint = txl("generate", "run", *options.split()).complaint
     assert complaint.startswith("memory for ")
-    assert complaint.endswith("cannot be had here; lower --batch-size or --mem-len")
+    assert complaint.endswith("tokens, cannot be had here; lower --batch-size or --mem-len")
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, *, step: int, times: int = 1) -> None:
@@ -462,14 +463,14 @@ def test_ctrl_c_ends_many_texts_in_good_order(txl: Txl, monkeypatch: pytest.Monk
         assert all_of_it["text"].startswith(line["text"].rstrip("\ufffd"))
         assert (line["seed"], line["prompt_tokens"]) == (all_of_it["seed"], 3)
         assert 0 < line["seconds"] < 60
-    assert [line["tokens"] for line in found] == [12, 12, 6, 5]  # noticed at the first token after it
+    assert [line["tokens"] for line in found] == [12, 12, 6, 6]  # each text ends with the token after it
     with monkeypatch.context() as patch:
         interrupt(patch, step=15)
         answer = txl(*command)
     heads = [f"=== {i} (seed {line['seed']}{', interrupted' * (i > 2)}) ===\nthe" for i, line in enumerate(found, start=1)]
     shown = [(head + line["text"]).removesuffix("\n") + "\n" for head, line in zip(heads, found, strict=True)]
     assert (answer.status, answer.out.encode()) == (130, "".join(shown).encode("utf-8", "replace"))
-    assert re.match(r"interrupted; read 12 tokens in .* wrote 35 tokens in .*; seed 2$", figures(answer.err))
+    assert re.match(r"interrupted; read 12 tokens in .* wrote 36 tokens in .*; seed 2$", figures(answer.err))
 
 
 def test_after_ctrl_c_no_text_begins(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -504,7 +505,7 @@ def test_ctrl_c_ends_one_text_in_good_order(txl: Txl, monkeypatch: pytest.Monkey
     assert re.match(r"interrupted; read 3 tokens in .* wrote 9 tokens in .*; seed 2$", figures(answer.err))
     assert answer.status == 130
     if memory[-1:] == ("book",):
-        assert describe(Path("book"))["note"]["tokens"] == str(5 + 3 + 9)
+        assert describe_session(Path("book"))["note"]["tokens"] == str(5 + 3 + 9)
         Path("book").write_bytes(before)
     assert Path("book").read_bytes() == before
     assert answer.out == txl(*command, "--tokens", "9").out
@@ -512,6 +513,96 @@ def test_ctrl_c_ends_one_text_in_good_order(txl: Txl, monkeypatch: pytest.Monkey
     interrupt(monkeypatch, step=7)
     (line,) = lines(txl(*command, "--tokens", "10000", "--json").out)
     assert (line["finish"], line["tokens"]) == ("interrupted", 9)
+
+
+@pytest.mark.parametrize("options", [("--tokens", "4"), ("--tokens", "99", "--stop", "e")])
+def test_texts_that_end_with_ctrl_c_ended_as_they_would_have(
+    txl: Txl, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    """Whoever writes interrupted texts again writes none that is whole."""
+    command = ("generate", "run", "--prompt", "the", "-n", "4", "--batch-size", "4", "--seed", "4", "--json", *options)
+    whole = {line["sample"]: line for line in lines(txl(*command).out)}
+    for step in range(max(line["tokens"] for line in whole.values())):
+        with monkeypatch.context() as patch:
+            interrupt(patch, step=step)
+            found = lines(txl(*command).out)
+        for line in found:
+            is_whole = line["tokens"] == whole[line["sample"]]["tokens"]
+            assert line["finish"] == (whole[line["sample"]]["finish"] if is_whole else "interrupted")
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_while_saving(txl: Txl, monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    """What was shown is saved all the same; a second one keeps the old file."""
+    command = ("generate", "run", "--prompt", "the", "--tokens", "4", "--memory", "book")
+    assert txl(*command).status == 0
+    before, save = Path("book").read_bytes(), Decoder.save
+
+    def interrupted(self: Decoder, *arguments: object, **options: object) -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+        save(self, *arguments, **options)  # pyright: ignore
+
+    monkeypatch.setattr(Decoder, "save", interrupted)
+    assert txl(*command).status == 130
+    if times == 1:
+        assert describe_session(Path("book"))["note"]["tokens"] == str(2 * (3 + 4))
+    else:
+        assert Path("book").read_bytes() == before
+
+
+def test_ctrl_c_that_is_ignored_stays_ignored(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        interrupt(monkeypatch, step=3)
+        (line,) = lines(txl("generate", "run", "--prompt", "the", "--tokens", "9", "--json").out)
+        assert (line["finish"], line["tokens"]) == ("length", 9)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_texts_can_be_written_outside_the_main_thread(txl: Txl) -> None:
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(txl("generate", "run", "--prompt", "the", "--tokens", "3")))
+    thread.start()
+    thread.join()
+    assert answers[0].status == 0
+
+
+def test_questions_go_on_from_one_memory_though_the_file_changes(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
+    command = (
+        "generate",
+        "run",
+        "--prompt",
+        "the",
+        "--tokens",
+        "9",
+        "-n",
+        "3",
+        "--seed",
+        "2",
+        "--memory",
+        "book",
+        "--read-only",
+    )
+    whole, step = txl(*command).out, Decoder.step
+
+    def replacing(self: Decoder, *arguments: object, **options: object) -> object:
+        Path("book").write_bytes(b"something else")
+        return step(self, *arguments, **options)  # pyright: ignore
+
+    monkeypatch.setattr(Decoder, "step", replacing)
+    assert txl(*command).out == whole
+
+
+def test_an_empty_pipe_is_noted(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.cli.generate.is_piped", lambda: True)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    answer = txl("generate", "run", "--tokens", "3", "--quiet")
+    assert (answer.status, answer.err) == (0, "note: nothing was piped in\n")
 
 
 def test_ctrl_c_ends_many_questions_in_good_order(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -573,7 +664,7 @@ def test_huge_numbers_stream(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_usage_is_one_line_and_status_2(txl: Txl, options: str) -> None:
     answer = txl("generate", "run", *options.split())
     assert answer.status == 2
-    assert answer.complaint.endswith("See txl --help.")
+    assert answer.complaint.endswith("See txl generate --help.")
 
 
 def test_a_character_the_model_does_not_know(txl: Txl, char_run: Path, workbench: Path) -> None:
@@ -634,7 +725,7 @@ def test_ctrl_c_while_writing_saves_what_was_shown(start, txl: Txl) -> None:
     rest, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert figures(err.decode()).startswith("interrupted; read 3 tokens in ")
-    n_written = int(describe(Path("book"))["note"]["tokens"]) - 3
+    n_written = int(describe_session(Path("book"))["note"]["tokens"]) - 3
     whole = txl("generate", "run", "--prompt", "the", "--tokens", str(n_written), *options)
     assert (begun + rest) == whole.out.encode()
     (line,) = lines(
@@ -787,7 +878,7 @@ def test_a_small_file_cannot_ask_for_a_huge_memory(txl: Txl, monkeypatch: pytest
     command = ("generate", "run", "--tokens", "3", "--memory", "book")
     assert txl(*command, "--prompt", "the cat", "--mem-len", "4000").status == 0
     answer = txl(*command)  # a long memory of which little is used
-    assert (answer.status, describe(Path("book"))["decoder"]["mem_len"]) == (0, 4000)
+    assert (answer.status, describe_session(Path("book"))["decoder"]["mem_len"]) == (0, 4000)
     opened: list[int | None] = []
     decoder = Decoder.__init__
     monkeypatch.setattr(Decoder, "__init__", lambda *a, **b: (opened.append(b["mem_len"]), decoder(*a, **b))[0])

@@ -4,16 +4,19 @@ import io
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Answer, Txl
 from transformer_xl.cli.interactive import _SETTINGS, HELP
-from transformer_xl.generation.session import describe
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.snapshot import describe_session
 
 Talk = Callable[..., Answer]
 
@@ -34,7 +37,7 @@ ASCII = ("--top-k", "20")
 
 def remembered(file: str) -> bytes:
     """The tokens of a session, which are bytes here."""
-    return bytes(int(token) for token in describe(Path(file))["note"]["tail"].split())
+    return bytes(int(token) for token in describe_session(Path(file))["note"]["tail"].split())
 
 
 def test_a_conversation_is_one_text(talk: Talk) -> None:
@@ -232,7 +235,68 @@ def test_ctrl_c_while_reading_keeps_what_was_read(txl: Txl, monkeypatch: pytest.
     assert answer.err.strip() == "stopped reading; 1,024 tokens are remembered"
     assert answer.out == ""
     assert remembered("a") == b"x" * 512
-    assert describe(Path("a"))["note"]["tokens"] == "1024"
+    assert describe_session(Path("a"))["note"]["tokens"] == "1024"
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, line: str, *later: str, times: int = 1) -> None:
+    """Type a line, and press Ctrl-C when the decoder begins to do what it says; then type others."""
+    begun = []
+
+    def typed() -> Iterator[str]:
+        begun.append(line)
+        yield f"{line}\n"
+        yield from later
+
+    for name in ("load", "save", "reset", "step"):
+        method = getattr(Decoder, name)
+
+        def interrupted(*arguments: Any, method: Callable[..., Any] = method, **options: Any) -> Any:
+            for _ in range(times if begun else 0):
+                begun.clear()
+                signal.raise_signal(signal.SIGINT)
+            return method(*arguments, **options)
+
+        monkeypatch.setattr(Decoder, name, interrupted)
+    typist = Typist()
+    typist.typed = typed()
+    monkeypatch.setattr(sys, "stdin", typist)
+
+
+COMMAND = ("generate", "run", "--interactive", "--tokens", "2", "--compile", "no", "--bias", "10=-inf", "--memory")
+
+
+@pytest.mark.parametrize("line", ["/load b", "/save c", "/reset", "the"])
+def test_one_ctrl_c_brings_a_command_to_its_end(txl: Txl, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """It is as if it came at the prompt after it; the conversation goes on."""
+    for name, text in (("a", "the cat"), ("b", "sat")):
+        monkeypatch.setattr(sys, "stdin", Typist(f"{text}\n"))
+        assert txl(*COMMAND, name).status == 0
+    monkeypatch.setattr(sys, "stdin", Typist(f"{line}\n", "/save d\n"))
+    assert txl(*COMMAND, "a", "--read-only", "--seed", "1").status == 0
+    expected = Path("d").read_bytes()
+    interrupt(monkeypatch, line, "/save d\n", "/quit\n")
+    answer = txl(*COMMAND, "a", "--read-only", "--seed", "1")
+    assert answer.status == 0
+    assert "Ctrl-C once more, or /quit, to leave" in answer.err or line == "the"  # of which it ends the writing
+    assert Path("d").read_bytes() == expected
+
+
+@pytest.mark.parametrize("line", ["the", "/load b"])
+def test_a_second_ctrl_c_leaves_the_file_as_it_was(txl: Txl, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """What is remembered in the middle of something may be half of it."""
+    monkeypatch.setattr(sys, "stdin", Typist("the cat\n", "/save b\n"))
+    assert txl(*COMMAND, "a").status == 0
+    before = Path("a").read_bytes()
+    interrupt(monkeypatch, line, "never\n", times=2)
+    answer = txl(*COMMAND, "a")
+    assert answer.status == 130
+    assert "broken off; a stays as it was" in answer.err
+    assert Path("a").read_bytes() == before
+
+
+def test_leaving_says_how_fast_it_was(talk: Talk) -> None:
+    figures = talk("the", "cat").err.splitlines()[-1]
+    assert re.match(r"read 7 tokens in .*, wrote \d+ tokens in .*; fp32, .*; seed 5$", figures)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="POSIX terminals")

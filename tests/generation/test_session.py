@@ -10,7 +10,8 @@ from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.session import TextSession, describe
+from transformer_xl.generation.session import TextSession
+from transformer_xl.generation.snapshot import describe_session
 from transformer_xl.generation.writing import Chosen, Request
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -179,12 +180,12 @@ def test_a_file_says_how_it_was_read(model: TransformerXL, tmp_path: Path) -> No
     session = TextSession(Decoder(model, mem_len=4), LETTERS)
     turn(session, [1])
     session.save(tmp_path / "a")
-    about = describe(tmp_path / "a")
+    about = describe_session(tmp_path / "a")
     assert (about["decoder"]["mem_len"], about["decoder"]["precision"]) == (4, "fp32")
     assert about["note"]["tokens"] == "8"
     (tmp_path / "b").write_bytes((tmp_path / "a").read_bytes().replace(b'"mem_len":4', b'"mem_len":9'))
     with pytest.raises(CheckpointError, match="are not the SHA-256 of those before them"):
-        describe(tmp_path / "b")
+        describe_session(tmp_path / "b")
 
 
 def test_sessions_of_others_are_refused_and_nothing_is_lost(model: TransformerXL, tmp_path: Path) -> None:

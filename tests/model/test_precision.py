@@ -18,7 +18,7 @@ def test_auto_takes_a_gpu_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("name", ["gpu", "hpu", "cuda:99", "cpu:x", ""])
 def test_a_device_that_is_not_here_is_one_short_line(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"device '{name}' cannot be used here .*; use train.device=auto or cpu") as caught:
+    with pytest.raises(ConfigError, match=f"device '{name}' cannot be used here .*; use auto or cpu") as caught:
         choose_device(name)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400

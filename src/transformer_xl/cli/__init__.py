@@ -44,7 +44,8 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"txl: error: {_one_line(error)}", file=sys.stderr)
         sys.exit(1)
     except CycloptsError as error:
-        print(f"txl: error: {_one_line(error)} See txl --help.", file=sys.stderr)
+        command = " ".join(["txl", *(error.command_chain or ())])
+        print(f"txl: error: {_one_line(error)} See {command} --help.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -150,7 +150,7 @@ def generate(
         ),
     )
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.cli.writing import Job, StoppedReading
+    from transformer_xl.cli.writing import Interrupts, Job, StoppedReading
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.session import TextSession
     from transformer_xl.generation.stopping import Stopping
@@ -197,7 +197,7 @@ def generate(
     if session is not None and interactive:
         from transformer_xl.cli.interactive import Conversation
 
-        Conversation(session, job, file=memory, read_only=read_only, quiet=quiet).run(given)
+        Conversation(session, job, file=memory, read_only=read_only, quiet=quiet, machine=_machine(decoder)).run(given)
         return
     printer: Printer
     if json_:
@@ -211,10 +211,12 @@ def generate(
             if session is None or memory is None:
                 interrupted = job.run(given, printer, bar)
             elif read_only:
-                interrupted = job.ask(session, memory, given, printer, bar)
+                interrupted = job.ask(session, given, printer, bar)
             else:
-                interrupted = job.go_on(session, given[0], printer, bar)
-                session.save(memory)
+                with Interrupts() as interrupts:  # what was shown is saved, though somebody grew impatient
+                    interrupted = job.go_on(session, given[0], printer, bar)
+                    session.save(memory)
+                    interrupted = interrupted or interrupts.noted
     except StoppedReading:
         say(f"\nstopped reading; {memory} stays as it was", quiet=quiet)
         sys.exit(130)
@@ -234,8 +236,9 @@ def _open(model: "TransformerXL", *, batch_size: int, mem_len: int | None, **opt
     except (RuntimeError, MemoryError) as error:  # torch has no class of its own for memory of a CPU
         if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("memory", "overflow")):
             raise
+    texts = f"{batch_size:,} texts side by side" if batch_size > 1 else "a text"
     raise ConfigError(
-        f"memory for {batch_size:,} texts side by side that look back {mem_len or model.mem_len:,} tokens cannot be had here; "
+        f"memory for {texts}, looking back {mem_len or model.mem_len:,} tokens, cannot be had here; "
         "lower --batch-size or --mem-len"
     )
 
@@ -277,9 +280,9 @@ def _read_with(file: Path, *, trusted_mem_len: int) -> tuple[int | None, str | N
     Anybody can write a small file that says that it needs a huge memory.
     """
     from transformer_xl.errors import CheckpointError
-    from transformer_xl.generation.session import describe
+    from transformer_xl.generation.snapshot import describe_session
 
-    decoder = describe(file)["decoder"]
+    decoder = describe_session(file)["decoder"]
     mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
     mem_len = mem_len if type(mem_len) is int and mem_len >= 0 else None
     if mem_len is not None and mem_len > trusted_mem_len:
@@ -307,6 +310,8 @@ def _given(prompt: str | None, prompt_file: Path | None, tokenizer: "Tokenizer",
         return [from_file(prompt_file, tokenizer)]
     if piped and is_piped():
         read = from_file(STDIN, tokenizer)
+        if len(read.ids) == 0:
+            say("note: nothing was piped in")
         return [read] if len(read.ids) else []
     return []
 

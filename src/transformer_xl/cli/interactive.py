@@ -11,7 +11,7 @@ from typing import Any
 
 from transformer_xl.cli.prompts import Prompt, beginning, line_end, nothing, typed
 from transformer_xl.cli.showing import ReadingBar, StreamPrinter, say
-from transformer_xl.cli.writing import Job, StoppedReading
+from transformer_xl.cli.writing import Interrupts, Job, StoppedReading
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean
 from transformer_xl.generation.session import TextSession
 from transformer_xl.generation.writing import check_seed, text_seed
@@ -51,11 +51,14 @@ class Conversation:
         job: writes.
         file: where the session is saved at the end; None: nowhere.
         read_only: do not.
-        quiet: no greeting.
+        quiet: no greeting, and no figures at the end.
+        machine: how it computes, for the figures.
     """
 
-    def __init__(self, session: TextSession, job: Job, *, file: Path | None, read_only: bool, quiet: bool) -> None:
-        self._session, self._job, self._file, self._quiet = session, job, file, quiet
+    def __init__(
+        self, session: TextSession, job: Job, *, file: Path | None, read_only: bool, quiet: bool, machine: str
+    ) -> None:
+        self._session, self._job, self._file, self._quiet, self._machine = session, job, file, quiet, machine
         self._saves = file is not None and not read_only
         self._seed, self._turn = job.seed, 0
         self._commands = {
@@ -89,15 +92,21 @@ class Conversation:
                 interrupted = True
                 say("\nCtrl-C once more, or /quit, to leave")
                 continue
-            interrupted = False
+            interrupts = Interrupts()
             try:
-                if not self._answer(line):
-                    break
+                with interrupts:
+                    goes_on = self._answer(line)
             except TxlError as error:
                 say(f"error: {' '.join(str(error).split())}")
-            except KeyboardInterrupt:  # a second one, while the model writes; between tokens memory is in order
-                self._leave()
+                goes_on = True
+            except KeyboardInterrupt:  # a second one, in the middle of something: what is remembered may be half of it
+                say(f"\nbroken off{f'; {self._file} stays as it was' if self._saves else ''}")
                 raise
+            if not goes_on:
+                break
+            interrupted = interrupts.noted
+            if interrupted:
+                say("\nCtrl-C once more, or /quit, to leave")
         self._leave()
 
     def _answer(self, line: str) -> bool:
@@ -135,8 +144,13 @@ class Conversation:
 
     def _leave(self) -> None:
         """Save the session; but one that remembers nothing, as after /reset, is not what a file is to be replaced by."""
+        totals = self._job.totals
+        say(
+            totals.line(self._machine, self._seed, interrupted=False), quiet=self._quiet or not totals.n_read + totals.n_written
+        )
         if self._saves and self._session.n_tokens > 0:
-            self._save("")
+            with Interrupts():
+                self._save("")
         elif self._saves:
             say(f"nothing is remembered, so {self._file} stays as it was", quiet=self._quiet)
 

@@ -3,11 +3,12 @@
 import contextlib
 import itertools
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 
@@ -31,19 +32,24 @@ class StoppedReading(KeyboardInterrupt):
 class Interrupts:
     """Within this context the first Ctrl-C is only noted, so that what is being done can be brought to an end; a second raises.
 
+    Where Ctrl-C is ignored, as in the background of a shell, or somebody else's, as outside the main thread, it stays so.
+
     Attributes:
         noted: whether there was one.
     """
 
     def __init__(self) -> None:
         self.noted = False
+        self._before: Any = None
 
     def __enter__(self) -> "Interrupts":
-        self._before = signal.signal(signal.SIGINT, self._note)
+        if threading.current_thread() is threading.main_thread() and callable(signal.getsignal(signal.SIGINT)):
+            self._before = signal.signal(signal.SIGINT, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.noted:
@@ -91,21 +97,20 @@ class Job:
 
         return self._write_all(self._texts(prompts), events, printer, bar)
 
-    def ask(self, session: TextSession, file: Path, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
-        """Write all texts, one after another, each after what a file remembers and none of the others; as `run`.
+    def ask(self, session: TextSession, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
+        """Write all texts, one after another, each after what a session remembers now and none of the others; as `run`.
 
         Args:
-            session: as loaded from the file, which is loaded again for each further text.
-            file: stays as it is.
+            session: remembers the last text as well in the end.
             prompts: of the texts.
             printer: of the texts.
             bar: of reading.
         """
+        kept = session.keep()
 
         def events(requests: Iterator[Request], on_read: Callable[[int], None]) -> _Events:
             for number, request in enumerate(requests):
-                if number > 0:
-                    session.load(file)
+                session.restore(kept)
                 for event in session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
                     yield event._replace(text=number)
 
@@ -150,7 +155,7 @@ class Job:
                         return
                     texts[text.number] = text
                     printer.begin(text)
-                    yield self._request(text)
+                    yield self._request(text, interrupts)
 
             def on_read(n: int) -> None:
                 text = texts[max(texts)]  # a prompt is read when its text begins
@@ -160,7 +165,7 @@ class Job:
                 if interrupts.noted:
                     raise StoppedReading
 
-            self._print(_until(interrupts, events(requests(), on_read), texts), texts, printer)
+            self._print(_to_the_end(events(requests(), on_read), texts), texts, printer)
             return interrupts.noted
 
     def _texts(self, prompts: Sequence[Prompt], remembered: Sequence[int] = ()) -> Iterator[Text]:
@@ -173,13 +178,13 @@ class Job:
                 transcript = Transcript(self.tokenizer, before, self.stopping)
                 yield Text(next(numbers), prompt, index, sample, seed, transcript)
 
-    def _request(self, text: Text, interrupts: Interrupts | None = None) -> Request:
+    def _request(self, text: Text, interrupts: Interrupts) -> Request:
         def ends(token: int) -> FinishReason | None:
             text.piece = text.transcript.push(token)
             text.n_written += 1
             if text.transcript.stopped_by is not None:
                 return "stop"
-            return "interrupted" if interrupts is not None and interrupts.noted else None
+            return "interrupted" if interrupts.noted else None
 
         return Request(
             prompt=text.prompt.ids,
@@ -202,13 +207,10 @@ class Job:
         self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
 
 
-def _until(interrupts: Interrupts, events: _Events, texts: dict[int, Text]) -> _Events:
-    """Yield events up to an interrupt, and then the end of each text that has begun."""
+def _to_the_end(events: _Events, texts: dict[int, Text]) -> _Events:
+    """Yield events, and where a prompt was not read to its end, the end of each text that has begun."""
     with contextlib.suppress(StoppedReading):
-        for event in events:
-            yield event
-            if interrupts.noted:
-                break
+        yield from events
     for text in list(texts.values()):
         writing = time.perf_counter() - text.begun - text.reading
         yield Finished(text.number, "interrupted", text.n_read, text.n_written, text.reading, writing)

@@ -1,6 +1,6 @@
 """`Decoder`: a model with the memory of what it has read, fed token by token or text by text."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -72,8 +72,9 @@ class Decoder:
         compile: Compile = False,
         expected_tokens: int = 1000,
     ) -> None:
-        if batch_size < 1 or (tgt_len is not None and tgt_len < 1):
-            raise ConfigError(f"batch_size ({batch_size}) and tgt_len ({tgt_len}) must be at least 1")
+        for name, size in (("batch_size", batch_size), ("tgt_len", tgt_len)):
+            if size is not None and size < 1:
+                raise ConfigError(f"{name} ({size}) must be at least 1")
         check_precision(precision)
         same_length = False if mem_len == 0 else None  # of a window without memory nothing is left
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
@@ -132,9 +133,9 @@ class Decoder:
         """Read on, and score what may come next.
 
         Args:
-            ids: integers (B, T), the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, where an empty one
-                leaves its row as it is. Rows of a list are read one after another, so that the numbers of a row depend on it
-                alone, to the last bit.
+            ids: integers (B, T), a tensor of the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, where an
+                empty one leaves its row as it is. Rows of a list, or of an array, are read one after another, so that the
+                numbers of a row depend on it alone, to the last bit.
 
         Returns:
             Scores (B, V) of the token after the last one, at least in fp32 (of an adaptive softmax: log-probabilities); NaN for
@@ -253,7 +254,7 @@ class Decoder:
         """
         save_session(Path(path), self._session(), note=note or {})
 
-    def load(self, path: str | Path) -> dict[str, str]:
+    def load(self, path: str | Path, *, accept: Callable[[Mapping[str, str]], object] | None = None) -> dict[str, str]:
         """Forget what was read, and take over a session that `save` wrote.
 
         The next numbers are those that the saving decoder would have computed; to the last bit, if both compile or neither
@@ -261,6 +262,7 @@ class Decoder:
 
         Args:
             path: a session of the same weights, rows, memory and precision, in a regular file.
+            accept: called with the note before anything is taken over; an error that it raises leaves the decoder as it was.
 
         Returns:
             The note.
@@ -270,10 +272,25 @@ class Decoder:
                 (numbers would differ even where its keys could be converted); the decoder is then as it was.
         """
         state, note = load_session(Path(path), self._session())
-        hidden = state.pop(_HIDDEN)
-        self._streams.load_state_dict(state)
-        self._hidden = hidden.to(self.model.device)
+        if accept:
+            accept(note)
+        self.load_state_dict(state)
         return note
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return copies of all that was read, from which this decoder, or one opened alike, can go on."""
+        return {name: x.clone() for name, x in self._session().state.items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Forget what was read, and go on from what `state_dict` returned, which stays as it is.
+
+        Raises:
+            ValueError: it is of a decoder that was opened otherwise; nothing is taken over then.
+        """
+        rest = dict(state)
+        hidden = rest.pop(_HIDDEN)
+        self._streams.load_state_dict(rest)
+        self._hidden = hidden.to(self.model.device, copy=True)
 
     def _session(self) -> Session:
         state = {**self._streams.state_dict(), _HIDDEN: self._hidden}

@@ -57,7 +57,7 @@ def generate(
     Raises:
         ConfigError: an option out of range, or options that contradict each other.
         TokenizerError: an empty prompt, or ids outside the vocabulary.
-        ValueError: a prompt that is no integers.
+        ValueError: a prompt that is no integers, or of several texts.
     """
     sampling = Sampling(
         temperature=temperature,
@@ -72,7 +72,11 @@ def generate(
     sampling.check(vocab_size)
     stopping = Stopping(tokens=stop_tokens)
     stopping.check(vocab_size)
-    prompt = integers(prompt_ids, "prompt_ids").flatten().cpu().numpy()
+    prompt = integers(prompt_ids, "prompt_ids").cpu().numpy()
+    if prompt.ndim == 2 and len(prompt) == 1:  # a batch of one, as tokenizers of other libraries return it
+        prompt = prompt[0]
+    if prompt.ndim != 1:
+        raise ValueError(f"prompt_ids, of shape {prompt.shape}, must be those of one text; a Decoder reads many")
     if len(prompt) == 0:
         raise TokenizerError(EMPTY_PROMPT)
     check_ids(prompt, vocab_size=vocab_size)

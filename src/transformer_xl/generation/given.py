@@ -34,7 +34,11 @@ def integers(ids: object, what: str) -> Tensor:
         >>> integers([3, 4], "ids")
         tensor([3, 4])
     """
+    if isinstance(ids, str):
+        raise ValueError(f"{what}, {reprlib.repr(ids)}, must be integers; tokenizer.encode(text) makes them of text")
     found = _tensor(ids)
+    if found is not None and found.dtype == torch.uint64 and found.numel() and int(found.view(torch.int64).min()) < 0:
+        found = None  # too large to be an id; as int64 it would be negative
     if found is None or (found.numel() and (found.dtype == torch.bool or found.dtype.is_floating_point or found.is_complex())):
         raise ValueError(f"{what}, {_described(ids)}, must be integers of at most 64 bits")
     return found.to(torch.int64)
@@ -70,7 +74,9 @@ def some_for_each_row(ids: object, n_row: int) -> list[Tensor]:
     Raises:
         ValueError: they are something else.
     """
-    rows = [integers(own, f"ids of row {row}") for row, own in enumerate(ids)] if isinstance(ids, _LISTS) else []
+    rows = []
+    if isinstance(ids, _LISTS) and not isinstance(ids, str) and getattr(ids, "ndim", 1) > 0:
+        rows = [integers(own, f"ids of row {row}") for row, own in enumerate(ids)]
     if len(rows) != n_row or any(own.dim() != 1 for own in rows) or not any(len(own) for own in rows):
         raise ValueError(
             f"ids, {_described(ids)}, must be a list of token ids for each of {n_row} rows (batch_size), not all of them empty"

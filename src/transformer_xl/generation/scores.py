@@ -132,9 +132,9 @@ class Scores:
 
         Raises:
             TokenizerError: an id outside the vocabulary.
-            ValueError: not one id for each row.
+            ValueError: not one id for each row, or rows that do not exist.
         """
-        rows = range(self.batch_size) if rows is None else rows
+        rows = self._asked(rows)
         tokens_R = one_for_each_row(ids, len(rows))
         check_ids(tokens_R, vocab_size=self.vocab_size)
         asked = [(row, token, _cluster_of(self.borders, token)) for row, token in zip(rows, tokens_R.tolist(), strict=True)]
@@ -155,10 +155,11 @@ class Scores:
 
         Raises:
             ConfigError: fewer than 1 or more than V.
+            ValueError: rows that do not exist.
         """
         if not 1 <= n <= self.vocab_size:
             raise ConfigError(f"the {n} likeliest tokens of {self.vocab_size} were asked for; ask for 1 … {self.vocab_size}")
-        rows = range(self.batch_size) if rows is None else rows
+        rows = self._asked(rows)
         leading = [leaders(self.row(row), n) for row in rows]
         values, ids = (torch.stack(parts) for parts in zip(*leading, strict=True))
         return values - self._normalizers(rows).unsqueeze(1), ids
@@ -176,6 +177,13 @@ class Scores:
             return self._head[row]
         self.compute(i - 1, [row])
         return self._computed[i - 1, row]
+
+    def _asked(self, rows: Sequence[int] | None) -> Sequence[int]:
+        if rows is None:
+            return range(self.batch_size)
+        if not len(rows) or not all(0 <= row < self.batch_size for row in rows):
+            raise ValueError(f"rows ({list(rows)}) must be some of 0 … {self.batch_size - 1}")
+        return rows
 
     def _normalizers(self, rows: Sequence[int]) -> Tensor:
         """Return what log-probabilities (R,) are less than the scores; those of an adaptive softmax are normalized."""

@@ -4,20 +4,30 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.random_state import generator_from_text, generator_to_text
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.snapshot import describe_session as describe
 from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Finished, Request, write
 
 _TAIL = 512
 """Last tokens that are kept as such: for a repetition penalty, and for how the text goes on (spaces, parts of characters)."""
+
+
+class Kept(NamedTuple):
+    """What a session remembers: the decoder's state, the last tokens, how many in all, and the random numbers to come."""
+
+    memory: dict[str, Tensor]
+    tail: tuple[int, ...]
+    n_tokens: int
+    random: tuple[int, str] | None
 
 
 class TextSession:
@@ -105,15 +115,29 @@ class TextSession:
         Raises:
             CheckpointError: no such file, a damaged one, or a session of another model, decoder or tokenizer.
         """
-        theirs = describe(path)["note"].get("tokenizer", self.tokenizer.fingerprint)
-        if theirs != self.tokenizer.fingerprint:
-            raise CheckpointError(f"session {str(path)!r} was read with another tokenizer; use that one, or start anew")
-        note = self.decoder.load(path)
+
+        def accept(note: Mapping[str, str]) -> None:
+            if note.get("tokenizer", self.tokenizer.fingerprint) != self.tokenizer.fingerprint:
+                raise CheckpointError(f"session {str(path)!r} was read with another tokenizer; use that one, or start anew")
+
+        note = self.decoder.load(path, accept=accept)
         tokens = [int(token) for token in note.get("tail", "").split() if _is_whole(token, 10**9)]
         self.tail = deque((token for token in tokens if token < self.tokenizer.vocab_size), maxlen=_TAIL)
         n_tokens = note.get("tokens", "")
         self.n_tokens = int(n_tokens) if _is_whole(n_tokens, 10**18) else max(1, len(self.tail))
         self._random = _random_of(note)
+
+    def keep(self) -> "Kept":
+        """Return a copy of all that is remembered, for `restore`."""
+        random = None if self._random is None else (self._random[0], generator_to_text(self._random[1]))
+        return Kept(self.decoder.state_dict(), tuple(self.tail), self.n_tokens, random)
+
+    def restore(self, kept: "Kept") -> None:
+        """Forget everything, and go on from what `keep` returned, as often as one likes."""
+        self.decoder.load_state_dict(kept.memory)
+        self.tail = deque(kept.tail, maxlen=_TAIL)
+        self.n_tokens = kept.n_tokens
+        self._random = None if kept.random is None else (kept.random[0], generator_from_text(kept.random[1]))
 
     def _remember(self, *tokens: int, n: int = 1) -> None:
         self.tail.extend(tokens)

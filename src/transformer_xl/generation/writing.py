@@ -22,7 +22,7 @@ from transformer_xl.generation.scores import Scores
 FinishReason = Literal["length", "stop", "interrupted"]
 """Why a text ended: all tokens written, a stop token or string came, or somebody had enough."""
 
-EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps (--prompt TEXT)"
+EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps"
 
 _PIECE = 1024
 """Tokens of a prompt read between two calls of `on_read`; any number gives the same scores."""
@@ -220,7 +220,8 @@ class _Text:
         self.n_written += 1
         self.history.add(token)
         reason = self.request.ends(token) if self.request.ends else None
-        return reason or ("length" if self.n_written >= self.request.max_new_tokens else None)
+        whole = self.n_written >= self.request.max_new_tokens
+        return "length" if whole and reason in (None, "interrupted") else reason
 
     def finished(self, reason: FinishReason, stop_token: int | None = None) -> Finished:
         """Return the end of it."""

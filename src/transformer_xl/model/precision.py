@@ -25,7 +25,7 @@ def choose_device(name: str) -> torch.device:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().splitlines()[0].partition(". ")[0]
-        raise ConfigError(f"device '{name}' cannot be used here ({reason}); use train.device=auto or cpu") from None
+        raise ConfigError(f"device '{name}' cannot be used here ({reason}); use auto or cpu") from None
     return device
 
 

@@ -189,7 +189,7 @@ class Reader:
         """Read a segment of rows whose rings stand at the same place, and remember it.
 
         Args:
-            ids: int64 (B, T), T at most `tgt_len`.
+            ids: int64 (B, T), T at most `tgt_len`; of the vocabulary, which is for the caller to check, as `Decoder` does.
             memory: of `empty_memory`; written in place.
             rows: which rows of the memory these are.
 
@@ -241,7 +241,7 @@ class Reader:
         """Read one token of each row; rows may stand anywhere, and shapes are always the same.
 
         Args:
-            ids: int64 (B,).
+            ids: int64 (B,), of the vocabulary, as for `read`.
             memory: of `empty_memory`; written in place.
             active: bool (B,), rows that read; what the others compute means nothing, and they remember nothing. None: all.
 

@@ -16,7 +16,7 @@ def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
     Raises:
         TokenizerError: one that lies outside.
     """
-    if len(ids) == 0:
+    if 0 in ids.shape:
         return
     for extreme in (int(ids.min()), int(ids.max())):
         if not 0 <= extreme < vocab_size:

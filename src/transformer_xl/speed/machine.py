@@ -112,12 +112,10 @@ class MemoryWatch:
         if not _STATUS.exists():
             return None
         fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines())
-        if not {"RssAnon", "RssShmem", "VmRSS", "VmHWM"} <= fields.keys():  # a system that only resembles Linux
+        if not {"RssAnon", "VmRSS", "VmHWM"} <= fields.keys():  # a system that only resembles Linux
             return None
-        anonymous, shared, in_use, peak = (
-            int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssShmem", "VmRSS", "VmHWM")
-        )
-        return anonymous + shared, in_use, peak
+        anonymous, in_use, peak = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmRSS", "VmHWM"))
+        return anonymous, in_use, peak
 
 
 def _seconds(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
