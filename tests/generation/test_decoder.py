@@ -389,7 +389,7 @@ def test_what_is_no_id_of_each_row_is_refused_and_nothing_read(ids: Any) -> None
     decoder = Decoder(model_of("paper"), batch_size=2)
     decoder.feed([[1, 2, 3, 4], [5]])
     before = state(decoder)
-    with pytest.raises(ValueError, match=r"^ids, .*, must be (integers of at most 64 bits|2, one for each row)$"):
+    with pytest.raises(ValueError, match=r"^ids, .*, must be (integers|2, one for each row)"):
         decoder.step(ids)
     assert same(state(decoder), before)
 
