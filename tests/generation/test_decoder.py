@@ -641,3 +641,19 @@ def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> No
     decoder = Decoder(tiny_model(), compile="auto", expected_tokens=10**9)
     assert opened == ["fp32"]
     assert not decoder.compiled and decoder.reason.endswith("not compiled: there is none")
+
+
+def test_a_state_is_gone_back_to_as_often_as_one_likes() -> None:
+    decoder = Decoder(model_of("paper"), batch_size=2)
+    scores = decoder.feed([[1, 2, 3, 4], [5]])
+    kept = decoder.state_dict()
+    expected = decoder.feed([[6, 7], [8]])
+    for _ in range(2):
+        decoder.load_state_dict(kept)
+        assert torch.equal(decoder.scores.full(), scores)
+        assert torch.equal(decoder.feed([[6, 7], [8]]), expected)
+    before = state(decoder)
+    for wrong in ({}, Decoder(model_of("paper")).state_dict(), {"last": kept["last"]}):
+        with pytest.raises(ValueError, match=r"state|tensors|memory"):
+            decoder.load_state_dict(wrong)
+        assert same(state(decoder), before)

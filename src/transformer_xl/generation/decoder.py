@@ -288,7 +288,9 @@ class Decoder:
             ValueError: it is of a decoder that was opened otherwise; nothing is taken over then.
         """
         rest = dict(state)
-        hidden = rest.pop(_HIDDEN)
+        hidden = rest.pop(_HIDDEN, None)
+        if hidden is None or hidden.shape != self._hidden.shape:
+            raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
         self._streams.load_state_dict(rest)
         self._hidden = hidden.to(self.model.device, copy=True)
 
