@@ -30,9 +30,12 @@ def main(directory: Path, n_kills: int, seed: int) -> None:
     generator = random.Random(seed)
     CheckpointStore(directory).save(numbered(0, n_values=N_VALUES))
     reported = {"step": 0, "best": 0}
+    n_unfinished = 0  # kills since a save last returned; each may have left a finished checkpoint that rotated nothing
     for _ in range(n_kills):
-        reported |= kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
-        print(json.dumps(examine(directory, reported)), flush=True)
+        reports = kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
+        reported |= reports
+        n_unfinished = 1 if reports else n_unfinished + 1
+        print(json.dumps(examine(directory, reported, n_unfinished)), flush=True)
     print("done", flush=True)
 
 
@@ -73,7 +76,7 @@ def report(step: int, best: bool) -> bytes:
     return f"step {step}\n".encode() + (f"best {step}\n".encode() if best else b"")
 
 
-def examine(directory: Path, reported: dict[str, int]) -> dict[str, Any]:
+def examine(directory: Path, reported: dict[str, int], n_unfinished: int) -> dict[str, Any]:
     """Load what the kill left, before and after cleaning; every defect is an entry in "defects"."""
     store = CheckpointStore(directory, keep=KEEP)
     strays = stray_names(directory)
@@ -94,7 +97,7 @@ def examine(directory: Path, reported: dict[str, int]) -> dict[str, Any]:
     defects += [f"{name} after cleaning" for name in stray_names(directory)]
     if steps[0] != steps[1]:
         defects.append(f"cleaning changed the newest step from {steps[0]} to {steps[1]}")
-    if len(store.steps()) > KEEP + 2:  # the newest few, the best, and one whose deletion the kill forestalled
+    if len(store.steps()) > KEEP + 1 + n_unfinished:  # the newest few, the best, and those whose deletion was forestalled
         defects.append(f"{len(store.steps())} checkpoints are kept")
     return {"reported": reported["step"], "loaded": steps[0], "strays": strays, "defects": defects}
 

@@ -135,12 +135,12 @@ def write_one(tmp_path: Path, *pairs: tuple[bytes, bytes], data: bytes = b"\0" *
 
 
 def refused(path: Path, *words: str) -> None:
-    """Reading it, or loading what it lists, must fail at once, in one line that says why."""
-    start = time.perf_counter()
+    """Reading it, or loading what it lists, must fail without much work, in one line that says why."""
+    start = time.process_time()
     with pytest.raises(CheckpointError) as caught:
         for ref in read_bundle(path).values():
             ref.load()
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
     text = str(caught.value)
     assert text.isprintable() and len(text) < 2000, text
     assert all(word in text for word in words), text
