@@ -653,7 +653,7 @@ def test_a_state_is_gone_back_to_as_often_as_one_likes() -> None:
         assert torch.equal(decoder.scores.full(), scores)
         assert torch.equal(decoder.feed([[6, 7], [8]]), expected)
     before = state(decoder)
-    for wrong in ({}, Decoder(model_of("paper")).state_dict(), {"last": kept["last"]}):
+    for wrong in ({}, Decoder(model_of("paper")).state_dict(), {"last": kept["last"]}, kept | {"last": kept["last"][:1]}):
         with pytest.raises(ValueError, match=r"state|tensors|memory"):
             decoder.load_state_dict(wrong)
         assert same(state(decoder), before)
