@@ -6,6 +6,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():  # without a GPU, Triton's kernels run in its interpreter
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from hypothesis import HealthCheck, settings
 from torch.utils._device import _device_constructors
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.helpers import assert_close, tiny_model
 from tests.reference.loops import read_row
-from transformer_xl.model import backends
+from transformer_xl.model.backends import matmul
 from transformer_xl.model.memory import Mems
 
 VARIANTS = {
@@ -54,7 +54,7 @@ KINDS = {
 SEGMENTS = [3, 7, 1, 4]  # shorter and longer than the memory, and a single token
 
 
-@pytest.mark.parametrize("backend", ["equation", "matmul", "matmul, one head at a time"])
+@pytest.mark.parametrize("backend", ["equation", "matmul", "matmul, one head at a time", "sdpa"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_model_equals_loops(variant, dtype, tolerance, backend, monkeypatch):
@@ -63,7 +63,7 @@ def test_model_equals_loops(variant, dtype, tolerance, backend, monkeypatch):
         model = tiny_model(**VARIANTS[variant])
         model.backend = backend.partition(",")[0]
         if "one head" in backend:
-            monkeypatch.setattr(backends, "_CACHED_BYTES", 1)
+            monkeypatch.setattr(matmul, "_CACHED_BYTES", 1)
         compare(model, SEGMENTS, ages=[0, 0, 0], tolerance=tolerance)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -88,7 +88,7 @@ def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind):
         torch.set_default_dtype(torch.float32)
 
 
-@pytest.mark.parametrize("backend", ["equation", "matmul"])
+@pytest.mark.parametrize("backend", ["equation", "matmul", "sdpa"])
 @pytest.mark.parametrize("variant", ["paper", "pre_lnorm", "same_length, clamp_len", "long memory", "untie_r"])
 def test_rows_of_unequal_age_equal_loops(variant, backend):
     torch.set_default_dtype(torch.float64)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.layers import AttentionBlock
 
 
@@ -23,11 +24,12 @@ class AbsoluteAttention(AttentionBlock):
 
     normalizes_queries = False  # with pre_lnorm the original normalizes what keys and values are made of, and not the queries
 
-    def forward(self, h_BTD: Tensor, *, mem_BMD: Tensor, hidden_BTS: Tensor, n_pad: Tensor | None = None) -> Tensor:
+    def forward(self, h_BTD: Tensor, *, mem_BMD: Tensor, first_BT: Tensor, n_pad: Tensor | None = None) -> Tensor:
         """Attend from the segment to memory and segment."""
         q, k, v = (x.transpose(1, 2) for x in self.project(h_BTD, mem_BMD, n_pad))
         dropatt = self.dropatt if self.training else 0.0
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden_BTS.unsqueeze(1), dropout_p=dropatt)
+        visible_BTS = ~hidden_keys(first_BT, k.shape[2])
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible_BTS.unsqueeze(1), dropout_p=dropatt)
         return self.add(h_BTD, attended.transpose(1, 2))
 
 

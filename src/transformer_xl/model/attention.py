@@ -1,6 +1,6 @@
 """Relative attention with memory: the paper's equation (Dai et al. 2019, sec. 3.3), in plain code.
 
-Everything faster (`backends.py`) is compared with this function, outputs and every gradient.
+Everything faster (`backends/`) is compared with this function, outputs and every gradient.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head.
 """
@@ -20,7 +20,7 @@ def relative_attention(
     *,
     r_w_bias: Tensor,
     r_r_bias: Tensor,
-    hidden_BTS: Tensor,
+    first_BT: Tensor,
     dropatt: float = 0.0,
 ) -> Tensor:
     """Attend from a segment to memory and segment by content and by distance.
@@ -37,7 +37,7 @@ def relative_attention(
         r_SNH: position keys W_kR R of the distances S-1, …, 0.
         r_w_bias: u, shape (N, H).
         r_r_bias: v, shape (N, H).
-        hidden_BTS: bool, True where query t must not see key s; shape (B or 1, T, S). Every query sees at least one key.
+        first_BT: int64 (B or 1, T), the first key that each query sees, at most its own; it sees all from there to its own.
         dropatt: probability of dropping an attention weight.
 
     Returns:
@@ -47,12 +47,13 @@ def relative_attention(
     content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)
     position_score = rel_shift(torch.einsum("btnh,snh->bnts", q_BTNH + r_r_bias.to(q_BTNH.dtype), r_SNH))
     score_BNTS = (content_score + position_score) * scale
+    hidden_BTS = hidden_keys(first_BT, k_BSNH.shape[1])
     score_BNTS = score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf"))
     weight_BNTS = F.dropout(score_BNTS.softmax(dim=-1), dropatt, training=dropatt > 0)
     return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
 
 
-def hidden_keys(
+def first_keys(
     document_starts: Tensor | None,
     n_valid: Tensor,
     n_pad: Tensor | None,
@@ -61,10 +62,11 @@ def hidden_keys(
     memory_length: int,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Decide which keys each query must not see, and how much memory each row has afterwards.
+    """Decide which keys each query sees, and how much memory each row has afterwards.
 
     A query sees itself, and every earlier key of its own document that is real: not padding, not an unused place of a memory
-    that is still filling up, and, with `window`, among the last `window` ones.
+    that is still filling up, and, with `window`, among the last `window` ones. So it sees all keys from a first one to its own,
+    and the first says everything.
 
     Args:
         document_starts: bool (B, T), True where a token begins a new document; None: nowhere.
@@ -76,25 +78,35 @@ def hidden_keys(
         window: how many keys a query may see, itself included (`same_length`); None: all.
 
     Returns:
-        bool (B or 1, T, S), True where hidden; one row stands for all where they agree. And int64 (B,): how many of the last
-        keys belong to the document that each row is in after the segment.
+        int64 (B, T), the first key that each query sees. And int64 (B,): how many of the last keys belong to the document that
+        each row is in after the segment.
     """
     T, M = tgt_len, memory_length
-    device = n_valid.device
-    query_T1 = torch.arange(M, M + T, device=device).unsqueeze(1)
-    key_S = torch.arange(M + T, device=device)
-    hidden_TS = key_S > query_T1
+    own_T = torch.arange(M, M + T, device=n_valid.device)
+    first_BT = (M - n_valid if n_pad is None else M + n_pad - n_valid).unsqueeze(1).expand(-1, T)
+    if document_starts is not None:
+        first_BT = torch.where(document_starts, own_T, first_BT).cummax(dim=1).values
+    n_own = M + T - first_BT[:, -1]
     if window is not None:
-        hidden_TS = hidden_TS | (key_S <= query_T1 - window)
+        first_BT = torch.maximum(first_BT, own_T - window + 1)
+    return torch.minimum(first_BT, own_T), n_own  # a padding query sees itself alone; nobody reads what it computes
 
-    first_B1 = (M - n_valid if n_pad is None else M + n_pad - n_valid).unsqueeze(1)
-    if document_starts is None:
-        first_BT = first_B1
-        if n_pad is None and bool((n_valid == M).all()):
-            return hidden_TS.unsqueeze(0), torch.full_like(n_valid, M + T)
-    else:
-        begins = torch.where(document_starts, query_T1.squeeze(1), first_B1)
-        first_BT = begins.cummax(dim=1).values
-    foreign_BTS = key_S < first_BT.unsqueeze(-1)
-    itself_TS = key_S == query_T1  # a padding query has no other key to see; nobody reads what it computes
-    return (hidden_TS | foreign_BTS) & ~itself_TS, M + T - first_BT[:, -1]
+
+def hidden_keys(first_BT: Tensor, n_key: int) -> Tensor:
+    """Return which keys queries must not see, as a mask.
+
+    Args:
+        first_BT: int64 (B, T), the first key that each query sees, of `first_keys`.
+        n_key: S.
+
+    Returns:
+        bool (B, T, S), True where hidden.
+
+    Example:
+        >>> hidden_keys(torch.tensor([[0, 2]]), 3).int().tolist()
+        [[[0, 0, 1], [1, 1, 0]]]
+    """
+    T = first_BT.shape[1]
+    key_S = torch.arange(n_key, device=first_BT.device)
+    own_T1 = torch.arange(n_key - T, n_key, device=first_BT.device).unsqueeze(1)
+    return (key_S < first_BT.unsqueeze(-1)) | (key_S > own_T1)

@@ -18,7 +18,7 @@ Activation = Literal["relu", "gelu", "relu2"]
 class AttentionBlock(nn.Module):
     """What attention of every kind has in common: projections, residual connection and layer norm.
 
-    A kind adds a `forward(h_BTD, *, mem_BMD, hidden_BTS, n_pad, …)` that projects, attends, and adds.
+    A kind adds a `forward(h_BTD, *, mem_BMD, first_BT, n_pad, …)` that projects, attends, and adds.
 
     Args:
         d_model: D.
@@ -91,7 +91,7 @@ class RelativeAttention(AttentionBlock):
         r_SD: Tensor,
         r_w_bias: Tensor,
         r_r_bias: Tensor,
-        hidden_BTS: Tensor,
+        first_BT: Tensor,
         attend: Attention,
         n_pad: Tensor | None = None,
     ) -> Tensor:
@@ -104,7 +104,7 @@ class RelativeAttention(AttentionBlock):
             self.r_net(r_SD).unflatten(-1, (self.n_head, self.d_head)),
             r_w_bias=r_w_bias,
             r_r_bias=r_r_bias,
-            hidden_BTS=hidden_BTS,
+            first_BT=first_BT,
             dropatt=self.dropatt if self.training else 0.0,
         )
         return self.add(h_BTD, attended)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.layers import AttentionBlock
 from transformer_xl.model.positions import rel_shift
 
@@ -28,7 +29,7 @@ class ShawAttention(AttentionBlock):
         r_SNH: Tensor,
         r_bias_SN: Tensor,
         r_w_bias: Tensor,
-        hidden_BTS: Tensor,
+        first_BT: Tensor,
         n_pad: Tensor | None = None,
     ) -> Tensor:
         """Attend from the segment to memory and segment; r and its bias are those of the distances S-1, …, 0."""
@@ -36,6 +37,7 @@ class ShawAttention(AttentionBlock):
         content_score = torch.einsum("btnh,bsnh->bnts", q + r_w_bias.to(q.dtype), k)
         distance_score = torch.einsum("btnh,snh->bnts", q, r_SNH.to(q.dtype)) + r_bias_SN.T.unsqueeze(1).to(q.dtype)
         score_BNTS = (content_score + rel_shift(distance_score)) * self.d_head**-0.5
+        hidden_BTS = hidden_keys(first_BT, k.shape[1])
         weight_BNTS = score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
         weight_BNTS = F.dropout(weight_BNTS, self.dropatt, training=self.training)
         return self.add(h_BTD, torch.einsum("bnts,bsnh->btnh", weight_BNTS.to(v.dtype), v))

@@ -24,7 +24,7 @@ from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.absolute import AbsoluteAttention, add_positions
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from transformer_xl.model.attention import hidden_keys
+from transformer_xl.model.attention import first_keys
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.layers import AttentionBlock, DecoderLayer, FeedForward, RelativeAttention
@@ -219,7 +219,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
         batch_size, T = ids.shape
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
-        hidden_BTS, n_own = hidden_keys(
+        first_BT, n_own = first_keys(
             document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
         positions = self._positions(mems.length + T, ids.device)
@@ -230,7 +230,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self._enter(i, mems.hidden[i], h_BTD, n_pad)
             remembered.append(self._remember(mem_BMD, h_BTD, n_pad))
-            h_BTD = layer(h_BTD, mem_BMD=mem_BMD, hidden_BTS=hidden_BTS, n_pad=n_pad, **positions[i])
+            h_BTD = layer(h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
         h_BTD = self.drop(self.final_norm(h_BTD))
         return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
 
@@ -255,7 +255,8 @@ class TransformerXL(nn.Module, PretrainedMixin):
             distances = key_distances(n_key, clamp_len=self.clamp_len, device=device)
             r_SD = self.drop(sinusoids(distances, self.config.d_model, self.dtype))
             u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
-            attend = choose_backend(self.backend)
+            dropatt = self.config.dropatt if self.training else 0.0
+            attend = choose_backend(self.backend, device, dtype=self.dtype, dropatt=dropatt)
             return [{"r_SD": r_SD, "r_w_bias": u[owner(i)], "r_r_bias": v[owner(i)], "attend": attend} for i in layers]
         if self.config.attention == AttentionKind.SHAW:
             distances = key_distances(n_key, clamp_len=None, device=device)

@@ -1,47 +1,26 @@
-"""Faster ways to compute `attention.relative_attention`; each is tested against it, outputs and every gradient.
+"""`relative_attention` by batched matrix products, in one autograd node with a backward pass written out.
 
-`matmul` does the same arithmetic as the equation, in one autograd node with a backward pass written out. What it saves is
-traffic, the limit on a CPU: heads come first so that every product is one batched matmul, the shift is a view of the position
-scores rather than a copy, the content product is added on top of it, mask and softmax work in place, and of the (T, S) sized
-tensors only the attention weights and dropout masks are kept for the backward pass, in fp32 not the weights: they are computed
-again. On a CPU, heads are computed in groups so small that such a tensor is still in the cache when the next product reads it.
+What it saves against the equation is traffic, the limit on a CPU: heads come first so that every product is one batched matmul,
+the shift is a view of the position scores rather than a copy, the content product is added on top of it, mask and softmax work
+in place, and of the (T, S) sized tensors only the attention weights and dropout masks are kept for the backward pass, in fp32
+not the weights: they are computed again. On a CPU, heads are computed in groups so small that such a tensor is still in the
+cache when the next product reads it.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head; NB: heads and batch in one axis, heads first.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.attention import relative_attention
+from transformer_xl.model.attention import hidden_keys
 from transformer_xl.model.dropout import apply_mask, keep_mask
-
-Attention = Callable[..., Tensor]
 
 _CACHED_BYTES = 4 << 20
 """Heads are computed in groups whose (T, S) sized tensors take about so much, to stay in a CPU's cache between products."""
-
-
-def choose_backend(name: str) -> Attention:
-    """Return the attention function of a name.
-
-    Args:
-        name: `equation` (the paper's, in plain code), `matmul`, or `auto` for the fastest that works here.
-
-    Returns:
-        A function with the arguments of `relative_attention`.
-
-    Raises:
-        ConfigError: no backend of that name.
-    """
-    known = {"auto": matmul_attention, "equation": relative_attention, "matmul": matmul_attention}
-    if name not in known:
-        raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
-    return known[name]
 
 
 def matmul_attention(
@@ -52,7 +31,7 @@ def matmul_attention(
     *,
     r_w_bias: Tensor,
     r_r_bias: Tensor,
-    hidden_BTS: Tensor,
+    first_BT: Tensor,
     dropatt: float = 0.0,
 ) -> Tensor:
     """Compute `relative_attention` by batched matmuls; the same arguments and result."""
@@ -61,19 +40,17 @@ def matmul_attention(
     # scaling queries costs T x H products where scaling scores would cost T x S
     content_query = (q_BTNH + r_w_bias.to(dtype)) * scale
     position_query = (q_BTNH + r_r_bias.to(dtype)) * scale
-    return _MatmulAttention.apply(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), hidden_BTS, dropatt)
+    return _MatmulAttention.apply(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), first_BT, dropatt)
 
 
 class _MatmulAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        qu_BTNH, qv_BTNH, k_BSNH, v_BSNH, r_SNH, hidden_BTS, dropatt = args
+        qu_BTNH, qv_BTNH, k_BSNH, v_BSNH, r_SNH, first_BT, dropatt = args
         (B, T, N, H), S = qu_BTNH.shape, k_BSNH.shape[1]
         qu, qv, k, v = (_heads_first(x) for x in (qu_BTNH, qv_BTNH, k_BSNH, v_BSNH))
         r_NSH = r_SNH.transpose(0, 1).contiguous()
-        # with a full memory and one document, nothing but the segment's own keys is ever hidden
-        first = 0 if hidden_BTS.device.type != "cpu" or hidden_BTS[..., : S - T].any() else S - T
-        bias = qu.new_zeros(hidden_BTS[..., first:].shape).masked_fill_(hidden_BTS[..., first:], float("-inf"))
+        bias = _bias(first_BT, S, qu.dtype)
         out = qu.new_empty(N * B, T, H)
         # in fp32 the weights would be the largest part of what is kept: two of nine products more spare a third of the memory
         keeps_weights = qu.dtype != torch.float32
@@ -120,6 +97,18 @@ class _MatmulAttention(torch.autograd.Function):
             torch.bmm(grad_position.transpose(1, 2), qv[rows].view(-1, B * T, H), out=grad_r[heads])
         back = (x.view(N, B, -1, H).permute(1, 2, 0, 3) for x in (grad_qu, grad_qv, grad_k, grad_v))
         return *back, grad_r.transpose(0, 1), None, None
+
+
+def _bias(first_BT: Tensor, n_key: int, dtype: torch.dtype) -> Tensor:
+    """Return -inf where keys are hidden, else 0, (B or 1, T, ≤ S) for the last keys."""
+    T = first_BT.shape[1]
+    if first_BT.device.type == "cpu":  # elsewhere, to ask for values is to wait for them
+        if (first_BT == first_BT[0]).all():
+            first_BT = first_BT[:1]
+        if first_BT.max() == 0:  # with a full memory and one document, nothing but the segment's own keys is ever hidden
+            n_key, first_BT = T, torch.zeros_like(first_BT)
+    hidden = hidden_keys(first_BT, n_key)
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 def _attention_weights(qu: Tensor, qv: Tensor, k: Tensor, r_XSH: Tensor, bias: Tensor) -> Tensor:

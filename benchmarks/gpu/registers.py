@@ -1,0 +1,95 @@
+"""What compilers make of the fused kernels: registers, spills and shared memory, for GPUs that need not be here.
+
+Spilled registers are kept in memory and slow a kernel down; `fused.tile_of` takes tiles that spill little. Needs Triton.
+"""
+
+import argparse
+import inspect
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from common.report import progress, table
+
+COUNTS = ("T", "S", "N", "B", "n_part")
+COLUMNS = ("kernel", "dtype", "tile", "warps", "registers", "spilled bytes", "shared bytes")
+
+
+def main() -> None:
+    options = parse_arguments()
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        print("skipped: Triton is not installed; pip install triton")
+        return
+    from transformer_xl.model.backends import fused_kernels
+    from transformer_xl.model.backends.fused import tile_of
+
+    kernels = [getattr(fused_kernels, name) for name in dir(fused_kernels) if name.endswith("_kernel")]
+    rows = []
+    for dtype in options.dtypes:
+        chosen = tile_of(options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
+        for tile in options.tiles or [f"{chosen.width}x{chosen.warps}"]:
+            width, warps = map(int, tile.split("x"))
+            for kernel in kernels:
+                row = measure(kernel, dtype, options.d_head, width, warps, options.capability, drops=options.dropout)
+                progress(", ".join(row))
+                rows.append(row)
+    print(table(COLUMNS, rows))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16", "fp16"], default=["bf16", "fp32"])
+    parser.add_argument("--tiles", nargs="+", metavar="WxWARPS", help="such as 32x4 64x8 (default: those of fused.tile_of)")
+    parser.add_argument("--d-head", type=int, default=64, help="width of heads (default: %(default)s)")
+    parser.add_argument(
+        "--capability", type=int, default=90, help="of the GPU: 80 is an A100, 90 an H100 (default: %(default)s)"
+    )
+    parser.add_argument("--dropout", action="store_true", help="with dropout of attention weights")
+    return parser.parse_args()
+
+
+def measure(kernel: Any, dtype: str, d_head: int, width: int, warps: int, capability: int, *, drops: bool) -> list[str]:
+    """Compile a kernel, assemble it, and read what the assembler says."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import get_ptxas
+    from triton.compiler import ASTSource
+
+    constants = {"H": d_head, "P": max(16, triton.next_power_of_2(d_head)), "W": width, "DROPS": drops, "PRECISION": "ieee"}
+    signature = {name: kind_of(name, dtype, constants) for name in inspect.signature(kernel.fn).parameters}
+    target = GPUTarget("cuda", capability, 32)
+    compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=target, options={"num_warps": warps})
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder, "kernel.ptx")
+        source.write_text(compiled.asm["ptx"])
+        architecture = re.search(r"\.target (\w+)", compiled.asm["ptx"])
+        assert architecture is not None
+        command = [get_ptxas(capability).path, "-v", f"-arch={architecture[1]}", source, "-o", Path(folder, "kernel.cubin")]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
+    assert registers is not None
+    assert spilled is not None
+    name = kernel.fn.__name__.removesuffix("_kernel")
+    return [name, dtype, str(width), str(warps), registers[1], spilled[1], f"{compiled.metadata.shared:,}"]
+
+
+def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
+    """Return the type of a kernel's argument, as Triton writes it."""
+    if name in constants:
+        return "constexpr"
+    kinds = {"first": "*i32", "seed_at": "*i64", "log_sum": "*fp32", "mean": "*fp32", "partial": "*fp32", "dropatt": "fp32"}
+    if name in kinds:
+        return kinds[name]
+    return "i32" if name in COUNTS or ("_" in name and not name.startswith("grad")) else f"*{dtype}"
+
+
+if __name__ == "__main__":
+    main()

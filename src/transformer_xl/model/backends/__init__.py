@@ -1,0 +1,92 @@
+"""Faster ways to compute `attention.relative_attention`; each is tested against it, outputs and every gradient."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from transformer_xl.errors import ConfigError, did_you_mean
+
+Attention = Callable[..., Tensor]
+
+_FUNCTIONS = {
+    "equation": ("attention", "relative_attention"),
+    "matmul": ("backends.matmul", "matmul_attention"),
+    "sdpa": ("backends.sdpa", "sdpa_attention"),
+    "flex": ("backends.flex", "flex_attention"),
+    "triton": ("backends.fused", "fused_attention"),
+}
+"""By name, the module and the function; imported when they are chosen, for Triton takes a second."""
+
+
+def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, dropatt: float = 0.0) -> Attention:
+    """Return the attention function of a name.
+
+    Args:
+        name: `equation`: the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
+            `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: one fused
+            kernel, which stores nothing of size (T, S). `auto`: the fastest that works here.
+        device: where it is to run.
+        dtype: of the weights.
+        dropatt: probability of dropping an attention weight.
+
+    Returns:
+        A function with the arguments of `relative_attention`.
+
+    Raises:
+        ConfigError: no backend of that name, or one that cannot run here.
+    """
+    known = ("auto", *_FUNCTIONS)
+    if name not in known:
+        raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
+    if name == "auto":
+        name = _fastest(device, dtype)
+    problem = _PROBLEMS[name](device, dtype, dropatt) if name in _PROBLEMS else None
+    if problem:
+        raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
+    return _load(name)
+
+
+def _fastest(device: torch.device, dtype: torch.dtype) -> str:
+    return "triton" if device.type == "cuda" and _triton_problem(device, dtype, 0.0) is None else "matmul"
+
+
+@cache
+def _load(name: str) -> Attention:
+    module, function = _FUNCTIONS[name]
+    return getattr(import_module(f"transformer_xl.model.{module}"), function)
+
+
+def _triton_problem(device: torch.device, dtype: torch.dtype, _: float) -> str | None:
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton)"
+    if device.type != "cuda" and not _is_interpreted():
+        return f"it is compiled for a GPU, and the model is on {device.type} (TRITON_INTERPRET=1 runs it anywhere, very slowly)"
+    if dtype == torch.float64:
+        return "it computes in fp32 at most, and the weights are fp64"
+    if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"it needs compute capability 8.0 (Ampere), and {torch.cuda.get_device_name(device)} is older"
+    return None
+
+
+def _is_interpreted() -> bool:
+    from triton import knobs
+
+    return bool(knobs.runtime.interpret)
+
+
+def _flex_problem(device: torch.device, _: torch.dtype, dropatt: float) -> str | None:
+    if dropatt:
+        return f"flex_attention cannot drop attention weights (dropatt {dropatt})"
+    if device.type == "cpu" and torch.is_grad_enabled():
+        return "flex_attention has no gradients on cpu"
+    return None
+
+
+_PROBLEMS: Mapping[str, Callable[[torch.device, torch.dtype, float], str | None]] = {
+    "triton": _triton_problem,
+    "flex": _flex_problem,
+}

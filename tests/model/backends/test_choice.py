@@ -1,0 +1,112 @@
+"""A backend is chosen by name or by what works; one that cannot run here says why."""
+
+import sys
+
+import pytest
+import torch
+
+from tests.helpers import tiny_model
+from transformer_xl.errors import ConfigError
+from transformer_xl.model import backends
+from transformer_xl.model.attention import relative_attention
+from transformer_xl.model.backends import choose_backend
+from transformer_xl.model.backends.matmul import matmul_attention
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def compiling(monkeypatch):
+    monkeypatch.setattr(backends, "_is_interpreted", lambda: False)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """As if there were one; nothing is sent to it."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    capability = [8, 0]
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
+    return capability
+
+
+def test_names():
+    assert choose_backend("equation", CPU) is relative_attention
+    assert choose_backend("auto", CPU) is choose_backend("matmul", CPU) is matmul_attention
+    with pytest.raises(ConfigError, match="unknown attention backend 'tritn'; did you mean 'triton'"):
+        choose_backend("tritn", CPU)
+
+
+def test_model_says_that_its_backend_is_unknown():
+    model = tiny_model()
+    model.backend = "flash"
+    with pytest.raises(
+        ConfigError, match="unknown attention backend 'flash'; known: auto, equation, flex, matmul, sdpa, triton"
+    ):
+        model(torch.zeros(1, 2, dtype=torch.int64))
+
+
+def test_a_gpu_gets_the_fused_kernels(gpu):
+    from transformer_xl.model.backends.fused import fused_attention
+
+    assert choose_backend("auto", GPU) is choose_backend("triton", GPU) is fused_attention
+
+
+def test_an_old_gpu_or_fp64_gets_matmul(gpu):
+    assert choose_backend("auto", GPU, dtype=torch.float64) is matmul_attention
+    gpu[:] = [7, 5]
+    assert choose_backend("auto", GPU) is matmul_attention
+    with pytest.raises(
+        ConfigError, match=r"'triton' cannot run here: it needs compute capability 8\.0 .* Old GPU is older; use 'auto'"
+    ):
+        choose_backend("triton", GPU)
+
+
+def test_triton_needs_a_gpu(compiling):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with pytest.raises(ConfigError, match="'triton' cannot run here: it is compiled for a GPU, and the model is on cpu"):
+        choose_backend("triton", CPU)
+
+
+def test_triton_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr(backends, "find_spec", lambda name: None)
+    assert choose_backend("auto", GPU) is matmul_attention
+    with pytest.raises(ConfigError, match=r"Triton is not installed \(pip install triton\)"):
+        choose_backend("triton", GPU)
+
+
+def test_triton_has_no_fp64():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with pytest.raises(ConfigError, match="fp32 at most"):
+        choose_backend("triton", CPU, dtype=torch.float64)
+
+
+def test_flex_has_no_gradients_on_a_cpu():
+    with torch.no_grad():
+        choose_backend("flex", CPU)
+    with pytest.raises(ConfigError, match="'flex' cannot run here: flex_attention has no gradients on cpu"):
+        choose_backend("flex", CPU)
+
+
+def test_flex_has_no_dropout():
+    with pytest.raises(ConfigError, match=r"cannot drop attention weights \(dropatt 0\.1\)"):
+        choose_backend("flex", CPU, dropatt=0.1)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("name", ["sdpa", "flex", "triton"])
+def test_model_reads_with_it(name):
+    if name == "triton":
+        pytest.importorskip("triton", reason="Triton is not installed")
+    model = tiny_model(same_length=True, clamp_len=3)
+    ids = torch.randint(13, (2, 21))
+
+    def read(backend):
+        model.backend = backend
+        mems = model(ids[:, :9]).mems.reset(torch.tensor([True, False]))
+        return model(ids[:, 9:], mems=mems, n_pad=torch.tensor([0, 3])).logits
+
+    with torch.no_grad():
+        real = torch.arange(12) >= torch.tensor([[0], [3]])
+        assert torch.allclose(read(name)[real], read("equation")[real], atol=1e-5)

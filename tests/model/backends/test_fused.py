@@ -1,0 +1,112 @@
+"""The fused kernels against the equation: odd sizes, several tiles, every gradient; in Triton's interpreter, or on a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.helpers import assert_close
+from tests.model.backends.attention_case import Case
+from transformer_xl.model.attention import hidden_keys, relative_attention
+
+pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
+
+from transformer_xl.model.backends import fused, fused_kernels
+from transformer_xl.model.backends.fused import Tile, fused_attention
+
+SHAPES = {
+    "one tile": {"B": 1, "T": 16, "M": 0, "N": 1, "H": 16},
+    "whole tiles": {"B": 2, "T": 32, "M": 16, "N": 1, "H": 16},
+    "odd sizes": {"B": 2, "T": 19, "M": 23, "N": 2, "H": 5},
+    "no memory": {"B": 1, "T": 40, "M": 0, "N": 2, "H": 8},
+    "one token": {"B": 3, "T": 1, "M": 3, "N": 1, "H": 8},
+    "long memory": {"B": 2, "T": 5, "M": 70, "N": 1, "H": 8},
+    "window": {"B": 1, "T": 50, "M": 7, "N": 2, "H": 4, "window": 9},
+    "equal ages": {"B": 2, "T": 20, "M": 9, "N": 1, "H": 4, "ages": "equal"},
+    "documents": {"B": 3, "T": 37, "M": 5, "N": 1, "H": 4, "ages": "documents"},
+    "wide heads": {"B": 1, "T": 17, "M": 3, "N": 1, "H": 41},
+}
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(fused, "tile_of", lambda d_head, dtype: Tile(16, 4))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kernels_equal_the_equation(shape):
+    case = Case.draw(**SHAPES[shape])
+    expected = case.run(relative_attention)
+    for what, actual in case.run(fused_attention).items():
+        assert_close(what, actual, expected[what], 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_narrow_types_are_as_close_as_the_equation_in_them(dtype):
+    if dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton's interpreter multiplies the bits of bf16 as integers; on a GPU this test runs")
+    case = Case.draw(B=2, T=19, M=14, N=1, H=16, dtype=dtype)
+    exact = Case(
+        {name: x.detach().float().requires_grad_() for name, x in case.inputs.items()}, case.first_BT, case.grad.float()
+    )
+    expected, plain = exact.run(relative_attention), case.run(relative_attention)
+    for what, actual in case.run(fused_attention).items():
+        error, allowed = ((x.float() - expected[what]).abs().mean() for x in (actual, plain[what]))
+        assert actual.dtype == dtype
+        assert error <= 1.5 * allowed, what
+
+
+def test_results_are_the_same_every_time():
+    case = Case.draw(B=3, T=33, M=20, N=2, H=8)
+    first, second = (case.run(fused_attention) for _ in range(2))
+    assert all(torch.equal(first[what], second[what]) for what in first)
+
+
+def test_dropout_drops_the_same_weights_forward_and_backward():
+    """Values that are the unit vectors show the weights, and so which of them were dropped."""
+    B, T, M, N = 2, 19, 13, 2
+    S = T + M
+    case = Case.draw(B, T, M, N, S)
+    shown = dict(case.inputs, v=torch.eye(S)[:, None].expand(B, S, N, S).requires_grad_())
+    torch.manual_seed(3)
+    weights_BTNS = Case(shown, case.first_BT, case.grad).run(fused_attention, dropatt=0.3)["out"]
+    visible = ~hidden_keys(case.first_BT, S).unsqueeze(2).expand_as(weights_BTNS)
+    kept = (weights_BTNS != 0) & visible
+    assert 0.6 < kept.sum() / visible.sum() < 0.8
+    assert not torch.equal(kept[0], kept[1])
+    assert not torch.equal(kept[:, :, 0], kept[:, :, 1])
+
+    def with_the_same_dropped(q, k, v, r, *, r_w_bias, r_r_bias, first_BT, dropatt):
+        eye = torch.eye(S)[:, None].expand(B, S, N, S)
+        weights = relative_attention(q, k, eye, r, r_w_bias=r_w_bias, r_r_bias=r_r_bias, first_BT=first_BT)
+        return torch.einsum("btns,bsnh->btnh", weights * kept / (1 - dropatt), v)
+
+    torch.manual_seed(3)
+    actual = case.run(fused_attention, dropatt=0.3)
+    for what, expected in case.run(with_the_same_dropped, dropatt=0.3).items():
+        assert_close(what, actual[what], expected, 1e-5)
+    assert not torch.equal(case.run(fused_attention, dropatt=0.3)["out"], actual["out"])
+
+
+def test_keys_and_values_may_be_parts_of_one_tensor():
+    case = Case.draw(B=2, T=18, M=4, N=2, H=8)
+    expected = case.run(relative_attention)
+    both = torch.stack([case.inputs["k"], case.inputs["v"]], dim=2).detach()
+    case.inputs["k"], case.inputs["v"] = (both[:, :, i].requires_grad_() for i in range(2))
+    for what, actual in case.run(fused_attention).items():
+        assert_close(what, actual, expected[what], 1e-5)
+
+
+def test_kernels_compile_for_gpus():
+    """What the interpreter takes, the compiler may not; it needs no GPU to say so."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    script = Path(__file__).parents[3] / "benchmarks" / "gpu" / "registers.py"
+    command = [sys.executable, "-W", "ignore", str(script), "--dtypes", "bf16", "--dropout"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    names = [name for name in dir(fused_kernels) if name.endswith("_kernel")]
+    assert len(names) == 4
+    assert all(name.removesuffix("_kernel") in done.stdout for name in names)
