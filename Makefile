@@ -43,6 +43,7 @@ format: $(BIN)/.lint  ## apply the style
 
 bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against Hugging Face 4.35.2
 	$(BIN)/python benchmarks/train_step.py
+	$(BIN)/python benchmarks/attention.py
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/long_session.py
@@ -51,6 +52,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/large_vocabulary.py
 	$(BIN)/python benchmarks/gpu/decode.py
+	$(BIN)/python benchmarks/gpu/registers.py
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; make PYTHON=...")'

@@ -161,6 +161,16 @@ def test_gpu_decode_is_skipped_or_runs():
     assert [line.split()[:2] for line in lines[-2:]] == [["fp32", "2"], ["bf16", "2"]]
 
 
+def test_attention(tmp_path):
+    figures = tmp_path / "figures.json"
+    done = run("attention.py", "--shape", "tiny", "--repeats", 2, "--threads", 1, "--device", "cpu", "--json", figures)
+    assert "flex: attention backend 'flex' cannot run here" in done.stdout
+    fp32, bf16 = json.loads(figures.read_text())["results"]
+    assert (fp32["dtype"], bf16["dtype"]) == ("fp32", "bf16")
+    for name in ("equation", "matmul", "sdpa"):
+        assert all(len(fp32["found"][name][way]["seconds"]) == 2 for way in ("forward", "with gradients"))
+
+
 def test_long_session():
     done = run("long_session.py", "--tiny", "--tokens", 200, "--no-compile", "--threads", 1)
     assert "(+0.00%)" in done.stdout
