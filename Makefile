@@ -49,6 +49,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/long_session.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/prepare_memory.py
+	$(BIN)/python benchmarks/large_corpus.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/large_vocabulary.py
 	$(BIN)/python benchmarks/gpu/decode.py

@@ -18,6 +18,7 @@ from transformer_xl.errors import ConfigError, did_you_mean
 Probability = Annotated[float, Field(ge=0, lt=1)]
 Positive = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
+Parallelism = Literal["ddp", "fsdp"]
 
 
 class _Frozen(BaseModel):
@@ -60,6 +61,16 @@ class TransformerXLConfig(_Frozen):
     d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     dropatt: Probability = Field(default=0.0, description="dropout on attention probabilities")
+    locked_dropout: bool = Field(
+        default=False, description="dropout on activations is the same at all positions of a row and segment (variational)"
+    )
+    dropinput: Probability | None = Field(
+        default=None, description="dropout on what enters the first layer, and on r; None means dropout"
+    )
+    dropoutput: Probability | None = Field(default=None, description="dropout on what the softmax reads; None means dropout")
+    dropqkv: Probability = Field(default=0.0, description="dropout on queries, keys and values")
+    dropemb: Probability = Field(default=0.0, description="dropout of whole words of the vocabulary from the input")
+    dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     clamp_len: Positive | None = Field(
         default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
@@ -173,6 +184,26 @@ class DataConfig(_Frozen):
     )
     directory: str | None = Field(default=None, description="where a named corpus lies; None: $TXL_DATA, else downloaded")
     document_separator: str | None = Field(default=None, description="a line that divides documents inside a file")
+    documents: Literal["files", "lines"] = Field(
+        default="files", description="files: each is a document, or several by document_separator; lines: each line is one"
+    )
+    shuffle: Literal["none", "documents", "shards"] = Field(
+        default="none",
+        description="training: documents in another order every epoch, drawn from train.seed; shards: shards, and inside each",
+    )
+
+    @model_validator(mode="after")
+    def _one_division(self) -> "DataConfig":
+        if self.documents == "lines" and self.document_separator is not None:
+            raise ValueError(
+                f"documents ('lines') and document_separator ({self.document_separator!r}) both divide the text; use one"
+            )
+        return self
+
+    @property
+    def separator(self) -> str | None:
+        """What divides documents inside a file: a line of this text, any line if it is a line end, None: nothing does."""
+        return "\n" if self.documents == "lines" else self.document_separator
 
     @field_validator("split")
     @classmethod
@@ -194,9 +225,15 @@ class OptimConfig(_Frozen):
     )
     betas: tuple[Probability, Probability] = Field(default=(0.9, 0.999), description="Adam's and LAMB's decay rates")
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's and LAMB's denominator term")
+    embedding_lr_ratio: Annotated[float, Field(gt=0)] = Field(
+        default=1.0, description="rate of the embedding / rate of the others (muon: / adamw_lr)"
+    )
     momentum: Probability = Field(default=0.95, description="sgd and muon")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="of matrices only; decoupled with adamw, muon and lamb"
+        default=0.0, description="of what decayed says; decoupled with adamw, muon and lamb"
+    )
+    decayed: Literal["matrices", "layers", "all"] = Field(
+        default="matrices", description="matrices: embeddings and softmax too; layers: only matrices of layers; all: everything"
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=0.25, description="largest global gradient norm; None: no clipping"
@@ -237,11 +274,46 @@ class TrainConfig(_Frozen):
     )
     sample_tokens: Natural = Field(default=200, description="tokens of the sample written at each validation")
     max_bad_steps: Positive = Field(default=10, description="steps in a row without a finite gradient before giving up")
+    tbptt_segments: Positive = Field(
+        default=1, description="consecutive segments per update; gradients reach back through the memory between them"
+    )
+    tgt_len_start: Positive | None = Field(
+        default=None, description="tokens of the first segments, which grow to tgt_len; None: tgt_len from the start"
+    )
+    tgt_len_warmup: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=0.25, description="share of the budget over which segments grow from tgt_len_start"
+    )
+    tgt_len_increment: Positive = Field(default=8, description="tokens by which they grow at a time")
+    varlen: bool = Field(default=False, description="segments of random length around tgt_len, as the authors' varlen")
+    attention: str = Field(default="auto", description="how attention is computed: auto, or the name of a backend")
+    checkpoint_layers: bool = Field(
+        default=False, description="compute layers again in the backward pass instead of keeping their activations"
+    )
+    parallel: Parallelism = Field(
+        default="ddp", description="several processes: ddp: each holds the whole model; fsdp: each holds a part of everything"
+    )
+    compile: bool = Field(default=False, description="compile the model's part of a step with torch.compile")
+    deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time")
+    average: Literal["none", "ema", "swa"] = Field(
+        default="none", description="keep an average of the weights, too: of all steps, fading, or of the last ones, equally"
+    )
+    average_decay: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.999, description="ema: what is left of the average after a step"
+    )
+    average_start: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.75, description="swa: share of the budget after which averaging begins"
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> "TrainConfig":
         if self.batch_size % self.accumulate:
             raise ValueError(f"accumulate ({self.accumulate}) must divide batch_size ({self.batch_size})")
+        if self.tgt_len_start is not None and self.tgt_len_start > self.tgt_len:
+            raise ValueError(
+                f"tgt_len_start ({self.tgt_len_start}) must be at most tgt_len ({self.tgt_len}), to which segments grow"
+            )
+        if self.deterministic and self.attention == "flex":
+            raise ValueError("attention (flex) adds gradients in any order, and deterministic (True) forbids that; use auto")
         if not (self.max_steps or self.max_tokens or self.max_epochs or self.max_minutes):
             raise ValueError("no budget: set one of max_steps, max_tokens, max_epochs, max_minutes")
         return self
@@ -278,6 +350,11 @@ class RunConfig(_Frozen):
             raise ValueError(
                 "train.reset_at_documents (True) begins documents with an empty memory, model.zero_first_memory (True) streams "
                 "with one of zeros; use one of them"
+            )
+        if self.train.attention != "auto" and self.model.attention != AttentionKind.TRANSFORMER_XL:
+            raise ValueError(
+                f"train.attention ({self.train.attention}) chooses among the ways to compute model.attention=transformer_xl; "
+                f"{self.model.attention} has one: use train.attention=auto"
             )
         return self
 

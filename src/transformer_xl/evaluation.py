@@ -22,6 +22,7 @@ from transformer_xl.model.precision_names import PrecisionName, precision_of_seg
 from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.world import World, parts
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,12 @@ def evaluate(
     precision: PrecisionName = "fp32",
     per_token: bool = False,
     on_tokens: Callable[[int], object] | None = None,
+    world: World | None = None,
 ) -> Score:
     """Score a whole stream, every token counted once, with warm memory.
+
+    Several processes divide the lanes, and each returns the score of all of them; if they hold parts of the weights only, all
+    read all lanes.
 
     Args:
         model: its mode (training or not) is restored afterwards.
@@ -120,7 +125,8 @@ def evaluate(
         precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
             multiplies natively.
         per_token: keep the nats of every token.
-        on_tokens: called with the number of tokens just scored, for progress bars.
+        on_tokens: called with the number of tokens just scored here, for progress bars.
+        world: the processes that score the stream together, each with the same arguments; None: this one alone.
 
     Returns:
         The score.
@@ -152,8 +158,9 @@ def evaluate(
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
     # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
     reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
-    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach + ext_len, 1))), tgt_len, ext_len)
-    token_nats = np.empty(n_predicted, dtype=np.float32) if per_token else None
+    world = World() if world is None or model.is_sharded else world
+    lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach + ext_len, 1))), tgt_len, ext_len, world)
+    token_nats = torch.zeros(n_predicted) if per_token else None
 
     was_training = model.training
     model.eval()
@@ -164,20 +171,26 @@ def evaluate(
                 total += float(nll.double().sum())
                 scored = segment.labels >= 0
                 if token_nats is not None:
-                    token_nats[segment.place[scored].numpy()] = nll[scored].numpy()
+                    token_nats[segment.place[scored]] = nll[scored].float()
                 if on_tokens:
                     on_tokens(int(scored.sum()))
     finally:
         model.train(was_training)
+    (total,) = world.sum(total)
+    if token_nats is not None:
+        world.add_(token_nats)
     seconds = time.perf_counter() - begin
-    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, token_nats)
+    kept = None if token_nats is None else token_nats.numpy()
+    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, kept)
 
 
 def _nats(
     model: TransformerXL, lanes: "_Lanes", reach: int, precision: InferencePrecision
 ) -> Iterator[tuple["_Segment", torch.Tensor]]:
     """Yield each segment of all lanes with the nats of its tokens, fp32 (lanes, W) on the CPU, 0 where there is no label."""
-    if keeps_keys(model) and model.ext_len == 0:
+    if lanes.n_lane == 0:
+        return iter(())
+    if keeps_keys(model) and model.ext_len == 0 and not model.is_sharded:
         return _nats_of_kept_keys(model, lanes, reach, precision)
     if precision == "int8":
         raise ConfigError(
@@ -192,13 +205,15 @@ def _nats_of_kept_keys(
 ) -> Iterator[tuple["_Segment", torch.Tensor]]:
     """Read with frozen weights: no remembered position is projected twice."""
     reader = Reader(model, tgt_len=lanes.tgt_len, precision=precision)
-    memory = reader.empty_memory(1 if reach else lanes.n_lane)
-    if memory.batch_size < lanes.n_lane:
-        warm = reader.empty_memory(lanes.n_lane - 1)
+    n_cold = lanes.n_cold if reach else lanes.n_lane
+    memory = reader.empty_memory(lanes.n_lane - n_cold or n_cold)
+    if n_cold < lanes.n_lane:
         for ids in lanes.before(reach).split(lanes.tgt_len, dim=1):
-            reader.read(ids.to(model.device), warm)
-        memory.end.copy_(warm.end[:1])  # an empty ring may begin anywhere: beside the others, so that all are read at once
-        memory = KeyValueMemory.concatenate([memory, warm])
+            reader.read(ids.to(model.device), memory)
+    if 0 < n_cold < lanes.n_lane:
+        cold = reader.empty_memory(n_cold)
+        cold.end.copy_(memory.end[:n_cold])  # an empty ring may begin anywhere: beside the others, so that all are read at once
+        memory = KeyValueMemory.concatenate([cold, memory])
     for at in range(0, lanes.length, lanes.tgt_len):
         segment = lanes.segment(at, pad_left=False)
         h_BTD = reader.read(segment.ids.to(model.device), memory)
@@ -234,12 +249,18 @@ class _Segment:
 
 
 class _Lanes:
-    """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none."""
+    """A stream cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none.
 
-    def __init__(self, ids: np.ndarray, n_lane: int, tgt_len: int, ext_len: int) -> None:
+    Each process has some of them.
+    """
+
+    def __init__(self, ids: np.ndarray, n_lane: int, tgt_len: int, ext_len: int, world: World) -> None:
         self.ids, self.tgt_len, self.ext_len = ids, tgt_len, ext_len
         self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where one lane's segments would
-        self.n_lane = math.ceil((len(ids) - 1) / self.length)  # so that rounding up leaves no lane empty
+        n_all = math.ceil((len(ids) - 1) / self.length)  # so that rounding up leaves no lane empty
+        self._own = parts(range(n_all), world)
+        self.n_lane = len(self._own)
+        self.n_cold = int(0 in self._own)  # lanes that begin with the stream, and so without memory
 
     def segment(self, at: int, *, pad_left: bool = True) -> _Segment:
         """Return what each lane reads at offset `at`: the extended context, and `tgt_len` tokens to score.
@@ -248,7 +269,7 @@ class _Lanes:
         count positions from the end of a segment; or they begin together, for models that do not mind what follows a text.
         """
         last = len(self.ids) - 1
-        first = torch.arange(self.n_lane) * self.length + at
+        first = torch.tensor(self._own) * self.length + at
         end = (first + self.tgt_len).clamp(max=last)
         begin = torch.minimum((first - self.ext_len).clamp(min=0), end)
         width = int((end - begin).max())
@@ -261,16 +282,16 @@ class _Lanes:
         return _Segment(torch.from_numpy(inputs), labels, place, n_pad if n_pad.any() else None)
 
     def before(self, n: int) -> torch.Tensor:
-        """Return the `n` tokens before each lane but the first, (lanes - 1, n)."""
-        lanes = [self.ids[b * self.length - n : b * self.length] for b in range(1, self.n_lane)]
+        """Return the `n` tokens before each lane but that which begins the stream, (lanes - n_cold, n)."""
+        lanes = [self.ids[b * self.length - n : b * self.length] for b in self._own if b > 0]
         return torch.from_numpy(np.stack(lanes).astype(np.int64))
 
 
 def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int) -> Mems:
     """Fill the memory of every lane but the first by reading what stands before it, as far back as the layers reach."""
-    if lanes.n_lane == 1 or reach == 0:
+    if lanes.n_lane == lanes.n_cold or reach == 0:
         return model.init_mems(lanes.n_lane)
-    mems = model.init_mems(lanes.n_lane - 1)
+    mems = model.init_mems(lanes.n_lane - lanes.n_cold)
     for ids in lanes.before(reach + lanes.ext_len).unfold(1, lanes.tgt_len + lanes.ext_len, lanes.tgt_len).unbind(1):
         mems = model(ids.to(model.device), mems=mems).mems
-    return Mems.concatenate([model.init_mems(1), mems])
+    return Mems.concatenate([model.init_mems(1), mems]) if lanes.n_cold else mems

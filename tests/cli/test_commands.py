@@ -147,6 +147,16 @@ def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
     assert "vocabulary 270 (bpe)" in answer.out
 
 
+def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
+    command = ("corpus", "prepare", "text.txt", "--documents", "lines", "--json")
+    prepared = json.loads(txl(*command).out)
+    n_documents = sum(split["documents"] for split in prepared["splits"].values())
+    text = (workbench / "text.txt").read_bytes()
+    assert n_documents == text.count(b"\n") + (not text.endswith(b"\n")) > 10
+    again = txl(*command, "--verify")
+    assert (json.loads(again.out), again.err) == (prepared, "")
+
+
 # a person errs
 
 

@@ -52,6 +52,14 @@ def test_prepare_memory(tmp_path):
     assert not list(tmp_path.iterdir()), "the temporary directory is left"
 
 
+def test_large_corpus(tmp_path):
+    done = run("large_corpus.py", "--mb", 50, "--directory", tmp_path)
+    rows = [line.split() for line in done.stdout.splitlines()[-4:]]
+    assert [row[1] for row in rows] == ["byte", "none", "documents", "shards"]
+    assert len({tuple(row[-2:]) for row in rows}) == 1, "not all read the same text"
+    assert not list(tmp_path.iterdir()), "the temporary directory is left"
+
+
 def test_convert(tmp_path):
     done = run("convert.py", "--tiny", "--format", "bin", "safetensors", "--directory", tmp_path)
     assert [line.split()[0] for line in done.stdout.splitlines()[-2:]] == ["bin", "safetensors"]

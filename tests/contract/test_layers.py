@@ -8,12 +8,13 @@ import transformer_xl
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"errors"},
+    {"world"},
     {"config"},
     {"model", "data"},
     {"checkpoint"},
     {"evaluation", "generation", "conversion"},
-    {"training", "huggingface", "onnx", "speed"},
-    {"cli"},
+    {"training", "huggingface", "onnx", "speed", "planning"},
+    {"cli", "__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

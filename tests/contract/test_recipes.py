@@ -3,7 +3,8 @@
 Numbers of parameters were counted in the peers' own code, built from the same settings on the meta device: the authors' PyTorch
 at 44781ed (for NVIDIA's too, with its cutoffs), and Hugging Face 4.35.2 for wt103-large-tf. That of wt103-base also stands in
 logs of the authors' script (`#params = 151107538`). TensorFlow's follow from PyTorch's: u and v of each layer, and no square
-projections with `proj_same_dim = false`.
+projections with `proj_same_dim = false`. wt2's is the 37,712,881 of its source's logs without three classes of 400 weights
+and a bias each; ptb's is our own, chosen to be near the 24,040,400 of its source's logs.
 """
 
 import json
@@ -21,8 +22,8 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import train
 
-OUR_OWN = {"quickstart", "shakespeare-char"}
-VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471}
+OUR_OWN = {"quickstart", "scale-1b", "shakespeare-char"}
+VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471, "ptb": 10_000, "wikitext-2": 33_278}
 PARAMETERS = {
     "enwik8-base": 41_055_436,
     "enwik8-base-tf": 41_055_436,
@@ -53,6 +54,8 @@ PARAMETERS = {
     "ablation-lm1b": 301_166_450,
     "ablation-lm1b-shaw": 281_534_322,
     "ablation-lm1b-no-recurrence": 301_166_450,
+    "ptb": 23_965_064,
+    "wt2": 37_711_678,
 }
 PUBLISHED = {  # the figure and the place of its last digit; whether it was rounded or cut off is nowhere said
     "enwik8-base": (41_000_000, 1_000_000),
@@ -66,6 +69,7 @@ PUBLISHED = {  # the figure and the place of its last digit; whether it was roun
     "lm1b-large-tf": (800_000_000, 100_000_000),
     "ablation-wt103": (128_000_000, 1_000_000),
     "ablation-lm1b": (300_000_000, 100_000_000),
+    "ptb": (24_000_000, 1_000_000),
 }
 SHARED_BY_TENSORFLOW = {
     "model.zero_first_memory",
@@ -100,7 +104,8 @@ def test_source_and_published_result(name: str) -> None:
     assert ("published: " in config.description or "published (TensorFlow): " in config.description) != (
         "no published result" in config.description
     )
-    assert any(source in config.source for source in ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860"))
+    sources = ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860", "TimDettmers/transformer-xl d9f8339")
+    assert any(source in config.source for source in sources)
     assert config.data.corpus in VOCABULARY
 
 

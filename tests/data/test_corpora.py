@@ -11,7 +11,7 @@ from transformer_xl.data import splits as splits_module
 from transformer_xl.data.corpora import Corpus, choose_corpus, corpus_names, find_corpus
 from transformer_xl.data.named import NAMED, SPLITS
 from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
-from transformer_xl.errors import CorpusError
+from transformer_xl.errors import ConfigError, CorpusError
 
 _DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
 
@@ -233,3 +233,10 @@ def test_a_directory_that_holds_the_named_corpus_is_remembered(tmp_path) -> None
     assert find_corpus(chosen, download=False).name == "tinyshakespeare"
     other = choose_corpus(DataConfig(corpus="ptb"), str(tmp_path))
     assert (other.corpus, other.directory) == (str(tmp_path), None), "it holds no PTB, so it is a text of its own"
+
+
+def test_a_text_is_divided_into_documents_in_one_way() -> None:
+    with pytest.raises(
+        ConfigError, match=r"documents \('lines'\) and document_separator \('--'\) both divide the text; use one"
+    ):
+        DataConfig(documents="lines", document_separator="--")

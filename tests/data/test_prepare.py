@@ -3,6 +3,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import DataConfig, TokenizerConfig
-from transformer_xl.data import encoding
+from transformer_xl.data import encoding, shards
 from transformer_xl.data import prepare as prepare_module
+from transformer_xl.data.corpora import Corpus
 from transformer_xl.data.named import NAMED, SPLITS, SplitFiles
 from transformer_xl.data.prepare import PreparedCorpus, prepare
+from transformer_xl.data.sharded_ids import ShardedIds
 from transformer_xl.data.tokenizers import CharTokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
@@ -37,7 +41,7 @@ def _prepare(path: Path, kind: str = "byte", **options) -> PreparedCorpus:
 @pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
 def test_ids_are_the_text(text: Path, kind: str) -> None:
     prepared = _prepare(text, kind)
-    decoded = "".join(prepared.tokenizer.decode(prepared.splits[split].ids) for split in SPLITS)
+    decoded = "".join(prepared.tokenizer.decode(prepared.splits[split].ids[:]) for split in SPLITS)
     assert decoded.replace("\n", "").replace(" ", "") == TEXT.replace("\n", "").replace(" ", "") or kind == "word"
     train = prepared.splits["train"]
     assert train.ids.dtype == np.uint16
@@ -77,7 +81,7 @@ def test_documents(tmp_path) -> None:
     (folder / "valid.txt").write_text("x")
     data = {"document_separator": "--"}
     byte = _prepare(folder, data=data).splits["train"]
-    assert bytes(byte.ids.astype(np.uint8)) == b"ab\n\ncd\n   \nef\n"
+    assert bytes(byte.ids[:].astype(np.uint8)) == b"ab\n\ncd\n   \nef\n"
     assert byte.document_starts.tolist() == [0, 3, 4, 7, 11]
     words = _prepare(folder, "word", data=data).splits["train"]
     assert words.document_starts.tolist() == [0, 2, 3, 5, 6]
@@ -127,49 +131,211 @@ def test_damaged_cache_is_rebuilt_with_a_notice(text: Path, name: str, damage: s
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
-def test_interruption_leaves_nothing(text: Path, monkeypatch, interruption) -> None:
+def test_interruption_before_the_first_shard_leaves_nothing(text: Path, monkeypatch, interruption) -> None:
     def interrupt(*args, **kwargs):
         raise interruption
 
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_module, "_size_and_hash", interrupt)
+        patch.setattr(shards, "size_and_hash", interrupt)
         with pytest.raises(interruption):
             _prepare(text)
     assert list((text.parent / "cache").iterdir()) == []
     assert len(_prepare(text).splits["train"].ids)
 
 
-def test_killed_process_leaves_nothing_that_is_used(text: Path) -> None:
-    code = (
-        "import os, sys; from transformer_xl.config import *; from transformer_xl.data import prepare as p\n"
-        "p._size_and_hash = lambda path: os._exit(9)\n"
-        "p.prepare(DataConfig(corpus=sys.argv[1]), TokenizerConfig(), cache=p.Path(sys.argv[2]))"
-    )
-    cache = text.parent / "cache"
-    killed = subprocess.run([sys.executable, "-c", code, str(text), str(cache)], check=False)
-    assert killed.returncode == 9
-    (left,) = cache.iterdir()
-    assert ".tmp-" in left.name
-    assert len(_prepare(text).splits["train"].ids)
-    assert left.exists()  # perhaps still in use by another machine …
-    os.utime(left, (0, 0))
+KILLED = """
+import os, sys
+from contextlib import contextmanager
+from transformer_xl.config import *
+from transformer_xl.data import prepare as p, shards
+shards.SHARD_BYTES = 5000
+located = p.Corpus.located_chunks
+p.Corpus.located_chunks = lambda self, split: located(self, split, 1000)
+new_file, left = shards.new_file, [int(sys.argv[3])]
+@contextmanager
+def dying(path):
+    with new_file(path) as file:
+        yield file
+        file.flush()
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), 9)
+shards.new_file = dying
+data = DataConfig(corpus=sys.argv[1], documents="lines")
+p.prepare(data, TokenizerConfig(kind="word"), cache=p.Path(sys.argv[2]), n_workers=1)
+"""
+
+
+def _killed(text: Path, cache: Path, *, after: int) -> Path:
+    """Kill a preparation in shards when it has written so many files; return what it left."""
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(text), str(cache), str(after)], check=False)
+    assert killed.returncode == -9
+    (left,) = cache.glob("*.unfinished")
+    return left
+
+
+def _contents(prepared: PreparedCorpus) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in prepared.directory.iterdir()}
+
+
+def _in_shards(text: Path, cache: str, **options) -> PreparedCorpus:
+    data = DataConfig(corpus=str(text), documents="lines")
+    return prepare(data, TokenizerConfig(kind="word"), cache=text.parent / cache, progress=False, **options)
+
+
+@pytest.mark.parametrize("after", [0, 1, 2, 3, 10, 30])
+def test_a_kill_costs_no_finished_shard(text: Path, monkeypatch, capsys, after: int) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
+    _small_chunks(monkeypatch)
+    whole = _contents(_in_shards(text, "whole"))
+    left = _killed(text, text.parent / "cache", after=after)
+    finished = {path.name: path.stat().st_mtime_ns for path in left.glob("train*.bin") if (left / f"{path.stem}.json").exists()}
+    assert len(finished) == after // 3
+    assert list(left.glob("*.tmp-*")), "the kill fell between two files"
+    capsys.readouterr()
+    resumed = _in_shards(text, "cache")
+    assert capsys.readouterr().err == "going on with a preparation that was interrupted; finished shards are kept\n"
+    assert _contents(resumed) == whole
+    assert {name: (resumed.directory / name).stat().st_mtime_ns for name in finished} == finished
+
+
+def test_what_was_interrupted_is_removed_after_a_week(text: Path) -> None:
+    left = _killed(text, text.parent / "cache", after=2)
     _prepare(text, "char")
-    assert not left.exists()  # … but not after a day
+    assert left.exists()
+    os.utime(left, (0, 0))
+    _prepare(text, "byte")
+    assert not left.exists()
 
 
-def test_two_at_the_same_time(text: Path, monkeypatch) -> None:
-    build = prepare_module._build
+def test_who_comes_second_waits(text: Path, monkeypatch, capsys) -> None:
+    build, entered, go_on = prepare_module._build, threading.Event(), threading.Event()
+    n_built = []
 
     def slow_build(*args, **kwargs):
+        n_built.append(1)
+        entered.set()
+        assert go_on.wait(60)
         build(*args, **kwargs)
-        with monkeypatch.context() as patch:
-            patch.setattr(prepare_module, "_build", build)
-            patch.setattr(prepare_module.os, "getpid", lambda: 1)
-            _prepare(text)  # the other process is faster
 
     monkeypatch.setattr(prepare_module, "_build", slow_build)
-    assert len(_prepare(text).splits["train"].ids)
-    assert len([path for path in (text.parent / "cache").iterdir() if path.is_dir()]) == 1
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(_prepare, text)
+        assert entered.wait(60)
+        second = pool.submit(_prepare, text)
+        while "another process is preparing" not in capsys.readouterr().err:
+            assert not second.done()
+        go_on.set()
+        assert first.result().directory == second.result().directory
+    assert len(n_built) == 1
+    assert [path.name for path in (text.parent / "cache").iterdir() if path.suffix == ".lock"] == []
+
+
+@pytest.fixture
+def sharded(text: Path, monkeypatch) -> PreparedCorpus:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
+    _small_chunks(monkeypatch)
+    return _in_shards(text, "cache")
+
+
+def _small_chunks(monkeypatch) -> None:
+    located = Corpus.located_chunks
+    monkeypatch.setattr(Corpus, "located_chunks", lambda self, split: located(self, split, 1000))
+
+
+def test_shards_are_the_split(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 1 << 30)
+    whole, train = _in_shards(text, "whole").splits["train"], sharded.splits["train"]
+    assert isinstance(train.ids, ShardedIds)
+    assert isinstance(whole.ids, np.ndarray)
+    assert len(train.ids.borders) > 10
+    assert np.array_equal(train.ids, whole.ids)
+    assert np.array_equal(train.document_starts, whole.document_starts)
+    assert (train.n_bytes, train.n_characters) == (whole.n_bytes, whole.n_characters)
+    assert whole.document_starts.tolist() == [0, *(np.flatnonzero(whole.ids[:-1] == 1) + 1).tolist()]  # after each <eos>
+
+
+@pytest.mark.parametrize("damage", ["remove", "cut", "flip"])
+def test_a_shard_that_changed_is_named_and_encoded_again_on_demand(
+    sharded: PreparedCorpus, text: Path, capsys, damage: str
+) -> None:
+    before = _contents(sharded)
+    path = sharded.directory / "train.3.bin"
+    others = {name: (sharded.directory / name).stat().st_mtime_ns for name in before if name.endswith(".bin")}
+    if damage == "remove":
+        path.unlink()
+        problem = "is missing"
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-2])
+        problem = rf"has {len(before[path.name]) - 2:,} bytes instead of {len(before[path.name]):,}"
+    else:
+        path.write_bytes(bytes([before[path.name][0] ^ 1]) + before[path.name][1:])
+        problem = "has another sha256"
+    message = rf"shard '.*train.3.bin' of the prepared corpus {problem}; restore it, or encode its text again: with txl corpus"
+    with pytest.raises(CorpusError, match=message):
+        _in_shards(text, "cache")
+    assert capsys.readouterr().err == ""
+    repaired = _in_shards(text, "cache", repair=True)
+    assert "is damaged (train.3.bin" in capsys.readouterr().err
+    assert _contents(repaired) == before
+    del others[path.name]
+    assert {name: (sharded.directory / name).stat().st_mtime_ns for name in others} == others
+
+
+def test_verification_compares_large_files_too(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
+    path = sharded.directory / "train.3.bin"
+    path.write_bytes(bytes(reversed(path.read_bytes())))
+    monkeypatch.setattr(prepare_module, "HASHED_BYTES", 100)
+    assert len(_in_shards(text, "cache").splits["train"].ids)
+    with pytest.raises(CorpusError, match=r"train.3.bin' of the prepared corpus has another sha256"):
+        _in_shards(text, "cache", verify=True)
+    assert _in_shards(text, "cache", verify=True, repair=True).training_sha256 == sharded.training_sha256
+
+
+def test_a_corpus_without_its_manifest_keeps_its_shards(sharded: PreparedCorpus, text: Path) -> None:
+    before, path = _contents(sharded), sharded.directory / "train.3.bin"
+    written = path.stat().st_mtime_ns
+    (sharded.directory / "manifest.json").unlink()
+    assert _contents(_in_shards(text, "cache")) == before
+    assert path.stat().st_mtime_ns == written
+
+
+def test_corpora_prepared_before_there_were_shards_are_opened(text: Path, monkeypatch) -> None:
+    first = _prepare(text)
+    manifest = json.loads((first.directory / "manifest.json").read_text())
+    for split in SPLITS:
+        del manifest["splits"][split]["shards"], manifest["files"][f"{split}.json"]
+        (first.directory / f"{split}.json").unlink()
+    (first.directory / "manifest.json").write_text(json.dumps(manifest))
+    monkeypatch.setattr(prepare_module, "_build", None)
+    again = _prepare(text)
+    assert again.training_sha256 == first.training_sha256
+    assert np.array_equal(again.splits["train"].ids, first.splits["train"].ids)
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+def test_lines_are_documents(tmp_path, kind: str) -> None:
+    lines = ["one two\n", "\n", "thrée\rfour\n", " \n", "five five\n"] * 3 + ["no end"]
+    (tmp_path / "text.txt").write_bytes("".join(lines).encode())
+    config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 270 if kind == "bpe" else None})
+    train = _prepare(tmp_path / "text.txt", tokenizer=config, data={"documents": "lines", "split": (1, 0, 0)})
+    tokenizer, split = train.tokenizer, train.splits["train"]
+    ends = [*split.document_starts[1:].tolist(), len(split.ids)]
+    texts = [tokenizer.decode(split.ids[a:b]) for a, b in zip(split.document_starts.tolist(), ends, strict=True)]
+    expected = lines if kind != "word" else [tokenizer.decode(tokenizer.encode(line)) for line in lines]
+    assert texts == expected
+
+
+def test_a_line_longer_than_a_chunk_is_one_document(tmp_path, monkeypatch) -> None:
+    _small_chunks(monkeypatch)
+    (tmp_path / "text.txt").write_text("a" * 2500 + "\nb\n")
+    data = {"documents": "lines", "split": (1, 0, 0)}
+    assert _prepare(tmp_path / "text.txt", data=data).splits["train"].document_starts.tolist() == [0, 2501]
+
+
+def test_splits_are_cut_between_lines(text: Path) -> None:
+    prepared = _prepare(text, data={"documents": "lines"})
+    assert all(prepared.splits[split].ids[-1] == 10 for split in SPLITS)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
@@ -177,7 +343,7 @@ def test_full_disk(text: Path, monkeypatch, code: int) -> None:
     def full(*args, **kwargs):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(prepare_module.np, "save", full)
+    monkeypatch.setattr(shards.os, "fsync", full)
     message = rf"cannot write the prepared corpus in '.*cache': {os.strerror(code)}; free space there or set TXL_CACHE"
     with pytest.raises(CorpusError, match=message):
         _prepare(text)

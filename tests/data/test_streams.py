@@ -1,9 +1,16 @@
+import itertools
+import json
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from transformer_xl.data import order as order_module
+from transformer_xl.data.order import ShuffledText
+from transformer_xl.data.permutation import Permutation
+from transformer_xl.data.sharded_ids import ShardedIds
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError
 
@@ -97,3 +104,131 @@ def test_memory_maps_are_read_only_where_needed(tmp_path) -> None:
     np.arange(1000, dtype="<u4").tofile(path)
     stream = SegmentStream(np.memmap(path, "<u4", "r"), batch_size=2, tgt_len=7)
     assert next(stream).ids[1].tolist() == list(range(499, 506))
+
+
+# shuffled
+
+
+def _documents(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return ids that name their document and the place in it, and where documents start."""
+    starts = np.cumsum([0, *lengths[:-1]])
+    return np.concatenate([100 * i + np.arange(n) for i, n in enumerate(lengths)]), starts
+
+
+LENGTHS = st.lists(st.integers(1, 9), min_size=12, max_size=40)
+
+
+def _epoch(stream: SegmentStream) -> torch.Tensor:
+    """Return the ids of one epoch, (B, tokens)."""
+    return torch.cat([next(stream).ids for _ in range(stream.segments_per_epoch)], dim=1)
+
+
+@given(LENGTHS, st.integers(0, 5))
+def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, seed: int) -> None:
+    ids, starts = _documents(lengths)
+    stream = SegmentStream(
+        np.append(ids, 0), batch_size=1, tgt_len=1, document_starts=starts, shuffle="documents", seed=seed
+    )  # the last document is one longer, so that the token that is never an input may be any one's last
+    orders = []
+    for _ in range(3):
+        steps = [next(stream) for _ in range(stream.segments_per_epoch)]
+        tokens = [int(step.ids) for step in steps] + [int(steps[-1].labels)]
+        assert [int(step.labels) for step in steps] == tokens[1:]
+        assert sorted(tokens) == sorted([*ids.tolist(), 0])
+        begins = [i for i, step in enumerate(steps) if bool(step.document_starts)]
+        order = [tokens[i] // 100 for i in begins]
+        for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
+            document = tokens[begin] // 100
+            assert tokens[begin:end][: lengths[document]] == [100 * document + i for i in range(lengths[document])]
+        assert len(set(order)) == len(order) >= len(lengths) - 1  # one of length 1 may be the very last label
+        orders.append(order)
+    assert orders[0] != orders[1] != orders[2]
+
+
+@given(LENGTHS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+def test_shuffled_any_world_size_reads_the_same(lengths, lanes_per_rank: int, world_size: int, tgt_len: int) -> None:
+    ids, starts = _documents(lengths)
+    options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": "documents", "seed": 3}
+    options["tgt_len"] = min(tgt_len, (len(ids) - 1) // options["batch_size"])
+    whole = SegmentStream(ids, **options)
+    ranks = [SegmentStream(ids, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for _ in range(2 * whole.segments_per_epoch + 1):
+        segment, parts = next(whole), [next(rank) for rank in ranks]
+        for name in ("ids", "labels", "document_starts"):
+            assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(segment, name))
+
+
+@given(LENGTHS, st.integers(0, 60), st.sampled_from(["documents", "shards"]))
+def test_shuffled_resuming_continues_exactly(lengths, steps: int, shuffle) -> None:
+    ids, starts = _documents(lengths)
+    options = {"batch_size": 2, "tgt_len": 2, "document_starts": starts, "shuffle": shuffle, "seed": 1}
+    stream, resumed = SegmentStream(ids, **options), SegmentStream(ids, **options)
+    for _ in range(steps):
+        next(stream)
+    next(resumed)
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    for _ in range(stream.segments_per_epoch + 1):
+        ours, theirs = next(resumed), next(stream)
+        assert torch.equal(ours.ids, theirs.ids)
+        assert torch.equal(ours.document_starts, theirs.document_starts)
+
+
+def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
+    ids, starts = _documents([3, 1, 2, 4, 1, 1, 2, 3, 5, 1, 1, 2])
+    cuts, paths = [0, 6, 13, len(ids)], []  # the second cut is inside a document, which belongs to where it starts
+    for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        paths.append(tmp_path / f"{i}.bin")
+        ids[begin:end].astype("<u2").tofile(paths[-1])
+    sharded = ShardedIds(paths, np.diff(cuts).tolist(), np.dtype("<u2"))
+    shard_of = np.searchsorted(starts, cuts[1:])
+    seen = set()
+    for seed in range(30):
+        text = ShuffledText(sharded, starts, shuffle="shards", key=(seed, 0))
+        tokens = text.read(0, len(ids))[0].tolist()
+        assert sorted(tokens) == sorted(ids.tolist())
+        order = [token // 100 for token in tokens if token % 100 == 0]
+        shards = [int(np.searchsorted(shard_of, document, "right")) for document in order]
+        assert len([1 for a, b in itertools.pairwise(shards) if a != b]) == 2
+        seen.add((tuple(dict.fromkeys(shards)), tuple(order)))
+    assert len({shards for shards, _ in seen}) == 6
+    assert len(seen) == 30
+
+
+def test_shuffled_text_in_many_blocks(monkeypatch) -> None:
+    """Places found in blocks are those of the documents one after another."""
+    monkeypatch.setattr(order_module, "BLOCK", 4)
+    monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 3)
+    ids, starts = _documents([1 + i % 5 for i in range(50)])
+    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 2))
+    ends = [*starts[1:], len(ids)]
+    order = Permutation(50, 1, 2)(np.arange(50)).tolist()
+    expected = np.concatenate([ids[starts[i] : ends[i]] for i in order])
+    begins = np.flatnonzero(expected % 100 == 0)
+    for begin in range(len(ids)):
+        for end in range(begin + 1, min(begin + 40, len(ids)) + 1):
+            tokens, documents = text.read(begin, end)
+            assert np.array_equal(tokens, expected[begin:end])
+            assert np.array_equal(documents, begins[(begins >= begin) & (begins < end)] - begin)
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "message"),
+    [
+        ({}, {"shuffle": "documents"}, "shuffle None, not documents"),
+        ({"shuffle": "documents"}, {}, "shuffle documents, not None"),
+        ({"shuffle": "documents"}, {"shuffle": "shards"}, "shuffle documents, not shards"),
+        ({"shuffle": "documents", "seed": 1}, {"shuffle": "documents", "seed": 2}, "seed 1, not 2"),
+        ({"shuffle": "documents"}, {"shuffle": "documents", "document_starts": np.array([0])}, "n_documents 2, not 1"),
+    ],
+)
+def test_a_position_in_another_order_is_refused(saved, now, message: str) -> None:
+    layout = {"batch_size": 2, "tgt_len": 5, "document_starts": np.array([0, 10])}
+    state = _stream(100, **layout | saved).state_dict()
+    with pytest.raises(ConfigError, match=f"saved position belongs to {message}; resume with the same corpus, .*train.seed"):
+        _stream(100, **layout | now).load_state_dict(state)
+
+
+def test_positions_saved_before_there_were_orders_are_read() -> None:
+    stream = _stream(100, batch_size=4, tgt_len=5)
+    stream.load_state_dict({"epoch": 1, "segment": 2, "batch_size": 4, "tgt_len": 5, "n_tokens": 100})
+    assert (stream.epoch, stream.position) == (1, 2)

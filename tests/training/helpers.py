@@ -51,13 +51,18 @@ max_tokens = 150
 """
 
 
+def random_ids() -> np.ndarray:
+    """The text of `tiny_trainer`."""
+    return np.random.default_rng(0).integers(0, 11, 130).astype(np.uint16)
+
+
 def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:
     """A trainer on 130 random tokens: 6 segments an epoch; `model`, `optim` and `train` change its settings."""
     torch.manual_seed(seed)
     model = TransformerXL(TransformerXLConfig(**(MODEL | changes.get("model", {}))))
     train = TrainConfig(**(TRAIN | changes.get("train", {})))
     stream = SegmentStream(
-        np.random.default_rng(0).integers(0, 11, 130).astype(np.uint16),
+        random_ids(),
         batch_size=train.batch_size,
         tgt_len=train.tgt_len,
         document_starts=np.array([0, 13, 50, 97]),

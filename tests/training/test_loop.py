@@ -1,5 +1,6 @@
 """`train`: the run directory, stopping and resuming, falling back (R6), what is refused, and that nothing is lost."""
 
+import dataclasses
 import json
 import math
 import signal
@@ -12,7 +13,7 @@ import torch
 
 from tests.training.helpers import differing, entries, run_bits
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.paths import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
 from transformer_xl.training import loop
@@ -67,7 +68,7 @@ def test_a_run_leaves_what_the_directory_promises(start: Start, tmp_path: Path) 
     assert outcome.picture == tmp_path / "run" / "loss.png"
     assert outcome.picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in outcome.directory.iterdir())
-    assert names == [".lock", "checkpoints", "config.json", "loss.png", "metrics.jsonl", "tokenizer.json"]
+    assert names == [".lock", "checkpoints", "config.json", "environment.json", "loss.png", "metrics.jsonl", "tokenizer.json"]
     log = entries(outcome.directory)
     assert [entry["step"] for entry in log if entry["kind"] == "train"] == list(range(4, 41, 4))
     assert [entry["step"] for entry in log if entry["kind"] == "valid"] == [16, 32, 40]
@@ -138,6 +139,14 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
         ["optim.optimizer=sgd", "optim.schedule=plateau", "optim.plateau_patience=0", "train.eval_interval=5"],
         ["train.precision=bf16", "train.accumulate=2", "train.reset_at_documents=true"],
         ["optim.optimizer=adam", "train.max_steps=none", "train.max_epochs=0.7"],
+        [
+            "train.average=ema",
+            "train.tbptt_segments=2",
+            "train.varlen=true",
+            "train.tgt_len_start=2",
+            "train.deterministic=true",
+        ],
+        ["train.average=swa", "train.average_start=0.3", "train.checkpoint_layers=true", "train.attention=equation"],
     ],
 )
 def test_other_runs_resume_exactly_too(start: Start, tmp_path: Path, overrides: list[str]) -> None:
@@ -145,6 +154,86 @@ def test_other_runs_resume_exactly_too(start: Start, tmp_path: Path, overrides: 
     start("run", *overrides, display=stop_at(20))
     start("run", resume=True, recipe=None, corpus=None)
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_averages_are_evaluated_beside_the_weights_and_loaded(start: Start, tmp_path: Path, kind: str) -> None:
+    overrides = [f"train.average={kind}", "train.average_decay=0.9", "train.average_start=0.5"]
+    display = Lines()
+    outcome = start("run", *overrides, display=display)
+    log = [entry for entry in entries(tmp_path / "run") if entry["kind"] in ("valid", "final")]
+    assert ["average_loss" in entry for entry in log] == [kind == "ema", True, True, True]
+    assert outcome.score and outcome.score_of_average
+    assert log[-1]["average_loss"] == outcome.score_of_average.loss != outcome.score.loss
+    assert display.said[-1].startswith("averaged weights: ")
+    checkpoint = RunDirectory(tmp_path / "run").store().load_newest(on_damaged=print)
+    loaded = load(tmp_path / "run", which="average")[0].state_dict()
+    assert all(tensor.equal(checkpoint.training[f"average.{name}"]) for name, tensor in loaded.items())
+    assert all(
+        tensor.equal(checkpoint.model[name]) for name, tensor in load(tmp_path / "run", which="last")[0].state_dict().items()
+    )
+
+
+@pytest.mark.parametrize("better", ["plain", "average"])
+def test_the_best_weights_are_the_better_ones(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
+) -> None:
+    """At step 16; at the end, both are worse."""
+    score_of_average = loop._score_of_average
+
+    def judged(run: Any, split: Any, *, limit: int | None) -> Any:
+        score = score_of_average(run, split, limit=limit)
+        assert score
+        shift = 1000.0 * run.trainer.step / 16 * (1 if better == "plain" else -1 if run.trainer.step == 16 else 1)
+        return dataclasses.replace(score, nats=score.nats + shift)
+
+    monkeypatch.setattr(loop, "_score_of_average", judged)
+    start("run", "train.average=ema")
+    store = RunDirectory(tmp_path / "run").store()
+    assert store.best_step is not None
+    checkpoint = store.load(store.best_step)
+    best = load(tmp_path / "run")[0].state_dict()
+    if better == "average":
+        assert store.best_step == 16
+    expected = checkpoint.model if better == "plain" else averaged_weights(checkpoint)
+    assert all(tensor.equal(expected[name]) for name, tensor in best.items())
+    assert load(tmp_path / "run", which="last")[0].state_dict()["softmax.bias"].equal(store.load(40).model["softmax.bias"])
+
+
+def test_a_run_without_averages_has_none_to_load(start: Start, tmp_path: Path) -> None:
+    start("run", "train.max_steps=2")
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint 2 of .* holds no averaged weights; load its best or last ones, or train"
+    ):
+        load(tmp_path / "run", which="average")
+
+
+def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[bool] = []
+    train_step = Trainer.train_step
+
+    def watched(self: Trainer) -> StepResult:
+        modes.append(torch.are_deterministic_algorithms_enabled())
+        return train_step(self)
+
+    monkeypatch.setattr(Trainer, "train_step", watched)
+    for name in ("one", "other"):
+        start(name, "train.deterministic=true")
+    assert differing(run_bits(tmp_path / "one"), run_bits(tmp_path / "other")) == []
+    assert modes == [True] * 80
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize("override", ["train.attention=flex", "train.attention=matmull"])
+def test_a_backend_that_cannot_run_is_refused_before_anything_is_written(start: Start, tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match="backend"):
+        start("run", override)
+    assert not (tmp_path / "run").exists()
+
+
+def test_random_segments_lengthen_the_table_of_positions(start: Start, tmp_path: Path) -> None:
+    start("run", "model.attention=shaw", "train.varlen=true", "train.max_steps=2")
+    assert RunDirectory(tmp_path / "run").config().model.max_klen == 5 + 15 + 6
 
 
 def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which parameter goes to which optimizer, what is decayed, and the shapes of the schedules."""
 
+import copy
 import math
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 from torch import nn
 
 from tests.helpers import tiny_model
-from transformer_xl.config import OptimConfig
+from tests.training.helpers import MODEL, TRAIN, bits, differing, tiny_trainer
+from transformer_xl.config import OptimConfig, load_recipe
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
 
 
@@ -16,6 +18,11 @@ def names_of(optimizer: torch.optim.Optimizer, model: nn.Module, *, decayed: boo
     names = {parameter: name for name, parameter in model.named_parameters()}
     groups = [g for g in optimizer.param_groups if decayed is None or (g["weight_decay"] > 0) == decayed]
     return {names[parameter] for group in groups for parameter in group["params"]}
+
+
+def names_in(group: dict[str, Any], model: nn.Module) -> list[str]:
+    owned = {id(parameter) for parameter in group["params"]}
+    return [name for name, parameter in model.named_parameters() if id(parameter) in owned]
 
 
 def step(model: nn.Module, optimizers: Optimizers, rate: float = 1.0) -> None:
@@ -66,6 +73,100 @@ def test_only_matrices_decay(kind: Any) -> None:
     assert decayed == {name for name, p in model.named_parameters() if p.dim() == 2}
     assert "embedding.weight" in decayed
     assert not decayed & {"r_w_bias", "r_r_bias", "softmax.bias"}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+@pytest.mark.parametrize(
+    "layout", [{"d_embed": 6, "tie_weight": False}, {"attention": "shaw", "max_klen": 9, "cutoffs": (4, 8)}]
+)
+def test_decay_of_the_layers_alone_or_of_everything(kind: Any, layout: dict[str, Any]) -> None:
+    model = tiny_model(**layout)
+    for decayed in ("layers", "all"):
+        parts = Optimizers(model, OptimConfig(optimizer=kind, weight_decay=0.1, decayed=decayed)).parts
+        names = set().union(*(names_of(part, model, decayed=True) for part in parts))
+        inside = {name for name, p in model.named_parameters() if name.startswith("layers.") and p.dim() == 2}
+        everything = {name for name, _ in model.named_parameters()}
+        # what muon orthogonalizes are the matrices of the layers
+        assert names == (inside if decayed == "layers" else everything)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+def test_the_embedding_has_a_rate_of_its_own(kind: Any) -> None:
+    model = tiny_model(cutoffs=(4, 8), div_val=2, tie_weight=False)
+    config = OptimConfig(optimizer=kind, lr=0.5, adamw_lr=0.25 if kind == "muon" else None, embedding_lr_ratio=2.0)
+    optimizers = Optimizers(model, config)
+    step(model, optimizers, rate=0.1)
+    step(model, optimizers, rate=0.1)
+    rates = {name: g["lr"] for part in optimizers.parts for g in part.param_groups for name in names_in(g, model)}
+    common = 0.025 if kind == "muon" else 0.05
+    for name, rate in rates.items():
+        expected = 2 * common if name.startswith("embedding.") else common
+        expected = 0.05 if kind == "muon" and name in names_of(optimizers.parts[0], model) else expected
+        assert rate == pytest.approx(expected), name
+    assert sum(name.startswith("embedding.") for name in rates) == 6  # tables and projections of three clusters
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "muon"])
+def test_adam_is_fused_where_it_can_be_and_computes_the_same(kind: Any) -> None:
+    model, plain = tiny_model(), tiny_model()
+    plain.load_state_dict(model.state_dict())
+    config = OptimConfig(optimizer=kind, lr=0.01, weight_decay=0.1)
+    fused, loop = Optimizers(model, config), Optimizers(plain, config)
+    for group in fused.parts[-1].param_groups:
+        assert group["fused"]
+    for group in loop.parts[-1].param_groups:
+        group["fused"] = False
+    for _ in range(3):
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            one.grad = torch.randn_like(one)
+            other.grad = one.grad.clone()
+        fused.step(1.0)
+        loop.step(1.0)
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_no_fused_update_is_asked_of_a_device_that_may_lack_it() -> None:
+    optimizers = Optimizers(tiny_model().to("meta"), OptimConfig(optimizer="adamw"))
+    assert not any(group["fused"] for group in optimizers.parts[0].param_groups)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_fused_update_counts_its_steps_beside_the_weights(fused: bool) -> None:
+    """A checkpoint is read on the CPU; a fused update on another device refuses a count that stayed there."""
+    model = tiny_model().to("meta")
+    optimizers = Optimizers(model, OptimConfig(optimizer="adamw"))
+    for group in optimizers.parts[0].param_groups:
+        group["fused"] = fused
+    optimizers.load_state_tensors({"r_w_bias|step": torch.tensor(3.0), "r_w_bias|exp_avg": torch.zeros(1, 3, 4)})
+    devices = {name: tensor.device.type for name, tensor in optimizers.state_tensors().items()}
+    assert devices == {"r_w_bias|step": "meta" if fused else "cpu", "r_w_bias|exp_avg": "meta"}
+
+
+SMALL = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")}
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("name", ["ptb", "wt2"])
+def test_a_regularized_run_resumes_bit_by_bit(name: str, accumulate: int) -> None:
+    """The recipes' regularisation and optimizer at reduced size; a model of other weights and random state takes over."""
+    recipe = load_recipe(name)
+    changes: dict[str, Any] = {
+        "model": recipe.model.model_dump() | SMALL | {"dropweight": 0.1},
+        "optim": recipe.optim.model_dump() | {"lr": 0.01, "warmup_steps": 3},
+        "train": TRAIN | {"accumulate": accumulate},
+    }
+    whole = tiny_trainer(**changes)
+    losses = [whole.train_step().nats for _ in range(9)]
+    first = tiny_trainer(**changes)
+    again = [first.train_step().nats for _ in range(4)]
+    checkpoint = copy.deepcopy(first.checkpoint({}))
+    resumed = tiny_trainer(seed=7, **changes)
+    resumed.restore(checkpoint)
+    again += [resumed.train_step().nats for _ in range(5)]
+    assert all(map(math.isfinite, losses))
+    assert again == losses
+    assert differing(bits(resumed), bits(whole)) == []
 
 
 @pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])

@@ -1,12 +1,16 @@
 """The log survives whatever a model writes and wherever a process is killed."""
 
+import builtins
 import json
 import math
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.training.record import Record, read_metrics
 
 ODD = "é\ud800\u2028\x85\n\t\0€\U0001f600"
@@ -105,3 +109,157 @@ def test_nothing_finite_draws_nothing(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.write("train", 4, loss=None, tokens=40)
     assert record.draw() is None
+
+
+class Remote:
+    """A run of W&B or trackio, as far as it is used here."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options, self.got, self.metrics, self.finished = options, [], [], False
+
+    def define_metric(self, *names: str, **more: str) -> None:
+        self.metrics.append((*names, more))
+
+    def log(self, values: dict[str, Any], **more: Any) -> None:
+        self.got.append((values, more))
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+Remotes = dict[str, list[Remote]]
+
+
+@pytest.fixture
+def remotes(monkeypatch: pytest.MonkeyPatch) -> Remotes:
+    """What was opened by each of the two, which are made up."""
+    opened: Remotes = {"wandb": [], "trackio": []}
+    for name, runs in opened.items():
+        module = ModuleType(name)
+
+        def init(runs: list[Remote] = runs, **options: Any) -> Remote:
+            runs.append(Remote(**options))
+            return runs[-1]
+
+        module.init = init  # pyright: ignore[reportAttributeAccessIssue]
+        monkeypatch.setitem(sys.modules, name, module)
+    return opened
+
+
+def write_some(directory: Path, *loggers: str, **more: Any) -> None:
+    record = Record(directory, loggers=loggers, settings={"train": {"seed": 3}}, **more)
+    record.write("train", 4, loss=0.5, tokens=40, skipped=None)
+    record.write("sample", 4, text="once")
+    record.close()
+
+
+def test_wandb_gets_the_numbers_with_their_step(tmp_path: Path, remotes: Remotes) -> None:
+    write_some(tmp_path, "wandb")
+    (run,) = remotes["wandb"]
+    assert run.options == {
+        **{"project": "transformer_xl", "name": tmp_path.name, "resume": "allow", "dir": str(tmp_path)},
+        **{"id": json.loads((tmp_path / "loggers.json").read_text())["wandb"], "config": {"train": {"seed": 3}}},
+    }
+    assert run.metrics == [("step", {}), ("*", {"step_metric": "step"})]
+    assert run.got == [({"train/loss": 0.5, "train/tokens": 40, "step": 4}, {})]
+    assert run.finished
+    assert len(read_metrics(tmp_path)) == 2
+
+
+def test_trackio_gets_the_numbers_with_their_step(tmp_path: Path, remotes: Remotes) -> None:
+    write_some(tmp_path, "trackio")
+    (run,) = remotes["trackio"]
+    identity = json.loads((tmp_path / "loggers.json").read_text())["trackio"]
+    name = f"{tmp_path.name}-{identity}"
+    assert run.options == {**{"project": "transformer_xl", "name": name, "resume": "allow", "config": {"train": {"seed": 3}}}}
+    assert run.got == [({"train/loss": 0.5, "train/tokens": 40}, {"step": 4})]
+    assert run.finished
+
+
+def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, remotes: Remotes) -> None:
+    for _ in range(2):
+        write_some(tmp_path, "wandb", "trackio", "wandb")
+    (tmp_path / "other").mkdir()
+    write_some(tmp_path / "other", "wandb", "trackio")
+    for runs, key in ((remotes["wandb"], "id"), (remotes["trackio"], "name")):
+        first, again, other = (run.options[key] for run in runs)
+        assert first == again != other
+
+
+def test_a_damaged_identity_is_made_anew(tmp_path: Path, remotes: Remotes) -> None:
+    (tmp_path / "loggers.json").write_text("{")
+    write_some(tmp_path, "wandb")
+    assert json.loads((tmp_path / "loggers.json").read_text()) == {"wandb": remotes["wandb"][0].options["id"]}
+
+
+def test_wandb_without_a_network_logs_offline(tmp_path: Path, remotes: Remotes, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = sys.modules["wandb"].init
+
+    def init(**options: Any) -> Remote:
+        if options.get("mode") != "offline":
+            raise ConnectionError("no\nroute")
+        return opened(**options)
+
+    monkeypatch.setattr(sys.modules["wandb"], "init", init)
+    said: list[str] = []
+    write_some(tmp_path, "wandb", warn=said.append)
+    assert said == [f"wandb cannot be reached (no route); it logs offline, send it with wandb sync {tmp_path}/wandb/*"]
+    assert len(remotes["wandb"][0].got) == 1
+
+
+@pytest.mark.parametrize("moment", ["init", "log", "finish"])
+def test_a_logger_that_fails_ends_no_run(
+    moment: str, tmp_path: Path, remotes: Remotes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("gone")
+
+    monkeypatch.setattr(*((sys.modules["trackio"], "init", fail) if moment == "init" else (Remote, moment, fail)))
+    said: list[str] = []
+    write_some(tmp_path, "trackio", warn=said.append)
+    write_some(tmp_path, "trackio", warn=said.append)
+    assert said == ["trackio failed (gone); it gets nothing more, metrics.jsonl has everything"] * 2
+    assert len(read_metrics(tmp_path)) == 4
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_a_logger_that_is_not_installed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        ConfigError, match=f"logger '{name}' is not installed; pip install {name}, or leave out --logger {name}"
+    ):
+        Record(tmp_path, loggers=[name])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_logger(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown logger 'wandbb'; did you mean 'wandb'"):
+        Record(tmp_path, loggers=["wandbb"])
+
+
+def test_nothing_is_imported_that_was_not_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported, real = [], builtins.__import__
+    monkeypatch.setattr(builtins, "__import__", lambda name, *more: imported.append(name) or real(name, *more))
+    write_some(tmp_path)
+    assert not {"wandb", "trackio"} & set(imported)
+
+
+def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remotes: Remotes) -> None:
+    opened: list[Path] = []
+
+    class Board:
+        def add_scalar(self, *_: object) -> None:
+            pass
+
+        add_text = add_scalar
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: opened.append(directory) or Board())
+    monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
+    write_some(tmp_path)
+    write_some(tmp_path, "tensorboard")
+    assert opened == [tmp_path] * 2
+    write_some(tmp_path, "wandb")  # who names others means those
+    assert len(opened) == 2

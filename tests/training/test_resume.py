@@ -27,6 +27,28 @@ CASES: dict[str, dict[str, Any]] = {
     "plateau": {"optim": {"schedule": "plateau", "plateau_patience": 0}},
     "documents": {"train": {"reset_at_documents": True}},
     "tokens-budget": {"train": {"max_steps": None, "max_tokens": 400}, "optim": {"schedule": "linear"}},
+    "tbptt": {"train": {"tbptt_segments": 4, "max_steps": 20}, "model": {"dropout": 0.2}},
+    "growing": {"train": {"tgt_len_start": 2, "tgt_len_increment": 1, "tgt_len_warmup": 0.5, "max_steps": 20}},
+    "varlen": {"train": {"varlen": True, "seed": 5}, "model": {"dropout": 0.2}},
+    "varlen-epochs-budget": {"train": {"varlen": True, "max_steps": None, "max_epochs": 9.0, "tgt_len_start": 3}},
+    "ema": {"train": {"average": "ema", "average_decay": 0.8}},
+    "swa": {"train": {"average": "swa", "average_start": 0.3, "max_steps": 15}},
+    "recomputed": {"train": {"checkpoint_layers": True}, "model": {"dropout": 0.2, "dropatt": 0.2}},
+    "all-at-once": {
+        "model": {"dropout": 0.2, "dropatt": 0.1},
+        "train": {
+            "accumulate": 2,
+            "tbptt_segments": 2,
+            "varlen": True,
+            "tgt_len_start": 3,
+            "tgt_len_increment": 1,
+            "max_steps": 15,
+            "average": "ema",
+            "checkpoint_layers": True,
+            "reset_at_documents": True,
+            "attention": "equation",
+        },
+    },
     "everything": {
         "precision": "bf16",
         "model": {"dropout": 0.2, "dropatt": 0.1, "d_embed": 4, "untie_r": True, "pre_lnorm": True, "same_length": True},
@@ -66,18 +88,19 @@ def test_a_resumed_run_is_the_uninterrupted_run(case: str, tmp_path: Path) -> No
     assert differing(bits(resumed), bits(whole)) == []
 
 
-def test_every_step_can_be_the_last_before_a_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["everything", "all-at-once"])
+def test_every_step_can_be_the_last_before_a_stop(case: str) -> None:
     """Epoch borders among them: the memory is emptied once, not twice or never."""
-    whole = tiny_trainer(**CASES["everything"])
+    whole = tiny_trainer(**CASES[case])
     states = []
     for _ in range(13):
         whole.train_step()
         states.append(copy.deepcopy(whole.checkpoint({})))
     for checkpoint in states[:-1]:
-        resumed = tiny_trainer(seed=9, **CASES["everything"])
+        resumed = tiny_trainer(seed=9, **CASES[case])
         resumed.restore(checkpoint)
         resumed.train_step()
-        expected = tiny_trainer(seed=8, **CASES["everything"])
+        expected = tiny_trainer(seed=8, **CASES[case])
         expected.restore(states[checkpoint.step])
         assert differing(bits(resumed), bits(expected)) == [], checkpoint.step
 

@@ -4,6 +4,8 @@ runs/quickstart/
 config.json       every setting, resolved
 tokenizer.json
 checkpoints/      step-00001000/ …, best.json
+environment.json  versions, commit, machine, seed and command, of each start
+loggers.json      which remote runs it writes to, if any
 metrics.jsonl     loss, validation, samples; one JSON object a line
 loss.png
 .lock             held by the process that trains here
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformer_xl.checkpoint.disk import remove, replace_file, stray_name
-from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError
@@ -164,14 +166,15 @@ class RunDirectory:
 def load(
     source: str | Path,
     *,
-    which: Literal["best", "last"] = "best",
+    which: Literal["best", "last", "average"] = "best",
     on_damaged: Callable[[str], None] | None = None,
 ) -> tuple[TransformerXL, Tokenizer]:
     """Load a model and its tokenizer from a run, an exported directory or a hub id.
 
     Args:
         source: a run directory, a directory written by `save_pretrained` with the tokenizer beside, or a hub id.
-        which: of a run: the checkpoint with the best validation loss, or the last one.
+        which: of a run: the weights with the best validation loss, plain or averaged; the last ones; or the last average
+            (`train.average`).
         on_damaged: told, in one line each, of damaged checkpoints that were passed over; None: they are warned of.
 
     Returns:
@@ -210,7 +213,19 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -
 def _run_weights(run: RunDirectory, which: str, on_damaged: Callable[[str], None]) -> dict[str, Any]:
     store = run.store()
     checkpoint = (store.load_best if which == "best" else store.load_newest)(on_damaged=on_damaged)
-    return checkpoint.model
+    averaged = which == "average" or (which == "best" and _average_is_best(checkpoint))
+    if averaged and not averaged_weights(checkpoint):
+        raise CheckpointError(
+            f"checkpoint {checkpoint.step} of '{run.path}' holds no averaged weights; load its best or last ones, or train "
+            "with train.average=ema, or swa, which begins at train.average_start"
+        )
+    return averaged_weights(checkpoint) if averaged else checkpoint.model
+
+
+def _average_is_best(checkpoint: Checkpoint) -> bool:
+    """True if this is the best checkpoint of its run for the sake of its average."""
+    best = (checkpoint.state.get("record") or {}).get("best") or {}
+    return best.get("step") == checkpoint.step and best.get("average", False)
 
 
 def _warn(message: str) -> None:

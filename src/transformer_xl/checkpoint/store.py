@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformer_xl.checkpoint.disk import (
     discard_directory,
@@ -25,12 +26,17 @@ from transformer_xl.checkpoint.sealed_json import read_sealed, seal
 from transformer_xl.checkpoint.snapshot import FORMAT, Checkpoint, read_snapshot, write_snapshot
 from transformer_xl.errors import CheckpointError, ConfigError
 
-__all__ = ["Checkpoint", "CheckpointStore"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["AVERAGE_PREFIX", "Checkpoint", "CheckpointStore", "averaged_weights"]
 
 _STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})(\.old)?")
 _STRAY_NAME = re.compile(rf"({_STEP_NAME.pattern}|best\.json)\.tmp")
 _BEST_FILE = "best.json"
 _MAX_STEP = 10**18 - 1
+AVERAGE_PREFIX = "average."
+"""Begins the names, in `Checkpoint.training`, of weights averaged over steps."""
 
 _REMEDIES = {
     errno.ENOSPC: "free disk space",
@@ -307,6 +313,12 @@ class CheckpointStore:
         if not reasons:
             raise CheckpointError(f"no checkpoint {where}; check the path, or train first")
         raise CheckpointError(f"no checkpoint {where} can be loaded ({len(reasons)} tried); the first: {reasons[0]}")
+
+
+def averaged_weights(checkpoint: Checkpoint) -> "dict[str, Tensor]":
+    """Return the weights averaged over steps that a checkpoint holds beside the plain ones; none if it holds none."""
+    named = checkpoint.training.items()
+    return {name.removeprefix(AVERAGE_PREFIX): tensor for name, tensor in named if name.startswith(AVERAGE_PREFIX)}
 
 
 def _is_step(step: object) -> bool:

@@ -7,7 +7,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from transformer_xl import __version__
-from transformer_xl.cli import bench, convert, corpus, evaluate, generate, train
+from transformer_xl.cli import bench, convert, corpus, evaluate, generate, plan, train
 from transformer_xl.errors import TxlError
 
 app = App(
@@ -31,6 +31,7 @@ app.command(generate.generate)
 app.command(convert.convert)
 app.command(corpus.app)
 app.command(bench.app)
+app.command(plan.plan)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -41,11 +42,13 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
-        print(f"txl: error: {_one_line(error)}", file=sys.stderr)
+        if _speaks(error):
+            print(f"txl: error: {_one_line(error)}", file=sys.stderr)
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        print(f"txl: error: {_one_line(error)} See {command} --help.", file=sys.stderr)
+        if _speaks(error):
+            print(f"txl: error: {_one_line(error)} See {command} --help.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -53,6 +56,11 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has nowhere to go
         sys.exit(0)
+
+
+def _speaks(error: Exception) -> bool:
+    """Say whether this process tells of an error: where there are several, the first one does, for all."""
+    return os.environ.get("RANK", "0") == "0" or type(error).__name__ not in ("ToldElsewhereError", "LostContactError")
 
 
 def _one_line(error: Exception) -> str:

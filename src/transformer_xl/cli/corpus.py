@@ -57,23 +57,30 @@ def prepare(
     *,
     tokenizer: Literal["byte", "char", "word", "bpe"] = "byte",
     vocab_size: int | None = None,
+    documents: Literal["files", "lines"] = "files",
     search: Path | None = None,
     workers: int | None = None,
+    verify: Annotated[bool, Parameter(negative="")] = False,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Encode a corpus once, as training would; later runs start at once.
+
+    What was interrupted goes on where it was; what is missing or has changed since is encoded again.
 
     Common uses:
         txl corpus prepare my.txt
         txl corpus prepare ptb --search /data --tokenizer word
         txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384
+        txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384 --verify
 
     Args:
         corpus: name, file, directory or glob.
         tokenizer: unit of text.
         vocab_size: bpe: vocabulary size; word: largest size.
+        documents: what a document is, as data.documents says.
         search: directory in which a named corpus may lie.
         workers: processes that encode. Default: one per core.
+        verify: compare all that was prepared before with its hashes.
         json_: print one JSON object.
     """
     from transformer_xl.config import DataConfig, TokenizerConfig
@@ -81,8 +88,11 @@ def prepare(
     from transformer_xl.data.prepare import prepare as encode
 
     settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)
-    data = DataConfig(corpus=absolute_corpus(corpus))  # as training names it, which is to find what is prepared here
-    prepared = encode(data, settings, search=[search] if search else [], n_workers=workers)
+    data = DataConfig(
+        corpus=absolute_corpus(corpus), documents=documents
+    )  # as training names it, which is to find what is prepared here
+    searched = [search] if search else []
+    prepared = encode(data, settings, search=searched, n_workers=workers, verify=verify, repair=True)
     counts = {name: _counts(split) for name, split in prepared.splits.items()}
     vocab_size = prepared.tokenizer.vocab_size
     if json_:

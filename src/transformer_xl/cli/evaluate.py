@@ -31,7 +31,7 @@ def evaluate(
     ext_len: int | None = None,
     precision: Literal["auto", "fp32", "bf16", "fp16", "int8"] = "auto",
     device: str = "auto",
-    checkpoint: Literal["best", "last"] = "best",
+    checkpoint: Literal["best", "last", "average"] = "best",
     compare_memory: Annotated[bool, Parameter(negative="")] = False,
     per_token: Path | None = None,
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
@@ -58,7 +58,7 @@ def evaluate(
         ext_len: tokens before each segment read again with it instead of remembered.
         precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
         device: auto, cpu, cuda, cuda:N or mps.
-        checkpoint: the one with the best validation loss, or the last.
+        checkpoint: the one with the best validation loss, the last, or the last average (train.average).
         compare_memory: score once more without memory, and say what it is worth.
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
         json_: print one JSON object.
@@ -148,7 +148,7 @@ def _read_split(config: "RunConfig", corpus: str | None, split: str | None, toke
     chosen = splits[name]
     if len(chosen.ids) < 2:
         raise CorpusError(f"corpus '{data.corpus}' has no {name} split; choose another --split, or --file")
-    return _Text(f"{name} split of {data.corpus}", chosen.ids, chosen.n_characters, chosen.n_bytes)
+    return _Text(f"{name} split of {data.corpus}", chosen.ids[:], chosen.n_characters, chosen.n_bytes)
 
 
 def _read_file(file: Path, tokenizer: "Tokenizer") -> _Text:

@@ -71,7 +71,7 @@ def generate(
     precision: Annotated[Literal["auto", "fp32", "bf16", "fp16", "int8"] | None, Parameter(group=_MACHINE)] = None,
     compile: Annotated[Literal["auto", "yes", "no"], Parameter(group=_MACHINE)] = "auto",
     device: Annotated[str, Parameter(group=_MACHINE)] = "auto",
-    checkpoint: Annotated[Literal["best", "last"], Parameter(group=_MACHINE)] = "best",
+    checkpoint: Annotated[Literal["best", "last", "average"], Parameter(group=_MACHINE)] = "best",
 ) -> None:
     """Write on from a prompt; the text appears as it comes.
 
@@ -123,7 +123,7 @@ def generate(
         precision: of weights and memory; auto takes fp32 or bf16, what is faster here. Default: fp32, or that of --memory.
         compile: compile the model first, which takes seconds and needs a C++ compiler; auto: for many tokens.
         device: auto, cpu, cuda, cuda:N or mps.
-        checkpoint: of a run: the one with the best validation loss, or the last.
+        checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
     """
     _refuse(
         (sum(x is not None for x in (prompt, prompt_file, prompts)) > 1, "--prompt, --prompt-file and --prompts: give one"),

@@ -16,6 +16,8 @@ def train(
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
     resume: Annotated[bool, Parameter(negative="")] = False,
     quiet: Annotated[bool, Parameter(negative="")] = False,
+    logger: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Train a model on text, score it and write with it.
 
@@ -27,11 +29,14 @@ def train(
         txl train shakespeare-char --corpus DIR
         txl train --set train.max_minutes=10 --set model.n_layer=6
         txl train --resume --out runs/mine
+        txl train wt103-base --dry-run
+        torchrun --nproc-per-node 8 -m transformer_xl train wt103-base
 
     The first reads Python's standard library, the second any text: a file,
     a directory, or a glob in quotes. The third finds the recipe's corpus in
-    DIR, so that nothing is downloaded. The last goes on exactly where a run
-    stopped.
+    DIR, so that nothing is downloaded. The fifth goes on exactly where a run
+    stopped. The sixth says what a run will need, and does nothing. The last
+    trains with eight processes; docs/distributed.md says more.
 
     Args:
         recipe: quickstart (the default), shakespeare-char, a published one (docs/recipes.md), or a TOML file of your own.
@@ -40,16 +45,45 @@ def train(
         set_: section.key=value laid over the recipe; may be repeated.
         resume: go on with the run in --out; start it if there is none.
         quiet: show warnings only.
+        logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
+        dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
     """
+    from transformer_xl.training.loggers import check_loggers
+    from transformer_xl.world import is_reporter
+
+    if is_reporter():
+        check_loggers(logger or [])
+    elif dry_run:
+        return
+    if dry_run:
+        _dry_run(recipe, corpus, out, set_ or [], resume=resume)
+        return
     from transformer_xl.training.allocator import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.loop import train as run
 
     keep_freed_memory()
-    display = Display(quiet=quiet)
-    outcome = run(recipe, out=out, overrides=set_ or [], corpus=corpus, resume=resume, display=display)
+    display = Display(quiet=quiet or not is_reporter())
+    outcome = run(recipe, out=out, overrides=set_ or [], corpus=corpus, resume=resume, loggers=logger or [], display=display)
     if not outcome.finished:
         sys.exit(130)
     if outcome.picture:
         display.say(f"loss curve: {outcome.picture}")
     display.say(f"next: txl eval {outcome.directory}    txl generate {outcome.directory} --prompt TEXT")
+
+
+def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:
+    """Print the plan of the run that the same command without --dry-run would train, on this machine."""
+    from transformer_xl.checkpoint.run_directory import RunDirectory
+    from transformer_xl.cli.plan import this_machine
+    from transformer_xl.config import apply_overrides, load_recipe
+    from transformer_xl.data.corpora import choose_corpus
+    from transformer_xl.planning.display import table
+    from transformer_xl.planning.plan import make_plan
+
+    if resume and out is not None and RunDirectory(out).holds_run:
+        config = apply_overrides(RunDirectory(out).config().model_dump(), overrides)
+    else:
+        config = load_recipe(recipe or "quickstart", overrides)
+    config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+    print(table(make_plan(config, this_machine(config.train.device, config.train.precision))))

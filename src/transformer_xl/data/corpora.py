@@ -42,7 +42,7 @@ class Corpus:
     Attributes:
         name: what the user called it.
         files: all files, in order.
-        document_separator: a line that divides documents inside a file, or None.
+        document_separator: a line that divides documents inside a file, `EVERY_LINE`, or None.
         canonical: the published sizes that a named corpus must have, or None.
     """
 
@@ -190,7 +190,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     if glob.has_magic(config.corpus):
         return _from_files(config, *_matches(path))
     if config.corpus == PYTHON_STDLIB:
-        return _python_stdlib()
+        return _python_stdlib(config)
     if config.corpus in NAMED:
         own = [config.directory] if config.directory else []
         return _named(config, [*map(Path, [*own, *search]), data_dir()], download=download)
@@ -204,8 +204,8 @@ def _from_files(config: DataConfig, files: list[Path], root: Path, *, by_name: b
     return Corpus(
         config.corpus,
         files=[file.absolute() for file in files],
-        plan=lambda: splits or splits_by_ratio(files, config.split, config.document_separator),
-        document_separator=config.document_separator,
+        plan=lambda: splits or splits_by_ratio(files, config.split, config.separator),
+        document_separator=config.separator,
         settings="by name" if splits else str(config.split),
     )
 
@@ -240,7 +240,7 @@ def _matches(pattern: Path) -> tuple[list[Path], Path]:
     return files, Path(*fixed)
 
 
-def _python_stdlib() -> Corpus:
+def _python_stdlib(config: DataConfig) -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
     files = [file for file in _walk(root, skip=_NOT_STDLIB) if file.suffix == ".py"]
     if not files:
@@ -249,6 +249,7 @@ def _python_stdlib() -> Corpus:
         PYTHON_STDLIB,
         files=files,
         plan=lambda: splits_by_turns(list(filter(_is_utf8, files)), (0.9, 0.05, 0.05)),
+        document_separator=config.separator,
         settings="by turns",
     )
 
@@ -276,7 +277,7 @@ def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Co
         name,
         files=list(dict.fromkeys(piece.path for split in SPLITS for piece in splits[split])),
         plan=lambda: splits,
-        document_separator=config.document_separator,
+        document_separator=config.separator,
         canonical=canonical,
         settings=repr(canonical.splits),
     )

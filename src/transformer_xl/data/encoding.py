@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from io import BytesIO
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import NamedTuple
@@ -115,13 +116,25 @@ def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
     dtype = id_dtype(tokenizer.vocab_size)
     ids, starts, n_tokens, n_characters = [], [], 0, 0
     for chunk in batch:
-        if chunk.starts_document:
-            starts.append(n_tokens)
-        encoded = _encode_chunk(chunk, tokenizer)
+        encoded, documents = _with_lines(chunk, tokenizer) if chunk.has_lines else (_encode_chunk(chunk, tokenizer), [0])
+        starts += [n_tokens + start for start in (documents if chunk.starts_document else documents[1:])]
         ids.append(encoded.astype(dtype).tobytes())
         n_tokens += len(encoded)
         n_characters += _n_characters(chunk.data)
     return EncodedBatch(b"".join(ids), starts, n_tokens, sum(len(chunk.data) for chunk in batch), n_characters)
+
+
+def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, list[int]]:
+    """Return the ids of a chunk whose lines are documents, and where in them lines begin."""
+    if tokenizer.kind in ("byte", "char"):  # a line end is one id of its own, so that all lines are encoded at once
+        encoded = _encode_chunk(chunk, tokenizer)
+        ends = encoded == tokenizer.encode("\n")[0] if b"\n" in chunk.data else np.zeros(len(encoded), bool)
+        return encoded, [0, *(np.flatnonzero(ends[:-1]) + 1).tolist()]
+    lines, offset = [], chunk.offset
+    for line in BytesIO(chunk.data):
+        lines.append(_encode_chunk(chunk._replace(data=line, offset=offset), tokenizer))
+        offset += len(line)
+    return np.concatenate(lines), [0, *np.cumsum([len(line) for line in lines[:-1]], dtype=np.int64).tolist()]
 
 
 def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:

@@ -15,6 +15,9 @@ from transformer_xl.errors import CorpusError
 COMPRESSED = (".gz", ".xz", ".zst")
 """Name endings of compressed files; anything else is read as it is."""
 
+EVERY_LINE = "\n"
+"""As a separator: each line is a document, and nothing is left out."""
+
 BLOCK_BYTES = 1 << 18
 _ZST_INPUT_BYTES = 1 << 12  # so that a maliciously compressible file cannot fill the memory in one step
 
@@ -28,12 +31,13 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some consecutive bytes of a document, with where they come from."""
+    """Some consecutive bytes of a document, or of several that are a line each, with where they come from."""
 
     data: bytes
     starts_document: bool
     path: Path
     offset: int
+    has_lines: bool = False
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:
@@ -108,13 +112,18 @@ def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) ->
     Args:
         piece: what to read; its first byte begins a document.
         chunk_bytes: largest size of a chunk.
-        separator: a line after which a new document begins; such lines are left out.
+        separator: a line after which a new document begins; such lines are left out. `EVERY_LINE`: each line is a document,
+            and a chunk has many.
 
     Raises:
         CorpusError: as `read_blocks`.
     """
     offset, starts, at_line_start = piece.start, True, True
     for data in cut_chunks(read_blocks(piece), chunk_bytes):
+        if separator == EVERY_LINE:
+            yield Chunk(data, at_line_start, piece.path, offset, has_lines=True)
+            offset, at_line_start = offset + len(data), data.endswith(b"\n")
+            continue
         begin = 0
         for line in _separator_lines(data, separator):
             if line.start() == 0 and not at_line_start:  # the end of a line that was cut

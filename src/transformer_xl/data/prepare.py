@@ -4,11 +4,14 @@ A prepared corpus is a directory named by a hash of everything that its content 
 
     train.bin  valid.bin  test.bin      ids, raw little-endian uint16 (vocabulary ≤ 65,536) or uint32
     documents.train.npy …               token offsets at which documents start, int64
+    train.json …                        counts and hashes of these two
     tokenizer.json
     manifest.json                       sizes, hashes, counts; written last
 
-It is built under another name and renamed when complete, so that neither an interruption nor a second process that prepares
-the same corpus at the same time can leave or see a part of it.
+A split of much text has several such shards (`shards.py`), and `documents.train.all.npy` for all of them.
+
+It is built under another name and renamed when complete, so that nobody sees a part of it. Finished shards outlive an
+interruption, even SIGKILL; a second process that prepares the same corpus at the same time waits for the first.
 """
 
 import hashlib
@@ -21,6 +24,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,11 +34,25 @@ import numpy as np
 from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import Corpus, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.files import COMPRESSED, content_sha256
+from transformer_xl.data.files import COMPRESSED, EVERY_LINE, content_sha256
 from transformer_xl.data.named import SPLITS, SplitName
+from transformer_xl.data.order import TokenIds
 from transformer_xl.data.paths import cache_dir
 from transformer_xl.data.progress import byte_progress
+from transformer_xl.data.sharded_ids import ShardedIds
+from transformer_xl.data.shards import (
+    DamagedError,
+    Shard,
+    check_file,
+    join_documents,
+    new_file,
+    open_documents,
+    shard_names,
+    size_and_hash,
+    write_shards,
+)
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
+from transformer_xl.data.waiting import one_at_a_time
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 
 FORMAT = 1
@@ -44,11 +62,10 @@ SMALL_BYTES = 4 << 20
 """Corpora of fewer bytes on disk are encoded in this process: others would take longer to start."""
 
 HASHED_BYTES = 256 << 20
-"""Files of fewer bytes are compared with their hash when a prepared corpus is opened, larger ones only with their size."""
+"""When a prepared corpus is opened, so much of it, its smallest files, is compared with hashes, the rest only with sizes."""
 
-_ABANDONED_SECONDS = 24 * 3600
-_MANIFEST, _TOKENIZER = "manifest.json", "tokenizer.json"
-
+_ABANDONED_SECONDS = 7 * 24 * 3600
+_UNFINISHED, _MANIFEST, _TOKENIZER = ".unfinished", "manifest.json", "tokenizer.json"
 
 _COPIED_WORDS = 500_000
 """A larger vocabulary is not copied to other processes."""
@@ -59,13 +76,14 @@ class TokenSplit:
     """One split as ids.
 
     Attributes:
-        ids: shape (n_tokens,), uint16 or uint32, mapped from disk.
-        document_starts: token offsets at which documents start, int64, increasing; the first is 0.
+        ids: shape (n_tokens,), uint16 or uint32, mapped from disk; an array if there is one shard. `ids[:]` always is one,
+            a copy if there are several.
+        document_starts: token offsets at which documents start, int64, increasing, mapped from disk; the first is 0.
         n_bytes: bytes of text that the ids stand for.
         n_characters: code points of that text.
     """
 
-    ids: np.ndarray
+    ids: TokenIds
     document_starts: np.ndarray
     n_bytes: int
     n_characters: int
@@ -79,17 +97,14 @@ class PreparedCorpus:
         tokenizer: what the ids mean.
         directory: where they lie.
         splits: train, valid and test; valid and test may have no tokens.
-        training_sha256: of the ids of the train split, by which a resumed run knows its text again.
+        training_sha256: of the ids of the train split, by which a resumed run knows its text again; of the hashes of its
+            shards if there are several.
     """
 
     tokenizer: Tokenizer
     directory: Path
     splits: dict[SplitName, TokenSplit]
     training_sha256: str
-
-
-class _DamagedError(Exception):
-    """A prepared corpus that is not as its manifest says."""
 
 
 def prepare(
@@ -101,10 +116,13 @@ def prepare(
     n_workers: int | None = None,
     progress: bool = True,
     download: bool = True,
+    verify: bool = False,
+    repair: bool = False,
 ) -> PreparedCorpus:
     """Return the corpus as ids, encoding it first unless that was done before.
 
-    A character tokenizer learns its alphabet from all splits, word and BPE tokenizers learn from train only.
+    What was interrupted goes on after its last finished shard. A small corpus that was damaged since is prepared again. A
+    character tokenizer learns its alphabet from all splits, word and BPE tokenizers learn from train only.
 
     Args:
         data: which corpus, and how it is divided.
@@ -114,13 +132,16 @@ def prepare(
         n_workers: encoding processes; default one per available core, 8 at most.
         progress: show progress on stderr, if it is a terminal.
         download: fetch a named corpus that lies nowhere.
+        verify: compare all that was prepared before with its hashes; otherwise files beyond the smallest,
+            `HASHED_BYTES` together, only with their sizes.
+        repair: encode shards again that are missing or changed, instead of refusing them.
 
     Returns:
         The prepared corpus; its ids are mapped from disk, not read.
 
     Raises:
-        CorpusError: the corpus is missing, empty, unreadable, not UTF-8 or not what its name promises; or the cache directory
-            cannot be written.
+        CorpusError: the corpus is missing, empty, unreadable, not UTF-8 or not what its name promises; the cache directory
+            cannot be written; or a shard is missing or has changed since preparation.
         TokenizerError: a tokenizer that cannot be trained so.
     """
     if n_workers is not None and n_workers < 1:
@@ -130,17 +151,29 @@ def prepare(
     directory = _known_as(root / _key(corpus, tokenizer))
     if directory.exists():
         try:
-            return _open(directory)
-        except _DamagedError as damage:
-            print(f"prepared corpus '{directory}' is damaged ({damage}); preparing it again", file=sys.stderr)
-    with _building(directory) as temporary:
-        _build(corpus, tokenizer, temporary, n_workers=n_workers, progress=progress)
+            return _open(directory, verify=verify)
+        except DamagedError as damage:
+            _refuse_or_say(damage, directory, repair=repair)
     try:
+        with _building(corpus, directory, verify=verify) as unfinished:
+            if unfinished is not None:
+                _build(corpus, tokenizer, unfinished, n_workers=n_workers, progress=progress)
         prepared = _open(directory)
         _also_known_as(root / _key(corpus, prepared.tokenizer), directory)
         return prepared
-    except _DamagedError as damage:  # not even right after writing it
+    except DamagedError as damage:  # not even right after writing it
         raise CorpusError(f"'{directory}' cannot be read back ({damage}); check the disk or set TXL_CACHE") from None
+
+
+def _refuse_or_say(damage: DamagedError, directory: Path, *, repair: bool) -> None:
+    """Say that a damaged corpus is prepared again; refuse where that may take hours and nobody asked for it."""
+    is_large, is_shard = any(directory.glob("*.1.json")), damage.path.suffix in (".bin", ".npy")
+    if is_large and is_shard and not repair:
+        raise CorpusError(
+            f"shard '{damage.path}' of the prepared corpus {damage.what}; restore it, or encode its text again: with "
+            f"txl corpus prepare, or by deleting '{_MANIFEST}' beside it"
+        )
+    print(f"prepared corpus '{directory}' is damaged ({damage}); preparing it again", file=sys.stderr)
 
 
 def _known_as(directory: Path) -> Path:
@@ -165,48 +198,67 @@ def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
 
 
 @contextmanager
-def _building(directory: Path) -> Iterator[Path]:
-    """Give an empty directory that becomes `directory` if the block succeeds, and vanishes otherwise."""
-    temporary = directory.with_name(f"{directory.name}.tmp-{os.getpid()}")
+def _building(corpus: Corpus, directory: Path, *, verify: bool) -> Iterator[Path | None]:
+    """Give a directory that becomes `directory` if the block succeeds; None if another process has made it meanwhile.
+
+    If the block fails, its directory stays for the next attempt, unless no shard was finished.
+    """
+    unfinished = directory.with_name(directory.name + _UNFINISHED)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(directory.parent)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        try:
-            yield temporary
-            _replace(temporary, directory)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        _remove_abandoned(directory.parent, but=unfinished)
+        wait = partial(print, f"another process is preparing '{corpus.name}'; waiting for it", file=sys.stderr)
+        with one_at_a_time(directory.with_name(directory.name + ".lock"), wait):
+            if _is_good(directory, verify=verify):
+                yield None
+                return
+            _take_up(directory, unfinished)
+            try:
+                yield unfinished
+                unfinished.rename(directory)
+            finally:
+                if unfinished.exists() and not _records(unfinished):
+                    shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
+        if _is_good(directory, verify=False):  # where files cannot be locked, another process may have renamed it
+            return
         raise CorpusError(
             f"cannot write the prepared corpus in '{directory.parent}': {error.strerror or error}; "
             "free space there or set TXL_CACHE to another directory"
         ) from None
 
 
-def _replace(temporary: Path, directory: Path) -> None:
-    """Rename, unless another process was faster; a damaged directory is moved out of the way first."""
-    if directory.exists():
-        try:
-            _open(directory)
-            return
-        except _DamagedError:
-            damaged = directory.with_name(f"{directory.name}.tmp-damaged-{os.getpid()}")
-            directory.rename(damaged)
-            shutil.rmtree(damaged, ignore_errors=True)
+def _is_good(directory: Path, *, verify: bool) -> bool:
     try:
-        temporary.rename(directory)
-    except OSError:
-        if not directory.exists():
-            raise
+        _open(directory, verify=verify)
+    except DamagedError:
+        return False
+    return True
 
 
-def _remove_abandoned(root: Path) -> None:
-    """Remove what killed processes left behind."""
-    for old in root.glob("*.tmp-*"):
+def _take_up(directory: Path, unfinished: Path) -> None:
+    """Make a directory to build in; what an interrupted preparation finished, or is intact of a damaged one, is in it."""
+    if directory.exists():
+        shutil.rmtree(unfinished, ignore_errors=True)
+        directory.rename(unfinished)
+        (unfinished / _MANIFEST).unlink(missing_ok=True)
+    elif unfinished.exists():
+        print("going on with a preparation that was interrupted; finished shards are kept", file=sys.stderr)
+    unfinished.mkdir(exist_ok=True)
+    for part in unfinished.glob("*.tmp-*"):
+        part.unlink()
+
+
+def _records(directory: Path) -> list[Path]:
+    """Return the files that say that a shard is finished."""
+    return [path for path in directory.glob("*.json") if path.name not in (_TOKENIZER, _MANIFEST)]
+
+
+def _remove_abandoned(root: Path, *, but: Path) -> None:
+    """Remove what killed processes left behind long ago."""
+    for old in (*root.glob("*.tmp-*"), *root.glob(f"*{_UNFINISHED}")):
         try:
-            if time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
+            if old != but and time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
         except FileNotFoundError:  # its owner just finished
             continue
@@ -221,25 +273,42 @@ def _build(
     progress: bool,
 ) -> None:
     _check_content(corpus)
-    trained = tokenizer if isinstance(tokenizer, Tokenizer) else _train(corpus, tokenizer, progress=progress)
+    if isinstance(tokenizer, Tokenizer):
+        trained = tokenizer
+    else:
+        trained = _kept_tokenizer(directory) or _train(corpus, tokenizer, progress=progress)
     trained.save(directory / _TOKENIZER)
     n_workers = _n_workers(corpus, trained) if n_workers is None else n_workers
-    splits = {}
+    splits, files = {}, {}
     for split in SPLITS:
-        splits[split] = _write_split(corpus, split, trained, directory, n_workers=n_workers, progress=progress)
+        shards = _write_split(corpus, split, trained, directory, n_workers=n_workers, progress=progress)
+        splits[split] = _counts(directory, split, shards)
         _check_canonical(corpus, split, trained, splits[split])
+        for shard in shards:
+            files |= shard.files
     if not splits["train"]["n_tokens"]:
         raise CorpusError(f"corpus '{corpus.name}' has no tokens in its train split; give more text or another data.split")
-    files = sorted(path.name for path in directory.iterdir())
+    files |= {path.name: size_and_hash(path) for path in sorted(directory.iterdir()) if path.name not in files}
     manifest = {
         "format": FORMAT,
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
         "tokenizer": {"kind": trained.kind, "vocab_size": trained.vocab_size, "fingerprint": trained.fingerprint},
         "dtype": id_dtype(trained.vocab_size).name,
         "splits": splits,
-        "files": {name: _size_and_hash(directory / name) for name in files},
+        "files": files,
     }
-    (directory / _MANIFEST).write_text(json.dumps(manifest, indent=2), encoding="utf-8")
+    with new_file(directory / _MANIFEST) as file:
+        file.write(json.dumps(manifest, indent=2).encode())
+
+
+def _kept_tokenizer(directory: Path) -> Tokenizer | None:
+    """Return the tokenizer with which shards were finished before an interruption."""
+    try:
+        kept = load_tokenizer(directory / _TOKENIZER)
+        used = {json.loads(record.read_text(encoding="utf-8"))["tokenizer"] for record in _records(directory)}
+    except (OSError, ValueError, KeyError, TypeError, TokenizerError):
+        return None
+    return kept if used == {kept.fingerprint} else None
 
 
 def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
@@ -272,24 +341,19 @@ def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
 
 def _write_split(
     corpus: Corpus, split: SplitName, tokenizer: Tokenizer, directory: Path, *, n_workers: int, progress: bool
-) -> dict[str, int]:
-    counts = dict.fromkeys(("n_tokens", "n_bytes", "n_characters"), 0)
-    starts: list[np.ndarray] = []
-    batches = encode_chunks(corpus.located_chunks(split), tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
-    with (
-        (directory / f"{split}.bin").open("wb") as file,
-        byte_progress(f"encoding {split}", total=_total_bytes(corpus, split), enabled=progress) as advance,
-    ):
-        for batch in batches:
-            starts.append(np.array(batch.document_starts, np.int64) + counts["n_tokens"])
-            for count in counts:
-                counts[count] += getattr(batch, count)
-            file.write(batch.ids)
-            advance(batch.n_bytes)
-    documents = np.unique(np.concatenate([np.empty(0, np.int64), *starts]))  # a document without tokens starts nothing
-    documents = documents[documents < counts["n_tokens"]]
-    np.save(directory / f"documents.{split}.npy", documents, allow_pickle=False)
-    return {**counts, "n_documents": len(documents)}
+) -> list[Shard]:
+    encode = partial(encode_chunks, tokenizer=tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
+    with byte_progress(f"encoding {split}", total=_total_bytes(corpus, split), enabled=progress) as advance:
+        chunks = corpus.located_chunks(split)
+        shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=advance)
+    join_documents(directory, split, shards)
+    return shards
+
+
+def _counts(directory: Path, split: SplitName, shards: list[Shard]) -> dict[str, Any]:
+    counts = {count: sum(getattr(shard, count) for shard in shards) for count in ("n_tokens", "n_bytes", "n_characters")}
+    documents = open_documents(directory, split, n_tokens=counts["n_tokens"], n_shards=len(shards))
+    return {**counts, "n_documents": len(documents), "shards": [shard.n_tokens for shard in shards]}
 
 
 def _total_bytes(corpus: Corpus, split: SplitName) -> int | None:
@@ -314,9 +378,9 @@ def _check_content(corpus: Corpus) -> None:
             )
 
 
-def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, counts: dict[str, int]) -> None:
+def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, counts: dict[str, Any]) -> None:
     """Compare with the published sizes; text that divides documents is not counted, so then there is nothing to compare."""
-    if corpus.canonical is None or corpus.document_separator is not None:
+    if corpus.canonical is None or corpus.document_separator not in (None, EVERY_LINE):
         return
     published = corpus.canonical.splits[split]
     expected = {"n_bytes": published.n_bytes}
@@ -330,44 +394,46 @@ def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, cou
             )
 
 
-def _open(directory: Path) -> PreparedCorpus:
+def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
     """Open what is there.
 
     Raises:
-        _DamagedError: something lacks or is not as the manifest says.
+        DamagedError: something lacks or is not as the manifest says.
     """
     try:
         manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
-        for name, expected in manifest["files"].items():
-            _verify(directory / name, expected)
+        _check_files(directory, manifest["files"], verify=verify)
         tokenizer = load_tokenizer(directory / _TOKENIZER)
         if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
-            raise _DamagedError(f"{_TOKENIZER} is another tokenizer")
+            raise DamagedError(directory / _TOKENIZER, "is another tokenizer")
         dtype = id_dtype(tokenizer.vocab_size)
         splits = {split: _open_split(directory, split, dtype, manifest["splits"][split]) for split in SPLITS}
-        training_sha256 = manifest["files"]["train.bin"]["sha256"]
+        n_shards = len(manifest["splits"]["train"].get("shards", [0]))
+        hashes = [manifest["files"][f"{name}.bin"]["sha256"] for name in shard_names("train", n_shards)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise _DamagedError(" ".join(str(error).split()) or type(error).__name__) from None
+        raise DamagedError(directory / _MANIFEST, " ".join(str(error).split()) or type(error).__name__) from None
+    training_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return PreparedCorpus(tokenizer, directory, splits, training_sha256)
 
 
-def _open_split(directory: Path, split: SplitName, dtype: np.dtype, counts: dict[str, int]) -> TokenSplit:
-    path, n_tokens = directory / f"{split}.bin", counts["n_tokens"]
-    if path.stat().st_size != n_tokens * dtype.itemsize:
-        raise _DamagedError(f"{path.name} has not {n_tokens:,} tokens")
-    ids = np.memmap(path, dtype, "r") if n_tokens else np.empty(0, dtype)  # an empty file cannot be mapped
-    documents = np.load(directory / f"documents.{split}.npy", allow_pickle=False)
+def _check_files(directory: Path, files: dict[str, dict[str, Any]], *, verify: bool) -> None:
+    """Compare all files with their sizes, and the smallest ones, `HASHED_BYTES` together, with their hashes."""
+    n_bytes = 0
+    for name, expected in sorted(files.items(), key=lambda item: item[1]["size"]):
+        n_bytes += expected["size"]
+        check_file(directory / name, expected, thorough=verify or n_bytes < HASHED_BYTES)
+
+
+def _open_split(directory: Path, split: SplitName, dtype: np.dtype, counts: dict[str, Any]) -> TokenSplit:
+    n_tokens = counts["n_tokens"]
+    lengths = counts.get("shards", [n_tokens])  # one, before there were several
+    paths = [directory / f"{name}.bin" for name in shard_names(split, len(lengths))]
+    for path, length in zip(paths, lengths, strict=True):
+        if path.stat().st_size != length * dtype.itemsize:
+            raise DamagedError(path, f"has not {length:,} tokens")
+    if len(paths) > 1:
+        ids = ShardedIds(paths, lengths, dtype)
+    else:
+        ids = np.memmap(paths[0], dtype, "r") if n_tokens else np.empty(0, dtype)  # an empty file cannot be mapped
+    documents = open_documents(directory, split, n_tokens=n_tokens, n_shards=len(paths))
     return TokenSplit(ids, documents, counts["n_bytes"], counts["n_characters"])
-
-
-def _verify(path: Path, expected: dict[str, Any]) -> None:
-    size = path.stat().st_size
-    if size != expected["size"]:
-        raise _DamagedError(f"{path.name} has {size:,} bytes instead of {expected['size']:,}")
-    if size < HASHED_BYTES and _size_and_hash(path) != expected:
-        raise _DamagedError(f"{path.name} has another sha256")
-
-
-def _size_and_hash(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}

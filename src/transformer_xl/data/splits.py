@@ -4,7 +4,15 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from transformer_xl.data.files import BLOCK_BYTES, Piece, code_point_border, content_size, read_chunks
+from transformer_xl.data.files import (
+    BLOCK_BYTES,
+    EVERY_LINE,
+    Piece,
+    code_point_border,
+    content_size,
+    read_blocks,
+    read_chunks,
+)
 from transformer_xl.data.named import SPLITS, SplitName
 
 Splits = Mapping[SplitName, tuple[Piece, ...]]
@@ -125,7 +133,13 @@ def _inside_files(sized: list[tuple[Path, int]], shares: tuple[float, float, flo
 
 
 def _border(file: Path, position: int, limit: int, separator: str | None) -> int:
-    if separator is not None and limit > position:
+    if separator == EVERY_LINE:
+        following = position
+        for block in read_blocks(Piece(file, position, limit)) if limit > position else ():
+            if (end := block.find(b"\n") + 1) and following + end < limit:
+                return following + end
+            following += len(block)
+    elif separator is not None and limit > position:
         for chunk in read_chunks(Piece(file, position, limit), BLOCK_BYTES, separator):
             if chunk.starts_document and chunk.offset > position:
                 return chunk.offset

@@ -9,15 +9,22 @@ so that what a model remembers of a lane is exactly what comes before its next s
 
 With n = (len(ids) - 1) // batch_size tokens per lane, the n % tgt_len last tokens of each lane, and fewer than batch_size
 tokens at the very end, are not read.
+
+Shuffled, the same happens to another text in each epoch: the documents in a random order, one after another.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 
+from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, Text, TokenIds
 from transformer_xl.errors import ConfigError, CorpusError
+
+_ORDER = ("shuffle", "seed", "n_documents")
+"""What the saved position in a shuffled text depends on besides the layout."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +49,15 @@ class SegmentStream:
     same segments in the same order whatever W is.
 
     Args:
-        ids: shape (n_tokens,), any integer type; may be a memory map, only one segment at a time is copied.
+        ids: shape (n_tokens,), any integer type; may be memory maps, only one segment at a time is copied.
         batch_size: lanes in all processes together, B.
         tgt_len: tokens per segment and lane, T.
         document_starts: token offsets in `ids` at which documents start, increasing.
         rank: index of this process.
         world_size: number of processes.
+        shuffle: none: the text as it lies; documents: in an order of their own for each epoch; shards: the same of shards, and
+            of the documents inside each.
+        seed: of these orders.
 
     Raises:
         ConfigError: world_size does not divide batch_size, or sizes that are not positive.
@@ -65,13 +75,15 @@ class SegmentStream:
 
     def __init__(
         self,
-        ids: np.ndarray,
+        ids: TokenIds,
         *,
         batch_size: int,
         tgt_len: int,
         document_starts: np.ndarray | None = None,
         rank: int = 0,
         world_size: int = 1,
+        shuffle: Shuffle = "none",
+        seed: int = 0,
     ) -> None:
         if batch_size < 1 or tgt_len < 1:
             raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
@@ -89,9 +101,12 @@ class SegmentStream:
         self._ids = ids
         self._starts = np.asarray([] if document_starts is None else document_starts, np.int64)
         self._batch_size, self._tgt_len = batch_size, tgt_len
+        self._shuffle: Shuffle = shuffle
+        self._seed = seed
         n_lanes = batch_size // world_size
-        self._lanes = np.arange(rank * n_lanes, (rank + 1) * n_lanes) * self._lane_len  # where the lanes begin in ids
+        self._lanes = np.arange(rank * n_lanes, (rank + 1) * n_lanes) * self._lane_len  # where the lanes begin in the text
         self._epoch = self._position = 0
+        self._text: Text | None = None  # of this epoch, once it is read
 
     @property
     def segments_per_epoch(self) -> int:
@@ -122,30 +137,45 @@ class SegmentStream:
         return self
 
     def __next__(self) -> Segment:
-        begins = self._lanes + self._position * self._tgt_len
-        tokens = np.stack([self._ids[begin : begin + self._tgt_len + 1] for begin in begins.tolist()]).astype(np.int64)
-        documents = self._documents(begins)
-        self._position += 1
-        if self._position == self.segments_per_epoch:
-            self._epoch, self._position = self._epoch + 1, 0
+        if self._text is None:
+            self._text = self._text_of_epoch()
+        tokens = np.empty((len(self._lanes), self._tgt_len + 1), np.int64)
+        documents = np.zeros((len(self._lanes), self._tgt_len), bool)
+        for lane, begin in enumerate((self._lanes + self._position * self._tgt_len).tolist()):
+            tokens[lane], starts = self._text.read(begin, begin + self._tgt_len + 1)
+            documents[lane, starts[starts < self._tgt_len]] = True
+        self._go_to(*divmod(self._epoch * self.segments_per_epoch + self._position + 1, self.segments_per_epoch))
         both = torch.from_numpy(tokens)
         return Segment(both[:, :-1].contiguous(), both[:, 1:].contiguous(), torch.from_numpy(documents))
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position, and the layout it belongs to, as plain numbers."""
+    def _text_of_epoch(self) -> Text:
+        if self._shuffle == "none":
+            return PlainText(self._ids, self._starts)
+        key = (self._seed, self._epoch)
+        return ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=len(self._lanes))
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        if epoch != self._epoch and self._shuffle != "none":
+            self._text = None
+        self._epoch, self._position = epoch, position
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the position, and the layout it belongs to, as plain values."""
         return {"epoch": self._epoch, "segment": self._position, **self._layout()}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` returned, whatever the world size was.
 
         Raises:
             ConfigError: it belongs to another text or layout, or is damaged.
         """
-        for name, value in self._layout().items():
-            if state.get(name) != value:
+        layout = self._layout()
+        for name in (*layout, *(name for name in _ORDER if name in state)):
+            if state.get(name) != layout.get(name):
                 raise ConfigError(
-                    f"saved position belongs to {name} {state.get(name)}, not {value}; "
+                    f"saved position belongs to {name} {state.get(name)}, not {layout.get(name)}; "
                     "resume with the same corpus, train.batch_size and train.tgt_len"
+                    + (", data.shuffle and train.seed" if name in _ORDER else "")
                 )
         epoch, segment = state.get("epoch", -1), state.get("segment", -1)
         if epoch < 0 or not 0 <= segment < self.segments_per_epoch:
@@ -153,15 +183,14 @@ class SegmentStream:
                 f"saved position (epoch {epoch}, segment {segment}) lies outside the text of {self.segments_per_epoch} "
                 "segments; restore an older checkpoint"
             )
-        self._epoch, self._position = epoch, segment
+        self._go_to(epoch, segment)
 
-    def _layout(self) -> dict[str, int]:
-        return {"batch_size": self._batch_size, "tgt_len": self._tgt_len, "n_tokens": len(self._ids)}
-
-    def _documents(self, begins: np.ndarray) -> np.ndarray:
-        """Mark the document starts in [begin, begin + tgt_len) of each lane."""
-        marks = np.zeros((len(begins), self._tgt_len), bool)
-        first, last = np.searchsorted(self._starts, begins), np.searchsorted(self._starts, begins + self._tgt_len)
-        for lane in np.flatnonzero(last > first).tolist():
-            marks[lane, self._starts[first[lane] : last[lane]] - begins[lane]] = True
-        return marks
+    def _layout(self) -> dict[str, int | str]:
+        layout: dict[str, int | str] = {
+            "batch_size": self._batch_size,
+            "tgt_len": self._tgt_len,
+            "n_tokens": len(self._ids),
+        }
+        if self._shuffle == "none":
+            return layout
+        return layout | {"shuffle": self._shuffle, "seed": self._seed, "n_documents": len(self._starts)}

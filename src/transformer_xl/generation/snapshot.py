@@ -152,7 +152,8 @@ def model_sha256(model: TransformerXL) -> str:
     It takes about a second per gigabyte.
     """
     if model not in _HASHES:
-        digest = hashlib.sha256(canonical(model.config.model_dump(mode="json")))
+        # defaults are left out, so that a session outlives options that are added later
+        digest = hashlib.sha256(canonical(model.config.model_dump(mode="json", exclude_defaults=True)))
         for chunk in encode_tensors(model.state_dict()):
             digest.update(chunk)
         _HASHES[model] = digest.hexdigest()

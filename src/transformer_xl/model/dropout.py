@@ -1,7 +1,9 @@
-"""Dropout that is not the slowest part of a training step on a CPU.
+"""Dropout of activations, of words and of weights, none of it the slowest part of a training step on a CPU.
 
 PyTorch draws one random number per element, one after another on one core; at the size of the paper's enwik8 model that was a
 sixth of the whole step. Here one 64-bit draw decides for four elements, and the mask is kept as one byte per element.
+
+Shapes: B batch, T tgt_len, D width.
 """
 
 from typing import Any
@@ -37,25 +39,90 @@ def apply_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU.
+    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU; or, locked, with one mask for all positions of a row.
+
+    Locked dropout is the variational dropout of Gal and Ghahramani 2016 (arXiv 1512.05287). The mean over positions does not
+    take its noise away, so it regularizes more than independent masks of the same rate. The mask changes with every call.
 
     Args:
         p: probability of dropping an element, at least 0 and below 1.
+        locked: drop features (…, 1, D) of inputs (…, T, D) instead of single elements.
     """
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, *, locked: bool = False) -> None:
         super().__init__()
-        self.p = p
+        self.p, self.locked = p, locked
 
     def forward(self, x: Tensor) -> Tensor:
         """Zero elements at random while training; shape and dtype are kept."""
         if not self.training or self.p == 0:
             return x
+        if self.locked:
+            keep, factor = keep_mask(x[..., :1, :], self.p)
+            return _broadcast_mask(x, keep, factor)
         return _CpuDropout.apply(x, self.p) if x.device.type == "cpu" else F.dropout(x, self.p)
 
     def extra_repr(self) -> str:
         """Return the probability, for `print(model)`."""
-        return f"p={self.p}"
+        return f"p={self.p}, locked=True" if self.locked else f"p={self.p}"
+
+
+class WordDropout(nn.Module):
+    """Drop words from the vocabulary, wherever they stand, and scale the vectors of the others (Gal and Ghahramani 2016).
+
+    It is what AWD-LSTM (Merity et al. 2017, arXiv 1708.02182) does to the rows of the embedding matrix, without a copy of it.
+    Each call draws which words are gone. A softmax that shares the matrix keeps all of them.
+
+    Args:
+        p: probability of dropping a word, at least 0 and below 1.
+        vocab_size: number of words.
+    """
+
+    def __init__(self, p: float, *, vocab_size: int) -> None:
+        super().__init__()
+        self.p, self.vocab_size = p, vocab_size
+
+    def forward(self, embedded_BTD: Tensor, ids_BT: Tensor) -> Tensor:
+        """Zero the vectors of dropped words while training; `ids_BT` says which word each vector is of."""
+        if not self.training or self.p == 0:
+            return embedded_BTD
+        like = torch.empty(self.vocab_size, dtype=torch.uint8, device=embedded_BTD.device)
+        keep, factor = keep_mask(like, self.p)
+        return _broadcast_mask(embedded_BTD, keep[ids_BT].unsqueeze(-1), factor)
+
+    def extra_repr(self) -> str:
+        """Return the probability, for `print(model)`."""
+        return f"p={self.p}, vocab_size={self.vocab_size}"
+
+
+class DropConnectLinear(nn.Linear):
+    """`torch.nn.Linear` some of whose weights are missing while training (DropConnect, Wan et al. 2013); biases stay.
+
+    Every call draws a mask, the same for all that is multiplied in it.
+
+    Args:
+        n_in: width of the input.
+        n_out: width of the output.
+        bias: add a bias.
+        dropweight: probability of dropping a weight, at least 0 and below 1.
+    """
+
+    def __init__(self, n_in: int, n_out: int, *, bias: bool = True, dropweight: float = 0.0) -> None:
+        super().__init__(n_in, n_out, bias=bias)
+        self.drop = Dropout(dropweight)
+
+    def drawn_weight(self) -> Tensor:
+        """Return the weights that are left, scaled; for callers that multiply more than one thing by them."""
+        return self.drop(self.weight)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiply by the weights that are left."""
+        return F.linear(input, self.drawn_weight(), self.bias)
+
+
+def _broadcast_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:
+    """Multiply by a mask smaller than `x`; the small mask is all that the backward pass needs."""
+    return (x * keep.to(x.dtype)).mul_(factor)  # in this order a factor that bf16 rounds cannot shift the mean
 
 
 class _CpuDropout(torch.autograd.Function):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.backends import Attention
-from transformer_xl.model.dropout import Dropout, relu_dropout
+from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.memory import join
 
 Activation = Literal["relu", "gelu", "relu2"]
@@ -26,6 +26,9 @@ class AttentionBlock(nn.Module):
         d_head: H.
         dropout: on the output.
         dropatt: on attention weights.
+        dropqkv: on queries, keys and values.
+        dropweight: on the weights of the projections.
+        locked_dropout: dropout of the output and of queries, keys and values is the same at all positions of a row.
         pre_lnorm: layer norm before the block instead of after it.
         layer_norm_epsilon: added to the variance.
     """
@@ -41,25 +44,29 @@ class AttentionBlock(nn.Module):
         d_head: int,
         dropout: float = 0.0,
         dropatt: float = 0.0,
+        dropqkv: float = 0.0,
+        dropweight: float = 0.0,
+        locked_dropout: bool = False,
         pre_lnorm: bool = False,
         layer_norm_epsilon: float = 1e-5,
     ) -> None:
         super().__init__()
         self.n_head, self.d_head = n_head, d_head
         self.dropatt, self.pre_lnorm = dropatt, pre_lnorm
-        self.qkv_net = nn.Linear(d_model, 3 * n_head * d_head, bias=False)
-        self.o_net = nn.Linear(n_head * d_head, d_model, bias=False)
+        self.qkv_net = DropConnectLinear(d_model, 3 * n_head * d_head, bias=False, dropweight=dropweight)
+        self.o_net = DropConnectLinear(n_head * d_head, d_model, bias=False, dropweight=dropweight)
         self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.drop = Dropout(dropout)
+        self.drop = Dropout(dropout, locked=locked_dropout)
+        self.drop_qkv = Dropout(dropqkv, locked=locked_dropout)
 
     def project(self, h_BTD: Tensor, mem_BMD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, T, N, H) of the segment, and keys and values (B, S, N, H) of memory and segment."""
         h, mem = (self.layer_norm(h_BTD), self.layer_norm(mem_BMD)) if self.pre_lnorm else (h_BTD, mem_BMD)
         heads = (self.n_head, self.d_head)
-        w_q, w_kv = self.qkv_net.weight.tensor_split([self.n_head * self.d_head])
+        w_q, w_kv = self.qkv_net.drawn_weight().tensor_split([self.n_head * self.d_head])
         # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
-        kv = join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad).unflatten(-1, (2, *heads))
-        q = F.linear(h if self.normalizes_queries else h_BTD, w_q).unflatten(-1, heads)
+        kv = self.drop_qkv(join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad)).unflatten(-1, (2, *heads))
+        q = self.drop_qkv(F.linear(h if self.normalizes_queries else h_BTD, w_q)).unflatten(-1, heads)
         return q, kv[:, :, 0], kv[:, :, 1]
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
@@ -76,12 +83,13 @@ class RelativeAttention(AttentionBlock):
 
     Args:
         d_model: D.
+        dropweight: on the weights of the projections.
         block: the other arguments of `AttentionBlock`.
     """
 
-    def __init__(self, d_model: int, **block: Any) -> None:
-        super().__init__(d_model, **block)
-        self.r_net = nn.Linear(d_model, self.n_head * self.d_head, bias=False)
+    def __init__(self, d_model: int, *, dropweight: float = 0.0, **block: Any) -> None:
+        super().__init__(d_model, dropweight=dropweight, **block)
+        self.r_net = DropConnectLinear(d_model, self.n_head * self.d_head, bias=False, dropweight=dropweight)
 
     def forward(
         self,
@@ -119,6 +127,8 @@ class FeedForward(nn.Module):
         d_model: D.
         d_inner: width between the maps.
         dropout: after each map.
+        dropweight: on the weights of both maps.
+        locked_dropout: dropout after each map is the same at all positions of a row.
         pre_lnorm: layer norm before the block instead of after it.
         activation: `relu` as in the paper, `gelu`, or `relu2` (relu squared).
         layer_norm_epsilon: added to the variance.
@@ -130,6 +140,8 @@ class FeedForward(nn.Module):
         *,
         d_inner: int,
         dropout: float = 0.0,
+        dropweight: float = 0.0,
+        locked_dropout: bool = False,
         pre_lnorm: bool = False,
         activation: Activation = "relu",
         layer_norm_epsilon: float = 1e-5,
@@ -137,15 +149,15 @@ class FeedForward(nn.Module):
         super().__init__()
         self.pre_lnorm = pre_lnorm
         self.activation: Activation = activation
-        self.inner = nn.Linear(d_model, d_inner)
-        self.outer = nn.Linear(d_inner, d_model)
+        self.inner = DropConnectLinear(d_model, d_inner, dropweight=dropweight)
+        self.outer = DropConnectLinear(d_inner, d_model, dropweight=dropweight)
         self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
-        self.drop = Dropout(dropout)
+        self.drop = Dropout(dropout, locked=locked_dropout)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
         """Transform every position by itself; shape (B, T, D) in and out."""
         inner = self.inner(self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD)
-        if self.activation == "relu" and self.training and self.drop.p:
+        if self.activation == "relu" and self.training and self.drop.p and not self.drop.locked:
             active = relu_dropout(inner, self.drop.p)
         else:
             active = self.drop(activate(inner, self.activation))

@@ -17,7 +17,7 @@ class Mems:
     """Hidden states of past positions (Dai et al. 2019, sec. 3.2), newest last.
 
     Attributes:
-        hidden: one tensor per layer, (B, M, D), detached.
+        hidden: one tensor per layer, (B, M, D), detached unless the model was told to `keep_graph`.
         n_valid: int64 (B,), how many of the last M positions hold real states.
     """
 
@@ -89,6 +89,10 @@ class Mems:
         """Put the rows of several memories of equal length one after another."""
         hidden = tuple(torch.cat(layer) for layer in zip(*(part.hidden for part in parts), strict=True))
         return Mems(hidden, torch.cat([part.n_valid for part in parts]))
+
+    def detach(self) -> "Mems":
+        """Return this memory without gradients."""
+        return Mems(tuple(h.detach() for h in self.hidden), self.n_valid)
 
     def to(self, device: torch.device | str) -> "Mems":
         """Return this memory on another device."""

@@ -14,11 +14,13 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.errors import ConfigError
@@ -26,7 +28,7 @@ from transformer_xl.model.absolute import AbsoluteAttention, add_positions
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention import first_keys
 from transformer_xl.model.backends import choose_backend
-from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.layers import AttentionBlock, DecoderLayer, FeedForward, RelativeAttention
 from transformer_xl.model.memory import Mems, join
 from transformer_xl.model.positions import key_distances, sinusoids
@@ -60,6 +62,8 @@ class TransformerXL(nn.Module, PretrainedMixin):
     Attributes:
         config: as given.
         backend: name of the attention backend, see `choose_backend`.
+        checkpoint_layers: keep only what enters each layer, and compute the rest of it again in the backward pass.
+        run_layer: calls a layer in training; `run_layer`, or the same compiled.
         mem_len: positions of memory that a forward pass keeps.
         clamp_len: largest distance told apart; None: no limit.
         same_length: every query sees `mem_len` keys, itself included.
@@ -84,10 +88,14 @@ class TransformerXL(nn.Module, PretrainedMixin):
             raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
         self.config = config
         self.backend = "auto"
+        self.checkpoint_layers = False
+        self.run_layer: RunLayer = run_layer
         self.mem_len, self.clamp_len, self.same_length = config.mem_len, config.clamp_len, config.same_length
         self.ext_len = 0
         self.embedding = _embedding(config)
-        self.drop = Dropout(config.dropout)
+        self.drop_words = WordDropout(config.dropemb, vocab_size=config.vocab_size)
+        self.drop_input = Dropout(_or(config.dropinput, config.dropout), locked=config.locked_dropout)
+        self.drop_output = Dropout(_or(config.dropoutput, config.dropout), locked=config.locked_dropout)
         self.layers = nn.ModuleList(_layer(config) for _ in range(config.n_layer))
         for name, shape in _position_shapes(config).items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
@@ -144,6 +152,11 @@ class TransformerXL(nn.Module, PretrainedMixin):
         return next(self.parameters()).dtype
 
     @property
+    def is_sharded(self) -> bool:
+        """True if this process holds only parts of the weights (FSDP)."""
+        return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
+
+    @property
     def window(self) -> int | None:
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return self.mem_len + self.config.same_length_besides_self if self.same_length else None
@@ -190,6 +203,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
         labels: Tensor | None = None,
         document_starts: Tensor | None = None,
         n_pad: Tensor | None = None,
+        keep_graph: bool = False,
     ) -> ModelOutput:
         """Read one segment after the memory of those before it.
 
@@ -199,6 +213,8 @@ class TransformerXL(nn.Module, PretrainedMixin):
             labels: int64 (B, T), the tokens that follow `ids`, shifted by the caller; -100 is not scored.
             document_starts: bool (B, T), True where a token begins a new document, which sees nothing from before it.
             n_pad: int64 (B,), padding tokens at the left of each row; they are neither seen nor remembered.
+            keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one; the
+                caller detaches it (`Mems.detach`) where that is to end.
 
         Returns:
             logits, or with labels nats per token, and the new memory.
@@ -207,13 +223,19 @@ class TransformerXL(nn.Module, PretrainedMixin):
             ValueError: shapes that do not fit together.
         """
         _check_shapes(ids, mems, labels, self.config.n_layer)
-        h_BTD, new_mems = self.read(ids, mems=mems, document_starts=document_starts, n_pad=n_pad)
+        h_BTD, new_mems = self.read(ids, mems=mems, document_starts=document_starts, n_pad=n_pad, keep_graph=keep_graph)
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding))
 
     def read(
-        self, ids: Tensor, *, mems: Mems | None = None, document_starts: Tensor | None = None, n_pad: Tensor | None = None
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        document_starts: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
         batch_size, T = ids.shape
@@ -223,16 +245,23 @@ class TransformerXL(nn.Module, PretrainedMixin):
             document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
         positions = self._positions(mems.length + T, ids.device)
-        h_BTD = self.embedding(ids)
+        h_BTD = self.drop_words(self.embedding(ids), ids)
         if self.config.attention != AttentionKind.VASWANI:
-            h_BTD = self.drop(h_BTD)
+            h_BTD = self.drop_input(h_BTD)
         remembered = []
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self._enter(i, mems.hidden[i], h_BTD, n_pad)
-            remembered.append(self._remember(mem_BMD, h_BTD, n_pad))
-            h_BTD = layer(h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
-        h_BTD = self.drop(self.final_norm(h_BTD))
+            remembered.append(self._remember(mem_BMD, h_BTD, n_pad, keep_graph=keep_graph))
+            h_BTD = self._run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
+        h_BTD = self.drop_output(self.final_norm(h_BTD))
         return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
+
+    def _run(self, layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
+        """Run a layer; with `checkpoint_layers` its backward pass computes it again, with the same random numbers."""
+        run = self.run_layer if self.training else run_layer
+        if self.checkpoint_layers and torch.is_grad_enabled():
+            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **attention))
+        return run(layer, h_BTD, **attention)
 
     def _enter(self, i: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return memory and segment as they enter layer `i`: absolute positions are added here, once or in every layer."""
@@ -241,7 +270,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
             return add_positions(lambda d: table[table_rows(d, n_row=len(table), clamp_len=None)], mem_BMD, h_BTD, n_pad)
         if self.config.attention == AttentionKind.VASWANI and i == 0:
             mem_BMD, h_BTD = add_positions(self._sinusoids, mem_BMD, h_BTD, n_pad)
-            return mem_BMD, self.drop(h_BTD)
+            return mem_BMD, self.drop_input(h_BTD)
         return mem_BMD, h_BTD
 
     def _sinusoids(self, distances: Tensor) -> Tensor:
@@ -253,7 +282,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
         layers = range(self.config.n_layer)
         if self.config.attention == AttentionKind.TRANSFORMER_XL:
             distances = key_distances(n_key, clamp_len=self.clamp_len, device=device)
-            r_SD = self.drop(sinusoids(distances, self.config.d_model, self.dtype))
+            r_SD = self.drop_input(sinusoids(distances, self.config.d_model, self.dtype))
             u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
             dropatt = self.config.dropatt if self.training else 0.0
             attend = choose_backend(self.backend, device, dtype=self.dtype, dropatt=dropatt)
@@ -265,15 +294,26 @@ class TransformerXL(nn.Module, PretrainedMixin):
             return [{"r_SNH": r_LSNH[i], "r_bias_SN": r_bias_LSN[i], "r_w_bias": self.r_w_bias[i]} for i in layers]
         return [{} for _ in layers]
 
-    def _remember(self, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
-        """Return the last `mem_len` hidden states, without gradient (the paper's SG)."""
-        h_BTD = h_BTD.detach()
-        if n_pad is None and h_BTD.shape[1] >= self.mem_len + self.ext_len:  # nothing of the old memory is left
-            joined = h_BTD
-        else:
-            joined = join(mem_BMD.detach(), h_BTD, n_pad)
+    def _remember(self, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, *, keep_graph: bool) -> Tensor:
+        """Return the last `mem_len` hidden states, without gradient (the paper's SG) unless `keep_graph`."""
+        if not keep_graph:
+            mem_BMD, h_BTD = mem_BMD.detach(), h_BTD.detach()
+        whole = n_pad is None and h_BTD.shape[1] >= self.mem_len + self.ext_len  # nothing of the old memory is left
+        joined = h_BTD if whole else join(mem_BMD, h_BTD, n_pad)
         end = max(joined.shape[1] - self.ext_len, 0)
         return joined[:, max(end - self.mem_len, 0) : end]
+
+
+def _or(own: float | None, common: float) -> float:
+    return common if own is None else own
+
+
+RunLayer = Callable[..., Tensor]
+
+
+def run_layer(layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
+    """Call a layer."""
+    return layer(h_BTD, **attention)
 
 
 def _clusters(config: TransformerXLConfig) -> dict[str, Any]:
@@ -314,12 +354,19 @@ _ATTENTION: dict[AttentionKind, type[AttentionBlock]] = {
 def _layer(config: TransformerXLConfig) -> DecoderLayer:
     block: dict[str, Any] = {
         "dropout": config.dropout,
+        "dropweight": config.dropweight,
+        "locked_dropout": config.locked_dropout,
         "pre_lnorm": config.pre_lnorm,
         "layer_norm_epsilon": config.layer_norm_epsilon,
     }
-    attention = _ATTENTION[config.attention]
+    heads: dict[str, Any] = {
+        "n_head": config.n_head,
+        "d_head": config.d_head,
+        "dropatt": config.dropatt,
+        "dropqkv": config.dropqkv,
+    }
     return DecoderLayer(
-        attention(config.d_model, n_head=config.n_head, d_head=config.d_head, dropatt=config.dropatt, **block),
+        _ATTENTION[config.attention](config.d_model, **heads, **block),
         FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block),
     )
 

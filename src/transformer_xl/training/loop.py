@@ -3,7 +3,7 @@
 import math
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from transformer_xl import __version__
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer
+from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe, merge
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
@@ -23,9 +25,14 @@ from transformer_xl.evaluation import Score, evaluate, predicted_sizes
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.determinism import deterministic
 from transformer_xl.training.display import Display, clock
+from transformer_xl.training.environment import write_environment
+from transformer_xl.training.lengths import SegmentLengths
 from transformer_xl.training.record import Record
-from transformer_xl.training.trainer import StepResult, Trainer
+from transformer_xl.training.silent import SilentRecord, silent_display
+from transformer_xl.training.trainer import StepResult, Trainer, check_settings
+from transformer_xl.world import LostContactError, ToldElsewhereError, World, joined, restarts
 
 _FIXED_SECTIONS = ("model", "tokenizer", "data")  # what a checkpoint depends on: a resumed run cannot change it
 _FIXED_KEYS = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")
@@ -72,6 +79,7 @@ class Outcome:
         step: steps done.
         score: of the validation split at the end, with memory; None if there is no such split or the run did not finish.
         score_without_memory: the same weights on the same text without memory.
+        score_of_average: the averaged weights on the same text, with memory; None without `train.average`.
         picture: the loss curve.
     """
 
@@ -81,12 +89,14 @@ class Outcome:
     score: Score | None = None
     score_without_memory: Score | None = None
     picture: Path | None = None
+    score_of_average: Score | None = None
 
 
 @dataclass(frozen=True)
 class _Best:
     loss: float
     step: int
+    average: bool = False  # the averaged weights have this loss, not the plain ones
 
 
 @dataclass
@@ -100,6 +110,7 @@ class _Run:
     corpus: PreparedCorpus
     record: Record
     display: Display
+    world: World
     interval: Interval = field(default_factory=Interval)
     best: _Best | None = None
 
@@ -114,9 +125,12 @@ def train(
     overrides: Sequence[str] = (),
     corpus: str | None = None,
     resume: bool = False,
+    loggers: Sequence[str] = (),
     display: Display | None = None,
 ) -> Outcome:
     """Train a model, or go on training one.
+
+    Started by `torchrun`, all processes train it together. The first one writes and speaks for all.
 
     Args:
         recipe: name or TOML file; None: `quickstart`, or when resuming whatever the run is.
@@ -124,6 +138,7 @@ def train(
         overrides: `section.key=value`, laid over the recipe.
         corpus: name, file, directory or glob; a directory that holds the recipe's named corpus serves as its source.
         resume: go on with the run in `out`, or start it if there is none.
+        loggers: `tensorboard`, `wandb` or `trackio`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
         display: where progress is shown; None: stderr.
 
     Returns:
@@ -132,29 +147,46 @@ def train(
     Raises:
         TxlError: any of the package's errors, each one line.
     """
-    display = display or Display()
-    if out is None:
-        out = Path("runs") / load_recipe(recipe or "quickstart", list(overrides)).name
-    directory = RunDirectory(out)
-    if resume and directory.holds_run:
-        config = _resumed_config(directory, recipe, overrides, corpus)
-        tokenizer: Tokenizer | None = directory.tokenizer()
-        check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
-    else:
-        directory.check_free()
-        config, tokenizer = load_recipe(recipe or "quickstart", list(overrides)), None
-    config = _with_corpus(config, corpus)
-    prepared = prepare(config.data, tokenizer or config.tokenizer)
-    with directory.locked():
-        run = _set_up(directory, config, prepared, display, fresh=tokenizer is None)
-        try:
-            with _stop_signal() as stopped:
-                _learn(run, stopped)
-            if run.trainer.progress < 1:
-                return Outcome(run.directory.path, False, run.trainer.step, picture=run.record.draw())
-            return _conclude(run)
-        finally:
-            run.record.close()
+    with joined() as world, ExitStack() as held:
+        with world.agreed():
+            if out is None:
+                out = Path("runs") / load_recipe(recipe or "quickstart", list(overrides)).name
+            directory = RunDirectory(out)
+        # torchrun repeats the whole command when it starts anew what failed
+        goes_on = world.from_first((resume or restarts() > 0) and directory.holds_run)
+        with world.agreed():
+            tokenizer: Tokenizer | None = None
+            if goes_on:
+                config = _resumed_config(directory, recipe, overrides, corpus)
+                tokenizer = directory.tokenizer()
+                check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
+            else:
+                if world.first:
+                    directory.check_free()
+                config = load_recipe(recipe or "quickstart", list(overrides))
+            config = _with_corpus(config, corpus)
+            prepared = prepare(config.data, tokenizer or config.tokenizer)
+        world.check_same(**_what_all_share(config, prepared))
+        with world.agreed():
+            if world.first:
+                held.enter_context(directory.locked())
+        held.enter_context(deterministic(config.train.deterministic))
+        shown = display or Display()
+        run = _set_up(
+            directory, config, prepared, shown if world.first else silent_display(), loggers, world, fresh=not goes_on
+        )
+        held.callback(run.record.close)
+        with _stop_signal(once=world.alone) as stopped:
+            _learn(run, stopped)
+        if run.trainer.progress < 1:
+            return Outcome(run.directory.path, False, run.trainer.step, picture=run.record.draw())
+        return _conclude(run)
+
+
+def _what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
+    """Return what must be the same in all processes; where the corpus lies may differ."""
+    settings = config.model_dump(mode="json", exclude={"data": {"directory"}})
+    return settings | {"text": corpus.training_sha256, "vocabulary": corpus.tokenizer.vocab_size, "version": __version__}
 
 
 def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequence[str], corpus: str | None) -> RunConfig:
@@ -184,11 +216,22 @@ def _with_corpus(config: RunConfig, corpus: str | None) -> RunConfig:
     return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
 
 
-def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, display: Display, *, fresh: bool) -> _Run:
+def _set_up(
+    directory: RunDirectory,
+    config: RunConfig,
+    corpus: PreparedCorpus,
+    display: Display,
+    loggers: Sequence[str],
+    world: World,
+    *,
+    fresh: bool,
+) -> _Run:
     """Build the model, its trainer and the run's files; restore the newest good checkpoint of an existing run."""
-    device = choose_device(config.train.device)
-    precision, reason = choose_precision(config.train.precision, device)
-    max_klen = config.model.max_klen or config.train.tgt_len + config.model.mem_len
+    with world.agreed():
+        device = choose_device(config.train.device)
+        precision, reason = choose_precision(config.train.precision, device)
+    world.check_same(device=device.type, precision=precision)
+    max_klen = config.model.max_klen or SegmentLengths(config.train).longest + config.model.mem_len
     resolved = {
         "model": {"vocab_size": corpus.tokenizer.vocab_size, "max_klen": max_klen if config.model.learns_positions else None},
         "train": {"precision": precision},
@@ -197,62 +240,91 @@ def _set_up(directory: RunDirectory, config: RunConfig, corpus: PreparedCorpus, 
     torch.manual_seed(config.train.seed)
     model = TransformerXL(config.model).to(device)
     training = corpus.splits["train"]
-    stream = SegmentStream(
-        training.ids,
-        batch_size=config.train.batch_size,
-        tgt_len=config.train.tgt_len,
-        document_starts=training.document_starts,
-    )
-    trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision)
-    if fresh:  # only now is it certain that the run can start; until here nothing was written
-        directory.create(config, corpus.tokenizer)
-    run = _Run(directory, config, trainer, corpus.tokenizer, corpus, Record(directory.path), display)
+    with world.agreed():
+        stream = SegmentStream(
+            training.ids,
+            batch_size=config.train.batch_size,
+            tgt_len=config.train.tgt_len,
+            document_starts=training.document_starts,
+            rank=world.rank,
+            world_size=world.size,
+            shuffle=config.data.shuffle,
+            seed=config.train.seed,
+        )
+        check_settings(model, train=config.train, precision=precision, world=world)
+    trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world)
+    with world.agreed():
+        if fresh and world.first:  # only now is it certain that the run can start; until here nothing was written
+            directory.create(config, corpus.tokenizer)
+        settings = config.model_dump(mode="json")
+        opened = {"loggers": loggers, "settings": settings, "warn": display.warn}
+        record = Record(directory.path, **opened) if world.first else SilentRecord()
+    run = _Run(directory, config, trainer, corpus.tokenizer, corpus, record, display, world)
     n_parameters = sum(p.numel() for p in model.parameters())
     display.say(
         f"{config.name}: {n_parameters:,} parameters, vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind}), "
         f"{len(training.ids):,} training tokens of {config.data.corpus}"
     )
     display.say(f"{precision} on {device}: {reason}; run directory {directory.path}")
+    if not world.alone:
+        what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
+        display.say(f"{world.size} processes, {what}, {config.train.batch_size // world.size} of the lanes each")
     if not fresh:
         _restore(run)
-        if config != directory.config():  # the next --resume goes on with these settings, not with older ones
-            directory.save_config(config)
+    with world.agreed():
+        if world.first:
+            if not fresh and config != directory.config():  # the next --resume goes on with these settings, not with older ones
+                directory.save_config(config)
+            write_environment(directory.path, seed=config.train.seed, device=device, step=trainer.step)
     return run
 
 
 def _restore(run: _Run) -> None:
-    run.store.clean()
-    if not run.store.steps():
+    world = run.world
+    checkpoint: Checkpoint | None = None
+    with world.agreed():
+        if world.first:
+            run.store.clean()
+            checkpoint = run.store.load_newest(on_damaged=run.display.warn) if run.store.steps() else None
+    step = world.from_first(checkpoint.step if checkpoint else None)
+    if step is None:
         run.record.rewind(0)
         run.display.say("no checkpoint yet: starting from the beginning")
         return
-    checkpoint = run.store.load_newest(on_damaged=run.display.warn)
-    try:
-        record = run.trainer.restore(checkpoint)
-    except (ConfigError, RuntimeError, KeyError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        raise CheckpointError(
-            f"checkpoint {checkpoint.step} does not fit the run in '{run.directory.path}': {reason}"
-        ) from None
-    if record["training_text"] != run.corpus.training_sha256:
-        raise CheckpointError(
-            f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so far; "
-            "restore it, or start another run with another --out"
+    with world.agreed():
+        checkpoint = checkpoint or run.store.load(step)
+        try:
+            record = run.trainer.restore(checkpoint)
+        except (ConfigError, RuntimeError, KeyError) as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise CheckpointError(f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}") from None
+        if record["training_text"] != run.corpus.training_sha256:
+            raise CheckpointError(
+                f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so "
+                "far; restore it, or start another run with another --out"
+            )
+        run.interval = Interval(**record["interval"])
+        best = _Best(**record["best"]) if record["best"] else None
+        run.best = best if best and best.step in run.store.steps() else None
+    with world.agreed():
+        if world.first:
+            run.store.rewind(step, best=run.best.step if run.best else None)
+            run.record.rewind(step)
+    if checkpoint.state.get("world_size", 1) != world.size:
+        run.display.say(
+            f"saved by {checkpoint.state.get('world_size', 1)} processes and gone on with by {world.size}: "
+            "the same text in the same order; dropout draws other random numbers"
         )
-    run.interval = Interval(**record["interval"])
-    best = _Best(**record["best"]) if record["best"] else None
-    run.best = best if best and best.step in run.store.steps() else None
-    run.store.rewind(checkpoint.step, best=run.best.step if run.best else None)
-    run.record.rewind(checkpoint.step)
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
 def _learn(run: _Run, stopped: list[int]) -> None:
     """Train until the budget is used up or a signal arrives; either way, the last step is saved when this returns."""
     trainer, config = run.trainer, run.config.train
-    saved_step = trainer.step if run.store.steps() else None
+    saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
+    stopping = False
     with run.display:
-        while trainer.progress < 1 and not stopped:
+        while trainer.progress < 1 and not (stopping := run.world.any(stopped)):
             before = trainer.seconds
             result = trainer.train_step()
             run.interval.add(result, trainer.seconds - before)
@@ -266,10 +338,10 @@ def _learn(run: _Run, stopped: list[int]) -> None:
             best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
             if trainer.step % config.checkpoint_interval == 0 or best or last:
                 saved_step = _save(run, best=best, must=last) or saved_step
-        if stopped and saved_step != trainer.step:
+        if stopping and saved_step != trainer.step:
             _save(run, must=True)
-    if stopped and trainer.progress < 1:
-        name = signal.Signals(stopped[0]).name
+    if stopping:
+        name = signal.Signals(stopped[0]).name if stopped else "another process was stopped"
         run.display.say(f"{name}: saved step {trainer.step:,}; go on with: txl train --resume --out {run.directory.path}")
 
 
@@ -307,21 +379,29 @@ def _validate(run: _Run) -> _Best | None:
     if len(split.ids) < 2:
         return None
     score = _score(run, split, mem_len=config.eval_mem_len, limit=config.eval.max_tokens)
+    averaged = _score_of_average(run, split, limit=config.eval.max_tokens)
     trainer.schedule.validated(score.loss)
+    more = {"average_loss": averaged.loss} if averaged else {}
     run.record.write(
-        "valid", trainer.step, loss=score.loss, ppl=score.ppl, bpc=score.bpc, nats=score.nats, tokens=trainer.tokens
+        "valid", trainer.step, loss=score.loss, ppl=score.ppl, bpc=score.bpc, nats=score.nats, tokens=trainer.tokens, **more
     )
-    run.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per token, {score.bpc:.3f} bits per character")
-    if config.train.sample_tokens and math.isfinite(score.loss):
+    of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
+    run.display.say(
+        f"step {trainer.step:,}: validation {score.loss:.4f} nats per token, {score.bpc:.3f} bits per character{of_average}"
+    )
+    if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not trainer.model.is_sharded:
         text = _sample(run, split)
         run.record.write("sample", trainer.step, text=text)
         run.display.show(text, title=f"a sample at step {trainer.step:,}")
-    return _Best(score.loss, trainer.step) if score.loss < (run.best.loss if run.best else math.inf) else None
+    best = _Best(score.loss, trainer.step)
+    if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
+        best = _Best(averaged.loss, trainer.step, average=True)
+    return best if best.loss < (run.best.loss if run.best else math.inf) else None
 
 
 def _score(run: _Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> Score:
     """Evaluate on (the beginning of) a split, with a memory of its own: training's is not touched."""
-    ids = split.ids[:limit] if limit else split.ids
+    ids = split.ids[:limit]
     share = len(ids) / len(split.ids)
     sizes = {"n_characters": round(split.n_characters * share), "n_bytes": round(split.n_bytes * share)}
     n_characters, n_bytes = predicted_sizes(run.tokenizer.decode([int(ids[0])]), **sizes)
@@ -337,7 +417,17 @@ def _score(run: _Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> 
         n_characters=n_characters,
         n_bytes=n_bytes,
         precision=run.trainer.precision,
+        world=run.world,
     )
+
+
+def _score_of_average(run: _Run, split: TokenSplit, *, limit: int | None) -> Score | None:
+    """Evaluate the averaged weights with memory; None if there are none yet."""
+    average = run.trainer.average
+    if not average.count:
+        return None
+    with average.in_place_of(run.trainer.model):
+        return _score(run, split, mem_len=run.config.eval_mem_len, limit=limit)
 
 
 def _sample(run: _Run, split: TokenSplit) -> str:
@@ -371,9 +461,14 @@ def _save(run: _Run, *, best: _Best | None = None, must: bool) -> int | None:
                 f"weights are not finite after step {trainer.step}, so they are not saved; the checkpoints before are intact, "
                 "resume with a lower optim.lr or optim.clip"
             )
-        run.record.sync()
-        run.store.save(trainer.checkpoint(record), best=best is not None)
-    except (CheckpointError, TrainingError) as error:
+        checkpoint = trainer.checkpoint(record)
+        with run.world.agreed():
+            if checkpoint is not None:
+                run.record.sync()
+                run.store.save(checkpoint, best=best is not None)
+    except LostContactError:
+        raise
+    except (CheckpointError, TrainingError, ToldElsewhereError) as error:
         if must:
             raise
         run.display.warn(f"{error}; training goes on")
@@ -391,6 +486,8 @@ def _conclude(run: _Run) -> Outcome:
         return Outcome(run.directory.path, True, trainer.step, picture=run.record.draw())
     with_memory = _score(run, split, mem_len=run.config.eval_mem_len, limit=None)
     without = _score(run, split, mem_len=0, limit=None)
+    averaged = _score_of_average(run, split, limit=None)
+    more = {"average_loss": averaged.loss} if averaged else {}
     run.record.write(
         "final",
         trainer.step,
@@ -398,24 +495,30 @@ def _conclude(run: _Run) -> Outcome:
         bpc=with_memory.bpc,
         loss_without_memory=without.loss,
         tokens=trainer.tokens,
+        **more,
     )
     say(
         f"validation, {with_memory.tokens:,} tokens: {with_memory.bpc:.3f} bits per character "
         f"({with_memory.loss:.4f} nats per token); with its memory taken away {without.bpc:.3f}: "
         f"memory is worth {without.bpc - with_memory.bpc:.3f} bits per character"
     )
-    return Outcome(run.directory.path, True, trainer.step, with_memory, without, run.record.draw())
+    if averaged:
+        say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
+    return Outcome(run.directory.path, True, trainer.step, with_memory, without, run.record.draw(), averaged)
 
 
 @contextmanager
-def _stop_signal() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list instead of dying; a second one acts as it always did."""
+def _stop_signal(*, once: bool) -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list instead of dying; a second one acts as it always did, if only `once` is meant.
+
+    `torchrun` passes on a signal that a terminal has sent to all processes already, so that each gets it twice.
+    """
     received: list[int] = []
     previous: dict[int, Any] = {}
 
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        for signal_number, handler in previous.items():
+        for signal_number, handler in previous.items() if once else ():
             signal.signal(signal_number, handler)
 
     try:

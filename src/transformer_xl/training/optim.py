@@ -1,20 +1,29 @@
 """Optimizers and learning-rate schedules, made from `OptimConfig`."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from transformer_xl.config import OptimConfig
 from transformer_xl.training.lamb import Lamb
+from transformer_xl.training.parallel import own_part
+
+_FUSED_DEVICES = ("cpu", "cuda")
+"""Where `torch.optim.Adam` and `AdamW` have a fused update."""
 
 
 class Optimizers:
     """One or two optimizers that step together; `rate` scales the learning rates that they were made with.
 
     `muon` orthogonalizes the updates of the matrices inside the layers; embeddings, softmax, projections of either, biases,
-    norms, u, v and tables of positions go to AdamW. The others take all parameters. Weight decay concerns matrices only.
+    norms, u, v and tables of positions go to AdamW. The others take all parameters. What is decayed, `config.decayed` says:
+    matrices only unless it says otherwise.
+
+    Adam and AdamW run fused where the device has it: one pass over memory instead of a dozen.
 
     Args:
         model: whose parameters are optimized.
@@ -23,29 +32,28 @@ class Optimizers:
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
-        matrices = [p for name, p in model.named_parameters() if p.dim() == 2 and name.startswith("layers.")]
+        named = dict(model.named_parameters())
+        adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
+        if config.optimizer != "lamb" and all(p.device.type in _FUSED_DEVICES for p in named.values()):
+            adam["fused"] = True
         if config.optimizer == "muon":
-            inside = set(matrices)
-            rest = [p for p in model.parameters() if p not in inside]
+            inside = {name: p for name, p in named.items() if _in_layers(name, p)}
+            rest = {name: p for name, p in named.items() if name not in inside}
             self.parts: list[torch.optim.Optimizer] = [
                 torch.optim.Muon(
-                    matrices,
+                    inside.values(),
                     lr=config.lr,
                     momentum=config.momentum,
                     weight_decay=config.weight_decay,
                     adjust_lr_fn="match_rms_adamw",  # so that one rate means the same for Muon and AdamW
                 ),
-                torch.optim.AdamW(
-                    _groups(rest, config.weight_decay), lr=config.adamw_lr or config.lr, betas=config.betas, eps=config.eps
-                ),
+                torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr), **adam),
             ]
         elif config.optimizer == "sgd":
-            groups = _groups(model.parameters(), config.weight_decay)
-            self.parts = [torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)]
+            self.parts = [torch.optim.SGD(_groups(named, config, lr=config.lr), lr=config.lr, momentum=config.momentum)]
         else:
             kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}[config.optimizer]
-            groups = _groups(model.parameters(), config.weight_decay)
-            self.parts = [kind(groups, lr=config.lr, betas=config.betas, eps=config.eps)]
+            self.parts = [kind(_groups(named, config, lr=config.lr), **adam)]
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def step(self, rate: float) -> None:
@@ -77,18 +85,40 @@ class Optimizers:
         for full_name, value in tensors.items():
             name, _, key = full_name.rpartition("|")
             parameter = parameters[name]
-            on_parameter = value.to(parameter.device) if value.shape == parameter.shape else value
-            owners[parameter].state[parameter][key] = on_parameter.clone()
+            owner = owners[parameter]
+            counts_on_device = any(group.get("fused") for group in owner.param_groups)  # the step, which is no parameter's size
+            if value.shape == parameter.shape:
+                value = own_part(value, parameter)
+            elif counts_on_device:
+                value = value.to(parameter.device)
+            owner.state[parameter][key] = value.clone()
 
 
-def _groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Decay matrices; leave biases, norms, u and v alone."""
-    everything = list(parameters)
-    groups = [
-        {"params": [p for p in everything if p.dim() == 2], "weight_decay": weight_decay},
-        {"params": [p for p in everything if p.dim() != 2], "weight_decay": 0.0},
+def _groups(named: dict[str, nn.Parameter], config: OptimConfig, *, lr: float) -> list[dict[str, Any]]:
+    """Part parameters by their learning rate, and by whether they are decayed."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in named.items():
+        rate = lr * config.embedding_lr_ratio if name.startswith("embedding.") else lr
+        groups.setdefault((rate, _is_decayed(name, parameter, config.decayed)), []).append(parameter)
+    return [
+        {"params": parameters, "lr": rate, "weight_decay": config.weight_decay if decays else 0.0}
+        for (rate, decays), parameters in groups.items()
     ]
-    return [group for group in groups if group["params"]]
+
+
+def _is_decayed(name: str, parameter: nn.Parameter, decayed: str) -> bool:
+    match decayed:
+        case "all":
+            return True
+        case "layers":
+            return _in_layers(name, parameter)
+        case _:  # biases, norms, u, v and tables of positions have one dimension, or more than two
+            return parameter.dim() == 2
+
+
+def _in_layers(name: str, parameter: nn.Parameter) -> bool:
+    """Say whether a parameter is a matrix inside a layer."""
+    return parameter.dim() == 2 and name.startswith("layers.")
 
 
 class Schedule:
@@ -164,4 +194,5 @@ def finite_norm(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple
         The norm before clipping, and whether every gradient was finite.
     """
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)
+    norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return norm, bool(torch.isfinite(norm))

@@ -1,13 +1,16 @@
-"""The record of a run: `metrics.jsonl`, TensorBoard if it is installed, and the loss curve as a picture."""
+"""The record of a run: `metrics.jsonl`, whatever else it is logged to, and the loss curve as a picture."""
 
 import json
 import math
 import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.errors import CheckpointError
+from transformer_xl.training.loggers import open_loggers
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "loss.png"
@@ -18,12 +21,25 @@ class Record:
 
     Args:
         directory: of the run.
+        loggers: `tensorboard`, `wandb`, `trackio`; none: TensorBoard if it is installed.
+        settings: of the run, for those that show them.
+        warn: told of a logger that fails, which ends no run.
+
+    Raises:
+        ConfigError: an unknown logger, or one that is not installed.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        loggers: Sequence[str] = (),
+        settings: Mapping[str, Any] | None = None,
+        warn: Callable[[str], None] = warnings.warn,
+    ) -> None:
         self.directory = directory
         self.path = directory / METRICS_FILE
-        self._board: Any = _tensorboard(directory)
+        self._loggers = open_loggers(loggers, directory, settings or {}, tensorboard=_tensorboard, warn=warn)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one entry.
@@ -36,12 +52,8 @@ class Record:
                 file.write(_line({"kind": kind, "step": step, **{name: _storable(value) for name, value in values.items()}}))
         except OSError as error:
             raise self._unwritable(error) from None
-        if self._board:
-            for name, value in values.items():
-                if isinstance(value, int | float):
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
-                elif name == "text":
-                    self._board.add_text(kind, value, step)
+        for logger in self._loggers:
+            logger.log(kind, step, values)
 
     def sync(self) -> None:
         """Make sure that every entry is on the disk, before a checkpoint that counts on them."""
@@ -82,9 +94,9 @@ class Record:
         return CheckpointError(f"cannot write to '{self.directory}': {error.strerror or error}; free disk space, then --resume")
 
     def close(self) -> None:
-        """Flush and close TensorBoard."""
-        if self._board:
-            self._board.close()
+        """Let all loggers send what they have left."""
+        for logger in self._loggers:
+            logger.close()
 
 
 def _line(entry: dict[str, Any]) -> str:

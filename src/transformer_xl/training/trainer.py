@@ -1,24 +1,35 @@
 """The state of a training run and its one step. Nothing here prints, evaluates or touches the disk.
 
-Every part of the state goes into a checkpoint and comes back bit by bit: weights, optimizer moments, the memory of every lane,
-the random generators, the stream position, the schedule and the counters. So a resumed run is the uninterrupted run.
+Every part of the state goes into a checkpoint and comes back bit by bit: weights and their average, optimizer moments, the
+memory of every lane, the random generators, the stream position, the schedule and the counters. So a resumed run is the
+uninterrupted run.
 """
 
+import itertools
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.store import Checkpoint
-from transformer_xl.config import OptimConfig, TrainConfig
-from transformer_xl.data.streams import SegmentStream
-from transformer_xl.errors import TrainingError
+from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
+from transformer_xl.config import AttentionKind, OptimConfig, TrainConfig
+from transformer_xl.data.streams import Segment, SegmentStream
+from transformer_xl.errors import ConfigError, TrainingError
+from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.averages import Average
+from transformer_xl.training.compiling import check_compiler, compile_layers
+from transformer_xl.training.feed import Feed
+from transformer_xl.training.lengths import SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
+from transformer_xl.training.parallel import Parallel, local, own_part, whole
+from transformer_xl.world import World
 
 
 @dataclass(frozen=True)
@@ -26,8 +37,8 @@ class StepResult:
     """What one step did.
 
     Attributes:
-        nats: summed over the tokens of the step; NaN or infinite if it was skipped for that.
-        tokens: read in the step.
+        nats: summed over the tokens of the step, of all processes; NaN or infinite if it was skipped for that.
+        tokens: read in the step, by all processes.
         grad_norm: global norm before clipping.
         rate: factor on the learning rate.
         skipped: no update, because loss or gradients were not finite.
@@ -44,20 +55,42 @@ class Trainer:
     """A model in training.
 
     Args:
-        model: on its device.
+        model: on its device; how it computes attention, and what it keeps for the backward pass, is set as `train` says.
         stream: of the training split.
         train: budget, lanes, seed.
         optim: optimizer and schedule.
         precision: of the matrix products.
+        world: the processes that train it together; `stream` reads the lanes of this one.
+
+    Raises:
+        ConfigError: an attention backend or a compiler that `train` asks for and that cannot run here, or lanes that cannot be
+            divided as it says.
     """
 
     def __init__(
-        self, model: TransformerXL, stream: SegmentStream, *, train: TrainConfig, optim: OptimConfig, precision: Precision
+        self,
+        model: TransformerXL,
+        stream: SegmentStream,
+        *,
+        train: TrainConfig,
+        optim: OptimConfig,
+        precision: Precision,
+        world: World | None = None,
     ) -> None:
         self.model, self.stream, self.config = model, stream, train
+        self.world = world or World()
+        check_settings(model, train=train, precision=precision, world=self.world)
         self.clip = optim.clip
         self.precision: Precision = precision
         self.device = model.device
+        model.backend, model.checkpoint_layers = train.attention, train.checkpoint_layers
+        if train.compile:
+            compile_layers(model)
+        self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision)
+        if self.world.rank:  # the same weights, but other random numbers
+            torch.manual_seed(train.seed + self.world.rank)
+        self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
+        self.average = Average(train)
         self.optimizers = Optimizers(model, optim)
         self.schedule = Schedule(optim)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
@@ -69,8 +102,7 @@ class Trainer:
     def progress(self) -> float:
         """Share of the budget that is used up, by whichever limit is nearest."""
         config = self.config
-        epochs = self.stream.epoch + self.stream.position / self.stream.segments_per_epoch
-        used = ((self.step, config.max_steps), (self.tokens, config.max_tokens), (epochs, config.max_epochs))
+        used = ((self.step, config.max_steps), (self.tokens, config.max_tokens), (self.feed.epochs, config.max_epochs))
         return max(
             self.seconds / 60 / config.max_minutes if config.max_minutes else 0.0,
             *(done / limit if limit else 0.0 for done, limit in used),
@@ -79,10 +111,11 @@ class Trainer:
     @property
     def finite(self) -> bool:
         """True if all weights are finite numbers: only then is the state worth keeping."""
-        return all(bool(torch.isfinite(parameter).all()) for parameter in self.model.parameters())
+        own = all(bool(torch.isfinite(local(parameter)).all()) for parameter in self.model.parameters())
+        return not self.world.any(not own)
 
     def train_step(self) -> StepResult:
-        """Read one segment per lane and update the weights.
+        """Read one segment per lane, or `tbptt_segments` of them, and update the weights.
 
         If the loss or a gradient is not finite, the stream moves on and everything else stays as it was.
 
@@ -90,49 +123,74 @@ class Trainer:
             TrainingError: that happened `max_bad_steps` times in a row.
         """
         begin = time.perf_counter()
-        place = (self.stream.epoch, self.stream.position)
-        if self.stream.starts_epoch:
+        place = self.feed.place
+        if self.feed.starts_epoch:
             self.mems = self._empty_mems()
-        segment = next(self.stream)
+        segments = self._next_segments()
+        n_token = sum(segment.ids.numel() for segment in segments) * self.world.size  # lanes are as many everywhere
         random_state = self._random_state()
-        rate = self.schedule.factor(self.step, self.progress)
+        progress = self.progress
+        rate = self.schedule.factor(self.step, progress)
 
         self.model.train()
         self.optimizers.zero_grad()
-        nats, new_mems = self._forward_backward(segment.ids, segment.labels, segment.document_starts)
+        own_nats, new_mems = self._forward_backward(segments, n_token)
+        self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
         norm, finite = finite_norm(self.model.parameters(), self.clip)
-        finite_loss = bool(torch.isfinite(nats))
+        (nats,) = self.world.sum(float(own_nats))
+        finite_loss = math.isfinite(nats)
         finite = finite and finite_loss
         overflow = finite_loss and not finite and self.scaler.is_enabled() and self.scaler.get_scale() > 1
         if finite:
             self.optimizers.step(rate)
+            self.average.update(self.model, progress=progress)
             self.mems = new_mems
         else:
             self._restore_random_state(random_state)
         if self.scaler.is_enabled():
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
-        self._count(segment.ids.numel(), finite=finite, overflow=overflow, place=place)
-        self.seconds += time.perf_counter() - begin
-        return StepResult(float(nats), segment.ids.numel(), float(norm), rate, skipped=not finite)
+        self._count(n_token, finite=finite, overflow=overflow, place=(place.epoch, place.position))
+        self._spend(time.perf_counter() - begin)
+        return StepResult(nats, n_token, float(norm), rate, skipped=not finite)
 
-    def _forward_backward(self, ids: Tensor, labels: Tensor, documents: Tensor) -> tuple[Tensor, list[Mems]]:
+    def _next_segments(self) -> list[Segment]:
+        """Read what one update learns from; it ends where an epoch ends, for memory does not go on there."""
+        progress, segments = self.progress, []
+        for index in range(self.config.tbptt_segments):
+            if segments and self.feed.starts_epoch:
+                break
+            segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
+        return segments
+
+    def _forward_backward(self, segments: list[Segment], n_token: int) -> tuple[Tensor, list[Mems]]:
         """Accumulate gradients of the mean loss over groups of lanes; return summed nats and the memories."""
-        n_group, total, new_mems = self.config.accumulate, torch.zeros((), dtype=torch.float64), []
-        groups = zip(ids.chunk(n_group), labels.chunk(n_group), documents.chunk(n_group), self.mems, strict=True)
-        for group_ids, group_labels, group_documents, mems in groups:
-            with autocast(self.device, self.precision):
-                out = self.model(
-                    group_ids.to(self.device),
-                    mems=mems,
-                    labels=group_labels.to(self.device),
-                    document_starts=group_documents.to(self.device) if self.config.reset_at_documents else None,
-                )
-            self.scaler.scale(out.nll.sum() / ids.numel()).backward()
-            total += out.nll.detach().double().sum().cpu()
-            new_mems.append(out.mems)
+        total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
+        groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
+        for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
+            losses = []
+            with self.parallel.group(last=i == len(self.mems)):
+                for segment in group:
+                    with autocast(self.device, self.precision):
+                        out = self.parallel(
+                            segment.ids.to(self.device),
+                            mems=mems,
+                            labels=segment.labels.to(self.device),
+                            document_starts=segment.document_starts.to(self.device) if self.config.reset_at_documents else None,
+                            keep_graph=len(group) > 1,
+                        )
+                    mems = out.mems
+                    losses.append(out.nll.sum())
+                    total += out.nll.detach().double().sum()
+                # the mean over this process's tokens, of which all have as many: the mean of their gradients is that of all
+                self.scaler.scale(torch.stack(losses).sum() / (n_token / self.world.size)).backward()
+            new_mems.append(mems.detach())
         return total, new_mems
+
+    def _spend(self, seconds: float) -> None:
+        """Count time; where it is the budget, all processes count that of the first, so that they end at the same step."""
+        self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
 
     def _count(self, tokens: int, *, finite: bool, overflow: bool, place: tuple[int, int]) -> None:
         self.step += 1
@@ -148,8 +206,17 @@ class Trainer:
             )
 
     def _empty_mems(self) -> list[Mems]:
-        rows = self.config.batch_size // self.config.accumulate
+        rows = self.config.batch_size // self.world.size // self.config.accumulate
         return [self.model.init_mems(rows) for _ in range(self.config.accumulate)]
+
+    def _own_lanes(self, training: dict[str, Tensor]) -> list[Mems]:
+        """Return the memory of this process's lanes, in as many groups as are computed one after another."""
+        saved = (_under(f"mems.{i}.", training) for i in itertools.count())  # the first versions saved a memory for each group
+        lanes = Mems.concatenate([Mems.from_state_dict(group) for group in itertools.takewhile(bool, saved)])
+        n_group = lanes.batch_size // self.world.size // self.config.accumulate
+        first = self.world.rank * n_group * self.config.accumulate
+        groups = (slice(first + i * n_group, first + (i + 1) * n_group) for i in range(self.config.accumulate))
+        return [lanes.select(rows).to(self.device) for rows in groups]
 
     def _random_state(self) -> dict[str, Tensor]:
         state = {"cpu": torch.get_rng_state()}
@@ -162,44 +229,103 @@ class Trainer:
         if "cuda" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
-    def checkpoint(self, record: dict[str, Any]) -> Checkpoint:
+    def checkpoint(self, record: dict[str, Any]) -> Checkpoint | None:
         """Return the whole state, to be stored before the next step: the tensors are those in use, not copies.
+
+        All processes call it, and the first one gets what any number of processes can go on from.
 
         Args:
             record: JSON values of the caller's, kept with it.
+
+        Returns:
+            The state of all processes in the first one, None in the others.
         """
-        training = {f"optimizer.{name}": tensor for name, tensor in self.optimizers.state_tensors().items()}
-        for i, mems in enumerate(self.mems):
-            training |= {f"mems.{i}.{name}": tensor for name, tensor in mems.state_dict().items()}
-        training |= {f"random.{name}": tensor for name, tensor in self._random_state().items()}
+        training = _named("optimizer.", whole(self.optimizers.state_tensors()))
+        training |= _named(AVERAGE_PREFIX, whole(self.average.weights))
+        lanes = self.mems[0] if len(self.mems) == 1 else Mems.concatenate(self.mems)
+        gathered = {f"mems.0.{name}": self.world.rows(tensor) for name, tensor in lanes.state_dict().items()}
+        for name, state in self._random_state().items():
+            gathered |= _by_rank(name, self.world.rows(state[None]))
+        model = whole(self.model.state_dict())
+        if not self.world.first:
+            return None
+        training |= {name: tensor for name, tensor in gathered.items() if tensor is not None}
         state = {
             "tokens": self.tokens,
             "seconds": self.seconds,
             "skipped": self.skipped,
             "bad_in_a_row": self.bad_in_a_row,
-            "stream": self.stream.state_dict(),
+            **self.feed.state_dict(),
+            "average": self.average.state_dict(),
             "schedule": self.schedule.state_dict(),
             "scaler": self.scaler.state_dict(),
+            "world_size": self.world.size,
             "record": record,
         }
-        return Checkpoint(step=self.step, model=self.model.state_dict(), training=training, state=state)
+        return Checkpoint(step=self.step, model=model, training=training, state=state)
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Put a state back and return the caller's record."""
+        """Put a state back and return the caller's record.
+
+        It may have been saved by another number of processes. Then memory and text are divided anew, and only what is random
+        goes on otherwise.
+        """
         state, training = checkpoint.state, checkpoint.training
-        self.stream.load_state_dict(state["stream"])
-        self.model.load_state_dict(checkpoint.model)
+        self.feed.load_state_dict({"stream": state["stream"], "offset": state.get("offset", 0)})
+        own = self.model.state_dict()
+        self.model.load_state_dict({name: own_part(t, own[name]) if name in own else t for name, t in checkpoint.model.items()})
         self.optimizers.load_state_tensors(_under("optimizer.", training))
-        self.mems = [
-            Mems.from_state_dict(_under(f"mems.{i}.", training)).to(self.device) for i in range(self.config.accumulate)
-        ]
-        self._restore_random_state(_under("random.", training))
+        self.mems = self._own_lanes(training)
+        if state.get("world_size", 1) == self.world.size:
+            self._restore_random_state(_under(f"random.{self.world.rank}." if self.world.rank else "random.", training))
+        else:
+            torch.manual_seed(
+                int(np.random.SeedSequence((self.config.seed, checkpoint.step, self.world.rank)).generate_state(1)[0])
+            )
+        if "average" in state:  # not in checkpoints of the first versions
+            self.average.load_state_dict(state["average"], averaged_weights(checkpoint), self.device)
         self.schedule.load_state_dict(state["schedule"])
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
         self.step, self.tokens, self.seconds = checkpoint.step, state["tokens"], state["seconds"]
         self.skipped, self.bad_in_a_row = state["skipped"], state["bad_in_a_row"]
         return state["record"]
+
+
+def check_settings(model: TransformerXL, *, train: TrainConfig, precision: Precision, world: World) -> None:
+    """Refuse settings that cannot work together here, before processes wait for each other.
+
+    Raises:
+        ConfigError: see `Trainer`.
+    """
+    n_lanes = train.batch_size // world.size
+    if n_lanes % train.accumulate:
+        raise ConfigError(
+            f"train.accumulate ({train.accumulate}) must divide the {n_lanes} lanes of each of the {world.size} processes; "
+            f"change it or train.batch_size ({train.batch_size})"
+        )
+    if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
+        raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
+    if model.config.attention == AttentionKind.TRANSFORMER_XL:
+        choose_backend(train.attention, model.device, dtype=model.dtype, dropatt=model.config.dropatt)
+    if train.compile:
+        check_compiler(model.device)
+
+
+def _divided(segment: Segment, n_group: int) -> list[Segment]:
+    """Divide the lanes of a segment into groups."""
+    parts = (tensor.chunk(n_group) for tensor in (segment.ids, segment.labels, segment.document_starts))
+    return [Segment(*group) for group in zip(*parts, strict=True)]
+
+
+def _by_rank(name: str, states: Tensor | None) -> dict[str, Tensor]:
+    """Name the random state of each process."""
+    own = enumerate([] if states is None else states)
+    return {f"random.{rank}.{name}" if rank else f"random.{name}": state for rank, state in own}
+
+
+def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,243 @@
+"""Writing a split as shards. A finished shard stays finished: whoever goes on after an interruption writes only the others.
+
+A shard is the ids of the next `SHARD_BYTES` of text, in three files:
+
+    train.bin            train.1.bin            …   ids, raw and little-endian
+    documents.train.npy  documents.train.1.npy  …   offsets in the shard at which documents start, int64
+    train.json           train.1.json           …   counts, and sizes and hashes of the other two; written last
+"""
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from transformer_xl.data.encoding import EncodedBatch
+from transformer_xl.data.files import Chunk
+
+SHARD_BYTES = 1 << 30
+"""Bytes of text in a shard; it ends with the chunk that reaches them."""
+
+_OFFSETS_AT_ONCE = 1 << 20
+
+
+class DamagedError(Exception):
+    """A file that is missing or not as it was written.
+
+    Args:
+        path: of the file.
+        what: is wrong with it.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path.name} {what}")
+        self.path, self.what = path, what
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What is known of a finished shard.
+
+    Attributes:
+        tokenizer: fingerprint of the one that encoded it.
+        text_bytes: `SHARD_BYTES` when it was written.
+        n_tokens: number of ids.
+        n_bytes: bytes of text.
+        n_characters: code points of that text.
+        files: size and SHA-256 by name: the ids, then the documents.
+    """
+
+    tokenizer: str
+    text_bytes: int
+    n_tokens: int
+    n_bytes: int
+    n_characters: int
+    files: dict[str, dict[str, Any]]
+
+
+def write_shards(
+    directory: Path,
+    split: str,
+    chunks: Iterable[Chunk],
+    encode: Callable[[Iterable[Chunk]], Iterator[EncodedBatch]],
+    *,
+    tokenizer: str,
+    on_bytes: Callable[[int], object],
+) -> list[Shard]:
+    """Write a split, except for shards that are finished and intact.
+
+    Args:
+        directory: where.
+        split: name of the split.
+        chunks: its text.
+        encode: turns chunks into ids, in order.
+        tokenizer: fingerprint of what it encodes with.
+        on_bytes: called with the number of bytes just done.
+
+    Returns:
+        All shards in order, at least one.
+    """
+    shards = []
+    for index, portion in enumerate(_portions(iter(chunks))):
+        name = shard_names(split, index + 1)[index]
+        shard = finished_shard(directory, name, tokenizer)
+        if shard is None:
+            shard = _write(directory, name, encode(portion), tokenizer, on_bytes)
+        else:
+            deque(portion, maxlen=0)
+            on_bytes(shard.n_bytes)
+        shards.append(shard)
+    return shards
+
+
+def shard_names(split: str, n_shards: int) -> list[str]:
+    """Return what the files of a split's shards are named after.
+
+    Example:
+        >>> shard_names("train", 3)
+        ['train', 'train.1', 'train.2']
+    """
+    return [split, *(f"{split}.{index}" for index in range(1, n_shards))]
+
+
+def join_documents(directory: Path, split: str, shards: list[Shard]) -> None:
+    """Write where the documents of all shards start, in the split, unless there is one shard."""
+    if len(shards) == 1:
+        return
+    n_tokens = 0
+    with new_file(directory / _documents_file(split, len(shards))) as file:
+        offsets = _OffsetFile(file)
+        for name, shard in zip(shard_names(split, len(shards)), shards, strict=True):
+            starts = np.load(directory / f"documents.{name}.npy", mmap_mode="r", allow_pickle=False)
+            for begin in range(0, len(starts), _OFFSETS_AT_ONCE):
+                offsets.add(starts[begin : begin + _OFFSETS_AT_ONCE] + n_tokens)
+            n_tokens += shard.n_tokens
+        offsets.finish()
+
+
+def open_documents(directory: Path, split: str, *, n_tokens: int, n_shards: int) -> np.ndarray:
+    """Return the token offsets at which the documents of a split start, mapped from disk."""
+    starts = np.load(directory / _documents_file(split, n_shards), mmap_mode="r", allow_pickle=False)
+    return np.asarray(starts)[: np.searchsorted(starts, n_tokens)]  # the last one may have no token
+
+
+def _documents_file(split: str, n_shards: int) -> str:
+    return f"documents.{split}.npy" if n_shards == 1 else f"documents.{split}.all.npy"
+
+
+def finished_shard(directory: Path, name: str, tokenizer: str) -> Shard | None:
+    """Return a shard that was finished before, by the same tokenizer and in the same portions, and is intact."""
+    try:
+        shard = Shard(**json.loads((directory / f"{name}.json").read_text(encoding="utf-8")))
+        if (shard.tokenizer, shard.text_bytes) != (tokenizer, SHARD_BYTES):
+            return None
+        for file, expected in shard.files.items():
+            check_file(directory / file, expected, thorough=True)
+    except (OSError, ValueError, TypeError, DamagedError):
+        return None
+    return shard
+
+
+def check_file(path: Path, expected: dict[str, Any], *, thorough: bool) -> None:
+    """Compare a file with the size that it had, and if `thorough` with its hash.
+
+    Raises:
+        DamagedError: it is missing or another one.
+    """
+    try:
+        size = path.stat().st_size
+        if size != expected["size"]:
+            raise DamagedError(path, f"has {size:,} bytes instead of {expected['size']:,}")
+        if thorough and size_and_hash(path) != expected:
+            raise DamagedError(path, "has another sha256")
+    except FileNotFoundError:
+        raise DamagedError(path, "is missing") from None
+
+
+def size_and_hash(path: Path) -> dict[str, Any]:
+    """Return what `check_file` compares."""
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+class _OffsetFile:
+    """An array of int64 in numpy's format, written as its numbers come; they do not decrease, and each is written once."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._n, self._last = file, 0, -1
+        self._write_header()
+
+    def add(self, offsets: np.ndarray) -> None:
+        new = offsets[np.diff(offsets, prepend=self._last) > 0]
+        if len(new):
+            self._file.write(new.astype("<i8").tobytes())
+            self._n, self._last = self._n + len(new), int(new[-1])
+
+    def finish(self) -> None:
+        self._file.seek(0)
+        self._write_header()
+
+    def _write_header(self) -> None:
+        """Write the header, which has the same length whatever the number of offsets is."""
+        header = {"descr": "<i8", "fortran_order": False, "shape": (self._n,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is there, whole and on the disk, once the block has succeeded."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _portions(chunks: Iterator[Chunk]) -> Iterator[Iterator[Chunk]]:
+    """Yield the chunks of each shard, to be used up before the next ones are asked for; none make one empty shard."""
+    first = next(chunks, None)
+    yield iter(()) if first is None else _portion(first, chunks)
+    for first in chunks:
+        yield _portion(first, chunks)
+
+
+def _portion(first: Chunk, following: Iterator[Chunk]) -> Iterator[Chunk]:
+    n_bytes = 0
+    for chunk in chain([first], following):
+        yield chunk
+        n_bytes += len(chunk.data)
+        if n_bytes >= SHARD_BYTES:
+            return
+
+
+def _write(
+    directory: Path, name: str, batches: Iterator[EncodedBatch], tokenizer: str, on_bytes: Callable[[int], object]
+) -> Shard:
+    counts = dict.fromkeys(("n_tokens", "n_bytes", "n_characters"), 0)
+    ids_file, documents_file = directory / f"{name}.bin", directory / f"documents.{name}.npy"
+    with new_file(ids_file) as file, new_file(documents_file) as documents:
+        offsets = _OffsetFile(documents)
+        for batch in batches:
+            offsets.add(np.array(batch.document_starts, np.int64) + counts["n_tokens"])
+            for count in counts:
+                counts[count] += getattr(batch, count)
+            file.write(batch.ids)
+            on_bytes(batch.n_bytes)
+        offsets.finish()
+    files = {path.name: size_and_hash(path) for path in (ids_file, documents_file)}
+    shard = Shard(tokenizer, SHARD_BYTES, **counts, files=files)
+    with new_file(directory / f"{name}.json") as file:
+        file.write(json.dumps(asdict(shard), indent=2).encode())
+    return shard

@@ -1,0 +1,213 @@
+"""Memory of one process: what it holds between steps, and the most that a step adds.
+
+Activations are what the backward pass needs of each layer, counted tensor by tensor; tests compare with what autograd keeps.
+
+Shapes: X tokens of a pass, S keys, A width of all heads together, D d_model, I d_inner.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from transformer_xl.config import AttentionKind, OptimConfig
+from transformer_xl.planning.flops import tokens_of_chunk
+from transformer_xl.planning.work import Work, clusters
+
+_FP32 = 4
+_NORM = 2 * _FP32  # mean and scale of a token
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one process at the fullest moment of a step.
+
+    Attributes:
+        weights: in fp32.
+        gradients: in fp32.
+        optimizer: moments and counters.
+        mems: the memory of all lanes: hidden states, those of before the step and those of after it.
+        activations: what is kept for the backward pass, and what one layer works with.
+        logits: scores of the vocabulary, of as many tokens as are scored at once.
+        lowered: copies of the weights in the precision of the products.
+        gathered: weights and gradients of other processes, where they are divided.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    mems: int
+    activations: int
+    logits: int
+    lowered: int
+    gathered: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of it. An upper bound: with `train.accumulate = 1` gradients come only as activations go."""
+        return sum(vars(self).values())
+
+
+def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: int = 1) -> Memory:
+    """Count the memory of a process.
+
+    Args:
+        work: one pass.
+        optim: the optimizer.
+        n_group: passes of a step, each over its own lanes.
+        n_share: processes among which weights, gradients and optimizer are divided.
+    """
+    parameters = list(work.model.parameters())
+    size = _FP32 * sum(p.numel() for p in parameters)
+    return Memory(
+        weights=_divided(size, n_share),
+        gradients=_divided(size, n_share),
+        optimizer=_divided(optimizer_bytes(work.model, optim), n_share),
+        mems=2 * n_group * mems_bytes(work),
+        activations=activation_bytes(work) + _working_bytes(work),
+        logits=logits_bytes(work),
+        lowered=lowered_bytes(work),
+        gathered=2 * 2 * _largest_unit(work) if n_share > 1 else 0,
+    )
+
+
+def optimizer_bytes(model: nn.Module, optim: OptimConfig) -> int:
+    """Return the bytes of moments and counters of a whole model."""
+    return sum(_moments(name, p, optim) for name, p in model.named_parameters())
+
+
+def mems_bytes(work: Work) -> int:
+    """Return the bytes of hidden states that a memory occupies.
+
+    It is the end of a longer tensor: of the segment's states, or of memory and segment joined.
+    """
+    M, T = work.model.mem_len, work.tgt_len
+    n_kept = T if T >= M else M + T
+    return work.model.config.n_layer * work.rows * n_kept * work.model.config.d_model * _FP32
+
+
+def activation_bytes(work: Work) -> int:
+    """Return the bytes that all layers keep for the backward pass."""
+    config = work.model.config
+    entering = work.n_token * config.d_model * _FP32
+    if work.checkpointing:  # what enters each layer, and one layer's while its gradients are computed
+        return config.n_layer * entering + layer_bytes(work)
+    return config.n_layer * layer_bytes(work)
+
+
+def layer_bytes(work: Work) -> int:
+    """Return the bytes that one layer keeps for the backward pass."""
+    return _attention_bytes(work) + _feed_forward_bytes(work)
+
+
+def logits_bytes(work: Work) -> int:
+    """Return the bytes of scores: log-probabilities that are kept, and the gradients of one chunk of them."""
+    kept, largest = 0.0, 0.0
+    for cluster in clusters(work.model, work.shares):
+        n = work.n_token * cluster.share
+        chunk = min(n, tokens_of_chunk(cluster)) * cluster.n_class
+        kept += 0 if n > tokens_of_chunk(cluster) else chunk * _FP32
+        largest = max(largest, chunk * (2 * _FP32 + (work.element if work.element != _FP32 else 0)))
+    return round(kept + largest)
+
+
+def _moments(name: str, parameter: Tensor, optim: OptimConfig) -> int:
+    size = _FP32 * parameter.numel()
+    if optim.optimizer == "lamb":
+        return 2 * size
+    if optim.optimizer == "sgd":
+        return size if optim.momentum else 0
+    if optim.optimizer == "muon" and name.startswith("layers.") and parameter.dim() == 2:
+        return size
+    return 2 * size + _FP32  # and a counter
+
+
+def _attention_bytes(work: Work) -> int:
+    config, X, B, S = work.model.config, work.n_token, work.rows, work.n_key
+    D, A, M, e = config.d_model, work.attention_width, work.model.mem_len, work.element
+    is_lowered = e != _FP32
+    n = _entering_bytes(work)
+    n += X * D * e if is_lowered else 0  # queries are projected apart from keys and values: two copies
+    n += B * M * D * e if is_lowered or config.pre_lnorm else 0  # the memory's states, where they are not those of Mems
+    n += B * M * _NORM if config.pre_lnorm else 0
+    n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
+    if config.attention == AttentionKind.TRANSFORMER_XL:
+        n += X * A * e + S * A * e + (S * D * e if is_lowered else 0)  # queries with u and with v; r
+        n += _scores_bytes(work)
+    elif config.attention == AttentionKind.SHAW:
+        n += X * A * e + S * A * e + B * work.tgt_len * S + _weights_bytes(work)
+    else:
+        n += B * work.tgt_len * S * e + X * config.n_head * _FP32  # the mask as a bias, a sum for each query
+    return n + _closing_bytes(work)
+
+
+def _scores_bytes(work: Work) -> int:
+    """Return what a backend keeps besides queries, keys and values."""
+    config, T, e = work.model.config, work.tgt_len, work.element
+    if work.backend == "triton":
+        return work.n_token * config.n_head * _FP32 + work.n_token * _FP32  # a sum, and the first key, for each query
+    n_weight = work.rows * config.n_head * T * work.n_key
+    kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)
+    # heads first, and once more as the output map reads it; and which keys of the segment are hidden
+    return work.n_token * work.attention_width * e + kept + T * T * e
+
+
+def _weights_bytes(work: Work) -> int:
+    """Return what plain code keeps of attention weights: its own, dropped ones, a mask."""
+    config, e = work.model.config, work.element
+    n_weight = work.rows * config.n_head * work.tgt_len * work.n_key
+    widened = 0 if work.on_cpu or e == _FP32 else _FP32  # a GPU's softmax is in fp32
+    mask = e if work.on_cpu else 1
+    return n_weight * (widened + e + (e + mask if config.dropatt else 0))
+
+
+def _feed_forward_bytes(work: Work) -> int:
+    config, X, e = work.model.config, work.n_token, work.element
+    each = e if config.activation == "relu" and (work.on_cpu or not config.dropout) else 2 * e
+    is_masked = config.dropout > 0 and each == 2 * e
+    return _entering_bytes(work) + X * config.d_inner * (each + is_masked) + _closing_bytes(work)
+
+
+def _entering_bytes(work: Work) -> int:
+    """Return the bytes of what a block's first product reads, and of the layer norm before it."""
+    X, D, e = work.n_token, work.model.config.d_model, work.element
+    if work.model.config.pre_lnorm:
+        return X * D * (_FP32 + e) + X * _NORM  # the norm's input and its result, lowered
+    return X * D * e
+
+
+def _closing_bytes(work: Work) -> int:
+    """Return the bytes of dropout's mask and of the layer norm after a block."""
+    config, X = work.model.config, work.n_token
+    norm = 0 if config.pre_lnorm else X * (config.d_model * _FP32 + _NORM)
+    return norm + (X * config.d_model if config.dropout else 0)
+
+
+def _working_bytes(work: Work) -> int:
+    """Return the bytes of gradients and intermediate results of the layer at work: feed-forward, or attention."""
+    config, X, e = work.model.config, work.n_token, work.element
+    feed_forward = X * (2 * config.d_inner * e + 2 * config.d_model * _FP32)
+    n_weight = 0 if work.backend == "triton" else work.rows * config.n_head * work.tgt_len * work.n_key
+    attention = 6 * X * work.attention_width * e + (0 if work.on_cpu else 3 * n_weight * e)  # a CPU takes few heads at a time
+    return max(feed_forward, attention)
+
+
+def lowered_bytes(work: Work) -> int:
+    """Return the bytes of weights in the precision of the products, as the backward pass reads them."""
+    if work.precision == "fp32":
+        return 0
+    config, A = work.model.config, work.attention_width
+    # of those that project the memory only where its states have a gradient; of those for distances never
+    layer = config.d_model * (4 * A + (2 * A if config.pre_lnorm else 0) + 2 * config.d_inner)
+    vocabulary = sum(cluster.n_class * cluster.width for cluster in clusters(work.model, work.shares))
+    return work.element * (config.n_layer * layer + vocabulary)
+
+
+def _largest_unit(work: Work) -> int:
+    """Return the bytes of the largest part that is gathered at once: a layer, or embedding and softmax."""
+    layer = sum(p.numel() for p in work.model.layers[0].parameters())
+    rest = sum(p.numel() for name, p in work.model.named_parameters() if not name.startswith("layers."))
+    return _FP32 * max(layer, rest)
+
+
+def _divided(n_bytes: int, n_share: int) -> int:
+    return -(-n_bytes // n_share)

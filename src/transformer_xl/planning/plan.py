@@ -1,0 +1,317 @@
+"""A run on paper: what it holds, computes and sends, how long that takes, and what to change where it does not fit."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from transformer_xl.config import AttentionKind, RunConfig, TransformerXLConfig
+from transformer_xl.errors import ConfigError
+from transformer_xl.planning.flops import Flops, count_flops
+from transformer_xl.planning.hardware import Hardware
+from transformer_xl.planning.memory import Memory, count_memory
+from transformer_xl.planning.traffic import Division, Traffic, count_traffic
+from transformer_xl.planning.work import Backend, Work, build, with_vocabulary, zipf_shares
+
+USABLE = 0.92
+"""Share of a device's memory that can be planned with; the rest is for its libraries and for gaps between tensors."""
+
+_WIDE = 1024
+_LESS_SENT = {"ddp": "more lanes a step (train.batch_size)", "fsdp": "a smaller train.accumulate, --divide ddp if it fits"}
+_UPDATE_TOUCHES = 7  # weights and two moments are read and written, gradients read: so many numbers for each weight
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is divided.
+
+    Attributes:
+        gpus: processes, one for each device.
+        per_machine: of them on one machine.
+        division: what each holds.
+        accumulate: groups of lanes, one after another.
+        checkpointing: layers are computed again in the backward pass.
+    """
+
+    gpus: int
+    per_machine: int
+    division: Division
+    accumulate: int
+    checkpointing: bool
+
+    @property
+    def machines(self) -> int:
+        """Number of machines."""
+        return math.ceil(self.gpus / self.per_machine)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a step.
+
+    Attributes:
+        compute: matrix products, at the efficiency of the hardware.
+        update: of the weights, as fast as memory is read and written.
+        send: between devices.
+        overlapped: the step if sending hides behind computing.
+        serial: the step if nothing overlaps.
+    """
+
+    compute: float
+    update: float
+    send: float
+    overlapped: float
+    serial: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the recipe asks for.
+
+    Attributes:
+        tokens: read in all; None: only the length of the corpus tells.
+        steps: the same in steps.
+        seconds: that it takes.
+    """
+
+    tokens: float | None
+    steps: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run on paper. Counts are per device unless they say otherwise; bytes, seconds, operations.
+
+    Attributes:
+        recipe: name of it.
+        model: its settings, with the vocabulary.
+        parameters: of the model.
+        layout: how a step is divided.
+        backend: of attention.
+        precision: of the products.
+        tokens_per_step: of all devices.
+        memory: of a device.
+        flops: of a token.
+        traffic: of a step.
+        timing: of a step.
+        tokens_per_second: of all devices, if sending hides behind computing.
+        budget: of the recipe.
+        hardware: of which all this is said.
+        advice: what to change, and warnings.
+        assumptions: what the figures rest on.
+    """
+
+    recipe: str
+    model: TransformerXLConfig
+    parameters: int
+    layout: Layout
+    backend: Backend
+    precision: str
+    tokens_per_step: int
+    memory: Memory
+    flops: Flops
+    traffic: Traffic
+    timing: Timing
+    tokens_per_second: float
+    budget: Budget
+    hardware: Hardware
+    advice: tuple[str, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """True if a device has that much memory."""
+        return self.memory.total <= USABLE * self.hardware.memory
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        values = {name: value for name, value in vars(self).items() if name not in ("model", "flops")}
+        values |= {name: asdict(value) for name, value in values.items() if hasattr(value, "__dataclass_fields__")}
+        totals = {"memory": self.memory.total, "traffic": self.traffic.total}
+        for name, total in totals.items():
+            values[name] = values[name] | {"total": total}
+        return values | {
+            "model": self.model.model_dump(mode="json"),
+            "flops_per_token": asdict(self.flops) | {"needed": self.flops.needed},
+            "machines": self.layout.machines,
+            "fits": self.fits,
+            "advice": list(self.advice),
+            "assumptions": list(self.assumptions),
+        }
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What does not change between the ways of dividing a step."""
+
+    config: RunConfig
+    work: Work
+    hardware: Hardware
+
+    def work_of(self, layout: Layout) -> Work:
+        rows = self.config.train.batch_size // (layout.gpus * layout.accumulate)
+        return replace(self.work, rows=rows, checkpointing=layout.checkpointing)
+
+    def memory_of(self, layout: Layout) -> Memory:
+        n_share = layout.gpus if layout.division == "fsdp" else 1
+        memory = count_memory(self.work_of(layout), self.config.optim, n_group=layout.accumulate, n_share=n_share)
+        averaged = memory.weights if self.config.train.average != "none" else 0
+        n_segment = self.config.train.tbptt_segments
+        return replace(memory, optimizer=memory.optimizer + averaged, activations=n_segment * memory.activations)
+
+    def fits(self, layout: Layout) -> bool:
+        return self.memory_of(layout).total <= USABLE * self.hardware.memory
+
+
+def make_plan(
+    config: RunConfig, hardware: Hardware, *, gpus: int = 1, per_machine: int = 8, division: Division | None = None
+) -> Plan:
+    """Plan a run.
+
+    Args:
+        config: of the run.
+        hardware: on which.
+        gpus: number of devices.
+        per_machine: of them in a machine.
+        division: what each holds; None: all weights if they fit, else a share.
+
+    Raises:
+        ConfigError: lanes that cannot be divided, or a vocabulary that only the text can tell.
+    """
+    train = config.train
+    _check(config, gpus, per_machine)
+    model_config, origin = with_vocabulary(config)
+    backend: Backend = "triton" if hardware.fuses and train.attention in ("auto", "triton") else "matmul"
+    shares = zipf_shares(model_config.cutoffs, model_config.vocab_size or 1)
+    work = Work(build(model_config), 1, train.tgt_len, hardware.precision, backend, hardware.on_cpu, False, shares)
+    case = _Case(config, work, hardware)
+    layout = Layout(gpus, per_machine, division or "ddp", train.accumulate, train.checkpoint_layers)
+    if division is None and gpus > 1 and not case.fits(layout):
+        layout = replace(layout, division="fsdp")
+    n_parameter = sum(p.numel() for p in work.model.parameters())
+    memory, n_pass = case.memory_of(layout), train.accumulate * train.tbptt_segments
+    of_pass = count_flops(case.work_of(layout))
+    traffic = count_traffic(n_parameter, n_process=gpus, division=layout.division, n_pass=n_pass)
+    timing = _timing(
+        n_pass * of_pass.needed, n_pass * _checkpointed(of_pass, layout), memory, traffic, layout, hardware, n_pass
+    )
+    tokens_per_step = train.batch_size * train.tgt_len * train.tbptt_segments
+    rate = tokens_per_step / timing.overlapped
+    return Plan(
+        recipe=config.name,
+        model=model_config,
+        parameters=n_parameter,
+        layout=layout,
+        backend=backend,
+        precision=hardware.precision,
+        tokens_per_step=tokens_per_step,
+        memory=memory,
+        flops=of_pass / case.work_of(layout).n_token,
+        traffic=traffic,
+        timing=timing,
+        tokens_per_second=rate,
+        budget=_budget(config, tokens_per_step, rate),
+        hardware=hardware,
+        advice=tuple(_advice(case, layout, memory, timing)),
+        assumptions=tuple(_assumptions(config, model_config, origin, backend, layout, hardware)),
+    )
+
+
+def _check(config: RunConfig, gpus: int, per_machine: int) -> None:
+    lanes, accumulate = config.train.batch_size, config.train.accumulate
+    if gpus < 1 or per_machine < 1:
+        raise ConfigError(f"--gpus ({gpus}) and --per-machine ({per_machine}) must be at least 1")
+    if lanes % (gpus * accumulate):
+        raise ConfigError(
+            f"train.batch_size ({lanes}) must be a multiple of --gpus ({gpus}) times train.accumulate ({accumulate}), "
+            f"such as {math.ceil(lanes / (gpus * accumulate)) * gpus * accumulate}"
+        )
+
+
+def _checkpointed(flops: Flops, layout: Layout) -> float:
+    """Return what checkpointing repeats; what kernels repeat is part of their efficiency."""
+    return flops.forward if layout.checkpointing else 0.0
+
+
+def _timing(
+    needed: float, repeated: float, memory: Memory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int
+) -> Timing:
+    compute = (needed + repeated) / (hardware.flops * hardware.efficiency)
+    update = _UPDATE_TOUCHES * memory.weights / hardware.bandwidth
+    send = traffic.total / (hardware.network if layout.machines > 1 else hardware.link)
+    # gradients of whole copies travel during the last backward pass alone, two thirds of it; shares of them all the time
+    behind = compute if layout.division == "fsdp" else compute * 2 / 3 / n_pass
+    return Timing(compute, update, send, compute + max(send - behind, 0.0) + update, compute + send + update)
+
+
+def _budget(config: RunConfig, tokens_per_step: int, rate: float) -> Budget:
+    train = config.train
+    limits = [train.max_steps * tokens_per_step] if train.max_steps else []
+    limits += [train.max_tokens] if train.max_tokens else []
+    limits += [60 * train.max_minutes * rate] if train.max_minutes else []
+    if not limits:
+        return Budget(None, None, None)
+    tokens = min(limits)
+    return Budget(tokens, tokens / tokens_per_step, tokens / rate)
+
+
+def _advice(case: _Case, layout: Layout, memory: Memory, timing: Timing) -> Iterator[str]:
+    have = USABLE * case.hardware.memory
+    if memory.total > have:
+        problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {have / 1e9:,.1f} usable"
+        remedy = next((other for other in _remedies(case, layout) if case.fits(other)), None)
+        if remedy is None:
+            held = memory.weights + memory.gradients + memory.optimizer
+            yield f"{problem}, {held / 1e9:,.1f} of them weights, gradients and optimizer; take more GPUs or a smaller model"
+        else:
+            changes = ", ".join(_changes(layout, remedy))
+            yield f"{problem}; with {changes} it takes {case.memory_of(remedy).total / 1e9:,.1f} GB"
+    elif layout.checkpointing and case.fits(replace(layout, checkpointing=False)):
+        yield "fits without train.checkpoint_layers, which costs a third more time"
+    if timing.send > timing.compute:
+        yield (
+            f"sending takes longer ({timing.send:.2f} s) than computing ({timing.compute:.2f} s): "
+            f"take {_LESS_SENT[layout.division]}, fewer GPUs or a faster network (--network)"
+        )
+
+
+def _remedies(case: _Case, layout: Layout) -> Iterator[Layout]:
+    """Yield other ways to divide a step, the cheapest first."""
+    lanes = case.config.train.batch_size // layout.gpus
+    groups = [n for n in range(layout.accumulate, lanes + 1) if lanes % n == 0]
+    divisions: list[Division] = ["ddp", "fsdp"] if layout.gpus > 1 and layout.division == "ddp" else [layout.division]
+    for division, checkpointing, n_group in itertools.product(divisions, (layout.checkpointing, True), groups):
+        yield replace(layout, division=division, checkpointing=checkpointing, accumulate=n_group)
+
+
+def _changes(layout: Layout, other: Layout) -> Iterator[str]:
+    if other.division != layout.division:
+        yield f"--divide {other.division}"
+    if other.checkpointing != layout.checkpointing:
+        yield "train.checkpoint_layers=true"
+    if other.accumulate != layout.accumulate:
+        yield f"train.accumulate={other.accumulate}"
+
+
+def _assumptions(
+    config: RunConfig, model: TransformerXLConfig, origin: str, backend: Backend, layout: Layout, hardware: Hardware
+) -> Iterator[str]:
+    yield f"vocabulary of {model.vocab_size:,}: {origin}"
+    yield f"{hardware.name}: {hardware.flops / 1e12:,.4g} TFLOP/s {hardware.precision}, {hardware.origin}"
+    yield f"efficiency {hardware.efficiency:g}: {hardware.efficiency_origin}"
+    if model.cutoffs:
+        yield "rare tokens as by Zipf's law, for the clusters of the softmax"
+    if layout.gpus > 1:
+        between = f"{hardware.network / 1e9:g} GB/s between machines" if layout.machines > 1 else "links of one machine"
+        yield f"{between}; rings; fp32 gradients and weights; lanes of all machines alike"
+    if model.attention == AttentionKind.TRANSFORMER_XL:
+        how = "the fused kernels" if backend == "triton" else "batched products (matmul)"
+        yield f"attention by {how}"
+    if not hardware.on_cpu and model.d_model < _WIDE:
+        yield f"matrices of width {model.d_model} are too narrow for such a rate: expect less of it"
+    if config.train.tgt_len_start or config.train.varlen:
+        yield "all segments of tgt_len"
+    if any((model.locked_dropout, model.dropqkv, model.dropemb, model.dropweight)):
+        yield "the masks of dropout on queries, keys, words and weights not counted"

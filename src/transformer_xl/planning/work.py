@@ -1,0 +1,150 @@
+"""What is counted: one forward and backward pass of one process, and the model that makes it.
+
+The model is built on the meta device: it has every shape and no numbers, so that nothing about it is said twice.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+
+from transformer_xl.config import AttentionKind, RunConfig, TransformerXLConfig
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.precision import Precision
+from transformer_xl.model.softmax import Embedding, TokenSoftmax
+from transformer_xl.model.transformer_xl import TransformerXL
+
+Backend = Literal["equation", "matmul", "triton"]
+"""Backends that are counted: the paper's equation for operations alone, and those that `auto` takes."""
+
+_VOCABULARIES = {  # corpus, kind of token: number of tokens, as docs/recipes.md counts them
+    ("wikitext-103", "word"): 267_735,
+    ("lm1b", "word"): 793_471,
+    ("text8", "char"): 27,
+    ("tinyshakespeare", "char"): 65,
+}
+_BPE = 8192
+
+
+@dataclass(frozen=True)
+class Work:
+    """One forward and backward pass of one process.
+
+    Attributes:
+        model: on the meta device; its `mem_len` positions of memory are full.
+        rows: B, lanes read at once.
+        tgt_len: T, tokens per lane.
+        precision: of the matrix products.
+        backend: of attention.
+        on_cpu: a processor does it, whose dropout and attention keep other tensors than a GPU's.
+        checkpointing: layers are computed again in the backward pass instead of being kept.
+        shares: of tokens that belong to each cluster of the softmax, head first.
+    """
+
+    model: TransformerXL
+    rows: int
+    tgt_len: int
+    precision: Precision
+    backend: Backend
+    on_cpu: bool
+    checkpointing: bool
+    shares: tuple[float, ...]
+
+    @property
+    def n_token(self) -> int:
+        """Tokens read."""
+        return self.rows * self.tgt_len
+
+    @property
+    def n_key(self) -> int:
+        """S, positions that a lane attends to."""
+        return self.model.mem_len + self.tgt_len
+
+    @property
+    def attention_width(self) -> int:
+        """Width of all heads together."""
+        return self.model.config.n_head * self.model.config.d_head
+
+    @property
+    def element(self) -> int:
+        """Bytes of a number in a matrix product."""
+        return 4 if self.precision == "fp32" else 2
+
+    @property
+    def by_distance(self) -> bool:
+        """True if scores have a part of their own for distances."""
+        return self.model.config.attention in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """What scoring one cluster of the vocabulary takes.
+
+    Attributes:
+        n_class: tokens, and in the head one more for each tail.
+        width: of their vectors.
+        projected: hidden states are projected to that width first.
+        share: of all tokens that are scored here; all of them in the head.
+    """
+
+    n_class: int
+    width: int
+    projected: bool
+    share: float
+
+
+def build(config: TransformerXLConfig) -> TransformerXL:
+    """Return the model without its numbers."""
+    with torch.device("meta"):
+        return TransformerXL(config)
+
+
+def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
+    """Return the model's settings with the size of the vocabulary, and where that is from.
+
+    Raises:
+        ConfigError: only the text can tell.
+    """
+    model, tokenizer, corpus = config.model, config.tokenizer, config.data.corpus
+    if model.vocab_size:
+        size, origin = model.vocab_size, "as set"
+    elif tokenizer.kind == "byte":
+        size, origin = 256, "bytes"
+    elif tokenizer.kind == "bpe":
+        size, origin = tokenizer.vocab_size or _BPE, "bpe, as set" if tokenizer.vocab_size else "bpe, the default"
+    elif (corpus, tokenizer.kind) in _VOCABULARIES:
+        size, origin = _VOCABULARIES[corpus, tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
+    else:
+        raise ConfigError(
+            f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
+            "for a plan say it with --set model.vocab_size=N"
+        )
+    max_klen = model.max_klen or config.train.tgt_len + model.mem_len
+    values = model.model_dump() | {"vocab_size": size, "max_klen": max_klen if model.learns_positions else None}
+    return TransformerXLConfig(**values), origin
+
+
+def clusters(model: TransformerXL, shares: Sequence[float]) -> list[Cluster]:
+    """Return the clusters of the softmax, head first; a plain softmax is one."""
+    softmax = cast("TokenSoftmax | AdaptiveSoftmax", model.softmax)
+    parts, classes = softmax.clusters(cast(Embedding, model.embedding))
+    n_tail = 0 if classes is None else len(classes[0])
+    return [
+        Cluster(len(bias) + (n_tail if i == 0 else 0), vectors.shape[1], projection is not None, 1.0 if i == 0 else share)
+        for i, ((projection, vectors, bias), share) in enumerate(zip(parts, shares, strict=True))
+    ]
+
+
+def zipf_shares(cutoffs: Sequence[int], vocab_size: int) -> tuple[float, ...]:
+    """Return the share of tokens of each cluster if the k-th most frequent token has a frequency proportional to 1/k.
+
+    Example:
+        >>> [round(share, 2) for share in zipf_shares((20_000, 40_000, 200_000), 267_735)]
+        [0.8, 0.05, 0.12, 0.02]
+    """
+    borders = [*cutoffs, vocab_size]
+    sums = [math.log(border) + 0.5772 + 0.5 / border for border in borders]  # of 1/k up to there
+    return tuple((high - low) / sums[-1] for low, high in zip([0.0, *sums[:-1]], sums, strict=True))

@@ -1,0 +1,72 @@
+"""Averages of the weights over the steps of a run, kept beside the weights and often better than they are."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.config import TrainConfig
+
+
+class Average:
+    """The average of the weights after each update.
+
+    Both kinds are plain means at first: `swa` is the mean of all updates since it began, `ema` until it has seen
+    1 / (1 - decay) of them. So no trace of the random first weights is left in either, and `ema` needs no correction.
+
+    Args:
+        config: kind, decay and start.
+
+    Attributes:
+        weights: by parameter, in fp32 at least; empty until the average begins.
+        count: updates averaged.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self.weights: dict[str, Tensor] = {}
+        self.count = 0
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, *, progress: float) -> None:
+        """Take the weights after an update into the average, if it is due to have begun.
+
+        Args:
+            model: whose weights are averaged.
+            progress: share of the budget used up.
+        """
+        config = self._config
+        if config.average == "none" or (config.average == "swa" and progress < config.average_start):
+            return
+        self.count += 1
+        share = 1 / self.count if config.average == "swa" else max(1 - config.average_decay, 1 / self.count)
+        for name, parameter in model.named_parameters():
+            latest = parameter.detach().to(torch.promote_types(parameter.dtype, torch.float32))
+            if name in self.weights:
+                self.weights[name].lerp_(latest, share)
+            else:
+                self.weights[name] = latest.clone()
+
+    @contextmanager
+    def in_place_of(self, model: nn.Module) -> Iterator[None]:
+        """Let a model compute with the averaged weights until the block ends; nothing is copied, nor lost."""
+        own = {name: parameter.data for name, parameter in model.named_parameters()}
+        try:
+            for name, parameter in model.named_parameters():
+                parameter.data = self.weights[name].to(parameter.dtype)
+            yield
+        finally:
+            for name, parameter in model.named_parameters():
+                parameter.data = own[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is not tensors, as JSON scalars; `weights` is the rest."""
+        return {"kind": self._config.average, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], device: torch.device) -> None:
+        """Put back what was saved; if it is another kind of average, which was asked for since, that one begins now."""
+        if state["kind"] == self._config.average:
+            self.count = state["count"]
+            self.weights = {name: weight.to(device, copy=True) for name, weight in weights.items()}

@@ -1,0 +1,31 @@
+"""Layers whose training step inductor compiles."""
+
+import torch
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.compiled import cannot_compile
+from transformer_xl.model.transformer_xl import TransformerXL, run_layer
+
+
+def compile_layers(model: TransformerXL) -> None:
+    """Let a model compile its layers when they are first used in training with tensors of a shape.
+
+    Layers are alike, so that one is compiled for all; compiling the whole model takes as many times as long, and leaves the
+    choice of a backend, which is no arithmetic, to the compiler.
+
+    Raises:
+        ConfigError: nothing can be compiled here.
+    """
+    check_compiler(model.device)
+    model.run_layer = torch.compile(run_layer)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Refuse to compile for a device where that cannot work.
+
+    Raises:
+        ConfigError: nothing can be compiled here.
+    """
+    problem = cannot_compile(device)
+    if problem:
+        raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")

@@ -1,0 +1,115 @@
+"""`environment.json`: what a run was made with, one entry for each time it was started or resumed.
+
+Settings are in `config.json`. Here is what they do not say and what numbers depend on all the same: versions, the commit of
+this package, the machine, the seed, the command.
+"""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import transformer_xl
+from transformer_xl.checkpoint.disk import replace_file
+from transformer_xl.errors import CheckpointError
+
+ENVIRONMENT_FILE = "environment.json"
+
+_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton")
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "WORLD_SIZE")
+_SECONDS = 5
+
+
+def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
+    """Add an entry to the run's `environment.json`.
+
+    Args:
+        directory: of the run.
+        seed: of weights, dropout and the order of the text.
+        device: on which it trains.
+        step: from which it goes on.
+
+    Raises:
+        CheckpointError: the directory cannot be written.
+    """
+    entries = [*read_environment(directory), describe_environment(seed=seed, device=device, step=step)]
+    try:
+        replace_file(directory / ENVIRONMENT_FILE, (json.dumps(entries, indent=2) + "\n").encode())
+    except OSError as error:
+        raise CheckpointError(
+            f"cannot write to '{directory}': {error.strerror or error}; free disk space, then --resume"
+        ) from None
+
+
+def read_environment(directory: Path) -> list[dict[str, Any]]:
+    """Return the entries of a run, oldest first; none if there is no such file, or a damaged one: no run depends on it."""
+    try:
+        entries = json.loads((directory / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return []
+    return entries if isinstance(entries, list) else []
+
+
+def describe_environment(*, seed: int, device: torch.device, step: int = 0) -> dict[str, Any]:
+    """Return what this process runs with, as JSON values."""
+    return {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "seed": seed,
+        "command": sys.argv,
+        "versions": _versions(),
+        "commit": _commit(Path(transformer_xl.__file__).parent),
+        "machine": _machine(device),
+        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"transformer_xl": transformer_xl.__version__, "python": platform.python_version()}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    if torch.version.cuda:
+        found |= {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+    return found
+
+
+def _commit(folder: Path) -> str | None:
+    """Return the commit of a folder's checkout, with `+changes` if files differ from it; None if it is no checkout."""
+    try:
+        # git looks for a repository upwards, and a package that was installed inside of another one is not of its commits
+        tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
+        if tracked is None:
+            return None
+        return f"{_git(folder, 'rev-parse', 'HEAD')}{'+changes' if _git(folder, 'status', '--porcelain', '-uno', '.') else ''}"
+    except (OSError, subprocess.SubprocessError):  # no git here, or one that hangs
+        return None
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    answer = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=_SECONDS)
+    return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts = {
+        "name": platform.node(),
+        "system": platform.platform(),
+        "processor": platform.processor() or platform.machine(),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {"gpu": properties.name, "gpu_memory": properties.total_memory, "gpus": torch.cuda.device_count()}
+    return facts

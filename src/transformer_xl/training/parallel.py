@@ -1,0 +1,87 @@
+"""One model in several processes: a whole one in each (DDP), or a part of it in each (FSDP2)."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from transformer_xl.config import Parallelism
+from transformer_xl.model.precision import Precision
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.world import World
+
+
+class Parallel:
+    """Calls a model, and sees to it that a backward pass leaves the mean gradient of all processes in each.
+
+    With `ddp` each process holds weights, gradients and optimizer state whole; with `fsdp` each holds a part of every tensor,
+    and borrows the other parts layer by layer, so that a model need not fit into one device's memory.
+
+    Args:
+        model: the same in all processes; with `fsdp` it is changed in place.
+        world: the processes; alone, the model is called as it is.
+        how: `ddp` or `fsdp`.
+        precision: of the matrix products; with `fsdp`, layers are sent in it.
+    """
+
+    def __init__(self, model: TransformerXL, world: World, *, how: Parallelism, precision: Precision) -> None:
+        self.model, self._world = model, world
+        self._call: Callable[..., Any] = model
+        if world.alone:
+            return
+        with world.contact():
+            if how == "fsdp":
+                _shard(model, world, precision)
+            else:
+                self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        return self._call(*args, **kwargs)
+
+    @contextmanager
+    def group(self, *, last: bool) -> Iterator[None]:
+        """Compute loss and gradients of one group of lanes; only with the last one do the processes exchange gradients."""
+        waits: Any = nullcontext()
+        if isinstance(self._call, DistributedDataParallel) and not last:
+            waits = self._call.no_sync()
+        elif isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+        with self._world.contact(), waits:
+            yield
+
+
+def _shard(model: TransformerXL, world: World, precision: Precision) -> None:
+    """Divide each layer, and what is left of the model, over all processes."""
+    mesh = init_device_mesh(model.device.type, (world.size,))
+    # Layers travel as what matrix products take them as; gradients are added in fp32. Embedding and softmax stay fp32, for
+    # what layers add to does too.
+    sent = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if precision == "bf16" else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for layer in model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=sent)
+    fully_shard(model, mesh=mesh)
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put the parts of tensors together, where they are in parts; all processes call it, and it is a copy on the CPU then."""
+    return {name: t.full_tensor().cpu() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+
+
+def own_part(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a whole tensor on the device of another one, or the part of it that this process holds of that one."""
+    if not isinstance(like, DTensor):
+        return tensor.to(like.device)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,246 @@
+"""The processes that work on one thing together, and what they tell each other. One alone tells itself.
+
+`torchrun` starts them and tells each its rank; what they exchange goes through PyTorch's collectives, messages as JSON, nothing
+as a pickle. Every wait has a limit, so that none waits for ever for one that died.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from transformer_xl.errors import ConfigError, TrainingError, TxlError
+
+TIMEOUT_VARIABLE = "TXL_TIMEOUT_SECONDS"
+_TIMEOUT_SECONDS = 1800.0
+_SIGNS_OF_LOST_CONTACT = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "process group")
+
+
+class LostContactError(TrainingError):
+    """Another process died, or did not answer in time."""
+
+
+class ToldElsewhereError(TxlError):
+    """Why this process ends is told by the first one."""
+
+
+class World:
+    """All processes that work together, seen from one of them.
+
+    Args:
+        rank: of this process.
+        size: how many they are.
+
+    Example:
+        >>> alone = World()
+        >>> alone.sum(1.5, 2), alone.exchange({"a": 1}), alone.first
+        ((1.5, 2.0), [{'a': 1}], True)
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank, self.size = rank, size
+
+    @property
+    def first(self) -> bool:
+        """True in the process that speaks and writes files for all."""
+        return self.rank == 0
+
+    @property
+    def alone(self) -> bool:
+        """True if there is no other process."""
+        return self.size == 1
+
+    def sum(self, *values: float) -> tuple[float, ...]:
+        """Return the sums of the values over all processes, added in float64; the same bits everywhere."""
+        if self.alone:
+            return tuple(map(float, values))
+        total = torch.tensor(values, dtype=torch.float64)
+        with self.contact():
+            dist.all_reduce(total)
+        return tuple(total.tolist())
+
+    def add_(self, tensor: Tensor) -> None:
+        """Replace the numbers of a tensor on the CPU by their sums over all processes."""
+        if not self.alone:
+            with self.contact():
+                dist.all_reduce(tensor)
+
+    def any(self, value: object) -> bool:
+        """Say whether the value is true in any process."""
+        return self.sum(bool(value))[0] > 0
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return every process's value, by rank.
+
+        Args:
+            value: JSON scalars, lists and dicts with text keys.
+        """
+        if self.alone:
+            return [value]
+        data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with self.contact():
+            dist.all_gather(sizes, torch.tensor([len(data)]))
+            longest = max(int(size) for size in sizes)
+            received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(received, torch.cat([data, data.new_zeros(longest - len(data))]))
+        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(received, sizes, strict=True)]
+
+    def from_first(self, value: Any) -> Any:
+        """Return the first process's value, whatever it is in the others."""
+        return self.exchange(value if self.first else None)[0]
+
+    def rows(self, tensor: Tensor) -> Tensor | None:
+        """Put the rows of all processes one after another, by rank.
+
+        Args:
+            tensor: (rows, …), of the same shape and type everywhere.
+
+        Returns:
+            (rows of all, …) on the CPU in the first process, None in the others. Alone, the tensor itself.
+        """
+        if self.alone:
+            return tensor
+        own = tensor.detach().cpu().contiguous()
+        received = [torch.zeros_like(own) for _ in range(self.size)] if self.first else None
+        with self.contact():
+            dist.gather(own, received)
+        return torch.cat(received) if received else None
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """Let a block that may fail fail everywhere or nowhere; all processes run it.
+
+        Raises:
+            TxlError: in the first process, the first of the errors; in the others `ToldElsewhereError`.
+        """
+        if self.alone:
+            yield
+            return
+        own: TxlError | None = None
+        try:
+            yield
+        except (LostContactError, ToldElsewhereError):
+            raise
+        except TxlError as error:
+            own = error
+        messages = self.exchange(None if own is None else str(own))
+        failed = [rank for rank, message in enumerate(messages) if message is not None]
+        if not failed:
+            return
+        if not self.first:
+            raise ToldElsewhereError(f"rank {failed[0]}: {messages[failed[0]]}") from own
+        raise own or TrainingError(f"rank {failed[0]} of {self.size}: {messages[failed[0]]}")
+
+    def check_same(self, **values: Any) -> None:
+        """Refuse to go on if the processes do not agree on something; for values that are large, give hashes.
+
+        Args:
+            values: JSON values by name; dicts are compared key by key.
+
+        Raises:
+            ConfigError: what differs, and where, in the first process; `ToldElsewhereError` in the others.
+        """
+        everyone = [_flat(each) for each in self.exchange(values)]
+        with self.agreed():
+            for rank, theirs in enumerate(everyone):
+                for name in sorted({*everyone[0], *theirs}):
+                    ours, other = everyone[0].get(name), theirs.get(name)
+                    if ours != other:
+                        raise ConfigError(
+                            f"{name} is {other!r} in rank {rank} and {ours!r} in rank 0; "
+                            "start all processes with the same command, settings, files and version"
+                        )
+
+    @contextmanager
+    def contact(self) -> Iterator[None]:
+        """Turn the library's errors about other processes into one line.
+
+        Raises:
+            LostContactError: another process died, or did not answer in time.
+        """
+        try:
+            yield
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            if self.alone or not (
+                isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS_OF_LOST_CONTACT)
+            ):
+                raise
+            raise LostContactError(
+                f"lost contact with another process ({text[:200]}); its own message, if it left one, says why. "
+                "The last checkpoint is intact: go on with --resume"
+            ) from error
+
+
+@contextmanager
+def joined() -> Iterator[World]:
+    """Join the processes that `torchrun` started, until the block ends; alone without it.
+
+    A wait for the others ends after half an hour, or as many seconds as the environment's `TXL_TIMEOUT_SECONDS` says.
+
+    Raises:
+        ConfigError: the environment is not what `torchrun` sets.
+        LostContactError: the others do not come.
+    """
+    try:
+        rank, size, local_rank = (
+            int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
+        )
+        seconds = float(os.environ.get(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
+    except ValueError as error:
+        raise ConfigError(
+            f"RANK, WORLD_SIZE, LOCAL_RANK and {TIMEOUT_VARIABLE} must be numbers ({error}); use torchrun"
+        ) from None
+    if size == 1:
+        yield World()
+        return
+    world = World(rank, size)
+    backend = "gloo"
+    if local_rank < torch.cuda.device_count():
+        torch.cuda.set_device(local_rank)
+        backend = "cpu:gloo,cuda:nccl"
+    with world.contact():
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+    try:
+        yield world
+    finally:
+        with suppress(RuntimeError):  # those who died do not take leave
+            dist.destroy_process_group()
+
+
+def is_reporter() -> bool:
+    """Say whether this process shows things to people: the only one, or the first of those that `torchrun` started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def restarts() -> int:
+    """Return how many times `torchrun` has started the processes anew after one of them failed."""
+    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return int(text) if text.isdecimal() else 0
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def parts(items: Sequence[Any], world: World) -> Sequence[Any]:
+    """Return this process's part of a sequence: the parts follow each other by rank, and differ by at most one in length.
+
+    Example:
+        >>> [parts("abcdefg", World(rank, 3)) for rank in range(3)]
+        ['abc', 'de', 'fg']
+    """
+    size, more = divmod(len(items), world.size)
+    begin = world.rank * size + min(world.rank, more)
+    return items[begin : begin + size + (world.rank < more)]

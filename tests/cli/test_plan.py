@@ -1,0 +1,98 @@
+"""`txl plan` and `txl train --dry-run` as a person and a script use them; the machine's own figures are made up."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Txl
+from transformer_xl.speed import machine
+
+
+@pytest.fixture(autouse=True)
+def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "memory_bandwidth", lambda device, n_bytes: 1e10)
+    monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 2e11)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_plan_is_one_screen(txl: Txl) -> None:
+    answer = txl("plan", "scale-1b", "--gpus", "64")
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert lines[0] == "scale-1b: 16 / 2048 / 16×128 / 8192, memory 1,024; 64 × h100 on 8 machines, bf16"
+    assert lines[1].split() == ["parameters", "1,007,001,600"]
+    assert any(line.startswith("budget ") and "1,000,000,000,000 tokens" in line for line in lines)
+    assert any(line.startswith("assumed: efficiency 0.3: ") for line in lines)
+    assert len(lines) < 36
+
+
+def test_json_has_every_figure(txl: Txl) -> None:
+    answer = txl("plan", "wt103-large", "--gpus", "8", "--gpu", "a100", "--set", "train.accumulate=4", "--json")
+    values = json.loads(answer.out)
+    assert values["parameters"] == 285_170_506
+    assert values["memory"]["weights"] == 4 * 285_170_506
+    assert values["memory"]["total"] == sum(v for name, v in values["memory"].items() if name != "total")
+    assert values["layout"] == {"gpus": 8, "per_machine": 8, "division": "ddp", "accumulate": 4, "checkpointing": False}
+    assert values["flops_per_token"]["needed"] == values["flops_per_token"]["forward"] + values["flops_per_token"]["backward"]
+    assert values["fits"] is True
+
+
+def test_given_figures_count(txl: Txl) -> None:
+    given = ("--flops", "200", "--bandwidth", "1000", "--memory", "20", "--network", "12.5", "--efficiency", "0.4")
+    values = json.loads(
+        txl("plan", "wt103-base", *given, "--divide", "fsdp", "--gpus", "2", "--per-machine", "1", "--json").out
+    )
+    hardware = values["hardware"]
+    assert (hardware["flops"], hardware["bandwidth"], hardware["memory"]) == (200e12, 1e12, 20e9)
+    assert (hardware["network"], hardware["efficiency"], values["layout"]["division"]) == (12.5e9, 0.4, "fsdp")
+    assert values["machines"] == 2
+
+
+def test_a_plan_of_ones_own_recipe_needs_the_vocabulary(txl: Txl) -> None:
+    assert txl("plan", "tiny.toml").status == 0
+    words = ("plan", "tiny.toml", "--set", "tokenizer.kind=word")
+    assert "for a plan say it with --set model.vocab_size=N" in txl(*words).complaint
+    assert txl(*words, "--set", "model.vocab_size=999").status == 0
+
+
+def test_complaints(txl: Txl) -> None:
+    assert "unknown GPU 'a10'" in txl("plan", "--gpu", "a10").complaint
+    assert "must be a multiple of --gpus (5)" in txl("plan", "--gpus", "5").complaint
+
+
+def test_a_dry_run_says_what_a_run_needs_and_does_nothing(txl: Txl, workbench: Path) -> None:
+    before = files(workbench)
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--dry-run", "--set", "train.precision=fp32")
+    assert (answer.status, answer.err) == (0, "")
+    text = answer.out
+    for name in ("parameters", "memory of a device", "operations of a token", "time of a step", "budget"):
+        assert any(line.startswith(name) for line in text.splitlines()), name
+    assert "1 × this machine's cpu, fp32" in text
+    assert "0.2 TFLOP/s fp32, measured now" in text
+    assert files(workbench) == before
+    assert not (workbench / "new").exists()
+
+
+def test_a_dry_run_has_the_parameters_of_the_run(txl: Txl) -> None:
+    said = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=1").err.split()[1]
+    assert f" {said}\n" in txl("train", "tiny.toml", "--dry-run").out
+
+
+def test_a_dry_run_of_a_run_that_is_there(txl: Txl, workbench: Path) -> None:
+    before = files(workbench / "run")
+    answer = txl("train", "--resume", "--out", "run", "--dry-run", "--set", "train.max_steps=80")
+    assert "tiny: 2 / 8 / 2×4 / 12" in answer.out
+    assert "1,600 tokens, 80 steps" in answer.out
+    assert files(workbench / "run") == before
+
+
+def test_a_logger_is_looked_for_before_anything_else(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--logger", "wandb")
+    assert "logger 'wandb' is not installed; pip install wandb" in answer.complaint
+    assert not (workbench / "new").exists()
+    assert "unknown logger 'wand'; did you mean 'wandb'" in txl("train", "--logger", "wand").complaint

@@ -1,0 +1,50 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data.permutation import GroupedPermutation, Permutation
+
+KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 1000))
+
+
+@given(st.integers(1, 300), KEYS)
+def test_everything_comes_once(n: int, key) -> None:
+    whole = Permutation(n, *key)(np.arange(n))
+    assert sorted(whole.tolist()) == list(range(n))
+    assert [int(Permutation(n, *key)(np.array([i]))[0]) for i in range(0, n, 7)] == whole[::7].tolist()
+
+
+def test_the_order_is_the_same_for_ever() -> None:
+    """A run that is resumed must go on in its order: these numbers may never change."""
+    assert Permutation(10, 1, 2)(np.arange(10)).tolist() == [1, 6, 3, 9, 0, 5, 4, 7, 2, 8]
+    assert Permutation(10**9, 1, 2)(np.array([0, 123_456_789])).tolist() == [788589452, 416318512]
+
+
+@pytest.mark.parametrize("n", [3, 24, 1000])
+def test_every_place_is_as_likely(n: int) -> None:
+    """Chi-squared over keys, of where the first thing comes, within five standard deviations."""
+    n_keys = 200 * min(n, 24)
+    firsts = np.array([int(Permutation(n, 7, key)(np.zeros(1, np.int64))[0]) for key in range(n_keys)])
+    n_bins = min(n, 24)
+    counts = np.bincount(firsts * n_bins // n, minlength=n_bins)
+    expected = np.bincount(np.arange(n) * n_bins // n, minlength=n_bins) * n_keys / n
+    statistic = float((((counts - expected) ** 2) / expected).sum())
+    assert abs(statistic - (n_bins - 1)) < 5 * (2 * (n_bins - 1)) ** 0.5
+
+
+def test_neighbors_are_torn_apart() -> None:
+    order = Permutation(10_000, 3)(np.arange(10_000))
+    assert np.abs(np.diff(order)).mean() == pytest.approx(10_000 / 3, rel=0.05)
+    assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
+    other = Permutation(10_000, 4)(np.arange(10_000))
+    assert np.count_nonzero(order == other) < 10
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), KEYS)
+def test_groups_stay_together(sizes, key) -> None:
+    borders = np.cumsum([0, *sizes])
+    found = GroupedPermutation(borders, *key)(np.arange(borders[-1]))
+    assert sorted(found.tolist()) == list(range(borders[-1]))
+    groups = np.searchsorted(borders, found, "right") - 1
+    assert np.count_nonzero(np.diff(groups)) == max(0, np.count_nonzero(sizes) - 1)

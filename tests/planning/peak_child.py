@@ -1,0 +1,45 @@
+"""Trains two steps and prints, as JSON, the most memory that the second took above what the process held before the model.
+
+Usage: python -m tests.planning.peak_child SETTINGS
+
+SETTINGS is a JSON object with the sections model and train, and the precision.
+"""
+
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from transformer_xl.config import OptimConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.speed.machine import MemoryWatch
+from transformer_xl.training.trainer import Trainer
+
+_TINY = {
+    "model": {"n_layer": 1, "d_model": 8, "n_head": 1, "d_head": 8, "d_inner": 8, "vocab_size": 300, "mem_len": 4},
+    "train": {"tgt_len": 4},
+}
+
+
+def main(settings: dict[str, Any]) -> None:
+    torch.set_num_threads(1)
+    two_steps({name: {**value, **_TINY[name]} if name in _TINY else value for name, value in settings.items()})
+    with MemoryWatch(torch.device("cpu")) as watch:  # after the libraries have loaded and allotted what they keep
+        two_steps(settings)
+        print(json.dumps({"peak": watch.peak}))
+
+
+def two_steps(settings: dict[str, Any]) -> None:
+    model, train = TransformerXLConfig(**settings["model"]), TrainConfig(**settings["train"])
+    ids = np.random.default_rng(0).integers(0, model.vocab_size or 1, 4 * train.batch_size * train.tgt_len + 1)
+    stream = SegmentStream(ids.astype(np.uint16), batch_size=train.batch_size, tgt_len=train.tgt_len)
+    trainer = Trainer(TransformerXL(model), stream, train=train, optim=OptimConfig(), precision=settings["precision"])
+    for _ in range(2):
+        assert not trainer.train_step().skipped
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

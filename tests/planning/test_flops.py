@@ -1,0 +1,86 @@
+"""Counted operations are those that PyTorch's own counter sees in a real forward and backward pass."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.planning.cases import config, tokens, work
+from transformer_xl.model.precision import autocast
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.planning.flops import Flops, count_flops
+
+CPU = torch.device("cpu")
+
+
+def seen(changes: dict[str, Any], backend: Any, precision: Any, *, checkpointing: bool = False) -> tuple[int, int, Flops]:
+    """What the counter sees forward and backward, and what is counted."""
+    model = TransformerXL(config(**changes))
+    model.backend, model.checkpoint_layers = backend, checkpointing
+    ids, labels = tokens()
+    # attention of PyTorch's own is counted only where it is written out
+    with FlopCounterMode(display=False) as forward, autocast(CPU, precision), sdpa_kernel(SDPBackend.MATH):
+        out = model(ids, mems=model.init_mems(len(ids)), labels=labels)
+        assert out.nll is not None
+    with FlopCounterMode(display=False) as backward, sdpa_kernel(SDPBackend.MATH):
+        out.nll.sum().backward()
+    counted = work(model.config, precision=precision, backend=backend, checkpointing=checkpointing, labels=labels)
+    return forward.get_total_flops(), backward.get_total_flops(), count_flops(counted)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("backend", ["equation", "matmul"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"n_layer": 1},
+        {"mem_len": 0},
+        {"mem_len": 9},
+        {"pre_lnorm": True, "final_norm": True},
+        {"d_embed": 6},
+        {"d_embed": 6, "cutoffs": (7, 15), "tie_weight": False},
+        {"cutoffs": (7, 15), "div_val": 2},
+        {"cutoffs": (7, 15), "div_val": 2, "proj_same_dim": False, "proj_share_all_but_first": True},
+    ],
+    ids=str,
+)
+def test_the_same_as_the_counter(changes: dict[str, Any], backend: str, precision: str) -> None:
+    forward, backward, counted = seen(changes, backend, precision)
+    assert (forward, backward) == (counted.forward, counted.backward + counted.repeated)
+    assert (counted.repeated > 0) == (backend == "matmul" and precision == "fp32")
+
+
+@pytest.mark.parametrize("attention", ["shaw", "vaswani", "al_rfou"])
+@pytest.mark.parametrize("pre_lnorm", [False, True])
+def test_other_kinds_of_attention(attention: str, pre_lnorm: bool) -> None:
+    forward, backward, counted = seen({"attention": attention, "pre_lnorm": pre_lnorm}, "matmul", "fp32")
+    assert (forward, backward) == (counted.forward, counted.backward + counted.repeated)
+
+
+def test_layers_that_are_computed_again() -> None:
+    forward, backward, counted = seen({}, "equation", "bf16", checkpointing=True)
+    assert (forward, backward) == (counted.forward, counted.backward + counted.repeated)
+    assert 0.9 * counted.forward < counted.repeated < counted.forward  # all but the vocabulary
+
+
+def test_scores_in_chunks_are_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("model.softmax", "planning.flops"):
+        monkeypatch.setattr(f"transformer_xl.{module}._CHUNK_ELEMENTS", 29 * 3)
+    forward, backward, counted = seen({}, "equation", "bf16")
+    assert (forward, backward) == (counted.forward, counted.backward + counted.repeated)
+    assert counted.repeated == 2 * 20 * 12 * 29
+
+
+def test_what_is_there_for_attention_and_memory() -> None:
+    whole, without = (count_flops(work(config(mem_len=length))) for length in (6, 0))
+    distances = 2 * 2 * 6 * 12 * 12 * 2  # in 2 layers the keys of 6 more distances, and their gradient: for memory, too
+    assert whole.memory == whole.needed - without.needed - distances
+    assert whole.attention == 3 * 3 * 2 * 20 * 11 * 12 * 2
+
+
+def test_of_a_token() -> None:
+    counted = count_flops(work(config()))
+    assert (counted / 20).needed == counted.needed / 20

@@ -1,0 +1,165 @@
+"""Counted bytes are those of real tensors; the sum is the peak of a real training step, within a stated tolerance."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from tests.planning.cases import config, tokens, work
+from transformer_xl.config import OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.precision import autocast
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.planning.hardware import measured
+from transformer_xl.planning.memory import count_memory, layer_bytes, lowered_bytes, mems_bytes, optimizer_bytes
+from transformer_xl.planning.plan import make_plan
+from transformer_xl.planning.work import build
+from transformer_xl.training.optim import Optimizers
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+LARGER: dict[str, Any] = {"d_model": 32, "n_head": 2, "d_head": 24, "d_inner": 88, "mem_len": 12}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adam", "sgd", "muon", "lamb"])
+def test_moments_are_those_of_the_optimizer(optimizer: Any) -> None:
+    model, optim = TransformerXL(config()), OptimConfig(optimizer=optimizer)
+    optimizers = Optimizers(model, optim)
+    model(*tokens()[:1]).logits.sum().backward()
+    optimizers.step(1.0)
+    kept = sum(tensor.nbytes for tensor in optimizers.state_tensors().values())
+    assert kept == optimizer_bytes(build(model.config), optim)
+
+
+def test_momentum_that_is_not_used_takes_nothing() -> None:
+    assert optimizer_bytes(build(config()), OptimConfig(optimizer="sgd", momentum=0.0)) == 0
+
+
+def test_weights_and_gradients_are_the_parameters() -> None:
+    model = TransformerXL(config())
+    model(*tokens()[:1]).logits.sum().backward()
+    memory = count_memory(work(model.config), OptimConfig())
+    assert memory.weights == sum(p.nbytes for p in model.parameters())
+    assert memory.gradients == sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("mem_len", [0, 3, 5, 6, 20])
+def test_memory_occupies_the_tensor_that_it_is_the_end_of(mem_len: int) -> None:
+    model = TransformerXL(config(mem_len=mem_len))
+    mems = model(tokens()[0], mems=model.init_mems(4)).mems
+    storages = {h.untyped_storage().data_ptr(): h.untyped_storage().nbytes() for h in mems.hidden}
+    assert mems_bytes(work(model.config)) == sum(storages.values())
+
+
+def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend: str, rows: int) -> int:
+    """Return the bytes that autograd keeps, besides parameters and the memory that was given."""
+    model = TransformerXL(settings)
+    model.backend = backend
+    ids, labels = tokens(rows, 16)
+    mems = Mems(
+        tuple(torch.randn(rows, settings.mem_len, settings.d_model) for _ in model.layers),
+        torch.full((rows,), settings.mem_len),
+    )
+    given = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *mems.hidden)}
+    found: dict[int, tuple[int, torch.Tensor]] = {}
+
+    def keep(x: torch.Tensor) -> torch.Tensor:
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in given:
+            found[storage.data_ptr()] = (storage.nbytes(), x)  # the tensor too, so that its place is not used again
+        return x
+
+    with saved_tensors_hooks(keep, lambda x: x), autocast(CPU, precision):
+        model(ids, mems=mems, labels=labels)
+    return sum(size for size, _ in found.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"pre_lnorm": True},
+        {"dropout": 0.0},
+        {"dropatt": 0.1},
+        {"mem_len": 0},
+        {"mem_len": 40},
+        *({"activation": name, "dropout": p} for name in ("gelu", "relu2") for p in (0.0, 0.1)),
+        {"attention": "shaw"},
+        {"attention": "shaw", "dropatt": 0.1},
+        {"attention": "vaswani"},
+    ],
+    ids=str,
+)
+def test_a_layer_keeps_what_autograd_keeps(changes: dict[str, Any], precision: Any) -> None:
+    for rows in (1, 4):
+        compare_layer(changes, precision=precision, backend="matmul", rows=rows)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True}, {"dropatt": 0.1}], ids=str)
+def test_a_layer_with_fused_attention(changes: dict[str, Any], precision: Any) -> None:
+    pytest.importorskip("triton")
+    compare_layer(changes, precision=precision, backend="triton", rows=2, besides=8)  # the seed of dropout
+
+
+def compare_layer(changes: dict[str, Any], *, precision: Any, backend: Any, rows: int, besides: int = 0) -> None:
+    """Compare the difference between models of three layers and of two."""
+    settings = [config(**(LARGER | changes | {"n_layer": n})) for n in (2, 3)]
+    kept = [kept_for_backward(s, precision=precision, backend=backend, rows=rows) for s in settings]
+    counted = work(settings[0], rows=rows, tgt_len=16, precision=precision, backend=backend)
+    lowered = lowered_bytes(dataclasses.replace(counted, model=build(settings[1]))) - lowered_bytes(counted)
+    assert kept[1] - kept[0] == layer_bytes(counted) + lowered + besides
+
+
+def test_a_share_of_it() -> None:
+    counted = work(config())
+    alone, shared = (count_memory(counted, OptimConfig(), n_share=n) for n in (1, 3))
+    for name in ("weights", "gradients", "optimizer"):
+        assert getattr(shared, name) == -(-getattr(alone, name) // 3)
+    assert (alone.gathered, alone.activations) == (0, shared.activations)
+    rest = sum(p.numel() for name, p in counted.model.named_parameters() if not name.startswith("layers."))
+    layer = sum(p.numel() for p in counted.model.layers[0].parameters())
+    assert shared.gathered == 4 * 4 * max(layer, rest)
+
+
+def test_checkpointing_keeps_one_layer() -> None:
+    plain, again = (count_memory(work(config(n_layer=8), checkpointing=c), OptimConfig()) for c in (False, True))
+    layer, entering = layer_bytes(work(config())), 20 * 12 * 4
+    assert plain.activations - again.activations == 8 * layer - (layer + 8 * entering)
+
+
+PEAK = {"vocab_size": 2000, "n_layer": 4, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "mem_len": 128}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell the peak")
+@pytest.mark.parametrize(
+    ("precision", "model", "train"),
+    [
+        ("fp32", {}, {"accumulate": 2}),
+        ("bf16", {"dropatt": 0.1}, {"accumulate": 1}),
+        ("fp32", {"n_layer": 1, "vocab_size": 20_000}, {"batch_size": 2, "accumulate": 2}),
+    ],
+)
+def test_the_peak_of_a_step_is_within_15_percent_of_the_plan(precision: Any, model: Any, train: Any) -> None:
+    """Bytes, not times: other load on the machine makes no difference. What is freed goes back to the system at once."""
+    settings = {"model": PEAK | model, "train": {"batch_size": 8, "tgt_len": 128, "max_steps": 9} | train}
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.planning.peak_child", json.dumps(settings | {"precision": precision})],
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    hardware = measured("cpu", flops=1e9, bandwidth=1e9, memory=1e12, precision=precision, on_cpu=True)
+    run = RunConfig(model=TransformerXLConfig(**settings["model"]), train=TrainConfig(**settings["train"]))
+    planned = make_plan(run, hardware).memory.total
+    assert 0.85 * planned <= json.loads(child.stdout)["peak"] <= 1.15 * planned

@@ -1,0 +1,126 @@
+"""Trainings that several processes do together, for `tests.forked`."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.training.helpers import MODEL, OPTIM
+from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.config import OptimConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.evaluation import evaluate
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.trainer import Trainer
+from transformer_xl.world import World, joined
+
+Changes = dict[str, dict[str, Any]]
+
+
+def make(world: World, changes: Changes) -> Trainer:
+    """A trainer of a tiny model on random tokens: 8 lanes in all processes together, 9 segments an epoch."""
+    torch.manual_seed(0)
+    dtype = getattr(torch, changes.get("dtype", {}).get("name", "float32"))
+    model = TransformerXL(TransformerXLConfig(**(MODEL | changes.get("model", {})))).to(dtype)
+    train = TrainConfig(**({"batch_size": 8, "tgt_len": 5, "max_steps": 50} | changes.get("train", {})))
+    ids = np.random.default_rng(0).integers(0, 11, 8 * 45 + 1).astype(np.uint16)
+    stream = SegmentStream(
+        ids,
+        batch_size=train.batch_size,
+        tgt_len=train.tgt_len,
+        document_starts=np.array([0, 13, 50, 97, 211]),
+        rank=world.rank,
+        world_size=world.size,
+    )
+    optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
+    precision = changes.get("precision", {}).get("name", "fp32")
+    return Trainer(model, stream, train=train, optim=optim, precision=precision, world=world)
+
+
+def losses(cases: list[Changes], n_step: int) -> list[list[float]]:
+    """Loss of each step, of each case."""
+    with joined() as world:
+        return [_steps(make(world, changes), n_step) for changes in cases]
+
+
+def resumed(cases: list[Changes], n_before: int, n_after: int) -> list[list[Any]]:
+    """Bits of the whole state after so many steps: in one go, and with a checkpoint between."""
+    with joined() as world:
+        return [[_state(_trained(world, each, n_before, n_after)), _state(_cut(world, each, n_before, n_after))] for each in cases]
+
+
+def saved(directory: str, changes: Changes, n_step: int) -> list[float]:
+    """Train, save what any number of processes can go on from, and return the losses."""
+    with joined() as world:
+        trainer = make(world, changes)
+        found = _steps(trainer, n_step)
+        checkpoint = trainer.checkpoint({})
+        if checkpoint is not None:
+            CheckpointStore(Path(directory)).save(checkpoint)
+        return found
+
+
+def gone_on(directory: str, changes: Changes, n_step: int, then: str | None = None) -> list[float]:
+    """Go on from what was saved, return the losses, and save again if told where."""
+    with joined() as world:
+        trainer = make(world, changes)
+        trainer.restore(CheckpointStore(Path(directory)).load_newest(on_damaged=print))
+        found = _steps(trainer, n_step)
+        checkpoint = trainer.checkpoint({})
+        if checkpoint is not None and then is not None:
+            CheckpointStore(Path(then)).save(checkpoint)
+        return found
+
+
+def scores(cases: list[Changes], settings: dict[str, Any]) -> list[list[float]]:
+    """Nats of every token and their sum, of each case's untrained model."""
+    ids = np.random.default_rng(1).integers(0, 11, 300)
+    found = []
+    with joined() as world:
+        for changes in cases:
+            model = make(world, changes).model
+            score = evaluate(model, ids, per_token=True, world=world, **settings)
+            assert score.token_nats is not None
+            found.append([score.nats, *score.token_nats.tolist()])
+    return found
+
+
+def _steps(trainer: Trainer, n_step: int) -> list[float]:
+    results = [trainer.train_step() for _ in range(n_step)]
+    assert not any(result.skipped for result in results)
+    return [result.nats / result.tokens for result in results]
+
+
+def _trained(world: World, changes: Changes, n_before: int, n_after: int) -> Trainer:
+    trainer = make(world, changes)
+    _steps(trainer, n_before + n_after)
+    return trainer
+
+
+def _cut(world: World, changes: Changes, n_before: int, n_after: int) -> Trainer:
+    import tempfile
+
+    trainer = make(world, changes)
+    _steps(trainer, n_before)
+    checkpoint = trainer.checkpoint({})
+    directory = world.from_first(tempfile.mkdtemp() if world.first else None)
+    if checkpoint is not None:
+        CheckpointStore(Path(directory)).save(checkpoint)
+    world.exchange(None)
+    torch.manual_seed(99)
+    trainer = make(world, changes)
+    torch.rand(7)
+    trainer.restore(CheckpointStore(Path(directory)).load_newest(on_damaged=print))
+    _steps(trainer, n_after)
+    return trainer
+
+
+def _state(trainer: Trainer) -> dict[str, str] | None:
+    checkpoint = trainer.checkpoint({})
+    if checkpoint is None:
+        return None
+    tensors = {**checkpoint.model, **checkpoint.training}
+    bits = {name: hashlib.sha256(t.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest() for name, t in tensors.items()}
+    return bits | {"state": str({k: v for k, v in checkpoint.state.items() if k != "seconds"})}

@@ -1,0 +1,100 @@
+"""EMA and SWA: their definition, when they begin, that they are set aside and never change training, and exact resume."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.training.helpers import bits, differing, tiny_trainer
+from tests.training.test_bad_steps import spoil_loss
+from transformer_xl.training.trainer import Trainer
+
+
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+
+
+def history(trainer: Trainer, n_step: int) -> list[dict[str, Tensor]]:
+    """The weights after each step."""
+    seen = []
+    for _ in range(n_step):
+        trainer.train_step()
+        seen.append(weights_of(trainer))
+    return seen
+
+
+def assert_average(trainer: Trainer, expected: dict[str, Tensor]) -> None:
+    assert trainer.average.weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert trainer.average.weights[name].dtype == torch.float32
+        assert (trainer.average.weights[name] - tensor).abs().max() < 1e-6, name
+
+
+def test_ema_is_the_mean_at_first_and_fades_then() -> None:
+    trainer = tiny_trainer(train={"average": "ema", "average_decay": 0.75})
+    seen = history(trainer, 4)
+    expected = {name: torch.stack([step[name] for step in seen]).mean(0) for name in seen[0]}
+    assert_average(trainer, expected)
+    for after in history(trainer, 3):
+        expected = {name: 0.75 * expected[name] + 0.25 * after[name] for name in expected}
+    assert_average(trainer, expected)
+
+
+def test_swa_is_the_mean_of_all_steps_since_its_share_of_the_budget() -> None:
+    trainer = tiny_trainer(train={"average": "swa", "average_start": 0.5, "max_steps": 12})
+    assert history(trainer, 6)
+    assert (trainer.average.count, trainer.average.weights) == (0, {})
+    seen = history(trainer, 6)
+    assert trainer.average.count == 6
+    assert_average(trainer, {name: torch.stack([step[name] for step in seen]).mean(0) for name in seen[0]})
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_averaging_does_not_change_training(kind: str) -> None:
+    states = []
+    for average in ("none", kind):
+        trainer = tiny_trainer(model={"dropout": 0.2}, train={"average": average, "average_start": 0.0})
+        history(trainer, 5)
+        states.append(bits(trainer))
+    names = [f"average.{name}" for name, _ in trainer.model.named_parameters()]
+    assert differing(*states) == sorted([*names, "state.average"])
+
+
+def test_a_skipped_step_is_not_averaged(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny_trainer(train={"average": "ema"})
+    trainer.train_step()
+    before = {name: tensor.clone() for name, tensor in trainer.average.weights.items()}
+    spoil_loss(trainer, monkeypatch, float("nan"))
+    assert trainer.train_step().skipped
+    assert trainer.average.count == 1
+    assert all(tensor.equal(before[name]) for name, tensor in trainer.average.weights.items())
+
+
+def test_in_its_place_the_model_computes_with_the_average_and_has_its_own_weights_afterwards() -> None:
+    trainer = tiny_trainer(train={"average": "ema"})
+    history(trainer, 3)
+    own, average = weights_of(trainer), trainer.average.weights
+    with pytest.raises(KeyError), trainer.average.in_place_of(trainer.model):
+        assert all(tensor.equal(average[name]) for name, tensor in trainer.model.state_dict().items())
+        raise KeyError("whatever happens")
+    assert all(tensor.equal(own[name]) for name, tensor in trainer.model.state_dict().items())
+    assert not any(tensor.equal(own[name]) for name, tensor in average.items())
+
+
+def test_another_kind_of_average_begins_when_a_run_is_resumed_with_it() -> None:
+    trainer = tiny_trainer(train={"average": "ema"})
+    history(trainer, 3)
+    resumed = tiny_trainer(train={"average": "swa", "average_start": 0.0})
+    resumed.restore(trainer.checkpoint({}))
+    assert resumed.average.count == 0
+    seen = history(resumed, 2)
+    assert_average(resumed, {name: (seen[0][name] + seen[1][name]) / 2 for name in seen[0]})
+
+
+def test_checkpoints_of_the_time_before_averages_and_variable_segments_load() -> None:
+    trainer = tiny_trainer()
+    history(trainer, 2)
+    checkpoint = trainer.checkpoint({})
+    del checkpoint.state["average"], checkpoint.state["offset"]
+    resumed = tiny_trainer(seed=3)
+    resumed.restore(checkpoint)
+    assert resumed.train_step().nats == trainer.train_step().nats

@@ -1,0 +1,86 @@
+"""What a run was made with is written down, each time it starts, and nothing of it can stop a run."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+import transformer_xl
+from transformer_xl.errors import CheckpointError
+from transformer_xl.training import environment
+from transformer_xl.training.environment import read_environment, write_environment
+
+CPU = torch.device("cpu")
+
+
+def write(directory: Path, *, step: int = 0) -> None:
+    write_environment(directory, seed=5, device=CPU, step=step)
+
+
+def test_one_entry_for_each_start(tmp_path: Path) -> None:
+    write(tmp_path)
+    write(tmp_path, step=40)
+    first, second = json.loads((tmp_path / "environment.json").read_text())
+    assert (first["step"], second["step"], first["seed"]) == (0, 40, 5)
+    assert first["versions"]["torch"] == torch.__version__
+    assert first["versions"]["transformer_xl"] == transformer_xl.__version__
+    assert first["machine"]["threads"] == torch.get_num_threads()
+    assert first["machine"]["device"] == "cpu"
+    assert first["command"]
+    assert first["time"].endswith("+00:00")
+
+
+def test_a_damaged_file_begins_anew(tmp_path: Path) -> None:
+    for damaged in ("[", "{}", "\x00"):
+        (tmp_path / "environment.json").write_text(damaged)
+        assert read_environment(tmp_path) == []
+    write(tmp_path)
+    assert len(read_environment(tmp_path)) == 1
+
+
+def test_the_commit_of_a_checkout_and_its_changes(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@b")
+        return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    git("init", "--quiet")
+    assert environment._commit(package) is None  # inside a checkout, and not of it
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    commit = git("rev-parse", "HEAD").strip()
+    assert environment._commit(package) == commit
+    (package / "__init__.py").write_text("changed")
+    assert environment._commit(package) == f"{commit}+changes"
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 5)])
+def test_no_git(error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    write(tmp_path)
+    assert read_environment(tmp_path)[0]["commit"] is None
+
+
+def test_variables_that_change_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.setenv("SECRET", "x")
+    write(tmp_path)
+    variables = read_environment(tmp_path)[0]["variables"]
+    assert variables["OMP_NUM_THREADS"] == "7"
+    assert "SECRET" not in variables
+
+
+def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(environment, "replace_file", full)
+    with pytest.raises(CheckpointError, match=r"cannot write to .*No space left on device; free disk space, then --resume"):
+        write(tmp_path)
