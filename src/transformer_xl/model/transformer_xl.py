@@ -285,7 +285,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
             r_SD = self.drop_input(sinusoids(distances, self.config.d_model, self.dtype))
             u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
             dropatt = self.config.dropatt if self.training else 0.0
-            attend = choose_backend(self.backend, device, dtype=self.dtype, dropatt=dropatt)
+            attend = choose_backend(self.backend, device, dtype=self.dtype, dropatt=dropatt, d_head=self.config.d_head)
             return [{"r_SD": r_SD, "r_w_bias": u[owner(i)], "r_r_bias": v[owner(i)], "attend": attend} for i in layers]
         if self.config.attention == AttentionKind.SHAW:
             distances = key_distances(n_key, clamp_len=None, device=device)

@@ -82,6 +82,22 @@ def test_triton_has_no_fp64():
         choose_backend("triton", CPU, dtype=torch.float64)
 
 
+@pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
+def test_triton_has_no_room_for_very_wide_heads(gpu, dtype, widest):
+    choose_backend("triton", GPU, dtype=dtype, d_head=widest)
+    with pytest.raises(ConfigError, match=rf"cannot run here: .* d_head \({widest + 1}\) does not fit .*; {widest} do"):
+        choose_backend("triton", GPU, dtype=dtype, d_head=widest + 1)
+    assert choose_backend("auto", GPU, dtype=dtype, d_head=widest + 1) is matmul_attention
+
+
+def test_model_says_how_wide_its_heads_are():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    model = tiny_model(d_head=130)
+    model.backend = "triton"
+    with pytest.raises(ConfigError, match=r"d_head \(130\)"):
+        model(torch.zeros(1, 2, dtype=torch.int64))
+
+
 def test_flex_has_no_gradients_on_a_cpu():
     with torch.no_grad():
         choose_backend("flex", CPU)

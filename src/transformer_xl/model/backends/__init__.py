@@ -1,6 +1,6 @@
 """Faster ways to compute `attention.relative_attention`; each is tested against it, outputs and every gradient."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -22,16 +22,19 @@ _FUNCTIONS = {
 """By name, the module and the function; imported when they are chosen, for Triton takes a second."""
 
 
-def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, dropatt: float = 0.0) -> Attention:
+def choose_backend(
+    name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, dropatt: float = 0.0, d_head: int = 64
+) -> Attention:
     """Return the attention function of a name.
 
     Args:
         name: `equation`: the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
-            `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: one fused
-            kernel, which stores nothing of size (T, S). `auto`: the fastest that works here.
+            `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: fused
+            kernels, which store nothing of size (T, S). `auto`: the fastest that works here.
         device: where it is to run.
         dtype: of the weights.
         dropatt: probability of dropping an attention weight.
+        d_head: H, width of a head.
 
     Returns:
         A function with the arguments of `relative_attention`.
@@ -42,16 +45,15 @@ def choose_backend(name: str, device: torch.device, *, dtype: torch.dtype = torc
     known = ("auto", *_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"unknown attention backend '{name}'; {did_you_mean(name, known)}")
+    problems = {
+        "triton": lambda: _triton_problem(device, dtype, d_head),
+        "flex": lambda: _flex_problem(device, dropatt),
+    }
     if name == "auto":
-        name = _fastest(device, dtype)
-    problem = _PROBLEMS[name](device, dtype, dropatt) if name in _PROBLEMS else None
-    if problem:
+        name = "triton" if device.type == "cuda" and problems["triton"]() is None else "matmul"
+    elif name in problems and (problem := problems[name]()):
         raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
     return _load(name)
-
-
-def _fastest(device: torch.device, dtype: torch.dtype) -> str:
-    return "triton" if device.type == "cuda" and _triton_problem(device, dtype, 0.0) is None else "matmul"
 
 
 @cache
@@ -60,7 +62,7 @@ def _load(name: str) -> Attention:
     return getattr(import_module(f"transformer_xl.model.{module}"), function)
 
 
-def _triton_problem(device: torch.device, dtype: torch.dtype, _: float) -> str | None:
+def _triton_problem(device: torch.device, dtype: torch.dtype, d_head: int) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton)"
     if device.type != "cuda" and not _is_interpreted():
@@ -69,6 +71,9 @@ def _triton_problem(device: torch.device, dtype: torch.dtype, _: float) -> str |
         return "it computes in fp32 at most, and the weights are fp64"
     if device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) < (8, 0):
         return f"it needs compute capability 8.0 (Ampere), and {torch.cuda.get_device_name(device)} is older"
+    widest = 128 if dtype == torch.float32 else 256
+    if d_head > widest:
+        return f"a tile of heads as wide as d_head ({d_head}) does not fit the memory of a multiprocessor; {widest} do"
     return None
 
 
@@ -78,15 +83,9 @@ def _is_interpreted() -> bool:
     return bool(knobs.runtime.interpret)
 
 
-def _flex_problem(device: torch.device, _: torch.dtype, dropatt: float) -> str | None:
+def _flex_problem(device: torch.device, dropatt: float) -> str | None:
     if dropatt:
         return f"flex_attention cannot drop attention weights (dropatt {dropatt})"
     if device.type == "cpu" and torch.is_grad_enabled():
         return "flex_attention has no gradients on cpu"
     return None
-
-
-_PROBLEMS: Mapping[str, Callable[[torch.device, torch.dtype, float], str | None]] = {
-    "triton": _triton_problem,
-    "flex": _flex_problem,
-}
