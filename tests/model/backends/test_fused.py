@@ -15,7 +15,7 @@ from transformer_xl.model.attention import hidden_keys, relative_attention
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
 from transformer_xl.model.backends import fused, fused_kernels
-from transformer_xl.model.backends.fused import Tile, fused_attention
+from transformer_xl.model.backends.fused import Tile, fused_attention, tile_of
 
 SHAPES = {
     "one tile": {"B": 1, "T": 16, "M": 0, "N": 1, "H": 16},
@@ -60,7 +60,7 @@ def test_narrow_types_are_as_close_as_the_equation_in_them(dtype):
 
 
 def test_results_are_the_same_every_time():
-    case = Case.draw(B=3, T=33, M=20, N=2, H=8)
+    case = Case.draw(B=2, T=18, M=15, N=1, H=4)
     first, second = (case.run(fused_attention) for _ in range(2))
     assert all(torch.equal(first[what], second[what]) for what in first)
 
@@ -98,6 +98,56 @@ def test_keys_and_values_may_be_parts_of_one_tensor():
     case.inputs["k"], case.inputs["v"] = (both[:, :, i].requires_grad_() for i in range(2))
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
+
+
+def test_keys_may_lie_farther_apart_than_32_bits_count(tmp_path):
+    """Offsets that wrap around would read before what they should."""
+    apart, n_before = 2**30, 2**31
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(2 * (n_before + 3 * apart))
+    everything = torch.from_file(str(tmp_path / "sparse"), shared=True, size=n_before + 3 * apart, dtype=torch.float16)
+    far = everything.as_strided((1, 3, 1, 1), (1, apart, 1, 1), n_before)
+    case = Case.draw(B=1, T=3, M=0, N=1, H=1, dtype=torch.float16)
+    with torch.no_grad():
+        expected = case.attend(fused_attention)
+        for name in ("k", "v"):
+            near = case.inputs[name]
+            case.inputs[name] = far.copy_(near)
+            assert torch.equal(case.attend(fused_attention), expected)
+            case.inputs[name] = near
+
+
+def test_rows_and_heads_are_counted_where_a_grid_has_room(monkeypatch):
+    """A GPU takes 65,535 programs along the second and third axis, and 2^31 along the first."""
+    grids = []
+    monkeypatch.setattr(fused._Launch, "__call__", lambda self, kernel, grid, *rest: grids.append(grid))
+    Case.draw(B=7, T=40, M=20, N=3, H=4).run(fused_attention)
+    assert grids == [(63,), (63,), (84,), (5, 3, 7)]
+
+
+@pytest.mark.parametrize(("set_as", "expected"), [("tf32", "tf32"), ("ieee", "ieee")])
+def test_products_in_fp32_are_as_exact_as_pytorchs(set_as, expected):
+    """However it was set: PyTorch's older property refuses to be read once the newer was written."""
+    q, before = torch.zeros(1, 1, 1, 1), torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = set_as
+    try:
+        assert fused._Launch.of(q, q, q, q[0], q[0, 0], 0.0).precision == expected
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about its own code
+def test_a_compiled_layer_calls_the_kernels_as_they_are():
+    case = Case.draw(B=1, T=3, M=2, N=1, H=4)
+    expected = case.run(fused_attention)
+    compiled = torch.compile(lambda q, *rest, **named: fused_attention(q * 1, *rest, **named), backend="aot_eager")
+    for what, actual in case.run(compiled).items():
+        assert torch.equal(actual, expected[what]), what
+
+
+def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
+    monkeypatch.undo()
+    assert tile_of(128, torch.float32).width < tile_of(64, torch.float32).width == tile_of(128, torch.bfloat16).width
 
 
 def test_kernels_compile_for_gpus():

@@ -5,6 +5,7 @@ Results are the same to the last bit every time. Needs Triton and a GPU; with TR
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, W edge of a tile.
 """
 
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -33,7 +34,13 @@ def fused_attention(
     dtype, scale = q_BTNH.dtype, q_BTNH.shape[-1] ** -0.5
     content_query = (q_BTNH + r_w_bias.to(dtype)) * scale
     position_query = (q_BTNH + r_r_bias.to(dtype)) * scale
-    return _FusedAttention.apply(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), first_BT, dropatt)
+    return _attend(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), first_BT, dropatt)
+
+
+@torch.compiler.disable(reason="the kernels are compiled already")
+def _attend(*inputs: Any) -> Tensor:
+    """Run the autograd node outside of what `torch.compile` makes of a layer; it would trace the launches, and some fail."""
+    return _FusedAttention.apply(*inputs)
 
 
 class Tile(NamedTuple):
@@ -51,8 +58,11 @@ class Tile(NamedTuple):
 def tile_of(d_head: int, dtype: torch.dtype) -> Tile:
     """Return the tile for a width of heads: of those tried, the one that spills least out of registers.
 
-    It is not chosen by timing when a program runs: another choice would be another order of sums.
+    It is not chosen by timing when a program runs: another choice would be another order of sums. Wide heads in fp32 take
+    smaller ones, to fit the 99 KB of shared memory that GPUs for desktops have.
     """
+    if dtype == torch.float32 and d_head > 64:
+        return Tile(16, 8)
     return Tile(32, 4 if dtype != torch.float32 and d_head <= 64 else 8)
 
 
@@ -68,7 +78,7 @@ class _FusedAttention(torch.autograd.Function):
         seed = torch.randint(2**62, (1,), device=qu.device) if dropatt else torch.zeros(1, dtype=torch.int64, device=qu.device)
         out, log_sum = torch.empty_like(qu), torch.empty(B, N, T, dtype=torch.float32, device=qu.device)
         ctx.launch = _Launch.of(qu, k, v, r, first, dropatt)
-        ctx.launch(kernels.forward_kernel, (ctx.launch.n_query_tile, B * N), qu, qv, k, v, r, first, out, log_sum, seed)
+        ctx.launch(kernels.forward_kernel, (ctx.launch.n_query_tile * B * N,), qu, qv, k, v, r, first, out, log_sum, seed)
         ctx.save_for_backward(qu, qv, k, v, r, first, out, log_sum, seed)
         return out
 
@@ -83,12 +93,9 @@ class _FusedAttention(torch.autograd.Function):
         mean_BNT = (grad.float() * out.float()).sum(-1).transpose(1, 2).contiguous()
         given = (*inputs, grad, log_sum, mean_BNT)
         grad_qu, grad_qv = torch.empty_like(qu), torch.empty_like(qv)
-        grad_k, grad_v = (
-            torch.empty(k.shape, dtype=k.dtype, device=k.device),
-            torch.empty(v.shape, dtype=v.dtype, device=v.device),
-        )
-        launch(kernels.query_gradient_kernel, (launch.n_query_tile, B * N), *given, grad_qu, grad_qv, seed)
-        launch(kernels.key_gradient_kernel, (launch.n_key_tile, B * N), *given, grad_k, grad_v, seed)
+        grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+        launch(kernels.query_gradient_kernel, (launch.n_query_tile * B * N,), *given, grad_qu, grad_qv, seed)
+        launch(kernels.key_gradient_kernel, (launch.n_key_tile * B * N,), *given, grad_k, grad_v, seed)
         n_part = max(1, min(B, _POSITION_PROGRAMS // (launch.n_diagonal * N)))
         partial = torch.empty(
             n_part, N, launch.n_diagonal, 2, launch.tile.width, r.shape[-1], dtype=torch.float32, device=r.device
@@ -108,13 +115,16 @@ class _Launch(NamedTuple):
     n_head: int
     d_head: int
     dropatt: float
+    precision: str
+    device: torch.device
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, r: Tensor, first: Tensor, dropatt: float) -> "_Launch":
         by_row_head_time = [x.stride(dim) for x in (q, k, v) for dim in (0, 2, 1)]
         strides = (*by_row_head_time, r.stride(1), r.stride(0), 0 if len(first) == 1 else first.stride(0))
         _, T, N, H = q.shape
-        return cls(tile_of(H, q.dtype), T, k.shape[1], strides, N, H, dropatt)
+        precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
+        return cls(tile_of(H, q.dtype), T, k.shape[1], strides, N, H, dropatt, precision, q.device)
 
     @property
     def n_query_tile(self) -> int:
@@ -131,20 +141,22 @@ class _Launch(NamedTuple):
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *tensors_and_counts: Any) -> None:
         """Launch a kernel; counts that only one kernel takes come after its tensors."""
-        kernel[grid](
-            *tensors_and_counts,
-            *self.strides,
-            self.tgt_len,
-            self.n_key,
-            self.n_head,
-            self.dropatt,
-            H=self.d_head,
-            P=max(16, triton.next_power_of_2(self.d_head)),
-            W=self.tile.width,
-            DROPS=self.dropatt > 0,
-            PRECISION="tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee",
-            num_warps=self.tile.warps,
-        )
+        on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+        with on_device:  # Triton launches on the current device, which need not be that of the tensors
+            kernel[grid](
+                *tensors_and_counts,
+                *self.strides,
+                self.tgt_len,
+                self.n_key,
+                self.n_head,
+                self.dropatt,
+                H=self.d_head,
+                P=max(16, triton.next_power_of_2(self.d_head)),
+                W=self.tile.width,
+                DROPS=self.dropatt > 0,
+                PRECISION=self.precision,
+                num_warps=self.tile.warps,
+            )
 
 
 def _sum_diagonals(partial: Tensor, *, tgt_len: int, n_key: int) -> Tensor:
@@ -157,9 +169,5 @@ def _sum_diagonals(partial: Tensor, *, tgt_len: int, n_key: int) -> Tensor:
     blocks = lo.new_zeros(N, n_diagonal + 1, W, H)
     blocks[:, :-1] += lo
     blocks[:, 1:] += hi
-    column = tgt_len - 1 - triton.cdiv(tgt_len, W) * W  # of the first block; those below 0 and from S on do not exist
-    grad_NCH = blocks.flatten(1, 2)[:, -column:] if column < 0 else blocks.flatten(1, 2)
-    grad_NSH = lo.new_zeros(N, n_key, H)
-    n = min(grad_NCH.shape[1], n_key)
-    grad_NSH[:, :n] = grad_NCH[:, :n]
-    return grad_NSH.transpose(0, 1)
+    before = triton.cdiv(tgt_len, W) * W - (tgt_len - 1)  # columns of the blocks that lie before the first, and do not exist
+    return blocks.flatten(1, 2)[:, before : before + n_key].transpose(0, 1)

@@ -15,11 +15,17 @@ order: there are no atomics, so results are the same every time.
 
 Every score is computed again in the backward pass, from the logarithm of its row's sum. Accumulation is in fp32.
 
+Lengths and counts are not specialized: a kernel compiled for one length serves all, so that a short last segment, or a memory
+that grows, does not stop a run to compile. Programs are counted along the first axis of the grid, the only one that holds more
+than 65,535. Offsets are 64-bit wherever they are multiplied by a stride.
+
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, W edge of a tile, P H rounded up to a power of two.
 """
 
 import triton
 import triton.language as tl
+
+_jit = triton.jit(do_not_specialize=["T", "S", "N", "B", "n_part"])
 
 
 @triton.jit
@@ -27,16 +33,15 @@ def _load(matrix, at, n, stride, H: tl.constexpr, P: tl.constexpr):
     """Load the rows `at` of a matrix (n, H), with zeros for those outside."""
     h = tl.arange(0, P)
     inside = ((at >= 0) & (at < n))[:, None] & (h < H)[None, :]
-    return tl.load(matrix + at[:, None] * stride + h[None, :], mask=inside, other=0.0)
+    return tl.load(matrix + at[:, None].to(tl.int64) * stride + h[None, :], mask=inside, other=0.0)
 
 
 @triton.jit
 def _store(matrix, tile, at, n, stride, H: tl.constexpr, P: tl.constexpr):
     """Store a tile as the rows `at` of a matrix (n, H)."""
     h = tl.arange(0, P)
-    tl.store(
-        matrix + at[:, None] * stride + h[None, :], tile.to(matrix.dtype.element_ty), mask=(at < n)[:, None] & (h < H)[None, :]
-    )
+    inside = (at < n)[:, None] & (h < H)[None, :]
+    tl.store(matrix + at[:, None].to(tl.int64) * stride + h[None, :], tile.to(matrix.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -67,15 +72,14 @@ def _lowest(first, t, T, S):
 
 
 @triton.jit
-def _kept(seed, row, t, s, S, dropatt):
+def _kept(seed, row, t, s, dropatt):
     """Return by what weights are multiplied: 0 where dropped; the same for an entry, whichever kernel asks."""
-    entry = (t[:, None] * S + s[None, :]).to(tl.uint32)
-    zero = entry * 0
-    draw, _, _, _ = tl.philox(seed, entry, zero + row.to(tl.uint32), zero, zero)
+    zero = t[:, None] * 0 + s[None, :] * 0
+    draw, _, _, _ = tl.philox(seed, zero + s[None, :], zero + t[:, None], zero + row, zero)
     return tl.where(tl.uint_to_uniform_float(draw) >= dropatt, 1 / (1 - dropatt), 0.0)
 
 
-@triton.jit
+@_jit
 def forward_kernel(
     qu, qv, k, v, r, first, out, log_sum, seed_at,
     q_row, q_head, q_t, k_row, k_head, k_s, v_row, v_head, v_s, r_head, r_s, first_row,
@@ -83,7 +87,8 @@ def forward_kernel(
     H: tl.constexpr, P: tl.constexpr, W: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend with one block of queries of one head; one program each."""
-    t0, row, M = tl.program_id(0) * W, tl.program_id(1), S - T
+    n_tile, M = tl.cdiv(T, W), S - T
+    t0, row = tl.program_id(0) % n_tile * W, tl.program_id(0) // n_tile
     batch, head = (row // N).to(tl.int64), (row % N).to(tl.int64)
     q_at = batch * q_row + head * q_head
     qu, qv, out = qu + q_at, qv + q_at, out + q_at
@@ -108,7 +113,7 @@ def forward_kernel(
         weight, faded = tl.exp(score - new_highest[:, None]), tl.exp(highest - new_highest)
         highest, total = new_highest, total * faded + tl.sum(weight, 1)
         if DROPS:
-            weight *= _kept(seed, row, t, s, S, dropatt)
+            weight *= _kept(seed, row, t, s, dropatt)
         v_tile = _load(v, s, S, v_s, H, P)
         attended = attended * faded[:, None] + tl.dot(weight.to(v_tile.dtype), v_tile, input_precision=PRECISION)
     total = tl.where(t < T, total, 1.0)
@@ -129,7 +134,6 @@ def _gradient(
     v_tile,
     seed,
     row,
-    S,
     dropatt,
     DROPS: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -139,12 +143,12 @@ def _gradient(
     grad_weight = tl.dot(grad_tile, tl.trans(v_tile), input_precision=PRECISION)
     dropped = weight
     if DROPS:
-        kept = _kept(seed, row, t, s, S, dropatt)
+        kept = _kept(seed, row, t, s, dropatt)
         grad_weight, dropped = grad_weight * kept, weight * kept
     return weight * (grad_weight - mean[:, None]), dropped
 
 
-@triton.jit
+@_jit
 def query_gradient_kernel(
     qu, qv, k, v, r, first, grad, log_sum, mean, grad_qu, grad_qv, seed_at,
     q_row, q_head, q_t, k_row, k_head, k_s, v_row, v_head, v_s, r_head, r_s, first_row,
@@ -152,7 +156,8 @@ def query_gradient_kernel(
     H: tl.constexpr, P: tl.constexpr, W: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one block of queries of one head."""
-    t0, row, M = tl.program_id(0) * W, tl.program_id(1), S - T
+    n_tile, M = tl.cdiv(T, W), S - T
+    t0, row = tl.program_id(0) % n_tile * W, tl.program_id(0) // n_tile
     batch, head = (row // N).to(tl.int64), (row % N).to(tl.int64)
     q_at = batch * q_row + head * q_head
     qu, qv, grad, grad_qu, grad_qv = qu + q_at, qv + q_at, grad + q_at, grad_qu + q_at, grad_qv + q_at
@@ -188,7 +193,6 @@ def query_gradient_kernel(
             _load(v, s, S, v_s, H, P),
             seed,
             row,
-            S,
             dropatt,
             DROPS,
             PRECISION,
@@ -202,7 +206,7 @@ def query_gradient_kernel(
     _store(grad_qv, grad_qv_tile, t, T, q_t, H, P)
 
 
-@triton.jit
+@_jit
 def key_gradient_kernel(
     qu, qv, k, v, r, first, grad, log_sum, mean, grad_k, grad_v, seed_at,
     q_row, q_head, q_t, k_row, k_head, k_s, v_row, v_head, v_s, r_head, r_s, first_row,
@@ -210,7 +214,8 @@ def key_gradient_kernel(
     H: tl.constexpr, P: tl.constexpr, W: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one block of keys and values of one head."""
-    s0, row, M = tl.program_id(0) * W, tl.program_id(1), S - T
+    n_tile, M = tl.cdiv(S, W), S - T
+    s0, row = tl.program_id(0) % n_tile * W, tl.program_id(0) // n_tile
     batch, head = (row // N).to(tl.int64), (row % N).to(tl.int64)
     q_at = batch * q_row + head * q_head
     qu, qv, grad = qu + q_at, qv + q_at, grad + q_at
@@ -232,7 +237,7 @@ def key_gradient_kernel(
             log_sum_W = tl.load(log_sum + row.to(tl.int64) * T + t, mask=t < T, other=0.0)
             mean_W = tl.load(mean + row.to(tl.int64) * T + t, mask=t < T, other=0.0)
             grad_score, dropped = _gradient(
-                score, s, t, lowest, M, log_sum_W, mean_W, grad_tile, v_tile, seed, row, S, dropatt, DROPS, PRECISION
+                score, s, t, lowest, M, log_sum_W, mean_W, grad_tile, v_tile, seed, row, dropatt, DROPS, PRECISION
             )
             grad_k_tile += tl.dot(tl.trans(grad_score.to(qu_tile.dtype)), qu_tile, input_precision=PRECISION)
             grad_v_tile += tl.dot(tl.trans(dropped.to(grad_tile.dtype)), grad_tile, input_precision=PRECISION)
@@ -241,7 +246,7 @@ def key_gradient_kernel(
     _store(grad_v + own, grad_v_tile, s, S, N * H, H, P)
 
 
-@triton.jit
+@_jit
 def position_gradient_kernel(
     qu, qv, k, v, r, first, grad, log_sum, mean, partial, seed_at, B, n_part,
     q_row, q_head, q_t, k_row, k_head, k_s, v_row, v_head, v_s, r_head, r_s, first_row,
@@ -250,15 +255,15 @@ def position_gradient_kernel(
 ):  # fmt: skip
     """Compute what one diagonal of tiles of one head adds to the gradients of `lo` and `hi`, for every n_part-th row."""
     diagonal = tl.program_id(0) - tl.cdiv(T, W) + 1
-    head, part, M = tl.program_id(1), tl.program_id(2), S - T
+    head, part, M = tl.program_id(1).to(tl.int64), tl.program_id(2), S - T
     a = tl.arange(0, W)
-    r += head.to(tl.int64) * r_head
+    r += head * r_head
     column = diagonal * W + T - 1 + a
     r_lo, r_hi = _load(r, column - W, S, r_s, H, P), _load(r, column, S, r_s, H, P)
     seed = tl.load(seed_at) if DROPS else 0
     grad_lo_tile, grad_hi_tile = tl.zeros([W, P], tl.float32), tl.zeros([W, P], tl.float32)
     for b in range(part, B, n_part):
-        row, batch = b * N + head, tl.cast(b, tl.int64)
+        row, batch = tl.cast(b * N + head, tl.int32), tl.cast(b, tl.int64)
         q_at, k_at, v_at = batch * q_row + head * q_head, batch * k_row + head * k_head, batch * v_row + head * v_head
         for t0 in range(tl.maximum(-diagonal, 0) * W, tl.minimum(T, S - diagonal * W), W):
             t, s0 = t0 + a, t0 + diagonal * W
@@ -275,12 +280,12 @@ def position_gradient_kernel(
                 mean_W = tl.load(mean + tl.cast(row, tl.int64) * T + t, mask=t < T, other=0.0)
                 grad_score, _ = _gradient(
                     score, s, t, lowest, M, log_sum_W, mean_W, _load(grad + q_at, t, T, q_t, H, P),
-                    _load(v + v_at, s, S, v_s, H, P), seed, row, S, dropatt, DROPS, PRECISION,
+                    _load(v + v_at, s, S, v_s, H, P), seed, row, dropatt, DROPS, PRECISION,
                 )  # fmt: skip
                 grad_lo, grad_hi = _unshift(grad_score, W)
                 grad_lo_tile += tl.dot(tl.trans(grad_lo.to(qv_tile.dtype)), qv_tile, input_precision=PRECISION)
                 grad_hi_tile += tl.dot(tl.trans(grad_hi.to(qv_tile.dtype)), qv_tile, input_precision=PRECISION)
     own = (part * tl.num_programs(1) + head) * tl.num_programs(0) + tl.program_id(0)
-    partial += own.to(tl.int64) * 2 * W * H
+    partial += own * 2 * W * H
     _store(partial, grad_lo_tile, a, W, H, H, P)
     _store(partial + W * H, grad_hi_tile, a, W, H, H, P)
