@@ -62,6 +62,12 @@ def test_an_old_gpu_or_fp64_gets_matmul(gpu):
         choose_backend("triton", GPU)
 
 
+def test_other_makers_count_their_capabilities_otherwise(gpu, monkeypatch):
+    gpu[:] = [7, 5]
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert choose_backend("auto", GPU) is choose_backend("triton", GPU)
+
+
 def test_triton_needs_a_gpu(compiling):
     pytest.importorskip("triton", reason="Triton is not installed")
     with pytest.raises(ConfigError, match="'triton' cannot run here: it is compiled for a GPU, and the model is on cpu"):
@@ -103,6 +109,18 @@ def test_flex_has_no_gradients_on_a_cpu():
         choose_backend("flex", CPU)
     with pytest.raises(ConfigError, match="'flex' cannot run here: flex_attention has no gradients on cpu"):
         choose_backend("flex", CPU)
+
+
+def test_flex_has_gradients_on_a_gpu():
+    choose_backend("flex", GPU)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_a_model_that_was_trained_with_dropatt_reads_with_flex():
+    model = tiny_model(dropatt=0.1)
+    model.backend = "flex"
+    with torch.no_grad():
+        model(torch.zeros(1, 2, dtype=torch.int64))
 
 
 def test_flex_has_no_dropout():

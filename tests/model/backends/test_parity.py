@@ -59,3 +59,15 @@ def test_dropout_keeps_the_mean(name):
     assert not torch.equal(drawn[0], drawn[1])
     error = drawn.std(0) / len(drawn) ** 0.5
     assert ((drawn.mean(0) - kept).abs() <= 5 * error + 1e-6).all()
+
+
+@pytest.mark.parametrize("name", ["equation", "matmul", "sdpa"])
+def test_dropout_drops_the_share_asked_for(name):
+    """Values that are the unit vectors show the weights."""
+    S = 60
+    case = Case.draw(B=20, T=1, M=S - 1, N=2, H=S, ages="full")
+    case.inputs["v"] = torch.eye(S)[:, None].expand(20, S, 2, S)
+    with torch.no_grad():
+        dropped = case.attend(choose_backend(name, CPU), dropatt=0.4) == 0
+        assert not (case.attend(choose_backend(name, CPU)) == 0).any()
+    assert dropped.double().mean().item() == pytest.approx(0.4, abs=0.05)
