@@ -1,3 +1,7 @@
+import math
+from collections import Counter
+from itertools import permutations
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +23,8 @@ def test_the_order_is_the_same_for_ever() -> None:
     """A run that is resumed must go on in its order: these numbers may never change."""
     assert Permutation(10, 1, 2)(np.arange(10)).tolist() == [1, 6, 3, 9, 0, 5, 4, 7, 2, 8]
     assert Permutation(10**9, 1, 2)(np.array([0, 123_456_789])).tolist() == [788589452, 416318512]
+    grouped = GroupedPermutation(np.array([0, 3, 7, 12]), 1, 2)(np.arange(12))
+    assert grouped.tolist() == [0, 2, 1, 7, 10, 9, 11, 8, 6, 3, 5, 4]
 
 
 @pytest.mark.parametrize("n", [3, 24, 1000])
@@ -31,6 +37,20 @@ def test_every_place_is_as_likely(n: int) -> None:
     expected = np.bincount(np.arange(n) * n_bins // n, minlength=n_bins) * n_keys / n
     statistic = float((((counts - expected) ** 2) / expected).sum())
     assert abs(statistic - (n_bins - 1)) < 5 * (2 * (n_bins - 1)) ** 0.5
+
+
+@pytest.mark.parametrize("n", [2, 3, 4])
+def test_every_order_is_as_likely(n: int) -> None:
+    """Chi-squared over keys, within five standard deviations."""
+    n_keys, n_orders = 2400, math.factorial(n)
+    counts = Counter(tuple(Permutation(n, 7, key)(np.arange(n)).tolist()) for key in range(n_keys))
+    statistic = sum((counts[order] - n_keys / n_orders) ** 2 for order in permutations(range(n))) * n_orders / n_keys
+    assert abs(statistic - (n_orders - 1)) < 5 * (2 * (n_orders - 1)) ** 0.5
+
+
+def test_each_group_has_an_order_of_its_own() -> None:
+    found = GroupedPermutation(np.array([0, 50, 100]), 5)(np.arange(100)) % 50
+    assert np.count_nonzero(found[:50] == found[50:]) < 10
 
 
 def test_neighbors_are_torn_apart() -> None:

@@ -56,6 +56,18 @@ def test_a_slice_inside_a_shard_is_a_view(folder: Path) -> None:
     assert not np.shares_memory(ids[3:6], ids[3:6])
 
 
+def test_as_an_array_it_is_copied_when_it_must_be(folder: Path) -> None:
+    one, _ = _shards(folder, [4])
+    assert np.shares_memory(np.asarray(one), np.asarray(one))
+    assert np.asarray(one, copy=False).tolist() == [0, 3, 6, 9]
+    assert np.array(one).flags.writeable, "a copy may be written to"
+    two, whole = _shards(folder, [2, 2])
+    assert np.array_equal(np.array(two), whole)
+    assert np.asarray(two, np.int32).dtype == np.int32
+    with pytest.raises(ValueError, match="2 shards make one array only by copying"):
+        np.asarray(two, copy=False)
+
+
 def test_few_files_are_open_at_a_time(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(sharded_ids, "OPEN_SHARDS", 2)
     ids, whole = _shards(folder, [1] * 20)

@@ -1,5 +1,7 @@
 import itertools
 import json
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,6 +117,20 @@ def _documents(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([100 * i + np.arange(n) for i, n in enumerate(lengths)]), starts
 
 
+def _in_shards(folder: Path, ids: np.ndarray, cuts: list[int]) -> ShardedIds:
+    """Return the ids in files that end at `cuts`."""
+    borders = [0, *sorted(cuts), len(ids)]
+    paths = [folder / f"{i}.bin" for i in range(len(borders) - 1)]
+    for path, (begin, end) in zip(paths, itertools.pairwise(borders), strict=True):
+        ids[begin:end].astype("<u2").tofile(path)
+    return ShardedIds(paths, np.diff(borders).tolist(), np.dtype("<u2"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shards")
+
+
 LENGTHS = st.lists(st.integers(1, 9), min_size=12, max_size=40)
 
 
@@ -145,11 +161,17 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
     assert orders[0] != orders[1] != orders[2]
 
 
-@given(LENGTHS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
-def test_shuffled_any_world_size_reads_the_same(lengths, lanes_per_rank: int, world_size: int, tgt_len: int) -> None:
+CUTS = st.lists(st.integers(0, 12), max_size=3)
+
+
+@given(LENGTHS, CUTS, st.integers(1, 3), st.integers(1, 3), st.integers(1, 4), st.sampled_from(["documents", "shards"]))
+def test_shuffled_any_world_size_reads_the_same(
+    folder: Path, lengths, cuts, lanes_per_rank: int, world_size: int, tgt_len: int, shuffle
+) -> None:
     ids, starts = _documents(lengths)
-    options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": "documents", "seed": 3}
+    options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": shuffle, "seed": 3}
     options["tgt_len"] = min(tgt_len, (len(ids) - 1) // options["batch_size"])
+    ids = _in_shards(folder, ids, cuts)
     whole = SegmentStream(ids, **options)
     ranks = [SegmentStream(ids, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
     for _ in range(2 * whole.segments_per_epoch + 1):
@@ -158,9 +180,10 @@ def test_shuffled_any_world_size_reads_the_same(lengths, lanes_per_rank: int, wo
             assert torch.equal(torch.cat([getattr(part, name) for part in parts]), getattr(segment, name))
 
 
-@given(LENGTHS, st.integers(0, 60), st.sampled_from(["documents", "shards"]))
-def test_shuffled_resuming_continues_exactly(lengths, steps: int, shuffle) -> None:
+@given(LENGTHS, CUTS, st.integers(0, 60), st.sampled_from(["documents", "shards"]))
+def test_shuffled_resuming_continues_exactly(folder: Path, lengths, cuts, steps: int, shuffle) -> None:
     ids, starts = _documents(lengths)
+    ids = _in_shards(folder, ids, cuts)
     options = {"batch_size": 2, "tgt_len": 2, "document_starts": starts, "shuffle": shuffle, "seed": 1}
     stream, resumed = SegmentStream(ids, **options), SegmentStream(ids, **options)
     for _ in range(steps):
@@ -175,12 +198,9 @@ def test_shuffled_resuming_continues_exactly(lengths, steps: int, shuffle) -> No
 
 def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
     ids, starts = _documents([3, 1, 2, 4, 1, 1, 2, 3, 5, 1, 1, 2])
-    cuts, paths = [0, 6, 13, len(ids)], []  # the second cut is inside a document, which belongs to where it starts
-    for i, (begin, end) in enumerate(itertools.pairwise(cuts)):
-        paths.append(tmp_path / f"{i}.bin")
-        ids[begin:end].astype("<u2").tofile(paths[-1])
-    sharded = ShardedIds(paths, np.diff(cuts).tolist(), np.dtype("<u2"))
-    shard_of = np.searchsorted(starts, cuts[1:])
+    cuts = [6, 13]  # the second one is inside a document, which belongs to where it starts
+    sharded = _in_shards(tmp_path, ids, cuts)
+    shard_of = np.searchsorted(starts, cuts)
     seen = set()
     for seed in range(30):
         text = ShuffledText(sharded, starts, shuffle="shards", key=(seed, 0))
@@ -192,6 +212,42 @@ def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
         seen.add((tuple(dict.fromkeys(shards)), tuple(order)))
     assert len({shards for shards, _ in seen}) == 6
     assert len(seen) == 30
+
+
+@pytest.mark.parametrize("starts", [[], [0, 4], [4], [4, 10, 12], [0, 4, 11]])
+def test_shuffled_documents_are_those_of_the_ids(starts) -> None:
+    """What precedes the first start is a document too; a start beyond the end, as of a text cut short, is none."""
+    text = ShuffledText(np.arange(10), np.array(starts, np.int64), shuffle="documents", key=(1, 0))
+    whole = list(range(10))
+    assert text.read(0, 10)[0].tolist() in ([whole, whole[4:] + whole[:4]] if starts else [whole])
+
+
+@pytest.mark.parametrize("shuffle", ["documents", "shards"])
+def test_a_shuffled_order_takes_little_memory(monkeypatch, shuffle) -> None:
+    """However many documents there are; one array of a number for each would take 8 MB."""
+    monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 4)
+    n = 1_000_000
+    ids, starts = np.zeros(2 * n, np.uint16), np.arange(0, 2 * n, 2)
+    tracemalloc.start()
+    try:
+        stream = SegmentStream(ids, batch_size=4, tgt_len=16, document_starts=starts, shuffle=shuffle)
+        for _ in range(100):
+            next(stream)
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_blocks_of_a_shuffled_text_are_found_once_and_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(order_module, "BLOCK", 4)
+    ids, starts = _documents([3] * 200)
+    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 0), n_lanes=2)
+    for begin in range(0, 300, 5):
+        for lane in (0, 300):
+            text.read(lane + begin, lane + begin + 5)
+    blocks = text._block.cache_info()
+    assert blocks.misses <= 50 + 1, "all of them, and that in which the second lane begins once more"
+    assert blocks.currsize <= 5
 
 
 def test_shuffled_text_in_many_blocks(monkeypatch) -> None:

@@ -52,7 +52,8 @@ class ShuffledText:
 
     Args:
         ids: shape (n_tokens,).
-        document_starts: token offsets, increasing; what precedes the first one is a document too.
+        document_starts: token offsets, increasing; what precedes the first one is a document too, and those beyond `ids` are
+            none.
         shuffle: documents: all of them; shards: shards, and the documents inside each, so that a lane reads in one file at a
             time.
         key: of the order: seed and epoch.
@@ -69,7 +70,8 @@ class ShuffledText:
         n_lanes: int = 1,
     ) -> None:
         self._ids = _fast(ids)
-        self._starts = document_starts if document_starts[:1].tolist() == [0] else np.concatenate([[0], document_starts])
+        starts = document_starts[: np.searchsorted(document_starts, len(ids))]
+        self._starts = starts if starts[:1].tolist() == [0] else np.concatenate([[0], starts])  # a view, if it can be
         n_documents = len(self._starts)
         if shuffle == "shards" and isinstance(ids, ShardedIds):
             self._order = GroupedPermutation(np.searchsorted(self._starts, ids.borders), *key)

@@ -10,8 +10,8 @@ import numpy as np
 
 from transformer_xl.errors import CorpusError
 
-OPEN_SHARDS = 256
-"""At most so many files are mapped at a time: a process may not hold as many as a large corpus has."""
+OPEN_SHARDS = 128
+"""At most so many files are mapped at a time: a process may not hold as many as a large corpus has (on macOS 256, of all)."""
 
 
 class ShardedIds:
@@ -64,8 +64,10 @@ class ShardedIds:
         return found if places.ndim else found[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return all ids in memory."""
-        return np.asarray(self[:], dtype)
+        """Return all ids as numpy asks for them: `copy` True is a copy, False is refused unless there is one shard."""
+        if copy is False and len(self.borders) > 2:
+            raise ValueError(f"{len(self.borders) - 1} shards make one array only by copying")
+        return np.array(self[:], dtype, copy=copy)
 
     def _slice(self, begin: int, end: int) -> np.ndarray:
         if begin >= end:
