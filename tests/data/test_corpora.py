@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from transformer_xl.config import DataConfig
 from transformer_xl.data import splits as splits_module
 from transformer_xl.data.corpora import Corpus, choose_corpus, corpus_names, find_corpus
+from transformer_xl.data.files import EVERY_LINE
 from transformer_xl.data.named import NAMED, SPLITS
 from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
 from transformer_xl.errors import ConfigError, CorpusError
@@ -240,3 +241,11 @@ def test_a_text_is_divided_into_documents_in_one_way() -> None:
         ConfigError, match=r"documents \('lines'\) and document_separator \('--'\) both divide the text; use one"
     ):
         DataConfig(documents="lines", document_separator="--")
+
+
+def test_a_line_that_is_most_of_a_text_is_cut(tmp_path) -> None:
+    """No split takes all of it because the next line begins only at the end."""
+    path = tmp_path / "text.txt"
+    path.write_text("a" * 99 + "\n")
+    pieces = [splits_by_ratio([path], (0.8, 0.1, 0.1), EVERY_LINE)[name] for name in SPLITS]
+    assert [(piece.start, piece.stop) for (piece,) in pieces] == [(0, 80), (80, 90), (90, None)]

@@ -1,10 +1,12 @@
 import errno
 import json
 import os
+import select
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -161,13 +163,14 @@ def dying(path):
         if left[0] < 0:
             os.kill(os.getpid(), 9)
 shards.new_file = dying
+p.Path.rename = lambda *_: os.kill(os.getpid(), 9)
 data = DataConfig(corpus=sys.argv[1], documents="lines")
 p.prepare(data, TokenizerConfig(kind="word"), cache=p.Path(sys.argv[2]), n_workers=1)
 """
 
 
 def _killed(text: Path, cache: Path, *, after: int) -> Path:
-    """Kill a preparation in shards when it has written so many files; return what it left."""
+    """Kill a preparation in shards when it has written so many files, at the latest when all; return what it left."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(text), str(cache), str(after)], check=False)
     assert killed.returncode == -9
     (left,) = cache.glob("*.unfinished")
@@ -197,6 +200,66 @@ def test_a_kill_costs_no_finished_shard(text: Path, monkeypatch, capsys, after: 
     assert capsys.readouterr().err == "going on with a preparation that was interrupted; finished shards are kept\n"
     assert _contents(resumed) == whole
     assert {name: (resumed.directory / name).stat().st_mtime_ns for name in finished} == finished
+
+
+def test_a_kill_when_all_is_written(text: Path, monkeypatch) -> None:
+    """What was written last, the manifest, is not a part of what it lists."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
+    _small_chunks(monkeypatch)
+    left = _killed(text, text.parent / "cache", after=1000)
+    assert (left / "manifest.json").exists()
+    assert _contents(_in_shards(text, "cache")) == _contents(_in_shards(text, "whole"))
+
+
+def test_only_the_tokenizer_of_finished_shards_is_kept(text: Path, monkeypatch) -> None:
+    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
+    _small_chunks(monkeypatch)
+    left = _killed(text, text.parent / "cache", after=10)
+    WordTokenizer(["<unk>", "<eos>", "another"]).save(left / "tokenizer.json")
+    assert _contents(_in_shards(text, "cache")) == _contents(_in_shards(text, "whole"))
+
+
+def test_shards_of_another_size_are_not_gone_on_with(text: Path, monkeypatch) -> None:
+    """As if a version with smaller shards had been interrupted."""
+    _small_chunks(monkeypatch)
+    _killed(text, text.parent / "cache", after=30)
+    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
+    assert _contents(_in_shards(text, "cache")) == _contents(_in_shards(text, "whole"))
+
+
+def test_a_text_that_changes_while_it_is_read(text: Path, monkeypatch) -> None:
+    located = Corpus.located_chunks
+
+    def chunks(self, split):
+        text.write_text(TEXT + "more", encoding="utf-8")
+        return located(self, split)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Corpus, "located_chunks", chunks)
+        with pytest.raises(CorpusError, match=r"text.txt' changed while it was read; try again when nothing writes to it"):
+            _prepare(text)
+    prepared = _prepare(text)
+    assert sum(prepared.splits[split].n_bytes for split in SPLITS) == len(TEXT.encode()) + 4
+
+
+def test_what_is_gone_on_with_is_not_abandoned(text: Path, monkeypatch) -> None:
+    """However old it is: another preparation that begins meanwhile leaves it alone."""
+    monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
+    _small_chunks(monkeypatch)
+    left = _killed(text, text.parent / "cache", after=10)
+    for part in left.glob("*.tmp-*"):
+        part.unlink()
+    os.utime(left, (0, 0))
+    check = prepare_module._check_content
+
+    def check_late(corpus: Corpus) -> None:
+        monkeypatch.setattr(prepare_module, "_check_content", check)
+        _prepare(text, "byte")
+        assert list(left.glob("*.json"))
+        check(corpus)
+
+    monkeypatch.setattr(prepare_module, "_check_content", check_late)
+    _in_shards(text, "cache")
 
 
 def test_what_was_interrupted_is_removed_after_a_week(text: Path) -> None:
@@ -229,6 +292,61 @@ def test_who_comes_second_waits(text: Path, monkeypatch, capsys) -> None:
         assert first.result().directory == second.result().directory
     assert len(n_built) == 1
     assert [path.name for path in (text.parent / "cache").iterdir() if path.suffix == ".lock"] == []
+
+
+PREPARER = """
+import sys, time
+from transformer_xl.config import *
+from transformer_xl.data import prepare as p
+build = p._build
+def slow_build(*args, **kwargs):
+    print("builds", flush=True)
+    sys.stdin.readline()
+    build(*args, **kwargs)
+p._build = slow_build
+prepared = p.prepare(DataConfig(corpus=sys.argv[1]), TokenizerConfig(), cache=p.Path(sys.argv[2]))
+print(len(prepared.splits["train"].ids), flush=True)
+"""
+
+
+def test_of_many_processes_one_works_and_the_next_if_it_is_killed(text: Path) -> None:
+    """As the ranks of a training run do, all at once."""
+    command, pipe = [sys.executable, "-c", PREPARER, str(text), str(text.parent / "cache")], subprocess.PIPE
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)) for _ in range(3)]
+        for rank in ranks:
+            stack.callback(rank.kill)
+        first = _who_builds(ranks)
+        waiting = [rank for rank in ranks if rank is not first]
+        for rank in waiting:
+            assert b"another process is preparing" in rank.stderr.readline()
+        first.kill()
+        second = _who_builds(waiting)
+        second.stdin.write(b"\n")
+        second.stdin.flush()
+        printed = [rank.communicate(timeout=60)[0] for rank in waiting]
+    assert len(set(printed)) == 1
+    assert int(printed[0]) == len(_prepare(text).splits["train"].ids)
+
+
+def _who_builds(processes: list[subprocess.Popen]) -> subprocess.Popen:
+    """Return the one process that says so."""
+    ready, _, _ = select.select([process.stdout for process in processes], [], [], 60)
+    (builder,) = [process for process in processes if process.stdout in ready]
+    assert builder.stdout.readline() == b"builds\n"
+    return builder
+
+
+def test_where_files_cannot_be_locked_what_another_has_made_is_opened(text: Path, monkeypatch) -> None:
+    @contextmanager
+    def unlocked(*args):
+        monkeypatch.undo()
+        _prepare(text)
+        raise OSError(errno.ENOLCK, "no locks")
+        yield
+
+    monkeypatch.setattr(prepare_module, "one_at_a_time", unlocked)
+    assert len(_prepare(text).splits["train"].ids)
 
 
 @pytest.fixture
@@ -282,9 +400,48 @@ def test_a_shard_that_changed_is_named_and_encoded_again_on_demand(
     assert {name: (sharded.directory / name).stat().st_mtime_ns for name in others} == others
 
 
+@pytest.mark.parametrize("separator", [None, "--"])
+def test_documents_of_any_length_in_shards(tmp_path, monkeypatch, separator: str | None) -> None:
+    """Longer than several shards, of one byte, and empty."""
+    _small_chunks(monkeypatch)
+    (tmp_path / "text").mkdir()
+    for i, content in enumerate(["a" * 12_000, "", "b", "c\n--\n" * 900, "--\n--\n", "d" * 5_000, "e" * 4_999 + "\n", "f"]):
+        (tmp_path / "text" / f"{i}.txt").write_text(content)
+    data = DataConfig(corpus=str(tmp_path / "text"), document_separator=separator, split=(1, 0, 0))
+    found = []
+    for n_bytes in (1 << 30, 5000):
+        monkeypatch.setattr(shards, "SHARD_BYTES", n_bytes)
+        prepared = prepare(data, TokenizerConfig(), cache=tmp_path / str(n_bytes), progress=False)
+        found.append((prepared.splits["train"].ids[:].tolist(), prepared.splits["train"].document_starts.tolist()))
+        assert all(prepared.splits[split].document_starts.tolist() == [] for split in ("valid", "test"))
+    assert found[0] == found[1]
+    n_documents = 7 if separator is None else 905
+    assert len(found[0][1]) == n_documents
+
+
+def test_what_was_written_to_since_is_compared_whatever_its_size(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
+    monkeypatch.setattr(prepare_module, "HASHED_BYTES", 100)
+    hashed = []
+    compare = shards.size_and_hash
+    monkeypatch.setattr(shards, "size_and_hash", lambda path: hashed.append(path.name) or compare(path))
+    path, manifest = sharded.directory / "train.3.bin", sharded.directory / "manifest.json"
+    later = manifest.stat().st_mtime + 1
+    os.utime(path, (later, later))  # as a copy has it
+    for expected in (["train.3.bin"], []):
+        hashed.clear()
+        _in_shards(text, "cache")
+        assert [name for name in hashed if name.startswith("train.")] == expected
+    path.write_bytes(bytes(reversed(path.read_bytes())))
+    os.utime(path, (later + 1e6, later + 1e6))
+    with pytest.raises(CorpusError, match=r"train.3.bin' of the prepared corpus has another sha256"):
+        _in_shards(text, "cache")
+
+
 def test_verification_compares_large_files_too(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
     path = sharded.directory / "train.3.bin"
+    times = path.stat()
     path.write_bytes(bytes(reversed(path.read_bytes())))
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as if the disk had failed
     monkeypatch.setattr(prepare_module, "HASHED_BYTES", 100)
     assert len(_in_shards(text, "cache").splits["train"].ids)
     with pytest.raises(CorpusError, match=r"train.3.bin' of the prepared corpus has another sha256"):

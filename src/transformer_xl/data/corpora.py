@@ -71,12 +71,28 @@ class Corpus:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of names, sizes and times of the files and of how they are divided, as hex; reads no content."""
+        identity = json.dumps([self.name, self._first_seen, self._settings, self.document_separator])
+        return hashlib.sha256(identity.encode()).hexdigest()
+
+    @cached_property
+    def _first_seen(self) -> list[tuple[str, int, int]]:
+        return self._sizes_and_times()
+
+    def _sizes_and_times(self) -> list[tuple[str, int, int]]:
         try:
-            files = [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
+            return [(str(file), (stat := file.stat()).st_size, stat.st_mtime_ns) for file in self.files]
         except OSError as error:
             raise CorpusError(f"cannot read '{error.filename}': {error.strerror}; restore it or give another corpus") from None
-        identity = json.dumps([self.name, files, self._settings, self.document_separator])
-        return hashlib.sha256(identity.encode()).hexdigest()
+
+    def check_unchanged(self) -> None:
+        """Compare sizes and times of the files with those in `fingerprint`.
+
+        Raises:
+            CorpusError: one is gone or has been written to since.
+        """
+        for before, now in zip(self._first_seen, self._sizes_and_times(), strict=True):
+            if now != before:
+                raise CorpusError(f"'{now[0]}' changed while it was read; try again when nothing writes to it any more")
 
     def chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, bool]]:
         """Yield the text of a split.

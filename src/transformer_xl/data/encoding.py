@@ -22,6 +22,7 @@ BATCH_BYTES = 1 << 20
 """Chunks are encoded in batches of about so many bytes, so that many small documents cost no more than a few large ones."""
 
 _BATCHES_PER_WORKER = 3
+_NOTHING = np.empty(0, np.int64)
 
 
 class EncodedBatch(NamedTuple):
@@ -29,14 +30,14 @@ class EncodedBatch(NamedTuple):
 
     Attributes:
         ids: little-endian ids, back to back.
-        document_starts: offsets (tokens from the beginning of the batch) at which documents start.
+        document_starts: offsets (tokens from the beginning of the batch) at which documents start, int64.
         n_tokens: number of ids.
         n_bytes: bytes of text.
         n_characters: code points of text.
     """
 
     ids: bytes
-    document_starts: list[int]
+    document_starts: np.ndarray
     n_tokens: int
     n_bytes: int
     n_characters: int
@@ -116,25 +117,27 @@ def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
     dtype = id_dtype(tokenizer.vocab_size)
     ids, starts, n_tokens, n_characters = [], [], 0, 0
     for chunk in batch:
-        encoded, documents = _with_lines(chunk, tokenizer) if chunk.has_lines else (_encode_chunk(chunk, tokenizer), [0])
-        starts += [n_tokens + start for start in (documents if chunk.starts_document else documents[1:])]
+        encoded, following = _with_lines(chunk, tokenizer) if chunk.has_lines else (_encode_chunk(chunk, tokenizer), _NOTHING)
+        starts += [[n_tokens] if chunk.starts_document else _NOTHING, n_tokens + following]
         ids.append(encoded.astype(dtype).tobytes())
         n_tokens += len(encoded)
         n_characters += _n_characters(chunk.data)
-    return EncodedBatch(b"".join(ids), starts, n_tokens, sum(len(chunk.data) for chunk in batch), n_characters)
+    n_bytes = sum(len(chunk.data) for chunk in batch)
+    return EncodedBatch(b"".join(ids), np.concatenate(starts, dtype=np.int64), n_tokens, n_bytes, n_characters)
 
 
-def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, list[int]]:
-    """Return the ids of a chunk whose lines are documents, and where in them lines begin."""
+def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of a chunk whose lines are documents, and where in them lines begin, but for the first."""
     if tokenizer.kind in ("byte", "char"):  # a line end is one id of its own, so that all lines are encoded at once
         encoded = _encode_chunk(chunk, tokenizer)
-        ends = encoded == tokenizer.encode("\n")[0] if b"\n" in chunk.data else np.zeros(len(encoded), bool)
-        return encoded, [0, *(np.flatnonzero(ends[:-1]) + 1).tolist()]
+        if b"\n" not in chunk.data:  # it may not be in the tokenizer's alphabet either
+            return encoded, _NOTHING
+        return encoded, np.flatnonzero(encoded[:-1] == tokenizer.encode("\n")[0]) + 1
     lines, offset = [], chunk.offset
     for line in BytesIO(chunk.data):
         lines.append(_encode_chunk(chunk._replace(data=line, offset=offset), tokenizer))
         offset += len(line)
-    return np.concatenate(lines), [0, *np.cumsum([len(line) for line in lines[:-1]], dtype=np.int64).tolist()]
+    return np.concatenate(lines), np.cumsum([len(line) for line in lines[:-1]], dtype=np.int64)
 
 
 def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:

@@ -21,8 +21,8 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -49,6 +49,7 @@ from transformer_xl.data.shards import (
     open_documents,
     shard_names,
     size_and_hash,
+    split_files,
     write_shards,
 )
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
@@ -62,7 +63,8 @@ SMALL_BYTES = 4 << 20
 """Corpora of fewer bytes on disk are encoded in this process: others would take longer to start."""
 
 HASHED_BYTES = 256 << 20
-"""When a prepared corpus is opened, so much of it, its smallest files, is compared with hashes, the rest only with sizes."""
+"""When a prepared corpus is opened, so much of it, its smallest files, is compared with hashes; of the rest what is newer than
+its manifest, otherwise only sizes."""
 
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _UNFINISHED, _MANIFEST, _TOKENIZER = ".unfinished", "manifest.json", "tokenizer.json"
@@ -133,7 +135,7 @@ def prepare(
         progress: show progress on stderr, if it is a terminal.
         download: fetch a named corpus that lies nowhere.
         verify: compare all that was prepared before with its hashes; otherwise files beyond the smallest,
-            `HASHED_BYTES` together, only with their sizes.
+            `HASHED_BYTES` together, only with their sizes unless they were written to since.
         repair: encode shards again that are missing or changed, instead of refusing them.
 
     Returns:
@@ -154,10 +156,9 @@ def prepare(
             return _open(directory, verify=verify)
         except DamagedError as damage:
             _refuse_or_say(damage, directory, repair=repair)
+    build = partial(_build, corpus, tokenizer, n_workers=n_workers, progress=progress)
     try:
-        with _building(corpus, directory, verify=verify) as unfinished:
-            if unfinished is not None:
-                _build(corpus, tokenizer, unfinished, n_workers=n_workers, progress=progress)
+        _make(directory, build, name=corpus.name, verify=verify)
         prepared = _open(directory)
         _also_known_as(root / _key(corpus, prepared.tokenizer), directory)
         return prepared
@@ -197,24 +198,22 @@ def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
     return hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, which]).encode()).hexdigest()[:32]
 
 
-@contextmanager
-def _building(corpus: Corpus, directory: Path, *, verify: bool) -> Iterator[Path | None]:
-    """Give a directory that becomes `directory` if the block succeeds; None if another process has made it meanwhile.
+def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: bool) -> None:
+    """Let `build` fill a directory that becomes `directory` when complete, unless another process makes it meanwhile.
 
-    If the block fails, its directory stays for the next attempt, unless no shard was finished.
+    If `build` fails, what it wrote stays for the next attempt, unless no shard was finished.
     """
     unfinished = directory.with_name(directory.name + _UNFINISHED)
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(directory.parent, but=unfinished)
-        wait = partial(print, f"another process is preparing '{corpus.name}'; waiting for it", file=sys.stderr)
+        wait = partial(print, f"another process is preparing '{name}'; waiting for it", file=sys.stderr)
         with one_at_a_time(directory.with_name(directory.name + ".lock"), wait):
             if _is_good(directory, verify=verify):
-                yield None
                 return
             _take_up(directory, unfinished)
             try:
-                yield unfinished
+                build(unfinished)
                 unfinished.rename(directory)
             finally:
                 if unfinished.exists() and not _records(unfinished):
@@ -241,10 +240,10 @@ def _take_up(directory: Path, unfinished: Path) -> None:
     if directory.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         directory.rename(unfinished)
-        (unfinished / _MANIFEST).unlink(missing_ok=True)
     elif unfinished.exists():
         print("going on with a preparation that was interrupted; finished shards are kept", file=sys.stderr)
     unfinished.mkdir(exist_ok=True)
+    os.utime(unfinished)  # it is not abandoned, should the first shard take long
     for part in unfinished.glob("*.tmp-*"):
         part.unlink()
 
@@ -279,16 +278,21 @@ def _build(
         trained = _kept_tokenizer(directory) or _train(corpus, tokenizer, progress=progress)
     trained.save(directory / _TOKENIZER)
     n_workers = _n_workers(corpus, trained) if n_workers is None else n_workers
-    splits, files = {}, {}
+    splits, files, names = {}, {}, {_TOKENIZER}
     for split in SPLITS:
         shards = _write_split(corpus, split, trained, directory, n_workers=n_workers, progress=progress)
         splits[split] = _counts(directory, split, shards)
         _check_canonical(corpus, split, trained, splits[split])
         for shard in shards:
             files |= shard.files
+        names |= split_files(split, len(shards))
+    corpus.check_unchanged()  # or else a mixture of two texts would be found under the name of the first
     if not splits["train"]["n_tokens"]:
         raise CorpusError(f"corpus '{corpus.name}' has no tokens in its train split; give more text or another data.split")
-    files |= {path.name: size_and_hash(path) for path in sorted(directory.iterdir()) if path.name not in files}
+    for path in directory.iterdir():
+        if path.name not in names:  # an older manifest, or shards too many of a version that made smaller ones
+            path.unlink()
+    files |= {name: size_and_hash(directory / name) for name in sorted(names) if name not in files}
     manifest = {
         "format": FORMAT,
         "corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint},
@@ -417,11 +421,18 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
 
 
 def _check_files(directory: Path, files: dict[str, dict[str, Any]], *, verify: bool) -> None:
-    """Compare all files with their sizes, and the smallest ones, `HASHED_BYTES` together, with their hashes."""
+    """Compare all files with their sizes; the smallest ones, and those newer than the manifest, with their hashes too."""
+    manifest = directory / _MANIFEST
+    finished_ns = newest_ns = manifest.stat().st_mtime_ns
     n_bytes = 0
     for name, expected in sorted(files.items(), key=lambda item: item[1]["size"]):
         n_bytes += expected["size"]
-        check_file(directory / name, expected, thorough=verify or n_bytes < HASHED_BYTES)
+        thorough = verify or n_bytes < HASHED_BYTES
+        written_ns = check_file(directory / name, expected, thorough=thorough, finished_ns=finished_ns)
+        newest_ns = max(newest_ns, written_ns)
+    if newest_ns > finished_ns:  # copied without their times: they are as they were, so that sizes suffice from now on
+        with suppress(OSError):
+            os.utime(manifest, ns=(newest_ns, newest_ns))
 
 
 def _open_split(directory: Path, split: SplitName, dtype: np.dtype, counts: dict[str, Any]) -> TokenSplit:

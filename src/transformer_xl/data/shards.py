@@ -108,6 +108,18 @@ def shard_names(split: str, n_shards: int) -> list[str]:
     return [split, *(f"{split}.{index}" for index in range(1, n_shards))]
 
 
+def split_files(split: str, n_shards: int) -> set[str]:
+    """Return the names of all files of a split.
+
+    Example:
+        >>> sorted(split_files("test", 1))
+        ['documents.test.npy', 'test.bin', 'test.json']
+    """
+    names = shard_names(split, n_shards)
+    patterns = ("{}.bin", "documents.{}.npy", "{}.json")
+    return {pattern.format(name) for pattern in patterns for name in names} | {_documents_file(split, n_shards)}
+
+
 def join_documents(directory: Path, split: str, shards: list[Shard]) -> None:
     """Write where the documents of all shards start, in the split, unless there is one shard."""
     if len(shards) == 1:
@@ -146,20 +158,31 @@ def finished_shard(directory: Path, name: str, tokenizer: str) -> Shard | None:
     return shard
 
 
-def check_file(path: Path, expected: dict[str, Any], *, thorough: bool) -> None:
-    """Compare a file with the size that it had, and if `thorough` with its hash.
+def check_file(path: Path, expected: dict[str, Any], *, thorough: bool, finished_ns: int | None = None) -> int:
+    """Compare a file with the size that it had, and with its hash if that was asked for or it was written to since.
+
+    Args:
+        path: of the file.
+        expected: what `size_and_hash` returned.
+        thorough: compare the hash too.
+        finished_ns: after this time (nanoseconds since the epoch) nobody should have written to it; None if that is not known.
+
+    Returns:
+        When it was written to last (nanoseconds since the epoch).
 
     Raises:
         DamagedError: it is missing or another one.
     """
     try:
-        size = path.stat().st_size
-        if size != expected["size"]:
-            raise DamagedError(path, f"has {size:,} bytes instead of {expected['size']:,}")
-        if thorough and size_and_hash(path) != expected:
+        status = path.stat()
+        if status.st_size != expected["size"]:
+            raise DamagedError(path, f"has {status.st_size:,} bytes instead of {expected['size']:,}")
+        is_newer = finished_ns is not None and status.st_mtime_ns > finished_ns
+        if (thorough or is_newer) and size_and_hash(path) != expected:
             raise DamagedError(path, "has another sha256")
     except FileNotFoundError:
         raise DamagedError(path, "is missing") from None
+    return status.st_mtime_ns
 
 
 def size_and_hash(path: Path) -> dict[str, Any]:
@@ -230,7 +253,7 @@ def _write(
     with new_file(ids_file) as file, new_file(documents_file) as documents:
         offsets = _OffsetFile(documents)
         for batch in batches:
-            offsets.add(np.array(batch.document_starts, np.int64) + counts["n_tokens"])
+            offsets.add(batch.document_starts + counts["n_tokens"])
             for count in counts:
                 counts[count] += getattr(batch, count)
             file.write(batch.ids)
