@@ -18,7 +18,7 @@ class SegmentLengths:
     """The length of each segment of a run.
 
     With `varlen`, 95 % of the lengths are drawn around the length that is due, with a deviation of 5 tokens, and 5 % around
-    half of it; none is below 5 or more than 15 above what is due. These are the numbers of the authors' `get_varlen_iter`.
+    half of it, rounded down; none is below 5 or more than 15 above what is due. So draws the authors' `get_varlen_iter`.
 
     Args:
         config: final length, warm-up, `varlen` and seed.
@@ -50,7 +50,7 @@ class SegmentLengths:
             return due
         draw = random.Random(f"varlen {self._config.seed} {step} {index}")
         mean = due / 2 if draw.random() < _SHARE_OF_SHORT else due
-        return min(max(round(draw.gauss(mean, _DEVIATION)), _SHORTEST), due + _MOST_ABOVE)
+        return min(max(int(draw.gauss(mean, _DEVIATION)), _SHORTEST), due + _MOST_ABOVE)
 
     def _due(self, progress: float) -> int:
         config = self._config
