@@ -263,3 +263,14 @@ def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.
     assert opened == [tmp_path] * 2
     write_some(tmp_path, "wandb")  # who names others means those
     assert len(opened) == 2
+
+
+def test_a_disk_that_tensorboard_cannot_write_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", full)
+    said: list[str] = []
+    write_some(tmp_path, warn=said.append)
+    assert said == ["tensorboard failed (No space left on device); it gets nothing more, metrics.jsonl has everything"]
+    assert len(read_metrics(tmp_path)) == 2

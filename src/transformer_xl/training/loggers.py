@@ -57,8 +57,7 @@ def open_loggers(
     found: list[Logger] = []
     for name in dict.fromkeys(names or ("tensorboard",)):
         if name == "tensorboard":
-            writer = tensorboard(directory)
-            found += [_TensorBoard(writer)] if writer is not None else []
+            found.append(_Guarded(name, lambda: _open_tensorboard(tensorboard(directory)), warn))
         else:
             identity = _identity(directory, name)
             open_ = {"wandb": _open_wandb, "trackio": _open_trackio}[name]
@@ -102,9 +101,9 @@ class _TensorBoard:
 
 
 class _Guarded:
-    """A logger of another program, whose failures are warnings: the first one ends the logging, not the training."""
+    """A logger of another program, if it opens one. Failures are warnings: the first one ends the logging, not the training."""
 
-    def __init__(self, name: str, open_: Callable[[], Logger], warn: Warn) -> None:
+    def __init__(self, name: str, open_: Callable[[], Logger | None], warn: Warn) -> None:
         self._name, self._warn = name, warn
         self._inner: Logger | None = None
         self._try(lambda: setattr(self, "_inner", open_()))
@@ -154,6 +153,10 @@ class _Trackio:
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _open_tensorboard(writer: Any) -> Logger | None:
+    return None if writer is None else _TensorBoard(writer)
 
 
 def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> Logger:
