@@ -51,6 +51,7 @@ def test_the_commit_of_a_checkout_and_its_changes(tmp_path: Path) -> None:
     git("init", "--quiet")
     assert environment._commit(package) is None  # inside a checkout, and not of it
     git("add", ".")
+    assert environment._commit(package) is None  # before the first commit
     git("commit", "--quiet", "--message", "first")
     commit = git("rev-parse", "HEAD").strip()
     assert environment._commit(package) == commit

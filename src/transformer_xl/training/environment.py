@@ -86,10 +86,10 @@ def _commit(folder: Path) -> str | None:
     """Return the commit of a folder's checkout, with `+changes` if files differ from it; None if it is no checkout."""
     try:
         # git looks for a repository upwards, and a package that was installed inside of another one is not of its commits
-        tracked = _git(folder, "ls-files", "--error-unmatch", "__init__.py")
-        if tracked is None:
+        tracked, commit = _git(folder, "ls-files", "--error-unmatch", "__init__.py"), _git(folder, "rev-parse", "HEAD")
+        if tracked is None or commit is None:
             return None
-        return f"{_git(folder, 'rev-parse', 'HEAD')}{'+changes' if _git(folder, 'status', '--porcelain', '-uno', '.') else ''}"
+        return f"{commit}{'+changes' if _git(folder, 'status', '--porcelain', '-uno', '.') else ''}"
     except (OSError, subprocess.SubprocessError):  # no git here, or one that hangs
         return None
 
