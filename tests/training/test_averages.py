@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.training.helpers import bits, differing, tiny_trainer
 from tests.training.test_bad_steps import spoil_loss
+from transformer_xl.config import TrainConfig
+from transformer_xl.training.averages import Average
 from transformer_xl.training.trainer import Trainer
 
 
@@ -98,3 +100,26 @@ def test_checkpoints_of_the_time_before_averages_and_variable_segments_load() ->
     resumed = tiny_trainer(seed=3)
     resumed.restore(checkpoint)
     assert resumed.train_step().nats == trainer.train_step().nats
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_a_resumed_average_goes_on_and_leaves_the_checkpoint_alone(kind: str) -> None:
+    settings = {"train": {"average": kind, "average_decay": 0.9, "average_start": 0.0}}
+    trainer, resumed = tiny_trainer(**settings), tiny_trainer(seed=3, **settings)
+    history(trainer, 3)
+    resumed.restore(trainer.checkpoint({}))
+    before = {name: tensor.clone() for name, tensor in trainer.average.weights.items()}
+    history(resumed, 3)
+    assert all(tensor.equal(before[name]) for name, tensor in trainer.average.weights.items())
+    history(trainer, 3)
+    assert differing(bits(resumed), bits(trainer)) == []
+
+
+def test_weights_of_few_bits_are_averaged_in_more_and_used_in_as_few() -> None:
+    model, average = nn.Linear(2, 1, dtype=torch.bfloat16), Average(TrainConfig(max_steps=9, average="swa", average_start=0.0))
+    for value in (1.0, 1.0078125):  # neighbors
+        nn.init.constant_(model.weight, value)
+        average.update(model, progress=1.0)
+    assert average.weights["weight"].tolist() == [[1.00390625] * 2]
+    with average.in_place_of(model):
+        assert model.weight.dtype == torch.bfloat16

@@ -79,11 +79,16 @@ def test_reading_ahead_reads_ahead_and_on_a_cpu_nothing_does(monkeypatch: pytest
     assert reads == [0]
     ahead.prefetch(T + 1)
     assert reads == [0, 1]
-    ahead.read(T)
-    ahead.read(T)
+    ahead.read(T + 1)
+    ahead.prefetch(T - 1)
     assert reads == [0, 1]
+    ahead.prefetch(T)  # a token of what waits was given
+    assert reads == [0, 1, 2]
+    ahead.read(T - 1)
+    ahead.read(T)
+    assert reads == [0, 1, 2]
     Feed(stream(), CPU).prefetch(T)
-    assert reads == [0, 1]
+    assert reads == [0, 1, 2]
 
 
 def test_fixed_lengths_are_the_segments_of_the_stream_unchanged() -> None:

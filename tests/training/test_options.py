@@ -125,6 +125,16 @@ def test_deterministic_mode_lasts_as_long_as_its_block(workspace: str | None, mo
         assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_after_deterministic_mode_warnings_are_warnings_again() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with deterministic(True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_deterministic_mode_refuses_a_backend_that_is_not() -> None:
     with pytest.raises(
         ConfigError, match=r"attention \(flex\) adds gradients in any order, and deterministic \(True\) forbids"

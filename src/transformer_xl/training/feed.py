@@ -1,8 +1,8 @@
 """Segments of any length, on the model's device, from a stream of segments of one length.
 
 Lanes stay consecutive: every token that the stream gives is read once, in order, however it is cut. On a GPU the next segment
-is read and copied while the GPU computes, from pinned memory and without a thread; what has been read ahead is not part of the
-state, which is the place of the next token to be trained on.
+is read while the GPU computes, and its copy from pinned memory waits in line behind that, so that nobody waits for either; what
+has been read ahead is not part of the state, which is the place of the next token to be trained on.
 """
 
 from collections import deque
@@ -40,7 +40,7 @@ class Feed:
     Args:
         stream: of the training split.
         device: of the model.
-        ahead: read ahead when `prefetch` is called; None: on a GPU, where the copy overlaps with what it computes.
+        ahead: read ahead when `prefetch` is called; None: on a GPU, which computes meanwhile.
 
     Example:
         >>> import numpy as np
