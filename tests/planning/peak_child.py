@@ -34,7 +34,8 @@ def main(settings: dict[str, Any]) -> None:
 
 def two_steps(settings: dict[str, Any]) -> None:
     model, train = TransformerXLConfig(**settings["model"]), TrainConfig(**settings["train"])
-    ids = np.random.default_rng(0).integers(0, model.vocab_size or 1, 4 * train.batch_size * train.tgt_len + 1)
+    n_token = 2 * train.tbptt_segments * train.batch_size * train.tgt_len + 1  # two whole steps: one epoch
+    ids = np.random.default_rng(0).integers(0, model.vocab_size or 1, n_token)
     stream = SegmentStream(ids.astype(np.uint16), batch_size=train.batch_size, tgt_len=train.tgt_len)
     trainer = Trainer(TransformerXL(model), stream, train=train, optim=OptimConfig(), precision=settings["precision"])
     for _ in range(2):

@@ -1,5 +1,6 @@
 """Counted operations are those that PyTorch's own counter sees in a real forward and backward pass."""
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.planning.cases import config, tokens, work
+from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.planning.flops import Flops, count_flops
@@ -84,3 +86,47 @@ def test_what_is_there_for_attention_and_memory() -> None:
 def test_of_a_token() -> None:
     counted = count_flops(work(config()))
     assert (counted / 20).needed == counted.needed / 20
+
+
+@pytest.mark.parametrize("changes", [{}, {"mem_len": 3}, {"pre_lnorm": True}, {"attention": "al_rfou"}], ids=str)
+def test_segments_that_gradients_reach_through(changes: dict[str, Any]) -> None:
+    model = TransformerXL(config(**changes))
+    losses, mems, (ids, labels) = [], model.init_mems(4), tokens()
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        for _ in range(3):
+            out = model(ids, mems=mems, labels=labels, keep_graph=True)
+            mems = out.mems
+            losses.append(out.nll.sum())
+        torch.stack(losses).sum().backward()
+    counted = count_flops(dataclasses.replace(work(model.config), segments=3))
+    assert counter.get_total_flops() == pytest.approx(counted.needed + counted.repeated, rel=1e-12)
+
+
+def test_what_fused_kernels_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a segment of one tile no tile of keys is skipped, and the last one, half hidden, is computed whole."""
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("kernels are not interpreted")
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    flops: list[int] = []
+    create_dot = InterpreterBuilder.create_dot
+
+    def counted(self: Any, a: Any, b: Any, *more: Any) -> Any:
+        flops.append(2 * a.data.shape[0] * a.data.shape[1] * b.data.shape[1])
+        return create_dot(self, a, b, *more)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", counted)
+    settings = config(n_layer=1, d_model=32, n_head=2, d_head=16, mem_len=96)
+    model = TransformerXL(settings)
+    model.backend = "triton"
+    ids, labels = tokens(3, 32)
+    mems = Mems(tuple(torch.randn(3, 96, 32) for _ in model.layers), torch.full((3,), 96))
+    out = model(ids, mems=mems, labels=labels)
+    assert out.nll is not None
+    out.nll.sum().backward()
+    fused, plain = (count_flops(work(settings, rows=3, tgt_len=32, backend=name)) for name in ("triton", "equation"))
+    product = 2 * 3 * 32 * 128 * 32
+    borders = 3 * 3 * 2 * (2 * 32 * 32 * 16)  # of the first tile in three loops over keys, for each row and head
+    assert sum(flops) - borders == plain.attention + fused.repeated
+    assert fused.repeated == 11 * product

@@ -18,7 +18,14 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.planning.hardware import measured
-from transformer_xl.planning.memory import count_memory, layer_bytes, lowered_bytes, mems_bytes, optimizer_bytes
+from transformer_xl.planning.memory import (
+    activation_bytes,
+    count_memory,
+    layer_bytes,
+    lowered_bytes,
+    mems_bytes,
+    optimizer_bytes,
+)
 from transformer_xl.planning.plan import make_plan
 from transformer_xl.planning.work import build
 from transformer_xl.training.optim import Optimizers
@@ -58,16 +65,15 @@ def test_memory_occupies_the_tensor_that_it_is_the_end_of(mem_len: int) -> None:
     assert mems_bytes(work(model.config)) == sum(storages.values())
 
 
-def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend: str, rows: int) -> int:
+def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend: str, rows: int, segments: int = 1) -> int:
     """Return the bytes that autograd keeps, besides parameters and the memory that was given."""
     model = TransformerXL(settings)
     model.backend = backend
     ids, labels = tokens(rows, 16)
-    mems = Mems(
-        tuple(torch.randn(rows, settings.mem_len, settings.d_model) for _ in model.layers),
-        torch.full((rows,), settings.mem_len),
-    )
-    given = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *mems.hidden)}
+    n_kept = 16 if settings.mem_len <= 16 else settings.mem_len + 16
+    longer = [torch.randn(rows, n_kept, settings.d_model) for _ in model.layers]
+    first = Mems(tuple(h[:, n_kept - settings.mem_len :] for h in longer), torch.full((rows,), settings.mem_len))
+    given = {x.untyped_storage().data_ptr() for x in (*model.parameters(), *longer)}
     found: dict[int, tuple[int, torch.Tensor]] = {}
 
     def keep(x: torch.Tensor) -> torch.Tensor:
@@ -76,8 +82,11 @@ def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend:
             found[storage.data_ptr()] = (storage.nbytes(), x)  # the tensor too, so that its place is not used again
         return x
 
-    with saved_tensors_hooks(keep, lambda x: x), autocast(CPU, precision):
-        model(ids, mems=mems, labels=labels)
+    mems = first
+    with saved_tensors_hooks(keep, lambda x: x):
+        for _ in range(segments):
+            with autocast(CPU, precision):
+                mems = model(ids, mems=mems, labels=labels, keep_graph=segments > 1).mems
     return sum(size for size, _ in found.values())
 
 
@@ -90,11 +99,13 @@ def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend:
         {"dropout": 0.0},
         {"dropatt": 0.1},
         {"mem_len": 0},
+        {"mem_len": 16},
         {"mem_len": 40},
         *({"activation": name, "dropout": p} for name in ("gelu", "relu2") for p in (0.0, 0.1)),
         {"attention": "shaw"},
         {"attention": "shaw", "dropatt": 0.1},
         {"attention": "vaswani"},
+        {"attention": "al_rfou", "d_head": 16},
     ],
     ids=str,
 )
@@ -110,13 +121,24 @@ def test_a_layer_with_fused_attention(changes: dict[str, Any], precision: Any) -
     compare_layer(changes, precision=precision, backend="triton", rows=2, besides=8)  # the seed of dropout
 
 
-def compare_layer(changes: dict[str, Any], *, precision: Any, backend: Any, rows: int, besides: int = 0) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", [{}, {"pre_lnorm": True}, {"mem_len": 40}, {"mem_len": 40, "pre_lnorm": True}], ids=str)
+def test_a_layer_of_several_segments(changes: dict[str, Any], precision: Any) -> None:
+    compare_layer(changes, precision=precision, backend="matmul", rows=2, segments=3)
+
+
+def compare_layer(
+    changes: dict[str, Any], *, precision: Any, backend: Any, rows: int, besides: int = 0, segments: int = 1
+) -> None:
     """Compare the difference between models of three layers and of two."""
     settings = [config(**(LARGER | changes | {"n_layer": n})) for n in (2, 3)]
-    kept = [kept_for_backward(s, precision=precision, backend=backend, rows=rows) for s in settings]
-    counted = work(settings[0], rows=rows, tgt_len=16, precision=precision, backend=backend)
-    lowered = lowered_bytes(dataclasses.replace(counted, model=build(settings[1]))) - lowered_bytes(counted)
-    assert kept[1] - kept[0] == layer_bytes(counted) + lowered + besides
+    kept = [kept_for_backward(s, precision=precision, backend=backend, rows=rows, segments=segments) for s in settings]
+    counted = [
+        dataclasses.replace(work(s, rows=rows, tgt_len=16, precision=precision, backend=backend), segments=segments)
+        for s in settings
+    ]
+    few, more = (activation_bytes(c) + lowered_bytes(c) for c in counted)
+    assert kept[1] - kept[0] == more - few + besides
 
 
 def test_a_share_of_it() -> None:
@@ -146,6 +168,7 @@ PEAK = {"vocab_size": 2000, "n_layer": 4, "d_model": 256, "n_head": 4, "d_head":
         ("fp32", {}, {"accumulate": 2}),
         ("bf16", {"dropatt": 0.1}, {"accumulate": 1}),
         ("fp32", {"n_layer": 1, "vocab_size": 20_000}, {"batch_size": 2, "accumulate": 2}),
+        ("bf16", {}, {"tbptt_segments": 3, "tgt_len": 64}),
     ],
 )
 def test_the_peak_of_a_step_is_within_15_percent_of_the_plan(precision: Any, model: Any, train: Any) -> None:

@@ -15,6 +15,7 @@ from transformer_xl.planning.work import Work, clusters
 
 _FP32 = 4
 _NORM = 2 * _FP32  # mean and scale of a token
+_INDEX = 8
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,18 @@ def mems_bytes(work: Work) -> int:
 def activation_bytes(work: Work) -> int:
     """Return the bytes that all layers keep for the backward pass."""
     config = work.model.config
-    entering = work.n_token * config.d_model * _FP32
+    n_layer = config.n_layer * work.segments
+    linked = linked_mems_bytes(work)
     if work.checkpointing:  # what enters each layer, and one layer's while its gradients are computed
-        return config.n_layer * entering + layer_bytes(work)
-    return config.n_layer * layer_bytes(work)
+        return linked + n_layer * work.n_token * config.d_model * _FP32 + layer_bytes(work)
+    return linked + n_layer * layer_bytes(work)
+
+
+def linked_mems_bytes(work: Work) -> int:
+    """Return the bytes of the memories between the segments of a pass, where the backward pass reads them as they are."""
+    is_read = work.model.config.pre_lnorm or work.checkpointing
+    is_joined = work.tgt_len < work.model.mem_len
+    return (work.segments - 1) * mems_bytes(work) if is_read and is_joined else 0
 
 
 def layer_bytes(work: Work) -> int:
@@ -105,7 +114,7 @@ def logits_bytes(work: Work) -> int:
     for cluster in clusters(work.model, work.shares):
         n = work.n_token * cluster.share
         chunk = min(n, tokens_of_chunk(cluster)) * cluster.n_class
-        kept += 0 if n > tokens_of_chunk(cluster) else chunk * _FP32
+        kept += 0 if n > tokens_of_chunk(cluster) else work.segments * chunk * _FP32
         largest = max(largest, chunk * (2 * _FP32 + (work.element if work.element != _FP32 else 0)))
     return round(kept + largest)
 
@@ -127,7 +136,11 @@ def _attention_bytes(work: Work) -> int:
     is_lowered = e != _FP32
     n = _entering_bytes(work)
     n += X * D * e if is_lowered else 0  # queries are projected apart from keys and values: two copies
-    n += B * M * D * e if is_lowered or config.pre_lnorm else 0  # the memory's states, where they are not those of Mems
+    if config.attention == AttentionKind.AL_RFOU:
+        n += S * _INDEX  # of positions in their table
+    # the memory's states, unless Mems has them as they are read: in one piece
+    changed = config.pre_lnorm or config.attention == AttentionKind.AL_RFOU
+    n += B * M * D * e if is_lowered or changed or (work.tgt_len != M and B > 1) else 0
     n += B * M * _NORM if config.pre_lnorm else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
     if config.attention == AttentionKind.TRANSFORMER_XL:
@@ -195,11 +208,12 @@ def lowered_bytes(work: Work) -> int:
     """Return the bytes of weights in the precision of the products, as the backward pass reads them."""
     if work.precision == "fp32":
         return 0
-    config, A = work.model.config, work.attention_width
+    config, A, K = work.model.config, work.attention_width, work.segments
     # of those that project the memory only where its states have a gradient; of those for distances never
-    layer = config.d_model * (4 * A + (2 * A if config.pre_lnorm else 0) + 2 * config.d_inner)
+    n_memory = K if config.pre_lnorm or config.attention == AttentionKind.AL_RFOU else K - 1
+    layer = config.d_model * (K * (4 * A + 2 * config.d_inner) + n_memory * 2 * A)
     vocabulary = sum(cluster.n_class * cluster.width for cluster in clusters(work.model, work.shares))
-    return work.element * (config.n_layer * layer + vocabulary)
+    return work.element * (config.n_layer * layer + K * vocabulary)  # each segment lowers them anew
 
 
 def _largest_unit(work: Work) -> int:

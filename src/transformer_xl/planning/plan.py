@@ -158,8 +158,7 @@ class _Case:
         n_share = layout.gpus if layout.division == "fsdp" else 1
         memory = count_memory(self.work_of(layout), self.config.optim, n_group=layout.accumulate, n_share=n_share)
         averaged = memory.weights if self.config.train.average != "none" else 0
-        n_segment = self.config.train.tbptt_segments
-        return replace(memory, optimizer=memory.optimizer + averaged, activations=n_segment * memory.activations)
+        return replace(memory, optimizer=memory.optimizer + averaged)
 
     def fits(self, layout: Layout) -> bool:
         return self.memory_of(layout).total <= USABLE * self.hardware.memory
@@ -185,17 +184,29 @@ def make_plan(
     model_config, origin = with_vocabulary(config)
     backend: Backend = "triton" if hardware.fuses and train.attention in ("auto", "triton") else "matmul"
     shares = zipf_shares(model_config.cutoffs, model_config.vocab_size or 1)
-    work = Work(build(model_config), 1, train.tgt_len, hardware.precision, backend, hardware.on_cpu, False, shares)
+    work = Work(
+        model=build(model_config),
+        rows=1,
+        tgt_len=train.tgt_len,
+        precision=hardware.precision,
+        backend=backend,
+        on_cpu=hardware.on_cpu,
+        checkpointing=False,
+        shares=shares,
+        segments=train.tbptt_segments,
+    )
     case = _Case(config, work, hardware)
     layout = Layout(gpus, per_machine, division or "ddp", train.accumulate, train.checkpoint_layers)
     if division is None and gpus > 1 and not case.fits(layout):
         layout = replace(layout, division="fsdp")
     n_parameter = sum(p.numel() for p in work.model.parameters())
-    memory, n_pass = case.memory_of(layout), train.accumulate * train.tbptt_segments
-    of_pass = count_flops(case.work_of(layout))
-    traffic = count_traffic(n_parameter, n_process=gpus, division=layout.division, n_pass=n_pass)
+    work, memory = case.work_of(layout), case.memory_of(layout)
+    of_pass, n_pass = count_flops(work), train.accumulate
+    # of layers that are divided, each segment gathers and reduces the weights by itself
+    n_segment = n_pass * train.tbptt_segments
+    traffic = count_traffic(n_parameter, n_process=gpus, division=layout.division, n_pass=n_segment)
     timing = _timing(
-        n_pass * of_pass.needed, n_pass * _checkpointed(of_pass, layout), memory, traffic, layout, hardware, n_pass
+        n_pass * of_pass.needed, n_pass * _checkpointed(of_pass, layout), memory, traffic, layout, hardware, n_segment
     )
     tokens_per_step = train.batch_size * train.tgt_len * train.tbptt_segments
     rate = tokens_per_step / timing.overlapped
@@ -208,7 +219,7 @@ def make_plan(
         precision=hardware.precision,
         tokens_per_step=tokens_per_step,
         memory=memory,
-        flops=of_pass / case.work_of(layout).n_token,
+        flops=of_pass / (work.n_token * work.segments),
         traffic=traffic,
         timing=timing,
         tokens_per_second=rate,

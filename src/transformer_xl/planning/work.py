@@ -36,12 +36,13 @@ class Work:
     Attributes:
         model: on the meta device; its `mem_len` positions of memory are full.
         rows: B, lanes read at once.
-        tgt_len: T, tokens per lane.
+        tgt_len: T, tokens of a lane in a segment.
         precision: of the matrix products.
         backend: of attention.
         on_cpu: a processor does it, whose dropout and attention keep other tensors than a GPU's.
         checkpointing: layers are computed again in the backward pass instead of being kept.
         shares: of tokens that belong to each cluster of the softmax, head first.
+        segments: read one after another, with gradients through the memory between them.
     """
 
     model: TransformerXL
@@ -52,10 +53,11 @@ class Work:
     on_cpu: bool
     checkpointing: bool
     shares: tuple[float, ...]
+    segments: int = 1
 
     @property
     def n_token(self) -> int:
-        """Tokens read."""
+        """X, tokens of a segment in all lanes."""
         return self.rows * self.tgt_len
 
     @property
