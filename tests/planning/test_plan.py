@@ -63,6 +63,20 @@ def test_segments_that_gradients_reach_through() -> None:
         assert 1.5 < getattr(three.memory, name) / getattr(one.memory, name) < 4
 
 
+@pytest.mark.parametrize("division", ["ddp", "fsdp"])
+def test_shares_are_gathered_for_each_segment_whole_gradients_are_summed_once(division: Any) -> None:
+    one, six = (
+        make_plan(run_config(**c), ROUND, gpus=2, division=division) for c in ({}, {"tbptt_segments": 3, "accumulate": 2})
+    )
+    assert six.traffic.total == one.traffic.total * (6 if division == "fsdp" else 1)
+
+
+def test_groups_of_lanes_keep_their_memories_and_share_the_rest() -> None:
+    one, four = make_plan(run_config(), ROUND), make_plan(run_config(accumulate=4), ROUND)
+    assert four.memory.mems == one.memory.mems
+    assert four.memory.activations < one.memory.activations / 2
+
+
 def test_an_average_is_as_large_as_the_weights() -> None:
     plain, averaged = make_plan(run_config(), ROUND), make_plan(run_config(average="ema"), ROUND)
     assert averaged.memory.optimizer == plain.memory.optimizer + plain.memory.weights

@@ -246,10 +246,11 @@ def test_nothing_is_imported_that_was_not_asked_for(tmp_path: Path, monkeypatch:
 
 def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remotes: Remotes) -> None:
     opened: list[Path] = []
+    got: list[object] = []
 
     class Board:
-        def add_scalar(self, *_: object) -> None:
-            pass
+        def add_scalar(self, *values: object) -> None:
+            got.append(values)
 
         add_text = add_scalar
 
@@ -259,6 +260,7 @@ def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: opened.append(directory) or Board())
     monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
     write_some(tmp_path)
+    assert got == [("train/loss", 0.5, 4), ("train/tokens", 40, 4), ("sample", "once", 4)]
     write_some(tmp_path, "tensorboard")
     assert opened == [tmp_path] * 2
     write_some(tmp_path, "wandb")  # who names others means those
