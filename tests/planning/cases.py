@@ -20,7 +20,7 @@ def config(**changes: Any) -> TransformerXLConfig:
 
 
 def run_config(*, model: dict[str, Any] | None = None, **train: Any) -> RunConfig:
-    settings = {"batch_size": 8, "tgt_len": 5, "max_steps": 100} | train
+    settings: dict[str, Any] = {"batch_size": 8, "tgt_len": 5, "max_steps": 100} | train
     return RunConfig(model=config(**(model or {})), train=TrainConfig(**settings))
 
 

@@ -65,9 +65,8 @@ def test_segments_that_gradients_reach_through() -> None:
 
 @pytest.mark.parametrize("division", ["ddp", "fsdp"])
 def test_shares_are_gathered_for_each_segment_whole_gradients_are_summed_once(division: Any) -> None:
-    one, six = (
-        make_plan(run_config(**c), ROUND, gpus=2, division=division) for c in ({}, {"tbptt_segments": 3, "accumulate": 2})
-    )
+    configs = run_config(), run_config(tbptt_segments=3, accumulate=2)
+    one, six = (make_plan(config, ROUND, gpus=2, division=division) for config in configs)
     assert six.traffic.total == one.traffic.total * (6 if division == "fsdp" else 1)
 
 
