@@ -32,8 +32,24 @@ def run_forked(
     child = subprocess.run(
         command, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, timeout=timeout, check=False
     )
-    assert child.returncode == 0, child.stderr
+    print(child.stderr)  # shown if a test fails
+    assert child.returncode == 0
     return json.loads(child.stdout.splitlines()[-1])
+
+
+def run_jobs(jobs: dict[str, tuple[Any, ...]], world_size: int, **options: Any) -> dict[str, list[Any]]:
+    """Run several functions, each (MODULE:FUNCTION, its arguments), one after another; as many processes are started once.
+
+    Returns:
+        By job, what each process returned; see `run_forked`.
+    """
+    outcomes = run_forked("tests.forked:several", world_size, jobs, **options)
+    return {name: [own[name] for own in outcomes] for name in jobs}
+
+
+def several(jobs: dict[str, list[Any]]) -> dict[str, Any]:
+    """Run functions in this process."""
+    return {name: _outcome(_function(function), arguments) for name, (function, *arguments) in jobs.items()}
 
 
 def main(function: Callable[..., Any], world_size: int, arguments: list[Any]) -> None:
@@ -78,6 +94,10 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
+def _function(path: str) -> Callable[..., Any]:
+    module, _, name = path.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 if __name__ == "__main__":
-    module, _, name = sys.argv[1].partition(":")
-    main(getattr(importlib.import_module(module), name), int(sys.argv[2]), json.loads(sys.argv[3]))
+    main(_function(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

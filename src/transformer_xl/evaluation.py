@@ -216,6 +216,8 @@ def _nats_of_kept_keys(
         memory = KeyValueMemory.concatenate([cold, memory])
     for at in range(0, lanes.length, lanes.tgt_len):
         segment = lanes.segment(at, pad_left=False)
+        if not segment.ids.numel():  # the last lane is shorter, and may be this process's only one
+            return
         h_BTD = reader.read(segment.ids.to(model.device), memory)
         yield (
             segment,
@@ -231,6 +233,8 @@ def _nats_of_states(
         mems = _warm_up(model, lanes, reach)
     for at in range(0, lanes.length, lanes.tgt_len):
         segment = lanes.segment(at)
+        if not segment.ids.numel():
+            return
         n_pad = None if segment.n_pad is None else segment.n_pad.to(model.device)
         with autocast(model.device, precision):
             out = model(segment.ids.to(model.device), mems=mems, labels=segment.labels.to(model.device), n_pad=n_pad)

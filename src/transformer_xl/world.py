@@ -4,22 +4,31 @@
 as a pickle. Every wait has a limit, so that none waits for ever for one that died.
 """
 
+import atexit
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from transformer_xl.errors import ConfigError, TrainingError, TxlError
 
 TIMEOUT_VARIABLE = "TXL_TIMEOUT_SECONDS"
 _TIMEOUT_SECONDS = 1800.0
+_groups: list[Any] = []
 _SIGNS_OF_LOST_CONTACT = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "process group")
+
+
+Items = TypeVar("Items", bound=Sequence[Any])
 
 
 class LostContactError(TrainingError):
@@ -181,7 +190,7 @@ class World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Join the processes that `torchrun` started, until the block ends; alone without it.
+    """Work with the processes that `torchrun` started, until the block ends; alone without it.
 
     A wait for the others ends after half an hour, or as many seconds as the environment's `TXL_TIMEOUT_SECONDS` says.
 
@@ -202,17 +211,59 @@ def joined() -> Iterator[World]:
         yield World()
         return
     world = World(rank, size)
+    if not dist.is_initialized():
+        _initialize(world, local_rank, seconds)
+    yield world
+    world.exchange("done")  # none leaves while another still waits for what it has sent
+
+
+def _initialize(world: World, local_rank: int, seconds: float) -> None:
+    """Meet the others, once in the life of a process."""
     backend = "gloo"
     if local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
+    limit = timedelta(seconds=seconds)
     with world.contact():
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-    try:
-        yield world
-    finally:
-        with suppress(RuntimeError):  # those who died do not take leave
-            dist.destroy_process_group()
+        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+        place = _meeting_place(store, world, seconds)
+        dist.init_process_group(backend, store=PrefixStore(place, store), rank=world.rank, world_size=world.size, timeout=limit)
+    # Freeing a group waits for its thread, and that may be waiting for the interpreter's lock, which the one who frees it
+    # holds. So it is left when the interpreter ends, and freed after that, when its thread has long been idle.
+    _groups.append(dist.group.WORLD)
+    atexit.register(_leave)
+
+
+def _meeting_place(store: Store, world: World, seconds: float) -> str:
+    """Agree on a name that no process knows that was started earlier.
+
+    When `torchrun` starts processes anew it keeps its store, and those who look up the others there before they have come find
+    the addresses of the dead. So each asks the first one under a name of its own, and it answers until all have heard.
+
+    Raises:
+        LostContactError: somebody does not come.
+    """
+    if not world.first:
+        own = uuid4().hex
+        store.set(f"txl/asks/{world.rank}", own)
+        place = store.get(f"txl/answer/{own}").decode()
+        store.set(f"{place}/heard/{world.rank}", "")
+        return place
+    place, missing, end = f"txl/{uuid4().hex}", set(range(1, world.size)), time.monotonic() + seconds
+    while missing:
+        for rank in [rank for rank in missing if store.check([f"txl/asks/{rank}"])]:
+            store.set(f"txl/answer/{store.get(f'txl/asks/{rank}').decode()}", place)
+        missing -= {rank for rank in missing if store.check([f"{place}/heard/{rank}"])}
+        if time.monotonic() > end:
+            absent = ", ".join(map(str, sorted(missing)[:8]))
+            raise LostContactError(f"of {world.size} processes, rank {absent} did not come within {seconds:g} seconds")
+        time.sleep(0.01)
+    return place
+
+
+def _leave() -> None:
+    with suppress(RuntimeError, ValueError):  # those who died do not take leave
+        dist.destroy_process_group()
 
 
 def is_reporter() -> bool:
@@ -234,7 +285,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def parts(items: Sequence[Any], world: World) -> Sequence[Any]:
+def parts(items: Items, world: World) -> Items:
     """Return this process's part of a sequence: the parts follow each other by rank, and differ by at most one in length.
 
     Example:
@@ -243,4 +294,4 @@ def parts(items: Sequence[Any], world: World) -> Sequence[Any]:
     """
     size, more = divmod(len(items), world.size)
     begin = world.rank * size + min(world.rank, more)
-    return items[begin : begin + size + (world.rank < more)]
+    return cast("Items", items[begin : begin + size + (world.rank < more)])

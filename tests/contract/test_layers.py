@@ -14,7 +14,8 @@ LAYERS = [
     {"checkpoint"},
     {"evaluation", "generation", "conversion"},
     {"training", "huggingface", "onnx", "speed", "planning"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 

@@ -1,6 +1,7 @@
 """Trainings that several processes do together, for `tests.forked`."""
 
 import hashlib
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,9 @@ def losses(cases: list[Changes], n_step: int) -> list[list[float]]:
 def resumed(cases: list[Changes], n_before: int, n_after: int) -> list[list[Any]]:
     """Bits of the whole state after so many steps: in one go, and with a checkpoint between."""
     with joined() as world:
-        return [[_state(_trained(world, each, n_before, n_after)), _state(_cut(world, each, n_before, n_after))] for each in cases]
+        return [
+            [_state(_trained(world, each, n_before, n_after)), _state(_cut(world, each, n_before, n_after))] for each in cases
+        ]
 
 
 def saved(directory: str, changes: Changes, n_step: int) -> list[float]:
@@ -72,6 +75,28 @@ def gone_on(directory: str, changes: Changes, n_step: int, then: str | None = No
         if checkpoint is not None and then is not None:
             CheckpointStore(Path(then)).save(checkpoint)
         return found
+
+
+def averaged(changes: Changes, n_step: int) -> list[Any]:
+    """Nats of the averaged weights, and those of the plain ones before and after."""
+    ids = np.random.default_rng(1).integers(0, 11, 200)
+    with joined() as world:
+        trainer = make(world, changes)
+        _steps(trainer, n_step)
+        plain = evaluate(trainer.model, ids, world=world).nats
+        with trainer.average.in_place_of(trainer.model):
+            average = evaluate(trainer.model, ids, world=world).nats
+        return [average, plain, evaluate(trainer.model, ids, world=world).nats]
+
+
+def clocks(n_step: int) -> float:
+    """Seconds counted by a trainer whose budget is time, where the second process is slower."""
+    with joined() as world:
+        trainer = make(world, {"train": {"max_steps": None, "max_minutes": 10}})
+        for _ in range(n_step):
+            trainer.train_step()
+            time.sleep(0.02 * world.rank)
+        return trainer.seconds
 
 
 def scores(cases: list[Changes], settings: dict[str, Any]) -> list[list[float]]:

@@ -149,7 +149,7 @@ SMALL = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_h
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("name", ["ptb", "wt2"])
 def test_a_regularized_run_resumes_bit_by_bit(name: str, accumulate: int) -> None:
-    """The recipes' regularisation and optimizer at reduced size; a model of other weights and random state takes over."""
+    """The recipes' regularization and optimizer at reduced size; a model of other weights and random state takes over."""
     recipe = load_recipe(name)
     changes: dict[str, Any] = {
         "model": recipe.model.model_dump() | SMALL | {"dropweight": 0.1},

@@ -44,6 +44,9 @@ def main(arguments: list[str] | None = None) -> None:
     except TxlError as error:
         if _speaks(error):
             print(f"txl: error: {_one_line(error)}", file=sys.stderr)
+        if type(error).__name__ == "LostContactError":  # threads still wait for those who are gone, and would abort the exit
+            sys.stderr.flush()
+            os._exit(1)
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])

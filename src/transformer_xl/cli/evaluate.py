@@ -1,5 +1,6 @@
 """`txl eval`."""
 
+import hashlib
 import json
 import sys
 from dataclasses import dataclass
@@ -70,47 +71,64 @@ def evaluate(
     from transformer_xl.evaluation import predicted_sizes
     from transformer_xl.model.precision import choose_device
     from transformer_xl.model.precision_names import precision_of_segments
+    from transformer_xl.world import joined
 
-    if file is not None and (split is not None or corpus is not None):
-        raise ConfigError("--file scores a whole file; leave --split and --corpus out")
-    limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1), "clamp-len": (clamp_len, 1)}
-    limits["ext-len"] = (ext_len, 0)
-    for name, (value, low) in limits.items():
-        if value is not None and value < low:
-            raise ConfigError(f"--{name} ({value}) must be at least {low}")
-    _check_writable(per_token)
-    model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: print(f"warning: {message}", file=sys.stderr))
-    is_run = RunDirectory(run).holds_run
-    if not is_run and file is None and corpus is None:
-        raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
-    config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
-    torch_device = choose_device(device)
-    chosen = precision_of_segments(precision, torch_device)
-    text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
-    keys = config.eval.same_length if same_length is None else same_length
-    first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""
-    n_characters, n_bytes = predicted_sizes(first, n_characters=text.n_characters, n_bytes=text.n_bytes)
+    def warn(message: str) -> None:
+        if world.first:
+            print(f"warning: {message}", file=sys.stderr)
 
-    def measure(mem_len: int, *, per_token: bool = False) -> "Score":
-        with _progress(len(text.ids) - 1) as advance:
-            return score_stream(
-                model.to(torch_device),
-                text.ids,
-                tgt_len=tgt_len or config.eval_tgt_len,
-                mem_len=mem_len,
-                batch_size=batch_size or config.eval.batch_size,
-                same_length=keys if mem_len else False,
-                clamp_len=clamp_len or config.eval.clamp_len,
-                ext_len=config.eval.ext_len if ext_len is None else ext_len,
-                n_characters=n_characters,
-                n_bytes=n_bytes,
-                precision=chosen,
-                per_token=per_token,
-                on_tokens=advance,
-            )
+    with joined() as world:
+        with world.agreed():
+            if file is not None and (split is not None or corpus is not None):
+                raise ConfigError("--file scores a whole file; leave --split and --corpus out")
+            limits = {
+                "tgt-len": (tgt_len, 1),
+                "mem-len": (mem_len, 0),
+                "batch-size": (batch_size, 1),
+                "clamp-len": (clamp_len, 1),
+            }
+            limits["ext-len"] = (ext_len, 0)
+            for name, (value, low) in limits.items():
+                if value is not None and value < low:
+                    raise ConfigError(f"--{name} ({value}) must be at least {low}")
+            _check_writable(per_token)
+            model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
+            is_run = RunDirectory(run).holds_run
+            if not is_run and file is None and corpus is None:
+                raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
+            config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
+            torch_device = choose_device(device)
+            chosen = precision_of_segments(precision, torch_device)
+            text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
+            keys = config.eval.same_length if same_length is None else same_length
+            first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""
+            n_characters, n_bytes = predicted_sizes(first, n_characters=text.n_characters, n_bytes=text.n_bytes)
+        settings = {"model": model.config.model_dump(mode="json"), "text": hashlib.sha256(text.ids.tobytes()).hexdigest()}
+        world.check_same(**settings, precision=chosen)
 
-    score = measure(config.eval_mem_len if mem_len is None else mem_len, per_token=per_token is not None)
-    without = measure(0) if compare_memory else None
+        def measure(mem_len: int, *, per_token: bool = False) -> "Score":
+            with _progress((len(text.ids) - 1) // world.size, hidden=not world.first) as advance:
+                return score_stream(
+                    model.to(torch_device),
+                    text.ids,
+                    tgt_len=tgt_len or config.eval_tgt_len,
+                    mem_len=mem_len,
+                    batch_size=batch_size or config.eval.batch_size,
+                    same_length=keys if mem_len else False,
+                    clamp_len=clamp_len or config.eval.clamp_len,
+                    ext_len=config.eval.ext_len if ext_len is None else ext_len,
+                    n_characters=n_characters,
+                    n_bytes=n_bytes,
+                    precision=chosen,
+                    per_token=per_token,
+                    on_tokens=advance,
+                    world=world,
+                )
+
+        score = measure(config.eval_mem_len if mem_len is None else mem_len, per_token=per_token is not None)
+        without = measure(0) if compare_memory else None
+    if not world.first:
+        return
     if per_token is not None and score.token_nats is not None:
         _write_tokens(per_token, text.ids, score.token_nats, tokenizer)
     if json_:
@@ -201,7 +219,7 @@ def _print(score: "Score", what: str) -> None:
         print(f"  {name:5} {value:>14}  {unit}")
 
 
-def _progress(total: int):
+def _progress(total: int, *, hidden: bool):
     """Show a progress bar with rate and time left on a terminal; yields what to call with the tokens just done."""
     import contextlib
 
@@ -211,7 +229,7 @@ def _progress(total: int):
     @contextlib.contextmanager
     def show():
         console = Console(stderr=True)
-        if not console.is_terminal:
+        if hidden or not console.is_terminal:
             yield None
             return
         columns = (

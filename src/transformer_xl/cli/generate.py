@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
-from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamPrinter, TextPrinter, say
+from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamPrinter, TextPrinter, gathered_output, say
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -156,74 +156,89 @@ def generate(
     from transformer_xl.generation.stopping import Stopping
     from transformer_xl.generation.writing import check_seed, fresh_seed
     from transformer_xl.model.precision import choose_device
+    from transformer_xl.world import joined, parts
 
-    keeps_drawing = seed is None and not read_only and not interactive  # there, each turn has a seed of its own
-    seed = fresh_seed() if seed is None else check_seed(seed)
-    remembered = memory is not None and _check_memory(memory, read_only=read_only)
-    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    settings |= {"repetition_penalty": repetition_penalty, "repetition_window": repetition_window}
-    Sampling(**settings)  # complain before a large model is loaded
-    Stopping(strings=stop or [])
-    torch_device = choose_device(device)
-    model, tokenizer = load(run, which=checkpoint, on_damaged=lambda message: say(f"warning: {message}"))
-    sampling = Sampling(**settings, logit_bias=_biases(bias or [], tokenizer))
-    sampling.check(tokenizer.vocab_size)
-    stopping = Stopping(strings=stop or [], tokens=[_token(given, tokenizer, "--stop-token") for given in stop_token or []])
-    stopping.check(tokenizer.vocab_size)
-    given = many(prompts, tokenizer) if prompts else _given(prompt, prompt_file, tokenizer, piped=not interactive)
-    if not given and not interactive:
-        given = [nothing() if remembered else beginning(tokenizer)]
-    n_texts = max(1, len(given)) * n
-    their_mem_len, their_precision = (None, None)
-    if remembered and memory is not None:
-        their_mem_len, their_precision = _read_with(memory, trusted_mem_len=max(model.mem_len, mem_len or 0, _TRUSTED_MEM_LEN))
-    n_rows = 1 if memory is not None else min(batch_size or _DEFAULT_ROWS, n_texts)
-    decoder = _open(
-        model.to(torch_device),
-        batch_size=n_rows,
-        mem_len=_agreed("--mem-len", mem_len, their_mem_len, memory),
-        precision=_agreed("--precision", None if precision == "auto" else precision, their_precision, memory)
-        or precision
-        or "fp32",
-        compile={"auto": "auto", "yes": True, "no": False}[compile],
-        expected_tokens=_INTERACTIVE_TOKENS if interactive else tokens * (n_texts // n_rows),
-    )
-    session = TextSession(decoder, tokenizer, keeps_drawing=keeps_drawing) if interactive or memory is not None else None
-    if session is not None and memory is not None and remembered:
-        session.load(memory)
-    kept_seed = session.seed if session is not None and keeps_drawing else None
-    seed = seed if kept_seed is None else kept_seed
-    job = Job(decoder, tokenizer, sampling, stopping, n_tokens=tokens, seed=seed, n=n, likeliest=logprobs)
-    if session is not None and interactive:
-        from transformer_xl.cli.interactive import Conversation
+    def warn(message: str) -> None:
+        say(f"warning: {message}", quiet=not world.first)
 
-        Conversation(session, job, file=memory, read_only=read_only, quiet=quiet, machine=_machine(decoder)).run(given)
-        return
-    printer: Printer
-    if json_:
-        printer = JsonPrinter(tokenizer=tokenizer, stream=bool(stream), logprobs=logprobs is not None)
-    elif n_texts > 1 or stream is False:
-        printer = TextPrinter(echo=echo, tokenizer=tokenizer, several=n_texts > 1)
-    else:
-        printer = StreamPrinter(echo=echo, tokenizer=tokenizer)
-    try:
-        with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
-            if session is None or memory is None:
-                interrupted = job.run(given, printer, bar)
-            elif read_only:
-                interrupted = job.ask(session, given, printer, bar)
-            else:
-                with Interrupts() as interrupts:  # what was shown is saved, though somebody grew impatient
-                    interrupted = job.go_on(session, given[0], printer, bar)
-                    session.save(memory)
-                    interrupted = interrupted or interrupts.noted
-    except StoppedReading:
-        say(f"\nstopped reading; {memory} stays as it was", quiet=quiet)
-        sys.exit(130)
-    line = job.totals.line(_machine(decoder), seed, interrupted=interrupted)
-    say(line if kept_seed is None else f"{line}, gone on with", quiet=quiet or json_)
-    if interrupted:
-        sys.exit(130)
+    with joined() as world:
+        drawn = world.from_first(fresh_seed())
+        with world.agreed():
+            keeps_drawing = seed is None and not read_only and not interactive  # there, each turn has a seed of its own
+            chosen_seed = drawn if seed is None else check_seed(seed)
+            remembered = memory is not None and _check_memory(memory, read_only=read_only)
+            settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+            settings |= {"repetition_penalty": repetition_penalty, "repetition_window": repetition_window}
+            Sampling(**settings)  # complain before a large model is loaded
+            Stopping(strings=stop or [])
+            torch_device = choose_device(device)
+            model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
+            sampling = Sampling(**settings, logit_bias=_biases(bias or [], tokenizer))
+            sampling.check(tokenizer.vocab_size)
+            stop_tokens = [_token(given, tokenizer, "--stop-token") for given in stop_token or []]
+            stopping = Stopping(strings=stop or [], tokens=stop_tokens)
+            stopping.check(tokenizer.vocab_size)
+            given = many(prompts, tokenizer) if prompts else _given(prompt, prompt_file, tokenizer, piped=not interactive)
+            if not given and not interactive:
+                given = [nothing() if remembered else beginning(tokenizer)]
+            n_texts = max(1, len(given)) * n
+            with_session = interactive or memory is not None
+            alone_wanted = f"{world.size} processes divide texts, and this is one; give --prompts or --n, or start one process"
+            _refuse((not world.alone and (with_session or n_texts == 1), alone_wanted))
+            own = parts(range(n_texts), world)
+            their_mem_len, their_precision = (None, None)
+            if remembered and memory is not None:
+                trusted = max(model.mem_len, mem_len or 0, _TRUSTED_MEM_LEN)
+                their_mem_len, their_precision = _read_with(memory, trusted_mem_len=trusted)
+            n_rows = 1 if memory is not None else min(batch_size or _DEFAULT_ROWS, max(1, len(own)))
+            decoder = _open(
+                model.to(torch_device),
+                batch_size=n_rows,
+                mem_len=_agreed("--mem-len", mem_len, their_mem_len, memory),
+                precision=_agreed("--precision", None if precision == "auto" else precision, their_precision, memory)
+                or precision
+                or "fp32",
+                compile={"auto": "auto", "yes": True, "no": False}[compile],
+                expected_tokens=_INTERACTIVE_TOKENS if interactive else tokens * (len(own) // n_rows),
+            )
+            session = TextSession(decoder, tokenizer, keeps_drawing=keeps_drawing) if with_session else None
+            if session is not None and memory is not None and remembered:
+                session.load(memory)
+            kept_seed = session.seed if session is not None and keeps_drawing else None
+            if kept_seed is not None:
+                chosen_seed = kept_seed
+        job = Job(decoder, tokenizer, sampling, stopping, n_tokens=tokens, seed=chosen_seed, n=n, likeliest=logprobs, own=own)
+        if session is not None and interactive:
+            from transformer_xl.cli.interactive import Conversation
+
+            Conversation(session, job, file=memory, read_only=read_only, quiet=quiet, machine=_machine(decoder)).run(given)
+            return
+        printer: Printer
+        if json_:
+            printer = JsonPrinter(tokenizer=tokenizer, stream=bool(stream), logprobs=logprobs is not None)
+        elif n_texts > 1 or stream is False:
+            printer = TextPrinter(echo=echo, tokenizer=tokenizer, several=n_texts > 1, first=own.start)
+        else:
+            printer = StreamPrinter(echo=echo, tokenizer=tokenizer)
+        try:
+            with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
+                if session is None or memory is None:
+                    with gathered_output(world):
+                        interrupted = job.run(given, printer, bar)
+                elif read_only:
+                    interrupted = job.ask(session, given, printer, bar)
+                else:
+                    with Interrupts() as interrupts:  # what was shown is saved, though somebody grew impatient
+                        interrupted = job.go_on(session, given[0], printer, bar)
+                        session.save(memory)
+                        interrupted = interrupted or interrupts.noted
+        except StoppedReading:
+            say(f"\nstopped reading; {memory} stays as it was", quiet=quiet)
+            sys.exit(130)
+        line = job.totals.of_all(world).line(_machine(decoder), chosen_seed, interrupted=interrupted)
+        say(line if kept_seed is None else f"{line}, gone on with", quiet=quiet or json_ or not world.first)
+        if interrupted:
+            sys.exit(130)
 
 
 def _open(model: "TransformerXL", *, batch_size: int, mem_len: int | None, **options: Any) -> "Decoder":

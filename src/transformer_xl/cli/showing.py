@@ -1,8 +1,11 @@
 """What `txl generate` prints: text as it comes, finished texts in order, or JSON lines; and a bar while it reads."""
 
+import io
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.transcript import Transcript
     from transformer_xl.generation.writing import Chosen, Finished
+    from transformer_xl.world import World
 
 _BAR_FROM = 4096
 """Tokens from which on reading a prompt takes long enough to show how far it is."""
@@ -102,11 +106,11 @@ class StreamPrinter:
 class TextPrinter:
     """Finished texts in order, with their number and seed if there are several."""
 
-    def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer", several: bool) -> None:
+    def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer", several: bool, first: int = 0) -> None:
         self._echo, self._tokenizer, self._several = echo, tokenizer, several
         self._pieces: dict[int, list[str]] = {}
         self._waiting: dict[int, str] = {}
-        self._next = 0
+        self._next = first
 
     def begin(self, text: Text) -> None:
         """Begin with the prompt, if it is shown."""
@@ -229,6 +233,19 @@ class ReadingBar:
         self._progress.start()
 
 
+@contextmanager
+def gathered_output(world: "World") -> Iterator[None]:
+    """Print in the first process what all of several print in the block, by rank, when it ends everywhere."""
+    if world.alone:
+        yield
+        return
+    with redirect_stdout(io.StringIO()) as own:
+        yield
+    outputs = world.exchange(own.getvalue())
+    if world.first:
+        show("".join(outputs))
+
+
 def say(message: str, *, quiet: bool = False) -> None:
     """Write a line to standard error."""
     if not quiet:
@@ -249,6 +266,11 @@ class Totals:
         self.n_read += finished.n_read
         self.n_written += finished.n_written
         self.reading += finished.reading
+
+    def of_all(self, world: "World") -> "Totals":
+        """Return the tokens of all processes, and the seconds of the slowest."""
+        n_read, n_written, reading, writing = zip(*world.exchange(list(vars(self).values())), strict=True)
+        return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
 
     def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
         """Return in one line whether it was interrupted, what was read and written and how fast, by what, and the seed."""

@@ -70,6 +70,7 @@ class Job:
         seed: of all texts.
         n: texts per prompt.
         likeliest: how many of the likeliest tokens are reported with their log-probabilities; None: nothing is reported.
+        own: numbers of the texts that this process writes; None: all.
         totals: what was read and written so far.
     """
 
@@ -81,6 +82,7 @@ class Job:
     seed: int
     n: int = 1
     likeliest: int | None = None
+    own: range | None = None
     totals: Totals = field(default_factory=Totals)
 
     def run(self, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
@@ -93,7 +95,9 @@ class Job:
         """
 
         def events(requests: Iterator[Request], on_read: Callable[[int], None]) -> _Events:
-            return write(self.decoder, requests, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read)
+            first = self.own.start if self.own else 0
+            for event in write(self.decoder, requests, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
+                yield event._replace(text=first + event.text)
 
         return self._write_all(self._texts(prompts), events, printer, bar)
 
@@ -172,11 +176,14 @@ class Job:
         numbers = itertools.count()
         for index, prompt in enumerate(prompts):
             for sample in range(self.n):
+                number = next(numbers)
+                if self.own is not None and number not in self.own:
+                    continue
                 own = prompt.seed is not None
                 seed = text_seed(prompt.seed if prompt.seed is not None else self.seed, 0 if own else index, sample)
                 before = np.concatenate([np.array(remembered, np.int64), prompt.ids])
                 transcript = Transcript(self.tokenizer, before, self.stopping)
-                yield Text(next(numbers), prompt, index, sample, seed, transcript)
+                yield Text(number, prompt, index, sample, seed, transcript)
 
     def _request(self, text: Text, interrupts: Interrupts) -> Request:
         def ends(token: int) -> FinishReason | None:

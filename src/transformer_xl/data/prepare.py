@@ -198,6 +198,11 @@ def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
     return hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, which]).encode()).hexdigest()[:32]
 
 
+def _say_who_is_waited_for(name: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of several processes that wait, one says so
+        print(f"another process is preparing '{name}'; waiting for it", file=sys.stderr)
+
+
 def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: bool) -> None:
     """Let `build` fill a directory that becomes `directory` when complete, unless another process makes it meanwhile.
 
@@ -207,8 +212,7 @@ def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(directory.parent, but=unfinished)
-        wait = partial(print, f"another process is preparing '{name}'; waiting for it", file=sys.stderr)
-        with one_at_a_time(directory.with_name(directory.name + ".lock"), wait):
+        with one_at_a_time(directory.with_name(directory.name + ".lock"), partial(_say_who_is_waited_for, name)):
             if _is_good(directory, verify=verify):
                 return
             _take_up(directory, unfinished)

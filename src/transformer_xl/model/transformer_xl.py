@@ -13,7 +13,6 @@ memory keeps only what is read again (the original also stores the output of the
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, V vocabulary.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -183,7 +182,8 @@ class TransformerXL(nn.Module, PretrainedMixin):
         Raises:
             ConfigError: values that cannot work together.
         """
-        view = copy.copy(self)
+        view = object.__new__(type(self))  # not copy.copy, which fails for a model that is sharded
+        view.__dict__.update(self.__dict__)
         view.mem_len = self.mem_len if mem_len is None else mem_len
         view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
         view.same_length = self.same_length if same_length is None else same_length

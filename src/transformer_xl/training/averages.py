@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.training.parallel import local, own_part
 
 
 class Average:
@@ -51,22 +54,43 @@ class Average:
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Let a model compute with the averaged weights until the block ends; nothing is copied, nor lost."""
-        own = {name: parameter.data for name, parameter in model.named_parameters()}
+        """Let a model compute with the averaged weights until the block ends; then it has its own again, to the last bit."""
+        own = {name: _taken(parameter) for name, parameter in _parameters(model).items()}
         try:
-            for name, parameter in model.named_parameters():
-                parameter.data = self.weights[name].to(parameter.dtype)
+            for name, parameter in _parameters(model).items():
+                _put(self.weights[name], parameter)
             yield
         finally:
-            for name, parameter in model.named_parameters():
-                parameter.data = own[name]
+            for name, parameter in _parameters(model).items():
+                _put(own[name], parameter)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is not tensors, as JSON scalars; `weights` is the rest."""
         return {"kind": self._config.average, "count": self.count}
 
-    def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], device: torch.device) -> None:
+    def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
         """Put back what was saved; if it is another kind of average, which was asked for since, that one begins now."""
         if state["kind"] == self._config.average:
             self.count = state["count"]
-            self.weights = {name: weight.to(device, copy=True) for name, weight in weights.items()}
+            parameters = dict(model.named_parameters())
+            self.weights = {name: own_part(weight, parameters[name]).clone() for name, weight in weights.items()}
+
+
+def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters, in parts where they are; FSDP leaves the outermost whole after reading without a backward pass."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+    return dict(model.named_parameters())
+
+
+def _taken(parameter: Tensor) -> Tensor:
+    """Return what `_put` puts back; nothing is copied, but of parameters in parts, which FSDP knows by their place."""
+    return local(parameter).detach().clone() if isinstance(parameter, DTensor) else parameter.data
+
+
+@torch.no_grad()
+def _put(weight: Tensor, parameter: Tensor) -> None:
+    if isinstance(parameter, DTensor):
+        local(parameter).copy_(local(weight))
+    else:
+        parameter.data = weight.to(parameter.dtype)

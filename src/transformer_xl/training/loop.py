@@ -484,6 +484,7 @@ def _conclude(run: _Run) -> Outcome:
     say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
     if len(split.ids) < 2:
         return Outcome(run.directory.path, True, trainer.step, picture=run.record.draw())
+    say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split, with memory and without")
     with_memory = _score(run, split, mem_len=run.config.eval_mem_len, limit=None)
     without = _score(run, split, mem_len=0, limit=None)
     averaged = _score_of_average(run, split, limit=None)

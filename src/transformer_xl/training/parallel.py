@@ -1,5 +1,6 @@
 """One model in several processes: a whole one in each (DDP), or a part of it in each (FSDP2)."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -12,8 +13,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import Parallelism
-from transformer_xl.model.precision import Precision
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.transformer_xl import TransformerXL, run_layer
 from transformer_xl.world import World
 
 
@@ -40,6 +41,20 @@ class Parallel:
                 _shard(model, world, precision)
             else:
                 self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+                self._order_buckets(precision)
+
+    def _order_buckets(self, precision: Precision) -> None:
+        """Let DDP see a backward pass, after which it packs gradients for good in the order in which they come.
+
+        The order of packing is one of adding. If the first step of a run did this, so would the first after a resumption, and
+        with three processes or more its bits would differ from those of a run that went on.
+        """
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
+        compiled, self.model.run_layer = self.model.run_layer, run_layer
+        with torch.random.fork_rng(), autocast(self.model.device, precision):
+            self._call(ids, labels=ids).nll.sum().backward()
+        self.model.run_layer = compiled
+        self.model.zero_grad()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -65,6 +80,8 @@ def _shard(model: TransformerXL, world: World, precision: Precision) -> None:
     sent = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if precision == "bf16" else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
+    # Losses and memories are views, which nobody changes in place.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=sent)
     fully_shard(model, mesh=mesh)

@@ -283,7 +283,7 @@ class Trainer:
                 int(np.random.SeedSequence((self.config.seed, checkpoint.step, self.world.rank)).generate_state(1)[0])
             )
         if "average" in state:  # not in checkpoints of the first versions
-            self.average.load_state_dict(state["average"], averaged_weights(checkpoint), self.device)
+            self.average.load_state_dict(state["average"], averaged_weights(checkpoint), self.model)
         self.schedule.load_state_dict(state["schedule"])
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
@@ -307,7 +307,8 @@ def check_settings(model: TransformerXL, *, train: TrainConfig, precision: Preci
     if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
     if model.config.attention == AttentionKind.TRANSFORMER_XL:
-        choose_backend(train.attention, model.device, dtype=model.dtype, dropatt=model.config.dropatt)
+        heads = {"dropatt": model.config.dropatt, "d_head": model.config.d_head}
+        choose_backend(train.attention, model.device, dtype=model.dtype, **heads)
     if train.compile:
         check_compiler(model.device)
 

@@ -1,0 +1,60 @@
+"""`torchrun … -m transformer_xl`: what several processes print together is what one prints alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Txl
+from tests.forked import run_jobs
+
+
+def texts(lines: str) -> list[dict[str, Any]]:
+    """Texts in order, without times."""
+    found = [json.loads(line) for line in lines.splitlines()]
+    found.sort(key=lambda text: (text["prompt_index"], text["sample"]))
+    return [{key: value for key, value in text.items() if "second" not in key} for text in found]
+
+
+def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl: Txl) -> None:
+    run, prompts, nats = str(workbench / "run"), workbench / "prompts.txt", workbench / "nats.npy"
+    prompts.write_text("One\nTwo\nThree\nFour\n")
+    written = ["generate", run, "--prompts", str(prompts), "-n", "2", "--tokens", "12", "--seed", "5"]
+    scored = ["eval", run, "--precision", "fp32", "--json", "--per-token"]
+    commands = {
+        "texts": written,
+        "few texts": ["generate", run, "--prompt", "One", "-n", "2", "--tokens", "12", "--seed", "5"],
+        "json": [*written, "--json"],
+        "score": [*scored, str(nats)],
+        "one text": ["generate", run, "--prompt", "One"],
+        "no run": ["eval", str(workbench / "nowhere")],
+        "lanes": ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--out", f"{workbench}/new"],
+        "held": ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--out", run],
+    }
+    found = run_jobs({name: ("tests.world_cases:txl", *arguments) for name, arguments in commands.items()}, 3)
+    for name, (first, *others) in found.items():
+        assert all(other["out"] == "" and other["err"] == "" for other in others), (name, others)
+        assert all(other["status"] == first["status"] for other in others), name
+
+    for name in ("texts", "few texts"):
+        alone = txl(*commands[name])
+        assert found[name][0]["out"] == alone.out and alone.out
+        assert found[name][0]["err"].partition(" in ")[0] == alone.err.partition(" in ")[0]  # so many tokens in all
+    assert texts(found["json"][0]["out"]) == texts(txl(*commands["json"]).out)
+    alone = json.loads(txl(*scored, str(workbench / "alone.npy")).out)
+    assert json.loads(found["score"][0]["out"])["nats"] == pytest.approx(alone["nats"], rel=1e-6)
+    assert np.load(nats) == pytest.approx(np.load(workbench / "alone.npy"), abs=2e-5)
+
+    complaints = {
+        "one text": "3 processes divide texts, and this is one",
+        "no run": "nowhere",
+        "lanes": "world_size (3) must divide train.batch_size (4)",
+        "held": "holds another run",
+    }
+    for name, complaint in complaints.items():
+        (line,) = [line for line in found[name][0]["err"].splitlines() if "is preparing" not in line]
+        assert line.startswith("txl: error: ") and complaint in line
+        assert found[name][0]["status"] == 1
+    assert not (workbench / "new").exists()

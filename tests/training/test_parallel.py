@@ -1,0 +1,174 @@
+"""Several processes train as one does: same losses, same bits when resumed, in any number of processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.forked import run_jobs
+from tests.training import parallel_cases
+
+Cases = dict[str, dict[str, dict[str, Any]]]
+Jobs = dict[str, list[Any]]
+
+LONG: Cases = {"ddp": {}, "fsdp": {"train": {"parallel": "fsdp"}}}
+SHORT: Cases = {
+    "groups of lanes, several segments": {"train": {"accumulate": 2, "tbptt_segments": 2}},
+    "fsdp, groups of lanes, several segments": {"train": {"accumulate": 2, "tbptt_segments": 2, "parallel": "fsdp"}},
+    "fsdp, layers computed twice, an average": {"train": {"checkpoint_layers": True, "parallel": "fsdp", "average": "ema"}},
+    "clusters, which some processes see no token of": {
+        "model": {"cutoffs": [4, 10], "div_val": 2, "d_embed": 6},
+        "train": {"reset_at_documents": True},
+    },
+    "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
+    "fsdp, muon": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
+    "sgd, clipped": {"optim": {"optimizer": "sgd", "clip": 0.01}},
+}
+BF16 = {"fsdp, muon"}  # orthogonalized in bf16, where what was a difference of the last bit in fp32 is one of 0.004
+N_LONG, N_SHORT = 50, 12
+
+DROPPING = {"dropout": 0.2, "dropatt": 0.1}
+RESUMED = [
+    {"model": DROPPING, "train": {"average": "ema", "accumulate": 2}, "optim": {"optimizer": "muon"}},
+    {"model": DROPPING, "train": {"parallel": "fsdp", "average": "ema"}},
+]
+SAVED = {how: {"train": {"parallel": how, "average": "swa", "average_start": 0.1}} for how in ("ddp", "fsdp")}
+AVERAGED = {how: {"train": {"parallel": how, "average": "ema"}} for how in ("ddp", "fsdp")}
+SCORED = [
+    {"train": {"batch_size": 12}},
+    {"train": {"batch_size": 12, "parallel": "fsdp"}},
+    {"train": {"batch_size": 12}, "model": {"attention": "vaswani"}},
+]
+READ = {
+    "four lanes": {"batch_size": 4, "tgt_len": 7},
+    "one lane": {"batch_size": 1, "tgt_len": 32},
+    "no memory": {"batch_size": 3, "mem_len": 0},
+}
+MODULE = "tests.training.parallel_cases"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where checkpoints lie."""
+    return tmp_path_factory.mktemp("saved")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> Jobs:
+    """What one process does."""
+    for how, changes in SAVED.items():
+        parallel_cases.saved(str(folder / f"{how}, by one"), changes, 6)
+    return {
+        "long": parallel_cases.losses(list(LONG.values()), N_LONG),
+        "short": parallel_cases.losses(list(SHORT.values()), N_SHORT),
+        "averaged": parallel_cases.averaged(AVERAGED["ddp"], 5),
+        "saved": parallel_cases.losses(list(SAVED.values()), 18),
+        **{read: parallel_cases.scores(SCORED, settings) for read, settings in READ.items()},
+    }
+
+
+@pytest.fixture(scope="module")
+def by_two(folder: Path, alone: Jobs) -> Jobs:
+    """What each of two processes returns."""
+    jobs: dict[str, tuple[Any, ...]] = {
+        "long": (f"{MODULE}:losses", list(LONG.values()), N_LONG),
+        "short": (f"{MODULE}:losses", list(SHORT.values()), N_SHORT),
+        "resumed": (f"{MODULE}:resumed", RESUMED, 7, 4),
+        "groups": (f"{MODULE}:losses", [{"train": {"accumulate": 8}}], 1),
+        "clocks": (f"{MODULE}:clocks", 4),
+        **{f"{how}, averaged": (f"{MODULE}:averaged", changes, 5) for how, changes in AVERAGED.items()},
+    }
+    for how, changes in SAVED.items():
+        jobs[f"{how}, after one"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by one"), changes, 6, str(folder / how))
+        jobs[f"{how}, saved"] = (f"{MODULE}:saved", str(folder / f"{how}, by two"), changes, 6)
+    return run_jobs(jobs | _scores(SCORED), 2)
+
+
+@pytest.fixture(scope="module")
+def by_four(folder: Path, by_two: Jobs) -> Jobs:
+    """What each of four processes returns."""
+    jobs: dict[str, tuple[Any, ...]] = {
+        "long": (f"{MODULE}:losses", list(LONG.values()), N_LONG),
+        "resumed": (f"{MODULE}:resumed", RESUMED, 2, 3),
+    }
+    for how, changes in SAVED.items():
+        jobs[f"{how}, after two"] = (f"{MODULE}:gone_on", str(folder / f"{how}, by two"), changes, 12)
+    return run_jobs(jobs, 4)
+
+
+@pytest.fixture(scope="module")
+def by_three() -> Jobs:
+    """What each of three processes returns, a number that divides no lanes of the trainer's."""
+    return run_jobs({"losses": (f"{MODULE}:losses", [{}], 1), **_scores([SCORED[0], SCORED[2]])}, 3)
+
+
+def _scores(cases: list[Any]) -> dict[str, tuple[Any, ...]]:
+    return {read: (f"{MODULE}:scores", cases, settings) for read, settings in READ.items()}
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(LONG)))
+def test_any_number_of_processes_has_the_losses_of_one(
+    number: int, case: str, alone: Jobs, by_two: Jobs, by_four: Jobs
+) -> None:
+    expected = alone["long"][number]
+    assert len(set(expected)) == N_LONG
+    for own in (*by_two["long"], *by_four["long"]):
+        assert own[number] == pytest.approx(expected, abs=1e-6, rel=0)
+
+
+@pytest.mark.parametrize(("number", "case"), list(enumerate(SHORT)))
+def test_two_processes_have_the_losses_of_one(number: int, case: str, alone: Jobs, by_two: Jobs) -> None:
+    first, second = (own[number] for own in by_two["short"])
+    assert first == second
+    assert first == pytest.approx(alone["short"][number], abs=1e-4 if case in BF16 else 1e-6, rel=0)
+
+
+@pytest.mark.parametrize("number", range(len(RESUMED)))
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_resumed_run_has_the_bits_of_one_that_went_on(world_size: int, number: int, by_two: Jobs, by_four: Jobs) -> None:
+    first, *others = (by_two if world_size == 2 else by_four)["resumed"]
+    in_one_go, cut = first[number]
+    assert f"random.{world_size - 1}.cpu" in in_one_go
+    assert in_one_go["random.1.cpu"] != in_one_go["random.cpu"], "all drop the same"
+    assert any(name.startswith("average.") for name in in_one_go)
+    assert [name for name in in_one_go if in_one_go[name] != cut.get(name)] == []
+    assert all(own[number] == [None, None] for own in others), "only the first process is given the state"
+
+
+@pytest.mark.parametrize(("number", "how"), list(enumerate(SAVED)))
+def test_any_number_of_processes_goes_on_with_what_another_saved(
+    number: int, how: str, folder: Path, alone: Jobs, by_two: Jobs, by_four: Jobs
+) -> None:
+    expected = alone["saved"][number]
+    by_one = parallel_cases.gone_on(str(folder / how), SAVED[how], 6)
+    assert by_two[f"{how}, after one"][0] + by_one == pytest.approx(expected[6:], abs=1e-6, rel=0)
+    assert by_two[f"{how}, saved"][0] + by_four[f"{how}, after two"][0] == pytest.approx(expected, abs=1e-6, rel=0)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_processes_score_together_what_one_scores_alone(read: str, alone: Jobs, by_two: Jobs, by_three: Jobs) -> None:
+    for own in by_two[read]:
+        for ours, theirs in zip(own, alone[read], strict=True):
+            assert ours == pytest.approx(theirs, abs=2e-5, rel=1e-6)
+    for own in by_three[read]:
+        for ours, theirs in zip(own, [alone[read][0], alone[read][2]], strict=True):
+            assert ours == pytest.approx(theirs, abs=2e-5, rel=1e-6)
+
+
+def test_lanes_that_cannot_be_divided_are_refused(by_two: Jobs, by_three: Jobs) -> None:
+    assert all("world_size (3) must divide train.batch_size (8)" in own["error"] for own in by_three["losses"])
+    assert all("train.accumulate (8) must divide the 4 lanes of each of the 2" in own["error"] for own in by_two["groups"])
+
+
+def test_all_count_the_seconds_of_the_first(by_two: Jobs) -> None:
+    first, second = by_two["clocks"]
+    assert first == second > 0
+
+
+@pytest.mark.parametrize("how", AVERAGED)
+def test_the_average_of_weights_in_parts_is_scored_too(how: str, alone: Jobs, by_two: Jobs) -> None:
+    average, before, after = alone["averaged"]
+    assert before == after and abs(average - before) > 0.1
+    for own in by_two[f"{how}, averaged"]:
+        assert own[1] == own[2]
+        assert own == pytest.approx(alone["averaged"], rel=1e-6)

@@ -1,0 +1,112 @@
+"""`torchrun … -m transformer_xl train`: one run of several processes, which survives the death of any of them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.training.helpers import entries
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.training.display import Display
+from transformer_xl.training.loop import train
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = ["model.dropout=0", "optim.optimizer=adamw", "train.checkpoint_interval=4", "train.log_interval=1"]
+
+
+def torchrun(*arguments: str | Path, options: tuple[str, ...] = (), cwd: Path) -> "subprocess.Popen[str]":
+    """Start two processes."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "TXL_TIMEOUT_SECONDS": "60"}
+    command += ["-m", "transformer_xl", *map(str, arguments)]
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def settings(*more: str) -> list[str]:
+    return [word for setting in (*SETTINGS, *more) for word in ("--set", setting)]
+
+
+def losses(run: Path) -> list[tuple[str, int, float]]:
+    return [(e["kind"], e["step"], e["loss"]) for e in entries(run) if e["kind"] in ("train", "valid", "final")]
+
+
+def assert_close(found: list[tuple[str, int, float]], expected: list[tuple[str, int, float]]) -> None:
+    assert [entry[:2] for entry in found] == [entry[:2] for entry in expected]
+    assert [entry[2] for entry in found] == pytest.approx([entry[2] for entry in expected], abs=2e-6, rel=0)
+
+
+def wait_for_steps(run: Path, n: int, process: "subprocess.Popen[str]") -> None:
+    """Wait until so many steps are logged."""
+    while not (run / "metrics.jsonl").exists() or len(losses(run)) < n:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+
+
+def workers(process: "subprocess.Popen[str]") -> list[int]:
+    """The processes that it started, by rank."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    ranked = {}
+    for child in children:
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        ranked |= {int(v[5:]): int(child) for v in variables if v.startswith(b"RANK=")}
+    return [ranked[rank] for rank in sorted(ranked)]
+
+
+@pytest.fixture
+def alone(recipe: str, text: Path, tmp_path: Path) -> list[tuple[str, int, float]]:
+    """The losses of one process."""
+    train(recipe, out=tmp_path / "alone", corpus=str(text), overrides=SETTINGS, display=Display(quiet=True))
+    return losses(tmp_path / "alone")
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_costs_an_interval(rank: int, recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
+    run = tmp_path / "together"
+    command = ("train", recipe, "--corpus", text, "--out", run, *settings())
+    process = torchrun(*command, options=("--max-restarts", "2"), cwd=tmp_path)
+    wait_for_steps(run, 9, process)
+    os.kill(workers(process)[rank], signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert "resumed at step" in output and "2 processes" in output
+    assert_close(losses(run), alone)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+@pytest.mark.parametrize("to", ["torchrun", "rank 1"])
+def test_a_signal_saves_and_one_process_goes_on(to: str, recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
+    run = tmp_path / "together"
+    process = torchrun("train", recipe, "--corpus", text, "--out", run, *settings(), cwd=tmp_path)
+    wait_for_steps(run, 9, process)
+    os.kill(process.pid if to == "torchrun" else workers(process)[1], signal.SIGTERM)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode != 0
+    assert output.count("go on with: txl train --resume") == 1, output
+    assert RunDirectory(run).store().steps()[-1] == max(entry["step"] for entry in entries(run))
+    outcome = train(out=run, resume=True, display=Display(quiet=True))
+    assert outcome.finished
+    assert_close(losses(run), alone)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "complaint"),
+    [
+        (["--set", "train.batch_size=5"], "world_size (2) must divide train.batch_size (5)"),
+        (["--set", "train.attention=flax"], "unknown attention backend 'flax'; did you mean 'flex'?"),
+        (["--corpus", "nowhere.txt"], "nowhere.txt"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, list) else "",
+)
+def test_what_is_wrong_is_told_once(recipe: str, text: Path, tmp_path: Path, wrong: list[str], complaint: str) -> None:
+    command = ["train", recipe, "--out", "run", *(() if "--corpus" in wrong else ("--corpus", str(text))), *wrong]
+    process = torchrun(*command, cwd=tmp_path)
+    output, _ = process.communicate(timeout=200)
+    told = [line for line in output.splitlines() if line.startswith("txl: error:")]
+    assert len(told) == 1 and complaint in told[0], output
+    assert process.returncode != 0
+    assert not (tmp_path / "run").exists()

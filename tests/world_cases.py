@@ -1,0 +1,84 @@
+"""What processes tell each other, for `tests.forked`."""
+
+import io
+import os
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from typing import Any
+
+import torch
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.world import World, joined
+
+
+def talk() -> dict[str, Any]:
+    """Every message once."""
+    with joined() as world:
+        rows = world.rows(torch.full((2, 3), float(world.rank)))
+        added = torch.tensor([1.0, world.rank])
+        world.add_(added)
+        return {
+            "sum": world.sum(0.1, world.rank),
+            "any": [world.any(world.rank == 1), world.any(False)],
+            "exchange": world.exchange({"rank": world.rank, "text": "é" * world.rank}),
+            "from_first": world.from_first(world.rank + 10),
+            "rows": None if rows is None else rows.tolist(),
+            "added": added.tolist(),
+        }
+
+
+def fail_in(rank: int) -> list[Any]:
+    """Only one process finds something wrong; afterwards all still understand each other."""
+    with joined() as world:
+        told = None
+        try:
+            with world.agreed():
+                if world.rank == rank:
+                    raise ConfigError("this is wrong here")
+        except Exception as error:
+            told = [type(error).__name__, str(error)]
+        return [told, world.sum(1)[0]]
+
+
+def disagree() -> None:
+    """One process has another setting."""
+    with joined() as world:
+        world.check_same(train={"lr": 0.5, "tgt_len": 4 + (world.rank == 1)}, text="abc")
+
+
+def die(rank: int) -> None:
+    """One process ends without a word while the others wait for it."""
+    with joined() as world:
+        world.sum(1)
+        if world.rank == rank:
+            os._exit(7)
+        world.sum(1)
+
+
+def sleep_in(rank: int, seconds: float) -> None:
+    """One process does not answer in time."""
+    with joined() as world:
+        world.sum(1)
+        if world.rank == rank:
+            time.sleep(seconds)
+        world.sum(1)
+
+
+def alone() -> World:
+    """Nobody else."""
+    with joined() as world:
+        return world
+
+
+def txl(*arguments: str) -> dict[str, Any]:
+    """Call `txl`, and return its status and what it printed."""
+    from transformer_xl.cli import main
+
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            main(list(arguments))
+            status: Any = 0
+        except SystemExit as exit:
+            status = exit.code
+    return {"status": status, "out": out.getvalue(), "err": err.getvalue()}
