@@ -1,8 +1,10 @@
 """Objects in other processes, perhaps of another environment: requests and answers are lines of JSON over pipes.
 
-The one who asks waits for the answer, so that of all processes only one works at a time.
+The one who asks waits for the answer, so that of all processes only one works at a time; or tells several, which then work
+together, and waits for all their answers.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -42,18 +44,32 @@ class Remote:
         Raises:
             WorkerError: the method raised, or the process died.
         """
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
+        self.tell(method, **arguments)
+        return self.answer()
+
+    def tell(self, method: str, **arguments: Any) -> None:
+        """Call a method as `ask` does, but do not wait: for processes that work together. `answer` returns what it returned."""
+        assert self._process.stdin is not None
+        self._method = method
+        with contextlib.suppress(BrokenPipeError):  # it died, of which `answer` tells
             self._process.stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
+
+    def answer(self) -> Any:
+        """Wait for the result of the method that was told last.
+
+        Raises:
+            WorkerError: the method raised, or the process died.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
-            raise WorkerError(f"{self.name} ended with status {self._process.wait()} at '{method}'; see its messages above")
+            raise WorkerError(
+                f"{self.name} ended with status {self._process.wait()} at '{self._method}'; see its messages above"
+            )
         answer = json.loads(line)
         if "error" in answer:
-            raise WorkerError(f"{self.name}, {method}: {answer['error']}")
+            raise WorkerError(f"{self.name}, {self._method}: {answer['error']}")
         return answer["result"]
 
     def __enter__(self) -> Self:

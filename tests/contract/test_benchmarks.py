@@ -179,6 +179,23 @@ def test_attention(tmp_path):
         assert all(len(fp32["found"][name][way]["seconds"]) == 2 for way in ("forward", "with gradients"))
 
 
+def test_processes_learn_what_one_does(tmp_path):
+    figures = tmp_path / "figures.json"
+    arguments = ["--shape", "tiny", "--precisions", "fp32", "--threads", 1, "--steps", 2, "--repeats", 2]
+    done = run("processes.py", *arguments, "--json", figures)
+    assert "2 with 1 thread each, against one with 2" in done.stdout
+    found = json.loads(figures.read_text())["shapes"]["tiny"]["precisions"]["fp32"]
+    assert set(found["seconds"]) == set(found["peak_mb"]) == {"one process", "ddp", "fsdp"}
+    assert all(len(times) == 2 and min(times) > 0 for times in found["seconds"].values())
+    assert set(found["loss_differs"]) == {"ddp", "fsdp"}
+    assert max(found["loss_differs"].values()) < 1e-5
+
+
+def test_processes_refuses_lanes_that_cannot_be_divided():
+    done = run("processes.py", "--shape", "tiny", "--processes", 3, status=2)
+    assert "--processes must divide the 2 lanes of shape tiny" in done.stderr
+
+
 def test_long_session():
     done = run("long_session.py", "--tiny", "--tokens", 200, "--no-compile", "--threads", 1)
     assert "(+0.00%)" in done.stdout
