@@ -53,6 +53,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/large_corpus.py
 	$(BIN)/python benchmarks/convert.py
 	$(BIN)/python benchmarks/large_vocabulary.py
+	$(BIN)/python benchmarks/gpu/train_step.py
 	$(BIN)/python benchmarks/gpu/decode.py
 	$(BIN)/python benchmarks/gpu/registers.py
 

@@ -1,0 +1,286 @@
+"""How long a training step takes on an accelerator, by each backend, eager, compiled and as a CUDA graph.
+
+A step is forward, backward and an update (clipping, Adam), with dropout and a full memory. Its operations are compared with
+the rate of large matrix products, measured in each round; with --peer, NVIDIA's model takes steps at the same shape in the same
+run. All take turns, in an order that alternates. First, gradients without dropout are compared; what cannot run here, or does
+not agree, is named and not timed. Where there is no such device, this says so and ends.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import torch
+from common.learner import (
+    N_WARM_UP,
+    GraphStep,
+    Learner,
+    OurLearner,
+    Step,
+    Update,
+    gradient_difference,
+    gradients_of_one,
+    make_ours,
+    no_graph,
+)
+from common.machine import describe
+from common.nvidia import PeerLearner, load_peer
+from common.report import facts, progress, table
+from common.sides import at_least, ratios, spread
+from common.training_shapes import TRAINING_SHAPES, TrainingShape
+from torch import nn
+
+import transformer_xl
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.precision import Precision
+from transformer_xl.model.transformer_xl import TransformerXL, run_layer
+from transformer_xl.speed.machine import matmul_rate
+from transformer_xl.training.compiling import check_compiler
+
+BACKENDS = ("matmul", "sdpa", "flex", "triton")
+WAYS = ("eager", "compiled", "graph")
+DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+PEER = "NVIDIA's, eager"
+TOLERANCE: dict[Precision, float] = {"fp32": 1e-2, "bf16": 0.1, "fp16": 5e-2}
+"""Of the norm of all gradients together, by `matmul` in fp32; TF32 is switched off."""
+
+
+def main() -> None:
+    options = parse_arguments()
+    device = torch.device(options.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        print(f"skipped: no GPU: there is no device '{options.device}' here; --device cpu tries the benchmark out")
+        return
+    try:
+        peer = load_peer(options.peer) if options.peer else None
+    except (ImportError, OSError) as error:
+        sys.exit(f"error: --peer {options.peer}: {error}; it is mem_transformer.py, with utils/ beside it")
+    machine = describe() | {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
+        "ours": f"transformer_xl {transformer_xl.__version__}, torch {torch.__version__}",
+        "peer": f"{options.peer}, in the same process" if options.peer else "none; see --peer",
+    }
+    print(facts(machine))
+    results = {name: measure(name, device, peer, options) for name in options.shape}
+    if options.json:
+        options.json.write_text(json.dumps({"machine": machine, "shapes": results}, indent=2))
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=TRAINING_SHAPES, nargs="+", default=["E", "W", "N"], help="default: all but tiny")
+    parser.add_argument("--rows", type=int, help="B (default: the shape's)")
+    parser.add_argument("--tgt-len", type=int, help="T (default: the shape's)")
+    parser.add_argument("--mem-len", type=int, help="M (default: the shape's)")
+    parser.add_argument("--backends", choices=BACKENDS, nargs="+", default=list(BACKENDS), help="default: all")
+    parser.add_argument("--ways", choices=WAYS, nargs="+", default=list(WAYS), help="default: all")
+    parser.add_argument("--precisions", choices=DTYPES, nargs="+", default=list(DTYPES), help="default: all")
+    parser.add_argument("--no-update", action="store_true", help="forward, backward and clearing the gradients alone")
+    parser.add_argument("--peer", type=Path, metavar="FILE", help="mem_transformer.py of NVIDIA/DeepLearningExamples")
+    parser.add_argument("--device", default="cuda", help="default: %(default)s")
+    parser.add_argument("--steps", type=int, default=10, help="in a turn (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="rounds in which all take a turn (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every single time there too")
+    options = parser.parse_args()
+    if min(options.steps, options.repeats, *(given for given in sizes(options).values())) < 1:
+        parser.error("--steps, --repeats, --rows, --tgt-len and --mem-len must be at least 1")
+    return options
+
+
+def sizes(options: argparse.Namespace) -> dict[str, int]:
+    """Return the sizes that were asked for."""
+    asked = {"rows": options.rows, "tgt_len": options.tgt_len, "mem_len": options.mem_len}
+    return {name: size for name, size in asked.items() if size is not None}
+
+
+def measure(name: str, device: torch.device, peer: type[nn.Module] | None, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one shape, print a table, and return all figures."""
+    shape = replace(TRAINING_SHAPES[name], **sizes(options))
+    ours = make_ours(shape.config(), device)
+    sides = Sides(shape, ours, peer, options)
+    found = {precision: sides.measure(precision) for precision in options.precisions}
+    print(summary(name, shape, found, options))
+    return {"rows": shape.rows, "tgt_len": shape.T, "mem_len": ours.mem_len, "precisions": found}
+
+
+class Sides:
+    """All that take steps at one shape.
+
+    Args:
+        shape: what is read.
+        ours: our model.
+        peer: class of the peer's; None: it takes no part.
+        options: of the command line.
+    """
+
+    def __init__(
+        self, shape: TrainingShape, ours: TransformerXL, peer: type[nn.Module] | None, options: argparse.Namespace
+    ) -> None:
+        self._shape, self._ours, self._options, self._device = shape, ours, options, ours.device
+        self._segments = shape.segments(ours.device)
+        self._exact = gradients_of_one(OurLearner(ours, shape.rows, "matmul"), self._segments[0], "fp32")
+        self._peer = None if peer is None else PeerLearner(peer, ours, shape.rows, shape.T)
+        self._weights = {name: parameter.detach().clone() for name, parameter in ours.named_parameters()}
+        models: dict[str, nn.Module] = {"ours": ours} | ({"peer": self._peer.model} if self._peer else {})
+        self._updates = {who: Update(model, does=not options.no_update) for who, model in models.items()}
+
+    def measure(self, precision: Precision) -> dict[str, Any]:
+        """Compare, then time in one precision."""
+        torch.compiler.reset()  # what was compiled for another precision counts towards a limit
+        steps: dict[str, Step] = {}
+        found: dict[str, dict[str, Any]] = {}
+        for label, why_not, make in self._candidates(precision):
+            progress(f"{self._shape.recipe}, {precision}: preparing {label}")
+            step, own = (why_not, {}) if why_not else self._prepared(make)
+            if isinstance(step, str):
+                found[label] = {"failure": step}
+            else:
+                found[label], steps[label] = {**own, "seconds": []}, step
+        rates = []
+        for turn, order in enumerate(alternating(list(steps), self._options.repeats), start=1):
+            progress(f"{self._shape.recipe}, {precision}: round {turn} of {self._options.repeats}")
+            rates.append(matmul_rate(self._device, DTYPES[precision]))
+            for label in order:
+                found[label]["seconds"].append(seconds_of(steps[label], self._device, self._options.steps))
+        return {"matmul_rate": rates, "flops": self._shape.flops(precision), "sides": found}
+
+    def _candidates(self, precision: Precision) -> Iterator[tuple[str, str | None, Callable[[], Step]]]:
+        """Yield a name, why it cannot be, and what makes it; the peer first, and graphs last, for they keep their memory."""
+        if self._peer is not None:
+            peer = self._peer
+            yield PEER, self._differs(peer, precision), lambda: Step(peer, self._updates["peer"], precision, self._segments)
+        differ = {b: self._differs(OurLearner(self._ours, self._shape.rows, b), precision) for b in self._options.backends}
+        for way in self._options.ways:
+            for backend in self._options.backends:
+                why_not = differ[backend] or (no_graph(self._ours.config, self._device) if way == "graph" else None)
+                yield f"{backend}, {way}", why_not, lambda b=backend, w=way: self._our_step(b, w, precision)
+
+    def _our_step(self, backend: str, way: str, precision: Precision) -> Step:
+        run = run_layer
+        if way == "compiled":
+            check_compiler(self._device)
+            run = torch.compile(run_layer)
+        learner = OurLearner(self._ours, self._shape.rows, backend, run)
+        return (GraphStep if way == "graph" else Step)(learner, self._updates["ours"], precision, self._segments)
+
+    def _differs(self, learner: Learner, precision: Precision) -> str | None:
+        """Say by how much gradients differ from those of the first weights, if it is too much, or why there are none."""
+        with torch.no_grad():  # steps in another precision changed them
+            for name, parameter in self._ours.named_parameters():
+                parameter.copy_(self._weights[name])
+        try:
+            if isinstance(learner, PeerLearner):
+                learner.begin(self._ours)
+            loss, gradients = gradients_of_one(learner, self._segments[0], precision)
+        except (ConfigError, RuntimeError) as error:
+            return reason(error)
+        difference = gradient_difference(gradients, self._exact[1])
+        progress(f"  loss {loss:.4f} (exact {self._exact[0]:.4f}), gradients differ by {difference:.1e} of their norm")
+        return None if difference <= TOLERANCE[precision] else f"gradients differ by {difference:.2g} of their norm"
+
+    def _prepared(self, make: Callable[[], Step]) -> tuple[Step | str, dict[str, Any]]:
+        """Return what takes steps, warmed up, with the memory that it needs; or why it cannot."""
+        on_gpu = self._device.type == "cuda"
+        held = allocated(self._device)
+        try:
+            if on_gpu:
+                torch.cuda.reset_peak_memory_stats(self._device)
+            step = make()
+            for _ in range(N_WARM_UP):
+                step()
+            if on_gpu and not isinstance(step, GraphStep):  # a graph took its memory when it was captured
+                torch.cuda.reset_peak_memory_stats(self._device)
+            step()
+            peak = torch.cuda.max_memory_allocated(self._device) if on_gpu else None
+            return step, {"bytes": None if peak is None else step.update.n_bytes() + peak - held}
+        except (ConfigError, RuntimeError) as error:
+            why = reason(error)
+        if on_gpu:
+            torch.cuda.empty_cache()
+        return why, {}
+
+
+def reason(error: Exception) -> str:
+    """Return one line."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "no memory"
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def alternating(names: list[str], n: int) -> Iterator[list[str]]:
+    """Yield names forwards and backwards in turn, for a device that grows warm slows down what comes later."""
+    for i in range(n):
+        yield names[:: -1 if i % 2 else 1]
+
+
+def seconds_of(step: Step, device: torch.device, n: int) -> float:
+    """Return the seconds of a step, of several in a row."""
+    wait(device)
+    begin = time.perf_counter()
+    for _ in range(n):
+        step()
+    wait(device)
+    return (time.perf_counter() - begin) / n
+
+
+def allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def summary(name: str, shape: TrainingShape, found: dict[str, Any], options: argparse.Namespace) -> str:
+    """Lay out what was measured at one shape."""
+    about = {
+        f"shape {name}": str(shape),
+        "step": "forward, backward, " + ("gradients cleared" if options.no_update else "clipping, Adam") + "; all alternate",
+        "targets": f"of matmul {at_least(shape.flops_target) or '-'}, times NVIDIA's {at_least(shape.peer_target) or '-'}",
+    } | {
+        f"matmul {precision}": f"{statistics.median(own['matmul_rate']) / 1e12:.3g} TFLOP/s (median), "
+        f"a step takes {own['flops'] / 1e12:.3g} TFLOP"
+        for precision, own in found.items()
+    }
+    header = ["", "ms a step", "min-max ms", "tokens/s", "peak MB", "TFLOP/s", "of matmul", "times NVIDIA's", "min-max"]
+    rows = [
+        [f"{precision} {label}", *cells(side, own, shape)]
+        for precision, own in found.items()
+        for label, side in own["sides"].items()
+    ]
+    failures: dict[str, list[str]] = {}
+    for precision, own in found.items():
+        for label, side in own["sides"].items():
+            if "failure" in side:
+                failures.setdefault(side["failure"], []).append(f"{precision} {label}")
+    remarks = [f"not timed: {'; '.join(labels)}: {why}" for why, labels in failures.items()]
+    return "\n".join([f"\n{facts(about)}\n\n{table(header, rows)}", *remarks])
+
+
+def cells(side: dict[str, Any], own: dict[str, Any], shape: TrainingShape) -> list[str]:
+    if "failure" in side:
+        return ["-", *[""] * 7]
+    median = statistics.median(side["seconds"])
+    peer = own["sides"].get(PEER, {}).get("seconds")
+    return [
+        *spread([seconds * 1e3 for seconds in side["seconds"]]),
+        f"{shape.n_token / median:,.0f}",
+        "" if side["bytes"] is None else f"{side['bytes'] / 1e6:,.0f}",
+        f"{own['flops'] / median / 1e12:.3g}",
+        f"{own['flops'] / median / statistics.median(own['matmul_rate']):.0%}",
+        *(spread(ratios(peer, side["seconds"])) if peer else ["", ""]),
+    ]
+
+
+if __name__ == "__main__":
+    main()
