@@ -50,16 +50,15 @@ class PeerLearner:
         self.model = kind(**flags_of(ours.config, tgt_len=tgt_len), dtype=None).to(ours.device)
         self._key_map = key_map(ours.config)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in ours.named_parameters()}
-        self._rows = rows
-        self.begin(ours)
+        self.begin(ours, rows)
 
     @torch.no_grad()
-    def begin(self, ours: TransformerXL) -> None:
-        """Take the weights of ours, and the memory that it begins with."""
+    def begin(self, ours: TransformerXL, rows: int) -> None:
+        """Take the weights of ours, and the memory that it begins with for so many rows."""
         native, own = dict(ours.named_parameters()), dict(self.model.named_parameters())
         for part in self._key_map.parts():
             own[part.name].copy_(self._key_map.foreign(part.name, native.__getitem__))
-        hidden = full_memory(ours.config, self._rows, ours.device).hidden
+        hidden = full_memory(ours.config, rows, ours.device).hidden
         self.mems: Tensor = torch.stack([h.transpose(0, 1) for h in hidden])
 
     def loss(self, segment: Tensor) -> Tensor:

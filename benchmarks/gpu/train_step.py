@@ -49,6 +49,7 @@ BACKENDS = ("matmul", "sdpa", "flex", "triton")
 WAYS = ("eager", "compiled", "graph")
 DTYPES: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 PEER = "NVIDIA's, eager"
+N_COMPARED_ROWS = 2  # in fp32 and by `matmul`, all of them may need more memory than there is
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-2, "bf16": 0.1, "fp16": 5e-2}
 """Of the norm of all gradients together, by `matmul` in fp32; TF32 is switched off."""
 
@@ -126,7 +127,8 @@ class Sides:
     ) -> None:
         self._shape, self._ours, self._options, self._device = shape, ours, options, ours.device
         self._segments = shape.segments(ours.device)
-        self._exact = gradients_of_one(OurLearner(ours, shape.rows, "matmul"), self._segments[0], "fp32")
+        self._compared = self._segments[0][:N_COMPARED_ROWS]
+        self._exact = gradients_of_one(OurLearner(ours, len(self._compared), "matmul"), self._compared, "fp32")
         self._peer = None if peer is None else PeerLearner(peer, ours, shape.rows, shape.T)
         self._weights = {name: parameter.detach().clone() for name, parameter in ours.named_parameters()}
         models: dict[str, nn.Module] = {"ours": ours} | ({"peer": self._peer.model} if self._peer else {})
@@ -157,7 +159,7 @@ class Sides:
         if self._peer is not None:
             peer = self._peer
             yield PEER, self._differs(peer, precision), lambda: Step(peer, self._updates["peer"], precision, self._segments)
-        differ = {b: self._differs(OurLearner(self._ours, self._shape.rows, b), precision) for b in self._options.backends}
+        differ = {b: self._differs(OurLearner(self._ours, len(self._compared), b), precision) for b in self._options.backends}
         for way in self._options.ways:
             for backend in self._options.backends:
                 why_not = differ[backend] or (no_graph(self._ours.config, self._device) if way == "graph" else None)
@@ -178,8 +180,10 @@ class Sides:
                 parameter.copy_(self._weights[name])
         try:
             if isinstance(learner, PeerLearner):
-                learner.begin(self._ours)
-            loss, gradients = gradients_of_one(learner, self._segments[0], precision)
+                learner.begin(self._ours, len(self._compared))
+            loss, gradients = gradients_of_one(learner, self._compared, precision)
+            if isinstance(learner, PeerLearner):
+                learner.begin(self._ours, self._shape.rows)
         except (ConfigError, RuntimeError) as error:
             return reason(error)
         difference = gradient_difference(gradients, self._exact[1])
