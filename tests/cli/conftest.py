@@ -47,7 +47,7 @@ def home(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_recipe(home / "tiny.toml")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TXL_CACHE", str(home / "cache"))
-        patch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+        patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
         with pytest.raises(SystemExit) as exit:
             main(["train", str(home / "tiny.toml"), "--corpus", str(home / "text.txt"), "--out", str(home / "run"), "--quiet"])
     assert exit.value.code == 0
@@ -62,7 +62,7 @@ def workbench(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
     monkeypatch.chdir(place)
     monkeypatch.setenv("TXL_CACHE", str(home / "cache"))
     monkeypatch.setenv("TXL_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
     return place
 
 

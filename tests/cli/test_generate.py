@@ -45,7 +45,7 @@ def char_run(home: Path) -> Path:
     (home / "letters.txt").write_text("the cat sat on the mat " * 200)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TXL_CACHE", str(home / "cache"))
-        patch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+        patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
         arguments = ["train", str(home / "tiny.toml"), "--corpus", str(home / "letters.txt"), "--out", str(home / "letters")]
         settings = ["--set", "tokenizer.kind=char", "--set", "train.max_steps=2", "--quiet"]
         with pytest.raises(SystemExit) as exit:

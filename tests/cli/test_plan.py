@@ -30,6 +30,12 @@ def test_a_plan_is_one_screen(txl: Txl) -> None:
     assert len(lines) < 36
 
 
+@pytest.mark.parametrize(("options", "division"), [((), "fsdp"), (("--divide", "ddp"), "ddp")])
+def test_a_recipe_may_say_how_weights_are_divided(txl: Txl, options: tuple[str, ...], division: str) -> None:
+    answer = txl("plan", "wt103-base", "--gpus", "4", "--set", "train.parallel=fsdp", *options, "--json")
+    assert json.loads(answer.out)["layout"]["division"] == division
+
+
 def test_json_has_every_figure(txl: Txl) -> None:
     answer = txl("plan", "wt103-large", "--gpus", "8", "--gpu", "a100", "--set", "train.accumulate=4", "--json")
     values = json.loads(answer.out)

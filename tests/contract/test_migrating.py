@@ -173,7 +173,7 @@ SETTINGS: dict[str, Callable[[], None]] = {
 def workbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
     (tmp_path / "models").mkdir()
     return tmp_path
 

@@ -18,7 +18,7 @@ def one_thread():
 
 @pytest.fixture(autouse=True)
 def no_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: None)
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
 
 
 @pytest.fixture(autouse=True)

@@ -669,7 +669,7 @@ def test_tensorboard_gets_what_the_log_gets(start: Start, tmp_path: Path, monkey
         def close(self) -> None:
             got.append(("closed", None, 0))
 
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: Board())
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *_: Board())
     start("run", "train.max_steps=4")
     log = entries(tmp_path / "run")
     assert ("train/loss", log[0]["loss"], 4) in got

@@ -245,7 +245,7 @@ def test_nothing_is_imported_that_was_not_asked_for(tmp_path: Path, monkeypatch:
 
 
 def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, remotes: Remotes) -> None:
-    opened: list[Path] = []
+    opened: list[tuple[Path, int | None]] = []
     got: list[object] = []
 
     class Board:
@@ -257,18 +257,31 @@ def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda directory: opened.append(directory) or Board())
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *place: opened.append(place) or Board())
     monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
     write_some(tmp_path)
     assert got == [("train/loss", 0.5, 4), ("train/tokens", 40, 4), ("sample", "once", 4)]
     write_some(tmp_path, "tensorboard")
-    assert opened == [tmp_path] * 2
+    assert opened == [(tmp_path, None)] * 2
     write_some(tmp_path, "wandb")  # who names others means those
     assert len(opened) == 2
 
 
+def test_tensorboard_forgets_what_a_resumed_run_logs_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int | None] = []
+    monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda _, forgotten_from: opened.append(forgotten_from))
+    write_some(tmp_path)
+    record = Record(tmp_path)
+    record.rewind(2)
+    assert opened == [None]  # nothing is opened before there is something to log
+    record.write("train", 3, loss=1.0, tokens=30)
+    record.write("train", 4, loss=1.0, tokens=40)
+    record.close()
+    assert opened == [None, 3]
+
+
 def test_a_disk_that_tensorboard_cannot_write_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(_: Path) -> None:
+    def full(*_: object) -> None:
         raise OSError("No space left on device")
 
     monkeypatch.setattr("transformer_xl.training.record._tensorboard", full)

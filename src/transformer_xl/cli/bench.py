@@ -44,7 +44,7 @@ def decode(
     file: Path | None = None,
     plot: Path | None = None,
     device: str = "auto",
-    checkpoint: Literal["best", "last"] = "best",
+    checkpoint: Literal["best", "last", "average"] = "best",
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Measure how fast a model writes, token by token with full memory, beside the speed of this machine's memory.
@@ -68,7 +68,7 @@ def decode(
         file: text to read. Default: the run's validation split, or random tokens.
         plot: draw the figures into this file, such as speed.png.
         device: auto, cpu, cuda, cuda:N or mps.
-        checkpoint: of a run: the one with the best validation loss, or the last.
+        checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
         json_: print one JSON object.
     """
     numbers = _numbers("rows", rows)
@@ -121,7 +121,7 @@ def eval_(
     mem_len: int | None = None,
     file: Path | None = None,
     device: str = "auto",
-    checkpoint: Literal["best", "last"] = "best",
+    checkpoint: Literal["best", "last", "average"] = "best",
     json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
 ) -> None:
     """Measure how fast a model is scored, segment by segment, beside the speed at which this machine multiplies.
@@ -142,7 +142,7 @@ def eval_(
         mem_len: positions of memory. Default: as in training.
         file: text to read. Default: the run's validation split, or random tokens.
         device: auto, cpu, cuda, cuda:N or mps.
-        checkpoint: of a run: the one with the best validation loss, or the last.
+        checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
         json_: print one JSON object.
     """
     lengths, sizes = _numbers("tgt-len", tgt_len), _numbers("batch-size", batch_size)
@@ -339,7 +339,9 @@ def _measure_scoring(
             )
 
 
-def _open(run: str, *, device: str, checkpoint: Literal["best", "last"], file: Path | None, needs_text: bool = False) -> _Bench:
+def _open(
+    run: str, *, device: str, checkpoint: Literal["best", "last", "average"], file: Path | None, needs_text: bool = False
+) -> _Bench:
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.model.precision import choose_device
     from transformer_xl.speed.machine import describe

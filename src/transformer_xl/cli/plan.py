@@ -51,7 +51,7 @@ def plan(
         memory: GB of it, instead of the data sheet's.
         network: GB/s that leave a machine. Default: 50, one link of 400 Gb/s.
         efficiency: share of that rate that training reaches. Default: 0.3, an assumption.
-        divide: ddp: every device has all weights; fsdp: a share of them. Default: ddp if it fits.
+        divide: ddp: every device has all weights; fsdp: a share of them. Default: train.parallel, and fsdp if ddp does not fit.
         json_: print one JSON object.
     """
     from transformer_xl.config import load_recipe
@@ -69,7 +69,8 @@ def plan(
         network=network,
         efficiency=efficiency,
     )
-    planned = make_plan(config, hardware, gpus=gpus, per_machine=per_machine, division=divide)
+    division = divide or ("fsdp" if config.train.parallel == "fsdp" else None)
+    planned = make_plan(config, hardware, gpus=gpus, per_machine=per_machine, division=division)
     print(json.dumps(planned.as_dict()) if json_ else table(planned))
 
 

@@ -6,11 +6,13 @@ in the same place. None of them may end a training: what cannot be sent is in `m
 
 import json
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from transformer_xl.checkpoint.disk import replace_file
@@ -25,20 +27,24 @@ Warn = Callable[[str], None]
 """Takes a line that a person should see."""
 
 
-class Logger(Protocol):
+class Logger(ABC):
     """What a run tells of itself."""
 
+    @abstractmethod
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take an entry of the log."""
-        ...
 
+    def rewind(self, step: int) -> None:
+        """Drop the entries after `step`, where that can be done: a resumed run logs them again."""
+        return
+
+    @abstractmethod
     def close(self) -> None:
         """Send what is left."""
-        ...
 
 
 def open_loggers(
-    names: Sequence[str], directory: Path, settings: Mapping[str, Any], *, tensorboard: Callable[[Path], Any], warn: Warn
+    names: Sequence[str], directory: Path, settings: Mapping[str, Any], *, tensorboard: Callable[..., Any], warn: Warn
 ) -> list[Logger]:
     """Return the loggers of these names; with no name TensorBoard, if it is installed.
 
@@ -46,7 +52,8 @@ def open_loggers(
         names: of `tensorboard`, `wandb`, `trackio`.
         directory: of the run.
         settings: of the run, shown beside its curves.
-        tensorboard: returns TensorBoard's writer, or None where it is not installed.
+        tensorboard: given the directory and the first step to forget, returns TensorBoard's writer, or None where it is not
+            installed.
         warn: told of a logger that fails.
 
     Raises:
@@ -57,7 +64,7 @@ def open_loggers(
     found: list[Logger] = []
     for name in dict.fromkeys(names or ("tensorboard",)):
         if name == "tensorboard":
-            found.append(_Guarded(name, lambda: _open_tensorboard(tensorboard(directory)), warn))
+            found.append(_Guarded(name, lambda: _TensorBoard(partial(tensorboard, directory)), warn))
         else:
             identity = _identity(directory, name)
             open_ = {"wandb": _open_wandb, "trackio": _open_trackio}[name]
@@ -85,25 +92,38 @@ def _is_installed(name: str) -> bool:
         return name in sys.modules
 
 
-class _TensorBoard:
-    def __init__(self, writer: Any) -> None:
-        self._writer = writer
+class _TensorBoard(Logger):
+    """Opened with the first entry: only then is it known which entries of an earlier part of the run it must forget."""
+
+    def __init__(self, open_: Callable[[int | None], Any]) -> None:
+        self._open = open_
+        self._forgotten_from: int | None = None
+
+    @cached_property
+    def _writer(self) -> Any:
+        return self._open(self._forgotten_from)
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        if not self._writer:
+            return
         for name, value in values.items():
             if isinstance(value, int | float):
                 self._writer.add_scalar(f"{kind}/{name}", value, step)
             elif name == "text":
                 self._writer.add_text(kind, value, step)
 
+    def rewind(self, step: int) -> None:
+        self._forgotten_from = step + 1
+
     def close(self) -> None:
-        self._writer.close()
+        if self.__dict__.get("_writer"):
+            self._writer.close()
 
 
-class _Guarded:
-    """A logger of another program, if it opens one. Failures are warnings: the first one ends the logging, not the training."""
+class _Guarded(Logger):
+    """A logger of another program. Failures are warnings: the first one ends the logging, not the training."""
 
-    def __init__(self, name: str, open_: Callable[[], Logger | None], warn: Warn) -> None:
+    def __init__(self, name: str, open_: Callable[[], Logger], warn: Warn) -> None:
         self._name, self._warn = name, warn
         self._inner: Logger | None = None
         self._try(lambda: setattr(self, "_inner", open_()))
@@ -112,6 +132,11 @@ class _Guarded:
         inner = self._inner
         if inner:
             self._try(lambda: inner.log(kind, step, values))
+
+    def rewind(self, step: int) -> None:
+        inner = self._inner
+        if inner:
+            self._try(lambda: inner.rewind(step))
 
     def close(self) -> None:
         inner = self._inner
@@ -126,7 +151,7 @@ class _Guarded:
             self._warn(f"{self._name} failed ({_reason(error)}); it gets nothing more, metrics.jsonl has everything")
 
 
-class _Wandb:
+class _Wandb(Logger):
     def __init__(self, run: Any) -> None:
         self._run = run
         # values carry their step: a resumed run may log a step again, which W&B's own counter would refuse
@@ -142,7 +167,7 @@ class _Wandb:
         self._run.finish()
 
 
-class _Trackio:
+class _Trackio(Logger):
     def __init__(self, run: Any) -> None:
         self._run = run
 
@@ -153,10 +178,6 @@ class _Trackio:
 
     def close(self) -> None:
         self._run.finish()
-
-
-def _open_tensorboard(writer: Any) -> Logger | None:
-    return None if writer is None else _TensorBoard(writer)
 
 
 def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> Logger:

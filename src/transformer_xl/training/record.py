@@ -79,6 +79,8 @@ class Record:
             replace_file(self.path, "".join(map(_line, kept)).encode())
         except OSError as error:
             raise self._unwritable(error) from None
+        for logger in self._loggers:
+            logger.rewind(step)
 
     def draw(self) -> Path | None:
         """Draw training and validation loss against tokens read; None if there is nothing to draw yet."""
@@ -146,10 +148,10 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
     return path
 
 
-def _tensorboard(directory: Path) -> Any:
-    """Return a TensorBoard writer if the package is installed, else None."""
+def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
+    """Return a TensorBoard writer if the package is installed, else None; what was logged from a step on is shown no more."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(directory / "tensorboard"))
+    return SummaryWriter(str(directory / "tensorboard"), purge_step=forgotten_from)
