@@ -57,6 +57,7 @@ def test_large_corpus(tmp_path):
     rows = [line.split() for line in done.stdout.splitlines()[-4:]]
     assert [row[1] for row in rows] == ["byte", "none", "documents", "shards"]
     assert len({tuple(row[-2:]) for row in rows}) == 1, "not all read the same text"
+    assert all(float(row[3]) < 20 for row in rows[1:]), "reading keeps what it has read: 100 MB of ids in the end"
     assert not list(tmp_path.iterdir()), "the temporary directory is left"
 
 
