@@ -70,15 +70,13 @@ class World:
         if self.alone:
             return tuple(map(float, values))
         total = torch.tensor(values, dtype=torch.float64)
-        with self.contact():
-            dist.all_reduce(total)
+        dist.all_reduce(total)
         return tuple(total.tolist())
 
     def add_(self, tensor: Tensor) -> None:
         """Replace the numbers of a tensor on the CPU by their sums over all processes."""
         if not self.alone:
-            with self.contact():
-                dist.all_reduce(tensor)
+            dist.all_reduce(tensor)
 
     def any(self, value: object) -> bool:
         """Say whether the value is true in any process."""
@@ -94,11 +92,10 @@ class World:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with self.contact():
-            dist.all_gather(sizes, torch.tensor([len(data)]))
-            longest = max(int(size) for size in sizes)
-            received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(received, torch.cat([data, data.new_zeros(longest - len(data))]))
+        dist.all_gather(sizes, torch.tensor([len(data)]))
+        longest = max(int(size) for size in sizes)
+        received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(received, torch.cat([data, data.new_zeros(longest - len(data))]))
         return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(received, sizes, strict=True)]
 
     def from_first(self, value: Any) -> Any:
@@ -118,8 +115,7 @@ class World:
             return tensor
         own = tensor.detach().cpu().contiguous()
         received = [torch.zeros_like(own) for _ in range(self.size)] if self.first else None
-        with self.contact():
-            dist.gather(own, received)
+        dist.gather(own, received)
         return torch.cat(received) if received else None
 
     @contextmanager
@@ -135,7 +131,7 @@ class World:
         own: TxlError | None = None
         try:
             yield
-        except (LostContactError, ToldElsewhereError):
+        except ToldElsewhereError:
             raise
         except TxlError as error:
             own = error
@@ -167,26 +163,6 @@ class World:
                             "start all processes with the same command, settings, files and version"
                         )
 
-    @contextmanager
-    def contact(self) -> Iterator[None]:
-        """Turn the library's errors about other processes into one line.
-
-        Raises:
-            LostContactError: another process died, or did not answer in time.
-        """
-        try:
-            yield
-        except RuntimeError as error:
-            text = " ".join(str(error).split())
-            if self.alone or not (
-                isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS_OF_LOST_CONTACT)
-            ):
-                raise
-            raise LostContactError(
-                f"lost contact with another process ({text[:200]}); its own message, if it left one, says why. "
-                "The last checkpoint is intact: go on with --resume"
-            ) from error
-
 
 @contextmanager
 def joined() -> Iterator[World]:
@@ -211,10 +187,30 @@ def joined() -> Iterator[World]:
         yield World()
         return
     world = World(rank, size)
-    if not dist.is_initialized():
-        _initialize(world, local_rank, seconds)
-    yield world
-    world.exchange("done")  # none leaves while another still waits for what it has sent
+    with _contact():
+        if not dist.is_initialized():
+            _initialize(world, local_rank, seconds)
+        yield world
+        world.exchange("done")  # none leaves while another still waits for what it has sent
+
+
+@contextmanager
+def _contact() -> Iterator[None]:
+    """Turn the library's errors about other processes into one line, wherever they arise: an optimizer may exchange, too.
+
+    Raises:
+        LostContactError: another process died, or did not answer in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if not (isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS_OF_LOST_CONTACT)):
+            raise
+        raise LostContactError(
+            f"lost contact with another process ({text[:200]}); its own message, if it left one, says why. "
+            "A run that was being trained goes on from its last checkpoint with --resume"
+        ) from error
 
 
 def _initialize(world: World, local_rank: int, seconds: float) -> None:
@@ -224,10 +220,9 @@ def _initialize(world: World, local_rank: int, seconds: float) -> None:
         torch.cuda.set_device(local_rank)
         backend = "cpu:gloo,cuda:nccl"
     limit = timedelta(seconds=seconds)
-    with world.contact():
-        store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
-        place = _meeting_place(store, world, seconds)
-        dist.init_process_group(backend, store=PrefixStore(place, store), rank=world.rank, world_size=world.size, timeout=limit)
+    store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
+    place = _meeting_place(store, world, seconds)
+    dist.init_process_group(backend, store=PrefixStore(place, store), rank=world.rank, world_size=world.size, timeout=limit)
     # Freeing a group waits for its thread, and that may be waiting for the interpreter's lock, which the one who frees it
     # holds. So it is left when the interpreter ends, and freed after that, when its thread has long been idle.
     _groups.append(dist.group.WORLD)

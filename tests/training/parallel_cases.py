@@ -1,6 +1,7 @@
 """Trainings that several processes do together, for `tests.forked`."""
 
 import hashlib
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,15 @@ def clocks(n_step: int) -> float:
             trainer.train_step()
             time.sleep(0.02 * world.rank)
         return trainer.seconds
+
+
+def die_before_an_update(rank: int, changes: Changes) -> None:
+    """One process ends without a word after its backward pass; with weights in parts, the update of the others waits for it."""
+    with joined() as world:
+        trainer = make(world, changes)
+        if world.rank == rank:
+            trainer.optimizers.step = lambda rate: os._exit(7)
+        _steps(trainer, 2)
 
 
 def scores(cases: list[Changes], settings: dict[str, Any]) -> list[list[float]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import run_jobs
+from tests.forked import run_forked, run_jobs
 from tests.training import parallel_cases
 
 Cases = dict[str, dict[str, dict[str, Any]]]
@@ -163,6 +163,13 @@ def test_lanes_that_cannot_be_divided_are_refused(by_two: Jobs, by_three: Jobs) 
 def test_all_count_the_seconds_of_the_first(by_two: Jobs) -> None:
     first, second = by_two["clocks"]
     assert first == second > 0
+
+
+def test_a_death_is_noticed_by_an_optimizer_that_waits() -> None:
+    muon_in_parts = {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}}
+    awake, dead = run_forked(f"{MODULE}:die_before_an_update", 2, 1, muon_in_parts)
+    assert dead == {"error": None, "status": 7 << 8}
+    assert awake["type"] == "LostContactError"
 
 
 @pytest.mark.parametrize("how", AVERAGED)

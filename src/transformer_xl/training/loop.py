@@ -32,7 +32,7 @@ from transformer_xl.training.lengths import SegmentLengths
 from transformer_xl.training.record import Record
 from transformer_xl.training.silent import SilentRecord, silent_display
 from transformer_xl.training.trainer import StepResult, Trainer, check_settings
-from transformer_xl.world import LostContactError, ToldElsewhereError, World, joined, restarts
+from transformer_xl.world import ToldElsewhereError, World, joined, restarts
 
 _FIXED_SECTIONS = ("model", "tokenizer", "data")  # what a checkpoint depends on: a resumed run cannot change it
 _FIXED_KEYS = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")
@@ -466,8 +466,6 @@ def _save(run: _Run, *, best: _Best | None = None, must: bool) -> int | None:
             if checkpoint is not None:
                 run.record.sync()
                 run.store.save(checkpoint, best=best is not None)
-    except LostContactError:
-        raise
     except (CheckpointError, TrainingError, ToldElsewhereError) as error:
         if must:
             raise

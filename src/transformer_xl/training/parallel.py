@@ -32,16 +32,15 @@ class Parallel:
     """
 
     def __init__(self, model: TransformerXL, world: World, *, how: Parallelism, precision: Precision) -> None:
-        self.model, self._world = model, world
+        self.model = model
         self._call: Callable[..., Any] = model
         if world.alone:
             return
-        with world.contact():
-            if how == "fsdp":
-                _shard(model, world, precision)
-            else:
-                self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
-                self._order_buckets(precision)
+        if how == "fsdp":
+            _shard(model, world, precision)
+        else:
+            self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+            self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:
         """Let DDP see a backward pass, after which it packs gradients for good in the order in which they come.
@@ -68,7 +67,7 @@ class Parallel:
             waits = self._call.no_sync()
         elif isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(last)
-        with self._world.contact(), waits:
+        with waits:
             yield
 
 
