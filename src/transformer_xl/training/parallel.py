@@ -75,9 +75,10 @@ def _shard(model: TransformerXL, world: World, precision: Precision) -> None:
     """Divide each layer, and what is left of the model, over all processes."""
     mesh = init_device_mesh(model.device.type, (world.size,))
     # Layers travel as what matrix products take them as; gradients are added in fp32. Embedding and softmax stay fp32, for
-    # what layers add to does too.
+    # what layers add to does too. A CPU's layer norm takes fp32 states with fp32 weights only.
+    narrow = precision == "bf16" and model.device.type == "cuda"
     sent = MixedPrecisionPolicy(
-        param_dtype=torch.bfloat16 if precision == "bf16" else None, reduce_dtype=torch.float32, cast_forward_inputs=False
+        param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     # Losses and memories are views, which nobody changes in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
