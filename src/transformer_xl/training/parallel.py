@@ -50,7 +50,9 @@ class Parallel:
         """
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
         compiled, self.model.run_layer = self.model.run_layer, run_layer
-        with torch.random.fork_rng(), autocast(self.model.device, precision):
+        # without being told which, fork_rng warns of many GPUs, and touches all of them
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), autocast(self.model.device, precision):
             self._call(ids, labels=ids).nll.sum().backward()
         self.model.run_layer = compiled
         self.model.zero_grad()
