@@ -15,6 +15,7 @@ from transformer_xl.config import OptimConfig, TrainConfig, TransformerXLConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.evaluation import evaluate
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.parallel import whole
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined
 
@@ -98,6 +99,12 @@ def clocks(n_step: int) -> float:
             trainer.train_step()
             time.sleep(0.02 * world.rank)
         return trainer.seconds
+
+
+def gathered(changes: Changes) -> list[str]:
+    """Names of the weights that this process holds whole for a checkpoint."""
+    with joined() as world:
+        return list(whole(make(world, changes).model.state_dict(), world))
 
 
 def die_before_an_update(rank: int, changes: Changes) -> None:

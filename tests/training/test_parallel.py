@@ -78,6 +78,7 @@ def by_two(folder: Path, alone: Jobs) -> Jobs:
         "resumed": (f"{MODULE}:resumed", RESUMED, 7, 4),
         "groups": (f"{MODULE}:losses", [{"train": {"accumulate": 8}}], 1),
         "clocks": (f"{MODULE}:clocks", 4),
+        "gathered": (f"{MODULE}:gathered", LONG["fsdp"]),
         **{f"{how}, averaged": (f"{MODULE}:averaged", changes, 5) for how, changes in AVERAGED.items()},
     }
     for how, changes in SAVED.items():
@@ -165,6 +166,11 @@ def test_lanes_that_cannot_be_divided_are_refused(by_two: Jobs, by_three: Jobs) 
 def test_all_count_the_seconds_of_the_first(by_two: Jobs) -> None:
     first, second = by_two["clocks"]
     assert first == second > 0
+
+
+def test_only_the_first_holds_weights_in_parts_whole_for_a_checkpoint(by_two: Jobs) -> None:
+    first, second = by_two["gathered"]
+    assert len(first) > 10 and second == []
 
 
 def test_a_death_is_noticed_by_an_optimizer_that_waits() -> None:

@@ -238,7 +238,7 @@ def _set_up(
     }
     config = RunConfig(**merge(config.model_dump(), resolved))
     torch.manual_seed(config.train.seed)
-    model = TransformerXL(config.model).to(device)
+    model = TransformerXL(config.model)
     training = corpus.splits["train"]
     with world.agreed():
         stream = SegmentStream(
@@ -251,8 +251,8 @@ def _set_up(
             shuffle=config.data.shuffle,
             seed=config.train.seed,
         )
-        check_settings(model, train=config.train, precision=precision, world=world)
-    trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world)
+        check_settings(model, train=config.train, precision=precision, world=world, device=device)
+    trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
     with world.agreed():
         if fresh and world.first:  # only now is it certain that the run can start; until here nothing was written
             directory.create(config, corpus.tokenizer)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import Parallelism
 from transformer_xl.model.precision import Precision, autocast
-from transformer_xl.model.transformer_xl import TransformerXL, run_layer
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.world import World
 
 
@@ -29,16 +29,19 @@ class Parallel:
         world: the processes; alone, the model is called as it is.
         how: `ddp` or `fsdp`.
         precision: of the matrix products; with `fsdp`, layers are sent in it.
+        device: to which it is moved; with `fsdp` layer by layer, so that it need not fit there whole.
     """
 
-    def __init__(self, model: TransformerXL, world: World, *, how: Parallelism, precision: Precision) -> None:
+    def __init__(
+        self, model: TransformerXL, world: World, *, how: Parallelism, precision: Precision, device: torch.device
+    ) -> None:
         self.model = model
         self._call: Callable[..., Any] = model
-        if world.alone:
+        if how == "fsdp" and not world.alone:
+            _shard(model, world, precision, device)
             return
-        if how == "fsdp":
-            _shard(model, world, precision)
-        else:
+        model.to(device)
+        if not world.alone:
             self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
             self._order_buckets(precision)
 
@@ -49,12 +52,10 @@ class Parallel:
         with three processes or more its bits would differ from those of a run that went on.
         """
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
-        compiled, self.model.run_layer = self.model.run_layer, run_layer
         # without being told which, fork_rng warns of many GPUs, and touches all of them
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), autocast(self.model.device, precision):
             self._call(ids, labels=ids).nll.sum().backward()
-        self.model.run_layer = compiled
         self.model.zero_grad()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -73,12 +74,12 @@ class Parallel:
             yield
 
 
-def _shard(model: TransformerXL, world: World, precision: Precision) -> None:
-    """Divide each layer, and what is left of the model, over all processes."""
-    mesh = init_device_mesh(model.device.type, (world.size,))
+def _shard(model: TransformerXL, world: World, precision: Precision, device: torch.device) -> None:
+    """Divide each layer, and what is left of the model, over all processes; each is moved to the device just before."""
+    mesh = init_device_mesh(device.type, (world.size,))
     # Layers travel as what matrix products take them as; gradients are added in fp32. Embedding and softmax stay fp32, for
     # what layers add to does too. A CPU's layer norm takes fp32 states with fp32 weights only.
-    narrow = precision == "bf16" and model.device.type == "cuda"
+    narrow = precision == "bf16" and device.type == "cuda"
     sent = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
@@ -89,9 +90,17 @@ def _shard(model: TransformerXL, world: World, precision: Precision) -> None:
     fully_shard(model, mesh=mesh)
 
 
-def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Put the parts of tensors together, where they are in parts; all processes call it, and it is a copy on the CPU then."""
-    return {name: t.full_tensor().cpu() if isinstance(t, DTensor) else t for name, t in tensors.items()}
+def whole(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
+    """Put the parts of tensors together, where they are in parts; those are copies on the CPU then.
+
+    All processes call it, and the first one gets them. The others get nothing, for a machine has memory for one copy.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        together = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if world.first:
+            found[name] = together.cpu() if isinstance(tensor, DTensor) else together
+    return found
 
 
 def own_part(tensor: Tensor, like: Tensor) -> Tensor:

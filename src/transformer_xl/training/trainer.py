@@ -55,12 +55,13 @@ class Trainer:
     """A model in training.
 
     Args:
-        model: on its device; how it computes attention, and what it keeps for the backward pass, is set as `train` says.
+        model: how it computes attention, and what it keeps for the backward pass, is set as `train` says.
         stream: of the training split.
         train: budget, lanes, seed.
         optim: optimizer and schedule.
         precision: of the matrix products.
         world: the processes that train it together; `stream` reads the lanes of this one.
+        device: where it trains, to which the model is moved; None: where the model is.
 
     Raises:
         ConfigError: an attention backend or a compiler that `train` asks for and that cannot run here, or lanes that cannot be
@@ -76,17 +77,19 @@ class Trainer:
         optim: OptimConfig,
         precision: Precision,
         world: World | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.model, self.stream, self.config = model, stream, train
         self.world = world or World()
-        check_settings(model, train=train, precision=precision, world=self.world)
+        device = device or model.device
+        check_settings(model, train=train, precision=precision, world=self.world, device=device)
         self.clip = optim.clip
         self.precision: Precision = precision
-        self.device = model.device
         model.backend, model.checkpoint_layers = train.attention, train.checkpoint_layers
+        self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision, device=device)
+        self.device = model.device
         if train.compile:
             compile_layers(model)
-        self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision)
         if self.world.rank:  # the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
@@ -240,13 +243,13 @@ class Trainer:
         Returns:
             The state of all processes in the first one, None in the others.
         """
-        training = _named("optimizer.", whole(self.optimizers.state_tensors()))
-        training |= _named(AVERAGE_PREFIX, whole(self.average.weights))
+        training = _named("optimizer.", whole(self.optimizers.state_tensors(), self.world))
+        training |= _named(AVERAGE_PREFIX, whole(self.average.weights, self.world))
         lanes = self.mems[0] if len(self.mems) == 1 else Mems.concatenate(self.mems)
         gathered = {f"mems.0.{name}": self.world.rows(tensor) for name, tensor in lanes.state_dict().items()}
         for name, state in self._random_state().items():
             gathered |= _by_rank(name, self.world.rows(state[None]))
-        model = whole(self.model.state_dict())
+        model = whole(self.model.state_dict(), self.world)
         if not self.world.first:
             return None
         training |= {name: tensor for name, tensor in gathered.items() if tensor is not None}
@@ -292,7 +295,9 @@ class Trainer:
         return state["record"]
 
 
-def check_settings(model: TransformerXL, *, train: TrainConfig, precision: Precision, world: World) -> None:
+def check_settings(
+    model: TransformerXL, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
+) -> None:
     """Refuse settings that cannot work together here, before processes wait for each other.
 
     Raises:
@@ -308,9 +313,9 @@ def check_settings(model: TransformerXL, *, train: TrainConfig, precision: Preci
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
     if model.config.attention == AttentionKind.TRANSFORMER_XL:
         heads = {"dropatt": model.config.dropatt, "d_head": model.config.d_head}
-        choose_backend(train.attention, model.device, dtype=model.dtype, **heads)
+        choose_backend(train.attention, device, dtype=model.dtype, **heads)
     if train.compile:
-        check_compiler(model.device)
+        check_compiler(device)
 
 
 def _divided(segment: Segment, n_group: int) -> list[Segment]:
