@@ -11,8 +11,9 @@ import pytest
 
 from tests.training.helpers import entries
 from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.errors import CheckpointError
 from transformer_xl.training.display import Display
-from transformer_xl.training.loop import train
+from transformer_xl.training.loop import Outcome, train
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["model.dropout=0", "optim.optimizer=adamw", "train.checkpoint_interval=4", "train.log_interval=1"]
@@ -91,6 +92,20 @@ def test_a_signal_saves_and_one_process_goes_on(to: str, recipe: str, text: Path
     outcome = train(out=run, resume=True, display=Display(quiet=True))
     assert outcome.finished
     assert_close(losses(run), alone)
+
+
+def test_a_restart_goes_on_with_its_own_run_only(
+    recipe: str, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(launch: str, count: int) -> Outcome:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        return train(recipe, out=tmp_path / "run", corpus=str(text), overrides=SETTINGS, display=Display(quiet=True))
+
+    start("a", 0)
+    with pytest.raises(CheckpointError, match="holds another run"):
+        start("b", 1)  # the first attempt was refused, and torchrun only repeats it
+    assert start("a", 1).finished
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,11 @@ from transformer_xl.errors import CheckpointError
 
 ENVIRONMENT_FILE = "environment.json"
 
+LAUNCH = "TORCHELASTIC_RUN_ID"
+"""What `torchrun` calls itself, the same in all processes that it starts and starts anew."""
+
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton")
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "WORLD_SIZE")
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "WORLD_SIZE", LAUNCH)
 _SECONDS = 5
 
 
@@ -56,6 +59,15 @@ def read_environment(directory: Path) -> list[dict[str, Any]]:
     except (OSError, ValueError):
         return []
     return entries if isinstance(entries, list) else []
+
+
+def begun_by_this_launch(directory: Path) -> bool:
+    """Say whether the `torchrun` that started this process was the last that started the run; also if it died just then."""
+    entries = read_environment(directory)
+    try:
+        return not entries or entries[-1]["variables"].get(LAUNCH) == os.environ.get(LAUNCH)
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 def describe_environment(*, seed: int, device: torch.device, step: int = 0) -> dict[str, Any]:

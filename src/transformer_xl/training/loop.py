@@ -27,7 +27,7 @@ from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.determinism import deterministic
 from transformer_xl.training.display import Display, clock
-from transformer_xl.training.environment import write_environment
+from transformer_xl.training.environment import begun_by_this_launch, write_environment
 from transformer_xl.training.lengths import SegmentLengths
 from transformer_xl.training.record import Record
 from transformer_xl.training.silent import SilentRecord, silent_display
@@ -152,8 +152,9 @@ def train(
             if out is None:
                 out = Path("runs") / load_recipe(recipe or "quickstart", list(overrides)).name
             directory = RunDirectory(out)
-        # torchrun repeats the whole command when it starts anew what failed
-        goes_on = world.from_first((resume or restarts() > 0) and directory.holds_run)
+        # torchrun repeats the whole command when it starts anew what failed, be it that the directory holds another run
+        resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
+        goes_on = world.from_first(resume and directory.holds_run)
         with world.agreed():
             tokenizer: Tokenizer | None = None
             if goes_on:
