@@ -3,6 +3,7 @@ import io
 import tarfile
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -190,8 +191,10 @@ def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -
     monkeypatch.setenv("TXL_DATA", str(tmp_path / "data"))
     with pytest.raises(CorpusError, match=r"corpus 'toy' is in none of .*; get it with 'txl corpus get toy'"):
         find_corpus(DataConfig(corpus="toy"), download=False)
-    for _ in range(2):
-        assert list(find_corpus(DataConfig(corpus="toy")).texts("valid")) == ["valid"]
+    with ThreadPoolExecutor(4) as pool:  # as the processes of a run do
+        assert set(pool.map(lambda _: fetch("toy", progress=False), range(4))) == {tmp_path / "data" / "toy"}
+    assert len(server.ranges) == 1
+    assert list(find_corpus(DataConfig(corpus="toy")).texts("valid")) == ["valid"]
     assert fetch("toy", progress=False) == tmp_path / "data" / "toy"
     assert len(server.ranges) == 1
     assert sorted(path.name for path in (tmp_path / "data" / "toy").iterdir()) == ["test.txt", "train.txt", "valid.txt"]

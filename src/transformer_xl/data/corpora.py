@@ -10,9 +10,10 @@ import glob
 import hashlib
 import json
 import os
+import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 from transformer_xl.config import DataConfig
@@ -21,6 +22,7 @@ from transformer_xl.data.files import COMPRESSED, Chunk, Piece, is_text, read_bl
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
 from transformer_xl.data.paths import absolute_corpus, data_dir
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
+from transformer_xl.data.waiting import one_at_a_time
 from transformer_xl.errors import CorpusError, did_you_mean
 
 PYTHON_STDLIB = "python-stdlib"
@@ -317,6 +319,19 @@ def fetch(name: str, *, progress: bool = True) -> Path:
     corpus, folder = NAMED[name], data_dir() / name
     if not corpus.sources:
         raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with one_at_a_time(folder / ".lock", partial(_say_who_is_waited_for, name)):  # the processes of a run come together
+            _fetch(corpus, folder, progress=progress)
+    except OSError as error:
+        raise CorpusError(
+            f"cannot write to '{folder}': {error.strerror or error}; free space there or set TXL_DATA to another directory"
+        ) from None
+    return folder
+
+
+def _fetch(corpus: NamedCorpus, folder: Path, *, progress: bool) -> None:
+    """Download what is not there."""
     for source in corpus.sources:
         targets = [member for _, member in source.members] or [source.file]
         if all((folder / target).is_file() for target in targets):
@@ -326,7 +341,11 @@ def fetch(name: str, *, progress: bool = True) -> Path:
         if source.members:
             unpack(archive, {member: folder / target for member, target in source.members}, limit=source.unpacked_limit)
             archive.unlink()
-    return folder
+
+
+def _say_who_is_waited_for(name: str) -> None:
+    if os.environ.get("RANK", "0") == "0":  # of several processes that wait, one says so
+        print(f"another process is downloading '{name}'; waiting for it", file=sys.stderr)
 
 
 def _search(corpus: NamedCorpus, directories: list[Path]) -> Splits | None:
