@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
@@ -69,6 +70,26 @@ def alone() -> World:
     """Nobody else."""
     with joined() as world:
         return world
+
+
+def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
+    """Call `txl generate`; one process is interrupted when its own texts are written."""
+    from transformer_xl.cli.writing import Job
+
+    run = Job.run
+
+    def run_and_interrupt(job: Job, *arguments: Any) -> bool:
+        stopped = run(job, *arguments)
+        if int(os.environ["RANK"]) == rank:
+            signal.raise_signal(signal.SIGINT)
+        return stopped
+
+    Job.run = run_and_interrupt
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells that run something in the background ignore it
+    try:
+        return txl("generate", *arguments)
+    finally:
+        Job.run = run
 
 
 def txl(*arguments: str) -> dict[str, Any]:

@@ -28,16 +28,21 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
         "few texts": ["generate", run, "--prompt", "One", "-n", "2", "--tokens", "12", "--seed", "5"],
         "json": [*written, "--json"],
         "score": [*scored, str(nats)],
+        "piped": ["generate", run, "--prompts", "-"],
         "one text": ["generate", run, "--prompt", "One"],
         "no run": ["eval", str(workbench / "nowhere")],
         "lanes": ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--out", f"{workbench}/new"],
         "held": ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--out", run],
     }
-    found = run_jobs({name: ("tests.world_cases:txl", *arguments) for name, arguments in commands.items()}, 3)
+    jobs = {name: ("tests.world_cases:txl", *arguments) for name, arguments in commands.items()}
+    jobs["interrupted"] = ("tests.world_cases:interrupted_while_it_waits", 1, *written[1:])
+    found = run_jobs(jobs, 3)
     for name, (first, *others) in found.items():
         assert all(other["out"] == "" and other["err"] == "" for other in others), (name, others)
         assert all(other["status"] == first["status"] for other in others), name
 
+    assert found["interrupted"][0]["out"] == found["texts"][0]["out"]
+    assert found["interrupted"][0]["status"] == 130 and found["interrupted"][0]["err"].startswith("interrupted; ")
     for name in ("texts", "few texts"):
         alone = txl(*commands[name])
         assert found[name][0]["out"] == alone.out and alone.out
@@ -48,6 +53,7 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
     assert np.load(nats) == pytest.approx(np.load(workbench / "alone.npy"), abs=2e-5)
 
     complaints = {
+        "piped": "standard input is not divided among 3 processes",
         "one text": "3 processes divide texts, and this is one",
         "no run": "nowhere",
         "lanes": "world_size (3) must divide train.batch_size (4)",

@@ -1,5 +1,6 @@
 """`txl generate`."""
 
+import hashlib
 import json
 import os
 import reprlib
@@ -164,6 +165,9 @@ def generate(
     with joined() as world:
         drawn = world.from_first(fresh_seed())
         with world.agreed():
+            from_stdin = _reads_stdin(prompt, prompt_file, prompts)
+            not_divided = f"standard input is not divided among {world.size} processes; give --prompts FILE, or --prompt"
+            _refuse((not world.alone and from_stdin, not_divided))
             keeps_drawing = seed is None and not read_only and not interactive  # there, each turn has a seed of its own
             chosen_seed = drawn if seed is None else check_seed(seed)
             remembered = memory is not None and _check_memory(memory, read_only=read_only)
@@ -207,6 +211,11 @@ def generate(
             kept_seed = session.seed if session is not None and keeps_drawing else None
             if kept_seed is not None:
                 chosen_seed = kept_seed
+        world.check_same(
+            model=model.config.model_dump(mode="json"),
+            prompts=hashlib.sha256(b"".join(each.ids.tobytes() + f"|{each.seed}|".encode() for each in given)).hexdigest(),
+            options=settings | {"n": n, "tokens": tokens, "seed": chosen_seed, "stop": [stop, stop_token], "bias": bias},
+        )
         job = Job(decoder, tokenizer, sampling, stopping, n_tokens=tokens, seed=chosen_seed, n=n, likeliest=logprobs, own=own)
         if session is not None and interactive:
             from transformer_xl.cli.interactive import Conversation
@@ -223,8 +232,9 @@ def generate(
         try:
             with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
                 if session is None or memory is None:
-                    with gathered_output(world):
+                    with Interrupts() as late, gathered_output(world):  # one that is done waits for the texts of the others
                         interrupted = job.run(given, printer, bar)
+                    interrupted = world.any(interrupted or late.noted)
                 elif read_only:
                     interrupted = job.ask(session, given, printer, bar)
                 else:
@@ -269,6 +279,11 @@ def _refuse(*complaints: tuple[bool, str]) -> None:
     for wrong, complaint in complaints:
         if wrong:
             raise ConfigError(complaint)
+
+
+def _reads_stdin(prompt: str | None, prompt_file: Path | None, prompts: Path | None) -> bool:
+    """Say whether what to go on from comes from standard input."""
+    return STDIN in (prompt_file, prompts) or (prompt is None and prompt_file is None and prompts is None and is_piped())
 
 
 def _check_memory(file: Path, *, read_only: bool) -> bool:
