@@ -65,6 +65,22 @@ def test_an_environment_without_numbers_is_refused(monkeypatch: pytest.MonkeyPat
         pass
 
 
+@pytest.mark.parametrize(
+    ("variables", "complaint"),
+    [
+        ({}, "WORLD_SIZE is 2 without RANK, MASTER_ADDR, MASTER_PORT; use torchrun"),
+        ({"RANK": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, "WORLD_SIZE is 2 and RANK 2"),
+    ],
+)
+def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], complaint: str) -> None:
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"WORLD_SIZE": "2", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=complaint), joined():
+        pass
+
+
 @pytest.mark.parametrize(("n", "size"), [(0, 3), (2, 3), (7, 3), (9, 3), (5, 1)])
 def test_parts_follow_each_other(n: int, size: int) -> None:
     found = [list(parts(range(n), World(rank, size))) for rank in range(size)]

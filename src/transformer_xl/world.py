@@ -186,6 +186,10 @@ def joined() -> Iterator[World]:
     if size == 1:
         yield World()
         return
+    missing = [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
+    if missing or not 0 <= rank < size:
+        wrong = f"without {', '.join(missing)}" if missing else f"and RANK {rank}"
+        raise ConfigError(f"WORLD_SIZE is {size} {wrong}; use torchrun, or unset WORLD_SIZE to work alone")
     world = World(rank, size)
     with _contact():
         if not dist.is_initialized():
