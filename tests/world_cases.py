@@ -72,6 +72,23 @@ def alone() -> World:
         return world
 
 
+def txl_with_bad_losses(*arguments: str) -> dict[str, Any]:
+    """Call `txl` where every loss is NaN."""
+    from transformer_xl.training.trainer import Trainer
+
+    forward_backward = Trainer._forward_backward
+
+    def bad(trainer: Trainer, *arguments: Any) -> Any:
+        total, mems = forward_backward(trainer, *arguments)
+        return total * float("nan"), mems
+
+    Trainer._forward_backward = bad
+    try:
+        return txl(*arguments)
+    finally:
+        Trainer._forward_backward = forward_backward
+
+
 def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
     """Call `txl generate`; one process is interrupted when its own texts are written."""
     from transformer_xl.cli.writing import Job

@@ -96,7 +96,7 @@ class World:
         longest = max(int(size) for size in sizes)
         received = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(received, torch.cat([data, data.new_zeros(longest - len(data))]))
-        return [json.loads(bytes(part[: int(size)].tolist())) for part, size in zip(received, sizes, strict=True)]
+        return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(received, sizes, strict=True)]
 
     def from_first(self, value: Any) -> Any:
         """Return the first process's value, whatever it is in the others."""
@@ -268,6 +268,11 @@ def _leave() -> None:
 def is_reporter() -> bool:
     """Say whether this process shows things to people: the only one, or the first of those that `torchrun` started."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def have_met() -> bool:
+    """Say whether this process has met others, so that one can tell of what goes wrong in another."""
+    return bool(_groups)
 
 
 def restarts() -> int:

@@ -24,6 +24,8 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
     written = ["generate", run, "--prompts", str(prompts), "-n", "2", "--tokens", "12", "--seed", "5"]
     scored = ["eval", run, "--precision", "fp32", "--json", "--per-token"]
     commands = {
+        "usage": ["generate", run, "--frobnicate"],  # these two before the processes have met, as is the case with torchrun
+        "option": ["generate", run, "--tokens", "-1"],
         "texts": written,
         "few texts": ["generate", run, "--prompt", "One", "-n", "2", "--tokens", "12", "--seed", "5"],
         "json": [*written, "--json"],
@@ -36,6 +38,15 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
     }
     jobs = {name: ("tests.world_cases:txl", *arguments) for name, arguments in commands.items()}
     jobs["interrupted"] = ("tests.world_cases:interrupted_while_it_waits", 1, *written[1:])
+    lanes = ["--set", "train.batch_size=3", "--set", "eval.batch_size=1", "--set", "train.max_bad_steps=2"]
+    jobs["bad"] = (
+        "tests.world_cases:txl_with_bad_losses",
+        *commands["lanes"][:4],
+        "--out",
+        f"{workbench}/bad",
+        "--quiet",
+        *lanes,
+    )
     found = run_jobs(jobs, 3)
     for name, (first, *others) in found.items():
         assert all(other["out"] == "" and other["err"] == "" for other in others), (name, others)
@@ -55,12 +66,14 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
     complaints = {
         "piped": "standard input is not divided among 3 processes",
         "one text": "3 processes divide texts, and this is one",
+        "option": "--tokens (-1) must be at least 0",
+        "bad": "no finite loss and gradient in 2 steps in a row",
         "no run": "nowhere",
         "lanes": "world_size (3) must divide train.batch_size (4)",
         "held": "holds another run",
     }
     for name, complaint in complaints.items():
-        (line,) = [line for line in found[name][0]["err"].splitlines() if "is preparing" not in line]
+        (line,) = [line for line in found[name][0]["err"].splitlines() if "is preparing" not in line and "skipped" not in line]
         assert line.startswith("txl: error: ") and complaint in line
         assert found[name][0]["status"] == 1
     assert not (workbench / "new").exists()

@@ -62,8 +62,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _speaks(error: Exception) -> bool:
-    """Say whether this process tells of an error: where there are several, the first one does, for all."""
-    return os.environ.get("RANK", "0") == "0" or type(error).__name__ not in ("ToldElsewhereError", "LostContactError")
+    """Say whether this process tells of an error: where there are several, the first one does for all, if it can know of it."""
+    rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
+    world = sys.modules.get("transformer_xl.world")
+    if world is None or not world.have_met():  # what all on a machine find wrong with the command that they were given
+        return local_rank == "0"
+    return rank == "0" or type(error).__name__ not in ("ToldElsewhereError", "LostContactError")
 
 
 def _one_line(error: Exception) -> str:

@@ -457,11 +457,13 @@ def _save(run: _Run, *, best: _Best | None = None, must: bool) -> int | None:
         "training_text": run.corpus.training_sha256,
     }
     try:
-        if not trainer.finite:
-            raise TrainingError(
-                f"weights are not finite after step {trainer.step}, so they are not saved; the checkpoints before are intact, "
-                "resume with a lower optim.lr or optim.clip"
-            )
+        finite = trainer.finite
+        with run.world.agreed():
+            if not finite:
+                raise TrainingError(
+                    f"weights are not finite after step {trainer.step}, so they are not saved; the checkpoints before are "
+                    "intact, resume with a lower optim.lr or optim.clip"
+                )
         checkpoint = trainer.checkpoint(record)
         with run.world.agreed():
             if checkpoint is not None:

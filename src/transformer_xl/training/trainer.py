@@ -202,11 +202,12 @@ class Trainer:
         # an overflow at a loss scale above 1 is how fp16 finds its scale, not a defect of the run
         self.bad_in_a_row = 0 if finite else self.bad_in_a_row + (not overflow)
         if self.bad_in_a_row >= self.config.max_bad_steps:
-            raise TrainingError(
-                f"no finite loss and gradient in {self.bad_in_a_row} steps in a row (up to step {self.step}, epoch {place[0]}, "
-                f"segment {place[1]}); no weights were changed by them; resume with a lower optim.lr or optim.clip, or "
-                "train.precision=fp32"
-            )
+            with self.world.agreed():  # all come here, and one tells of it
+                raise TrainingError(
+                    f"no finite loss and gradient in {self.bad_in_a_row} steps in a row (up to step {self.step}, "
+                    f"epoch {place[0]}, segment {place[1]}); no weights were changed by them; resume with a lower optim.lr or "
+                    "optim.clip, or train.precision=fp32"
+                )
 
     def _empty_mems(self) -> list[Mems]:
         rows = self.config.batch_size // self.world.size // self.config.accumulate
