@@ -2,8 +2,10 @@
 
 import itertools
 import time
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 from tests import world_cases
 from tests.forked import run_forked
@@ -79,6 +81,18 @@ def test_half_an_environment_is_refused(monkeypatch: pytest.MonkeyPatch, variabl
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=complaint), joined():
         pass
+
+
+@pytest.mark.parametrize(
+    ("rank", "device", "fits"),
+    [(1, "cuda", True), (1, "cuda:1", True), (1, "cuda:0", False), (2, "cuda", False), (2, "cpu", True)],
+)
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, rank: int, device: str, fits: bool) -> None:
+    monkeypatch.setenv("LOCAL_RANK", str(rank))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with nullcontext() if fits else pytest.raises(ConfigError, match=f"process {rank} of this machine, which sees 2 GPUs"):
+        World(rank, 3).check_device(torch.device(device))
+    World().check_device(torch.device("cuda:1"))
 
 
 @pytest.mark.parametrize(("n", "size"), [(0, 3), (2, 3), (7, 3), (9, 3), (5, 1)])

@@ -143,6 +143,20 @@ class World:
             raise ToldElsewhereError(f"rank {failed[0]}: {messages[failed[0]]}") from own
         raise own or TrainingError(f"rank {failed[0]} of {self.size}: {messages[failed[0]]}")
 
+    def check_device(self, device: torch.device) -> None:
+        """Refuse a GPU that is not this process's own: two of them on one would wait for each other for ever.
+
+        Raises:
+            ConfigError: more processes than GPUs, or the same GPU for all.
+        """
+        n_gpu, own = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
+        if self.alone or device.type != "cuda" or (own < n_gpu and device.index in (None, own)):
+            return
+        raise ConfigError(
+            f"process {own} of this machine, which sees {n_gpu} GPUs, cannot have device {device}: each needs one of "
+            "its own; use train.device=cuda and --nproc-per-node of as many at most, or train.device=cpu"
+        )
+
     def check_same(self, **values: Any) -> None:
         """Refuse to go on if the processes do not agree on something; for values that are large, give hashes.
 

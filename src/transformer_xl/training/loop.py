@@ -230,6 +230,7 @@ def _set_up(
     """Build the model, its trainer and the run's files; restore the newest good checkpoint of an existing run."""
     with world.agreed():
         device = choose_device(config.train.device)
+        world.check_device(device)
         precision, reason = choose_precision(config.train.precision, device)
     world.check_same(device=device.type, precision=precision)
     max_klen = config.model.max_klen or SegmentLengths(config.train).longest + config.model.mem_len
