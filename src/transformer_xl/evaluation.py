@@ -158,7 +158,8 @@ def evaluate(
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
     # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
     reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
-    world = World() if world is None or model.is_sharded else world
+    everyone = world or World()
+    world = World() if model.is_sharded else everyone
     lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach + ext_len, 1))), tgt_len, ext_len, world)
     token_nats = torch.zeros(n_predicted) if per_token else None
 
@@ -176,7 +177,8 @@ def evaluate(
                     on_tokens(int(scored.sum()))
     finally:
         model.train(was_training)
-    (total,) = world.sum(total)
+    # all go on with the same bits: where each has read all lanes, unequal devices may differ in the last one
+    (total,) = (everyone.from_first(total),) if model.is_sharded else world.sum(total)
     if token_nats is not None:
         world.add_(token_nats)
     seconds = time.perf_counter() - begin
