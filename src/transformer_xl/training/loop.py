@@ -187,7 +187,9 @@ def train(
 def _what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
     """Return what must be the same in all processes; where the corpus lies may differ."""
     settings = config.model_dump(mode="json", exclude={"data": {"directory"}})
-    return settings | {"text": corpus.training_sha256, "vocabulary": corpus.tokenizer.vocab_size, "version": __version__}
+    sizes = {name: len(split.ids) for name, split in corpus.splits.items()}
+    text = {"text": corpus.training_sha256, "tokens": sizes, "vocabulary": corpus.tokenizer.fingerprint}
+    return settings | text | {"version": __version__}
 
 
 def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequence[str], corpus: str | None) -> RunConfig:
