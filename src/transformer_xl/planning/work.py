@@ -21,6 +21,8 @@ Backend = Literal["equation", "matmul", "triton"]
 """Backends that are counted: the paper's equation for operations alone, and those that `auto` takes."""
 
 _VOCABULARIES = {  # corpus, kind of token: number of tokens, as docs/recipes.md counts them
+    ("ptb", "word"): 10_000,
+    ("wikitext-2", "word"): 33_278,
     ("wikitext-103", "word"): 267_735,
     ("lm1b", "word"): 793_471,
     ("text8", "char"): 27,
