@@ -83,6 +83,7 @@ def row(what: str, peak_mb: float, grew_mb: float | None, found: dict[str, Any],
     """Return the cells of a row."""
     grew, first = ("" if value is None else f"{value:,.1f}" for value in (grew_mb, found.get("first")))
     numbers = f"{found['seconds']:.1f}", first, f"{n_mb / found['seconds']:.1f}"
+    progress(f"{what}: {peak_mb:,.0f} MB at most, {found['seconds']:.1f} s")  # the table comes an hour later
     return [what, f"{peak_mb:,.0f}", grew, *numbers, f"{found['tokens']:,}", f"{found['documents']:,}"]
 
 
