@@ -14,7 +14,7 @@ from typing import Any
 
 from common.machine import describe
 from common.report import facts, progress, table
-from common.watch import run_watched
+from common.watch import run_unwatched, run_watched
 from prepare_memory import KINDS, paragraphs
 
 CHILD = Path(__file__).parent / "common" / "large_corpus_child.py"
@@ -60,23 +60,22 @@ def write_files(folder: Path, n_mb: int) -> int:
 
 
 def measure_preparation(kind: str, text: Path, cache: Path, n_mb: int) -> list[str]:
-    """Return the row of preparing."""
-    found, peak_mb = run_child("prepare", kind, text, cache, "none")
-    return row(f"prepare, {kind}", peak_mb, None, found, n_mb)
+    """Return the row of preparing; its peak is that of all its processes, files that they have mapped included."""
+    progress(f"to prepare (kind {kind})")
+    done = run_watched(child("prepare", kind, text, cache, "none"), "preparing")
+    return row(f"prepare, {kind}", done.peak_mb, None, json.loads(done.output), n_mb)
 
 
 def measure_stream(kind: str, text: Path, cache: Path, shuffle: str) -> list[str]:
-    """Return the row of reading an epoch."""
-    found, _ = run_child("stream", kind, text, cache, shuffle)
+    """Return the row of reading an epoch; its peak is what the child says of itself."""
+    progress(f"to read an epoch (shuffle {shuffle})")
+    found = json.loads(run_unwatched(child("stream", kind, text, cache, shuffle), "reading"))
     return row(f"stream, {shuffle}", found["peak_mb"], found["peak_mb"] - found["start_mb"], found, found["mb"])
 
 
-def run_child(action: str, kind: str, text: Path, cache: Path, shuffle: str) -> tuple[dict[str, Any], float]:
-    """Return what the child printed, and its peak memory (MB), files that it has mapped included."""
-    what = f"to {action} (kind {kind}, shuffle {shuffle})"
-    progress(what)
-    done = run_watched([sys.executable, str(CHILD), action, kind, str(text), str(cache), shuffle], what)
-    return json.loads(done.output), done.peak_mb
+def child(action: str, kind: str, text: Path, cache: Path, shuffle: str) -> list[str]:
+    """Return the command of a process of its own."""
+    return [sys.executable, str(CHILD), action, kind, str(text), str(cache), shuffle]
 
 
 def row(what: str, peak_mb: float, grew_mb: float | None, found: dict[str, Any], n_mb: float) -> list[str]:

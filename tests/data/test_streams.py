@@ -89,7 +89,7 @@ def test_errors() -> None:
         _stream(0, batch_size=1, tgt_len=1)
     with pytest.raises(ConfigError, match=r"world_size \(3\) must divide train.batch_size \(4\)"):
         _stream(100, batch_size=4, tgt_len=5, world_size=3)
-    with pytest.raises(ConfigError, match=r"exceed rank"):
+    with pytest.raises(ConfigError, match=r"rank \(2\) must be at least 0 and below world_size \(2\)"):
         _stream(100, batch_size=4, tgt_len=5, rank=2, world_size=2)
     with pytest.raises(ConfigError, match=r"must be at least 1"):
         _stream(100, batch_size=0, tgt_len=5)

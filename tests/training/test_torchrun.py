@@ -87,7 +87,7 @@ def test_a_signal_saves_and_one_process_goes_on(to: str, recipe: str, text: Path
     os.kill(process.pid if to == "torchrun" else workers(process)[1], signal.SIGTERM)
     output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
-    assert output.count("go on with: txl train --resume") == 1, output
+    assert output.count("go on with: torchrun with 2 processes: -m transformer_xl train --resume") == 1, output
     assert RunDirectory(run).store().steps()[-1] == max(entry["step"] for entry in entries(run))
     outcome = train(out=run, resume=True, display=Display(quiet=True))
     assert outcome.finished
@@ -111,7 +111,7 @@ def test_a_restart_goes_on_with_its_own_run_only(
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        (["--set", "train.batch_size=5"], "world_size (2) must divide train.batch_size (5)"),
+        (["--set", "train.batch_size=5"], "world_size (2) must divide train.batch_size (5), for all processes read as many lanes; use train.batch_size=4 or 6"),
         (["--set", "train.attention=flax"], "unknown attention backend 'flax'; did you mean 'flex'?"),
         (["--corpus", "nowhere.txt"], "nowhere.txt"),
     ],

@@ -97,7 +97,8 @@ def prepare(
     if json_:
         print(json.dumps({"directory": str(prepared.directory), "vocab_size": vocab_size, "splits": counts}))
         return
-    print(f"{corpus} in {prepared.directory}: vocabulary {vocab_size:,} ({tokenizer}); {prepared.tokenizer.loses}")
+    loses = f"; {prepared.tokenizer.loses}" if prepared.tokenizer.loses else ""
+    print(f"{corpus} in {prepared.directory}: vocabulary {vocab_size:,} ({tokenizer}){loses}")
     for name, count in counts.items():
         print(f"  {name:6}" + "  ".join(f"{value:>13,} {unit}" for unit, value in count.items()))
 

@@ -87,10 +87,14 @@ class SegmentStream:
     ) -> None:
         if batch_size < 1 or tgt_len < 1:
             raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
-        if not 0 <= rank < world_size or batch_size % world_size:
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank ({rank}) must be at least 0 and below world_size ({world_size})")
+        if batch_size % world_size:
+            above = -(-batch_size // world_size) * world_size
+            near = f"{above - world_size} or {above}" if above > world_size else str(above)
             raise ConfigError(
-                f"world_size ({world_size}) must divide train.batch_size ({batch_size}) and exceed rank ({rank}); "
-                "change train.batch_size"
+                f"world_size ({world_size}) must divide train.batch_size ({batch_size}), for all processes read as many lanes; "
+                f"use train.batch_size={near}"
             )
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:

@@ -314,10 +314,11 @@ def _restore(run: _Run) -> None:
         if world.first:
             run.store.rewind(step, best=run.best.step if run.best else None)
             run.record.rewind(step)
-    if checkpoint.state.get("world_size", 1) != world.size:
+    saved_by = checkpoint.state.get("world_size", 1)
+    if saved_by != world.size:
         run.display.say(
-            f"saved by {checkpoint.state.get('world_size', 1)} processes and gone on with by {world.size}: "
-            "the same text in the same order; dropout draws other random numbers"
+            f"number of processes: {saved_by} until here, {world.size} from now on; the same text in the same order, "
+            "other random numbers in dropout"
         )
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
@@ -346,7 +347,8 @@ def _learn(run: _Run, stopped: list[int]) -> None:
             _save(run, must=True)
     if stopping:
         name = signal.Signals(stopped[0]).name if stopped else "another process was stopped"
-        run.display.say(f"{name}: saved step {trainer.step:,}; go on with: txl train --resume --out {run.directory.path}")
+        command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
+        run.display.say(f"{name}: saved step {trainer.step:,}; go on with: {command} train --resume --out {run.directory.path}")
 
 
 def _log(run: _Run, result: StepResult, *, final: bool) -> None:
