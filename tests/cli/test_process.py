@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals a
 CODE = """
 import sys
 from transformer_xl.training import record
-record._tensorboard = lambda directory: None  # takes seconds to import
+record._tensorboard = lambda *_: None  # takes seconds to import
 from transformer_xl.cli import main
 main(sys.argv[1:])
 """

@@ -24,7 +24,7 @@ from transformer_xl.training.loop import train
 
 def main(home: Path, n_steps: int, n_kills: int, seed: int) -> None:
     torch.set_num_threads(1)
-    record._tensorboard = lambda directory: None
+    record._tensorboard = lambda *_: None
     go_on(home, "whole", n_steps)
     generator = random.Random(seed)
     steps = []
