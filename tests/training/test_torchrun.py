@@ -111,7 +111,10 @@ def test_a_restart_goes_on_with_its_own_run_only(
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        (["--set", "train.batch_size=5"], "world_size (2) must divide train.batch_size (5), for all processes read as many lanes; use train.batch_size=4 or 6"),
+        (
+            ["--set", "train.batch_size=5"],
+            "must divide train.batch_size (5), for all processes read as many lanes; use train.batch_size=4 or 6",
+        ),
         (["--set", "train.attention=flax"], "unknown attention backend 'flax'; did you mean 'flex'?"),
         (["--corpus", "nowhere.txt"], "nowhere.txt"),
     ],
