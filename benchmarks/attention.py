@@ -9,6 +9,7 @@ import json
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -157,7 +158,7 @@ def prepare(
         else:
             attend = choose_backend(name, device, dtype=dtype)
             results = inputs.run_back(attend)
-            run = lambda: inputs.run_back(attend)  # noqa: E731
+            run = partial(inputs.run_back, attend)
     except ConfigError as error:
         return str(error)
     except torch.OutOfMemoryError:
