@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 
 TINY = {"vocab_size": 13, "n_layer": 2, "d_model": 10, "n_head": 3, "d_head": 4, "d_inner": 14, "dropout": 0.0, "mem_len": 5}
 

@@ -12,13 +12,13 @@ from transformer_xl.config import (
     RunConfig,
     TokenizerConfig,
     TrainConfig,
-    TransformerXLConfig,
     apply_overrides,
     load_recipe,
     merge,
     recipe_names,
 )
 from transformer_xl.errors import ConfigError, TxlError
+from transformer_xl.model_config import TransformerXLConfig
 
 
 @pytest.mark.parametrize("name", recipe_names())

@@ -205,7 +205,7 @@ def test_counts_are_those_given_or_one_character_a_token() -> None:
         ([1, 2], {"tgt_len": 0}, ConfigError, r"tgt_len \(0\) and batch_size \(1\) must be at least 1"),
         ([1, 2], {"batch_size": 0}, ConfigError, r"batch_size \(0\) must be at least 1"),
         ([1, 2], {"mem_len": -1}, ConfigError, r"mem_len \(-1\) must be at least 0"),
-        ([1, 2], {"clamp_len": 0}, ConfigError, r"clamp_len \(0\) at least 1"),
+        ([1, 2], {"clamp_len": 0}, ConfigError, r"clamp_len \(0\) must be at least 1"),
         ([1, 2], {"mem_len": 0, "same_length": True}, ConfigError, r"same_length \(True\) needs mem_len"),
     ],
 )

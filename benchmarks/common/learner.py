@@ -11,10 +11,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import TransformerXLConfig
+from transformer_xl.model.language_model import RunLayer, run_layer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
-from transformer_xl.model.transformer_xl import RunLayer, TransformerXL, run_layer
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 
 CLIP, RATE = 0.25, 1e-5
 N_WARM_UP = 3

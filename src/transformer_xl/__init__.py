@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.config import AttentionKind, RunConfig, TransformerXLConfig, load_recipe
+    from transformer_xl.config import RunConfig, load_recipe
     from transformer_xl.conversion.convert import Converted, convert
     from transformer_xl.data.prepare import prepare
     from transformer_xl.data.streams import SegmentStream
@@ -23,27 +23,36 @@ if TYPE_CHECKING:
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
     from transformer_xl.model.key_value_memory import KeyValueMemory
+    from transformer_xl.model.language_model import LanguageModel, ModelOutput
+    from transformer_xl.model.lstm import Lstm
     from transformer_xl.model.memory import Mems
     from transformer_xl.model.reader import Reader
-    from transformer_xl.model.transformer_xl import ModelOutput, TransformerXL
+    from transformer_xl.model.transformer_xl import TransformerXL
+    from transformer_xl.model.vanilla import Vanilla
+    from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig, VanillaConfig
     from transformer_xl.training.loop import train
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AttentionKind": "config",
+    "AttentionKind": "model_config",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
     "KeyValueMemory": "model.key_value_memory",
+    "LanguageModel": "model.language_model",
+    "Lstm": "model.lstm",
+    "LstmConfig": "model_config",
     "Mems": "model.memory",
-    "ModelOutput": "model.transformer_xl",
+    "ModelOutput": "model.language_model",
     "Reader": "model.reader",
     "RunConfig": "config",
     "Score": "evaluation",
     "SegmentStream": "data.streams",
     "TransformerXL": "model.transformer_xl",
-    "TransformerXLConfig": "config",
+    "TransformerXLConfig": "model_config",
     "TxlError": "errors",
+    "Vanilla": "model.vanilla",
+    "VanillaConfig": "model_config",
     "convert": "conversion.convert",
     "evaluate": "evaluation",
     "generate": "generation.generate",
@@ -58,6 +67,9 @@ __all__ = [
     "Converted",
     "Decoder",
     "KeyValueMemory",
+    "LanguageModel",
+    "Lstm",
+    "LstmConfig",
     "Mems",
     "ModelOutput",
     "Reader",
@@ -67,6 +79,8 @@ __all__ = [
     "TransformerXL",
     "TransformerXLConfig",
     "TxlError",
+    "Vanilla",
+    "VanillaConfig",
     "convert",
     "evaluate",
     "generate",

@@ -4,168 +4,21 @@ Order of precedence: defaults < recipe < `--set section.key=value`. Unknown keys
 data (`recipes/*.toml`), never code. Modules receive plain arguments; only `from_config` functions see these classes.
 """
 
-import itertools
 import tomllib
-from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.model_config import KINDS, AttentionKind, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.settings import Natural, Positive, Probability, Settings
 
-Probability = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
 Parallelism = Literal["ddp", "fsdp"]
 
 
-class _Frozen(BaseModel):
-    """A frozen settings class whose construction errors are one line each."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise ConfigError(_one_line(type(self), error)) from None
-
-
-class AttentionKind(StrEnum):
-    """How a query knows where a key stands; the authors' `attn_type` 0 to 3, in this order."""
-
-    TRANSFORMER_XL = "transformer_xl"
-    SHAW = "shaw"
-    VASWANI = "vaswani"
-    AL_RFOU = "al_rfou"
-
-
-class TransformerXLConfig(_Frozen):
-    """Sizes and options of a `TransformerXL`; the names are those of the authors' code, `None` replaces their -1."""
-
-    attention: AttentionKind = Field(
-        default=AttentionKind.TRANSFORMER_XL,
-        description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
-    )
-    max_klen: Positive | None = Field(
-        default=None, description="shaw, al_rfou: distances with a learned vector of their own; None: train.tgt_len + mem_len"
-    )
-    vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
-    n_layer: Positive = Field(default=12, description="number of layers")
-    d_model: Positive = Field(default=512, description="width of the residual stream; even")
-    n_head: Positive = Field(default=8, description="attention heads per layer")
-    d_head: Positive = Field(default=64, description="width of one head")
-    d_inner: Positive = Field(default=2048, description="width of the feed-forward layer")
-    d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
-    dropout: Probability = Field(default=0.1, description="dropout on activations")
-    dropatt: Probability = Field(default=0.0, description="dropout on attention probabilities")
-    locked_dropout: bool = Field(
-        default=False, description="dropout on activations is the same at all positions of a row and segment (variational)"
-    )
-    dropinput: Probability | None = Field(
-        default=None, description="dropout on what enters the first layer, and on r; None means dropout"
-    )
-    dropoutput: Probability | None = Field(default=None, description="dropout on what the softmax reads; None means dropout")
-    dropqkv: Probability = Field(default=0.0, description="dropout on queries, keys and values")
-    dropemb: Probability = Field(default=0.0, description="dropout of whole words of the vocabulary from the input")
-    dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
-    mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
-    clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
-    )
-    same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
-    same_length_besides_self: bool = Field(
-        default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
-    )
-    zero_first_memory: bool = Field(
-        default=False, description="a stream begins after mem_len zero vectors that are attended to, as in Hugging Face and TF"
-    )
-    pre_lnorm: bool = Field(default=False, description="layer norm before each block instead of after it")
-    layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="added to the variance in layer norms")
-    final_norm: bool = Field(default=False, description="one more layer norm after the last layer (useful with pre_lnorm)")
-    activation: Literal["relu", "gelu", "relu2"] = Field(
-        default="relu", description="feed-forward non-linearity; relu2 = relu²"
-    )
-    untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
-    tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
-    cutoffs: tuple[int, ...] = Field(
-        default=(),
-        description="first ids of the tails of an adaptive softmax (ids sorted by frequency, as of words); empty: one softmax",
-    )
-    div_val: Positive = Field(default=1, description="each cluster's vectors are so many times narrower than those before")
-    tie_projs: tuple[bool, ...] | None = Field(
-        default=None, description="per cluster, from the head: the softmax projects with the embedding's projection; None: none"
-    )
-    proj_share_all_but_first: bool = Field(default=False, description="short for tie_projs of all clusters but the head")
-    proj_same_dim: bool = Field(
-        default=True, description="div_val > 1: project also those clusters whose vectors have width d_model already"
-    )
-    init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
-    init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
-    init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="standard deviation when init = 'normal'")
-    proj_init_std: Annotated[float, Field(gt=0)] = Field(
-        default=0.01, description="the same for the projections of embedding and softmax"
-    )
-
-    @field_validator("d_model")
-    @classmethod
-    def _even(cls, d_model: int) -> int:
-        if d_model % 2:
-            raise ValueError(f"must be even, for its sinusoids come in pairs; use {d_model + 1}")
-        return d_model
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "TransformerXLConfig":
-        if self.same_length and self.mem_len == 0:
-            raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
-        if self.attention == AttentionKind.AL_RFOU and self.n_head * self.d_head != self.d_model:
-            raise ValueError(
-                f"attention 'al_rfou' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to states of width "
-                f"d_model ({self.d_model}); make them equal"
-            )
-        self._check_clusters()
-        return self
-
-    def _check_clusters(self) -> None:
-        borders = [0, *self.cutoffs, self.vocab_size or float("inf")]
-        if any(low >= high for low, high in itertools.pairwise(borders)):
-            raise ValueError(
-                f"cutoffs {self.cutoffs} must increase and stay between 0 and vocab_size ({self.vocab_size}); "
-                "drop the offending ones, all with --set model.cutoffs=[]"
-            )
-        n_cluster = len(self.cutoffs) + 1
-        if self.tie_projs is not None:
-            if self.proj_share_all_but_first:
-                raise ValueError("tie_projs and proj_share_all_but_first say the same thing twice; use one of them")
-            if len(self.tie_projs) != n_cluster:
-                raise ValueError(f"tie_projs {self.tie_projs} must have one value per cluster, head first: {n_cluster}")
-        width = self.d_embed or self.d_model
-        if width // self.div_val ** (n_cluster - 1) < 1:
-            raise ValueError(
-                f"div_val ({self.div_val}) leaves nothing of d_embed ({width}) in the last of {n_cluster} clusters; lower it"
-            )
-
-    @property
-    def counts_from_end(self) -> bool:
-        """True for kinds of attention whose positions count from the end of the segment that is read."""
-        return self.attention in (AttentionKind.VASWANI, AttentionKind.AL_RFOU)
-
-    @property
-    def learns_positions(self) -> bool:
-        """True for kinds of attention with a learned table of positions, of `max_klen` rows."""
-        return self.attention in (AttentionKind.SHAW, AttentionKind.AL_RFOU)
-
-    @property
-    def tied_projections(self) -> tuple[bool, ...]:
-        """Per cluster, head first: whether the softmax uses the embedding's projection."""
-        if self.tie_projs is not None:
-            return self.tie_projs
-        return (False, *(self.proj_share_all_but_first for _ in self.cutoffs))
-
-
-class TokenizerConfig(_Frozen):
+class TokenizerConfig(Settings):
     """How text becomes ids."""
 
     kind: Literal["byte", "char", "word", "bpe"] = Field(default="byte", description="unit of text")
@@ -175,7 +28,7 @@ class TokenizerConfig(_Frozen):
     byte_fallback: bool = Field(default=False, description="char: write characters that the corpus lacks as bytes")
 
 
-class DataConfig(_Frozen):
+class DataConfig(Settings):
     """Where the text comes from and how it is divided."""
 
     corpus: str = Field(default="python-stdlib", description="name, file, directory or glob")
@@ -213,7 +66,7 @@ class DataConfig(_Frozen):
         return split
 
 
-class OptimConfig(_Frozen):
+class OptimConfig(Settings):
     """The optimizer and its learning-rate schedule."""
 
     optimizer: Literal["adamw", "adam", "sgd", "muon", "lamb"] = Field(
@@ -250,7 +103,7 @@ class OptimConfig(_Frozen):
     plateau_patience: Natural = Field(default=2, description="… after so many validations without improvement")
 
 
-class TrainConfig(_Frozen):
+class TrainConfig(Settings):
     """The loop: how much, how often, on what."""
 
     batch_size: Positive = Field(default=16, description="parallel lanes of text (in all processes together)")
@@ -284,6 +137,9 @@ class TrainConfig(_Frozen):
         default=0.25, description="share of the budget over which segments grow from tgt_len_start"
     )
     tgt_len_increment: Positive = Field(default=8, description="tokens by which they grow at a time")
+    loss: Literal["full", "half"] = Field(
+        default="full", description="half: only tokens of the later half of each segment are learned from (the paper's table 6)"
+    )
     varlen: bool = Field(default=False, description="segments of random length around tgt_len, as the authors' varlen")
     attention: str = Field(default="auto", description="how attention is computed: auto, or the name of a backend")
     checkpoint_layers: bool = Field(
@@ -319,7 +175,7 @@ class TrainConfig(_Frozen):
         return self
 
 
-class EvalConfig(_Frozen):
+class EvalConfig(Settings):
     """How validation and `txl eval` read; `None` means as in training."""
 
     tgt_len: Positive | None = Field(default=None, description="tokens per segment")
@@ -331,21 +187,34 @@ class EvalConfig(_Frozen):
     max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most so many tokens")
 
 
-class RunConfig(_Frozen):
+class RunConfig(Settings):
     """Everything that defines a run."""
 
     name: str = Field(default="run", description="name of the recipe")
     description: str = Field(default="", description="what the recipe is for, in one line")
     source: str = Field(default="", description="where its settings come from")
-    model: TransformerXLConfig = Field(default_factory=TransformerXLConfig)
+    model: ModelConfig = Field(default_factory=TransformerXLConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=lambda: TrainConfig(max_steps=1000))
     eval: EvalConfig = Field(default_factory=EvalConfig)
 
+    @field_validator("model", mode="before")
+    @classmethod
+    def _of_its_kind(cls, values: Any) -> Any:
+        return model_config(values) if isinstance(values, dict) else values
+
+    @field_serializer("model")
+    def _with_its_kind(self, model: ModelConfig, info: FieldSerializationInfo) -> dict[str, Any]:
+        return {"kind": model.kind, **model.model_dump(mode=info.mode)}
+
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
+        if not isinstance(self.model, TransformerXLConfig):
+            if self.train.attention != "auto":
+                raise ValueError(f"train.attention ({self.train.attention}) is of transformer_xl models; leave it out")
+            return self
         if self.train.reset_at_documents and self.model.zero_first_memory:
             raise ValueError(
                 "train.reset_at_documents (True) begins documents with an empty memory, model.zero_first_memory (True) streams "
@@ -413,10 +282,25 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 
 
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
-    """Validate `values` as a run after applying `section.key=value` overrides."""
+    """Validate `values` as a run after applying `section.key=value` overrides.
+
+    If they ask for another kind of model, what that kind does not have is left out of `values`.
+    """
+    changes: dict[str, Any] = {}
     for override in overrides:
-        values = merge(values, parse_override(override))
-    return RunConfig(**values)
+        changes = merge(changes, parse_override(override))
+    return RunConfig(**merge(_of_kind(values, changes), changes))
+
+
+def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe without what the kind of model that is asked for instead does not have."""
+    model = values.get("model", {})
+    kind = (changes.get("model") or {}).get("kind", model.get("kind", TransformerXLConfig.kind))
+    if kind == model.get("kind", TransformerXLConfig.kind) or kind not in KINDS:
+        return values
+    kept = {key: value for key, value in model.items() if key in KINDS[kind].model_fields and key != "mem_len"}
+    read = {key: value for key, value in values.get("eval", {}).items() if key not in ("mem_len", "clamp_len", "same_length")}
+    return {**values, "model": kept, "eval": read}
 
 
 def parse_override(override: str) -> dict[str, Any]:
@@ -456,19 +340,3 @@ def _parse_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _one_line(settings: type[BaseModel], error: ValidationError) -> str:
-    """Say every problem in one line, each with its key, its value and what would be right."""
-    return "; ".join(_problem(settings, problem) for problem in error.errors())
-
-
-def _problem(settings: type[BaseModel], problem: Any) -> str:
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"unknown key '{key}'; {did_you_mean(key, settings.model_fields)}"
-    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-    value = problem["input"]
-    if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys
-        return f"{key}: {message}" if key else message
-    return f"{key} ({value!r}) {message}"

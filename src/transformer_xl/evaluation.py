@@ -16,6 +16,7 @@ import torch
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.key_value_memory import KeyValueMemory
+from transformer_xl.model.language_model import LanguageModel, describe_reading
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.precision_names import PrecisionName, precision_of_segments
@@ -89,7 +90,7 @@ def predicted_sizes(first: str, *, n_characters: int, n_bytes: int) -> tuple[int
 
 
 def evaluate(
-    model: TransformerXL,
+    model: LanguageModel,
     token_ids: np.ndarray | torch.Tensor,
     *,
     tgt_len: int = 128,
@@ -138,7 +139,7 @@ def evaluate(
         ValueError: ids that are no integers, or of another shape.
 
     Example:
-        >>> from transformer_xl.config import TransformerXLConfig
+        >>> from transformer_xl.model_config import TransformerXLConfig
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
         >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
         5
@@ -156,8 +157,7 @@ def evaluate(
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
     chosen = precision_of_segments(precision, model.device)
     view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
-    # what a segment reads from memory was computed in whole segments, and those read memory in their turn, layer by layer
-    reach = model.config.n_layer * math.ceil(view.mem_len / tgt_len) * tgt_len
+    reach = view.reach(tgt_len)
     everyone = world or World()
     world = World() if model.is_sharded else everyone
     lanes = _Lanes(ids, max(1, min(batch_size, n_predicted // max(reach + ext_len, 1))), tgt_len, ext_len, world)
@@ -187,7 +187,7 @@ def evaluate(
 
 
 def _nats(
-    model: TransformerXL, lanes: "_Lanes", reach: int, precision: InferencePrecision
+    model: LanguageModel, lanes: "_Lanes", reach: int, precision: InferencePrecision
 ) -> Iterator[tuple["_Segment", torch.Tensor]]:
     """Yield each segment of all lanes with the nats of its tokens, fp32 (lanes, W) on the CPU, 0 where there is no label."""
     if lanes.n_lane == 0:
@@ -196,8 +196,8 @@ def _nats(
         return _nats_of_kept_keys(model, lanes, reach, precision)
     if precision == "int8":
         raise ConfigError(
-            f"precision int8 needs keys that stay the same; with attention '{model.config.attention}' and ext_len "
-            f"({model.ext_len}) they do not: use bf16 or fp32"
+            f"precision int8 needs keys that stay the same; with {describe_reading(model)} and ext_len ({model.ext_len}) "
+            "they do not: use bf16 or fp32"
         )
     return _nats_of_states(model, lanes, reach, precision)
 
@@ -228,7 +228,7 @@ def _nats_of_kept_keys(
 
 
 def _nats_of_states(
-    model: TransformerXL, lanes: "_Lanes", reach: int, precision: Precision
+    model: LanguageModel, lanes: "_Lanes", reach: int, precision: Precision
 ) -> Iterator[tuple["_Segment", torch.Tensor]]:
     """Read with hidden states as memory, where keys cannot be kept or the ends of segments are read twice."""
     with autocast(model.device, precision):
@@ -293,7 +293,7 @@ class _Lanes:
         return torch.from_numpy(np.stack(lanes).astype(np.int64))
 
 
-def _warm_up(model: TransformerXL, lanes: _Lanes, reach: int) -> Mems:
+def _warm_up(model: LanguageModel, lanes: _Lanes, reach: int) -> Mems:
     """Fill the memory of every lane but the first by reading what stands before it, as far back as the layers reach."""
     if lanes.n_lane == lanes.n_cold or reach == 0:
         return model.init_mems(lanes.n_lane)

@@ -8,12 +8,15 @@ import transformer_xl
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"errors"},
-    {"world"},
+    {"world", "pictures"},
+    {"settings"},
+    {"model_config"},
     {"config"},
     {"model", "data"},
     {"checkpoint"},
     {"evaluation", "generation", "conversion"},
     {"training", "huggingface", "onnx", "speed", "planning"},
+    {"analysis"},
     {"cli"},
     {"__main__"},
 ]

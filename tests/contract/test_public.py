@@ -10,9 +10,9 @@ from transformer_xl.config import recipe_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "AttentionKind", "Converted", "Decoder", "KeyValueMemory", "Mems", "ModelOutput", "Reader", "RunConfig", "Score",
-    "SegmentStream", "TransformerXL", "TransformerXLConfig", "TxlError", "convert", "evaluate", "generate", "load",
-    "load_recipe", "prepare", "train",
+    "AttentionKind", "Converted", "Decoder", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Mems", "ModelOutput",
+    "Reader", "RunConfig", "Score", "SegmentStream", "TransformerXL", "TransformerXLConfig", "TxlError", "Vanilla",
+    "VanillaConfig", "convert", "evaluate", "generate", "load", "load_recipe", "prepare", "train",
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def test_unknown_public_name_is_an_attribute_error():
 
 def test_documents_name_no_command_or_recipe_that_does_not_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    commands = {"train", "eval", "generate", "convert", "corpus", "bench", "plan"}
+    commands = {"train", "eval", "generate", "convert", "corpus", "bench", "plan", "recl", "ablate", "explain", "plot"}
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     for document in documents:
         text = document.read_text(encoding="utf-8")

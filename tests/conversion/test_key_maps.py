@@ -8,12 +8,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, shown, truth, truths
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 FORMATS = {"huggingface": huggingface, "authors": authors, "nvidia": nvidia, "tensorflow": tensorflow}
 DEEP = {"attention": ["transformer_xl"], "untie_r": [False], "tie_weight": [True, False], "proj_same_dim": [True]}

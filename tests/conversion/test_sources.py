@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.conversion.examples import GOLDENS, copy
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.conversion import sources
 from transformer_xl.conversion.key_maps import authors, huggingface
 from transformer_xl.conversion.module import read_module
@@ -28,6 +27,7 @@ from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
 from transformer_xl.data.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.model_config import TransformerXLConfig
 
 CONFIG = {
     "model_type": "transfo-xl",

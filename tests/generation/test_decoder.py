@@ -636,7 +636,9 @@ def test_memory_can_be_taken_from_a_model_with_a_window() -> None:
 def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     keep = Decoder._keep_keys
-    monkeypatch.setattr(Decoder, "_keep_keys", lambda self, precision: (opened.append(precision), keep(self, precision))[1])
+    monkeypatch.setattr(
+        Decoder, "_keep_keys", lambda self, model, chosen: (opened.append(chosen), keep(self, model, chosen))[1]
+    )
     monkeypatch.setattr("transformer_xl.generation.choice.cannot_compile", lambda device: "there is none")
     decoder = Decoder(tiny_model(), compile="auto", expected_tokens=10**9)
     assert opened == ["fp32"]

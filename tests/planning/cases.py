@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.config import RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config import RunConfig, TrainConfig
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.planning.work import Backend, Work, build
 
 SIZES: dict[str, Any] = {

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from transformer_xl.config import OptimConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.speed.machine import MemoryWatch
 from transformer_xl.training.trainer import Trainer
 

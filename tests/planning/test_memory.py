@@ -13,10 +13,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from tests.planning.cases import config, tokens, work
-from transformer_xl.config import OptimConfig, RunConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config import OptimConfig, RunConfig, TrainConfig
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.planning.hardware import measured
 from transformer_xl.planning.memory import (
     activation_bytes,

@@ -10,9 +10,11 @@ import torch
 
 from tests.checkpoint.helpers import as_bytes, spelled
 from transformer_xl.checkpoint.store import CheckpointStore
-from transformer_xl.config import OptimConfig, TrainConfig, TransformerXLConfig
+from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.kinds import make_model
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model_config import KINDS, model_config
 from transformer_xl.training.trainer import Trainer
 
 MODEL = {"vocab_size": 11, "n_layer": 2, "d_model": 6, "n_head": 2, "d_head": 3, "d_inner": 9, "dropout": 0.0, "mem_len": 7}
@@ -56,10 +58,18 @@ def random_ids() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 11, 130).astype(np.uint16)
 
 
+def tiny_model(*, kind: str = "transformer_xl", **changes: Any) -> LanguageModel:
+    """A model of any kind; of the common sizes it takes those that it has."""
+    common = {name: value for name, value in MODEL.items() if name in KINDS[kind].model_fields}
+    if kind != "transformer_xl":
+        del common["mem_len"]
+    return make_model(model_config({"kind": kind, **common, **changes}).completed(vocab_size=11, tgt_len=5))
+
+
 def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:
     """A trainer on 130 random tokens: 6 segments an epoch; `model`, `optim` and `train` change its settings."""
     torch.manual_seed(seed)
-    model = TransformerXL(TransformerXLConfig(**(MODEL | changes.get("model", {}))))
+    model = tiny_model(**changes.get("model", {}))
     train = TrainConfig(**(TRAIN | changes.get("train", {})))
     stream = SegmentStream(
         random_ids(),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.training.helpers import bits, differing, tiny_trainer
 from transformer_xl.errors import TrainingError
-from transformer_xl.model.transformer_xl import ModelOutput
+from transformer_xl.model.language_model import ModelOutput
 from transformer_xl.training.trainer import Trainer
 
 Injury = Callable[[Trainer, pytest.MonkeyPatch, float], None]

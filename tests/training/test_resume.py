@@ -34,6 +34,12 @@ CASES: dict[str, dict[str, Any]] = {
     "ema": {"train": {"average": "ema", "average_decay": 0.8}},
     "swa": {"train": {"average": "swa", "average_start": 0.3, "max_steps": 15}},
     "recomputed": {"train": {"checkpoint_layers": True}, "model": {"dropout": 0.2, "dropatt": 0.2}},
+    "half-losses": {"train": {"loss": "half", "accumulate": 2}},
+    "vanilla": {"model": {"kind": "vanilla", "dropout": 0.2}, "train": {"reset_at_documents": True}},
+    "vanilla-auxiliary": {"model": {"kind": "vanilla", "dropout": 0.2, "intermediate_losses": True, "n_target": 2}},
+    "lstm": {"model": {"kind": "lstm", "dropout": 0.2, "dropweight": 0.3, "dropemb": 0.1}},
+    "lstm-documents": {"model": {"kind": "lstm", "d_hidden": 9}, "train": {"reset_at_documents": True, "accumulate": 2}},
+    "lstm-unrolled": {"model": {"kind": "lstm"}, "train": {"tbptt_segments": 3, "checkpoint_layers": True}},
     "all-at-once": {
         "model": {"dropout": 0.2, "dropatt": 0.1},
         "train": {

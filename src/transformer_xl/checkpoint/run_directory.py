@@ -23,8 +23,9 @@ from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, average
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.model.kinds import make_model
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, build, read_config, read_weights, resolve
-from transformer_xl.model.transformer_xl import TransformerXL
 
 TOKENIZER_FILE = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
@@ -168,7 +169,7 @@ def load(
     *,
     which: Literal["best", "last", "average"] = "best",
     on_damaged: Callable[[str], None] | None = None,
-) -> tuple[TransformerXL, Tokenizer]:
+) -> tuple[LanguageModel, Tokenizer]:
     """Load a model and its tokenizer from a run, an exported directory or a hub id.
 
     Args:
@@ -193,12 +194,12 @@ def load(
         if not (folder / TOKENIZER_FILE).exists():
             raise CheckpointError(
                 f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, or convert again with --vocabulary FILE. "
-                "TransformerXL.from_pretrained loads the model alone"
+                "its from_pretrained loads the model alone"
             )
         tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         weights, origin = read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE)
     check_tokenizer(tokenizer, config.vocab_size, str(source))
-    return build(TransformerXL, config, weights, origin), tokenizer
+    return build(make_model, config, weights, origin), tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -> None:

@@ -2,13 +2,15 @@
 
 import contextlib
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import App, Parameter
+
+from transformer_xl.cli.options import check_least, names_of, numbers_of, warn
+from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from transformer_xl.config import RunConfig
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.model.frozen import InferencePrecision
-    from transformer_xl.model.transformer_xl import TransformerXL
+    from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.speed.display import ProgressBar
     from transformer_xl.speed.figures import Figures
 
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 app = App(name="bench", help="Measure a model on this machine, beside what the machine allows.", help_format="plaintext")
 
 _PRECISIONS = ("fp32", "bf16", "fp16", "int8")
-_PICTURES = (".png", ".svg", ".pdf")
 
 
 @app.command
@@ -71,10 +72,10 @@ def decode(
         checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
         json_: print one JSON object.
     """
-    numbers = _numbers("rows", rows)
-    _check_least({"tokens": (tokens, 1), "mem-len": (mem_len, 0), "loss": (loss, 1)})
-    names = None if precision is None else _names("precision", precision, _PRECISIONS)
-    _check_plot(plot)
+    numbers = numbers_of("rows", rows)
+    check_least({"tokens": (tokens, 1), "mem-len": (mem_len, 0), "loss": (loss, 1)})
+    names = None if precision is None else names_of("precision", precision, _PRECISIONS)
+    check_picture(plot)
     bench = _open(run, device=device, checkpoint=checkpoint, file=file, needs_text=loss is not None)
     model = bench.model.with_context(mem_len=mem_len, same_length=False if mem_len == 0 else None)
     precisions = _precisions(names, bench.device)
@@ -145,9 +146,9 @@ def eval_(
         checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
         json_: print one JSON object.
     """
-    lengths, sizes = _numbers("tgt-len", tgt_len), _numbers("batch-size", batch_size)
-    _check_least({"tokens": (tokens, 1), "mem-len": (mem_len, 0)})
-    names = _names("precision", precision, (*_PRECISIONS, "auto"))
+    lengths, sizes = numbers_of("tgt-len", tgt_len), numbers_of("batch-size", batch_size)
+    check_least({"tokens": (tokens, 1), "mem-len": (mem_len, 0)})
+    names = names_of("precision", precision, (*_PRECISIONS, "auto"))
     bench = _open(run, device=device, checkpoint=checkpoint, file=file)
     precisions = _precisions(names, bench.device)
     model = _as_evaluated(bench, mem_len)
@@ -179,7 +180,7 @@ class _Bench:
     """A model, what it reads, and the machine."""
 
     run: str
-    model: "TransformerXL"
+    model: "LanguageModel"
     config: "RunConfig | None"
     device: "torch.device"
     machine: dict[str, str | float]
@@ -190,12 +191,12 @@ class _Bench:
     def n_parameter(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def as_dict(self, model: "TransformerXL") -> dict[str, Any]:
+    def as_dict(self, model: "LanguageModel") -> dict[str, Any]:
         """Return what figures belong to; the model is the one that was measured."""
         facts = {"run": self.run, "parameters": self.n_parameter, "mem_len": model.mem_len, "text": self.text}
         return facts | {"machine": self.machine}
 
-    def describe(self, model: "TransformerXL", speed: str) -> str:
+    def describe(self, model: "LanguageModel", speed: str) -> str:
         """Return the same in two lines."""
         facts = self.machine
         names = ", ".join(str(facts[name]) for name in ("processor", "gpu") if name in facts)
@@ -260,7 +261,7 @@ class _Found:
 
 def _measure_decoders(
     found: _Found,
-    model: "TransformerXL",
+    model: "LanguageModel",
     ids: "np.ndarray",
     modes: "list[_DecoderMode]",
     n_token: int,
@@ -294,7 +295,7 @@ def _measure_decoders(
 
 
 def _measure_losses(
-    found: _Found, model: "TransformerXL", ids: "np.ndarray", precisions: "Sequence[InferencePrecision]"
+    found: _Found, model: "LanguageModel", ids: "np.ndarray", precisions: "Sequence[InferencePrecision]"
 ) -> None:
     """Enter the loss of each precision, and how much more than that in fp32 it is."""
     from transformer_xl.evaluation import evaluate
@@ -310,7 +311,7 @@ def _measure_losses(
 
 def _measure_scoring(
     found: _Found,
-    model: "TransformerXL",
+    model: "LanguageModel",
     ids: "np.ndarray",
     modes: "list[_ScoringMode]",
     n_token: int,
@@ -346,7 +347,7 @@ def _open(
     from transformer_xl.model.precision import choose_device
     from transformer_xl.speed.machine import describe
 
-    model, tokenizer = load(run, which=checkpoint, on_damaged=_warn)
+    model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
     config = RunDirectory(run).config() if RunDirectory(run).holds_run else None
     torch_device = choose_device(device)
     machine = describe(torch_device)  # before anything loads it
@@ -377,7 +378,7 @@ def _text(
         except CorpusError as error:
             if needs_text:
                 raise
-            _warn(f"random tokens are read, for the run's text cannot be: {error}")
+            warn(f"random tokens are read, for the run's text cannot be: {error}")
             ids = []
         if len(ids) > 1:
             return f"validation split of {data.corpus}", np.asarray(ids)
@@ -386,7 +387,7 @@ def _text(
     return "random tokens", np.random.default_rng(0).integers(0, tokenizer.vocab_size, 1 << 16)
 
 
-def _as_evaluated(bench: _Bench, mem_len: int | None) -> "TransformerXL":
+def _as_evaluated(bench: _Bench, mem_len: int | None) -> "LanguageModel":
     """Return the model with the context that `txl eval` reads with."""
     if bench.config is None:
         return bench.model.with_context(mem_len=mem_len, same_length=False if mem_len == 0 else None)
@@ -394,44 +395,6 @@ def _as_evaluated(bench: _Bench, mem_len: int | None) -> "TransformerXL":
     options = bench.config.eval
     same_length = options.same_length if length else False
     return bench.model.with_context(mem_len=length, same_length=same_length, clamp_len=options.clamp_len)
-
-
-def _numbers(option: str, text: str) -> list[int]:
-    from transformer_xl.errors import ConfigError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--{option} '{text}' must be numbers of at least 1 with commas between, such as 1,4,16")
-    return list(dict.fromkeys(map(int, parts)))
-
-
-def _names(option: str, text: str, known: Sequence[str]) -> list[str]:
-    from transformer_xl.errors import ConfigError, did_you_mean
-
-    names = [part.strip() for part in text.split(",")]
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"unknown --{option} '{name}'; {did_you_mean(name, known)}")
-    return list(dict.fromkeys(names))
-
-
-def _check_least(limits: dict[str, tuple[int | None, int]]) -> None:
-    from transformer_xl.errors import ConfigError
-
-    for option, (value, least) in limits.items():
-        if value is not None and value < least:
-            raise ConfigError(f"--{option} ({value}) must be at least {least}")
-
-
-def _check_plot(path: Path | None) -> None:
-    from transformer_xl.errors import ConfigError
-
-    if path is None:
-        return
-    if path.suffix.lower() not in _PICTURES:
-        raise ConfigError(f"--plot '{path}' must end in {', '.join(_PICTURES)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--plot '{path}': the directory '{path.absolute().parent}' does not exist; make it first")
 
 
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":
@@ -443,7 +406,3 @@ def _precisions(names: list[str] | None, device: "torch.device") -> "list[Infere
     if "fp16" in names and device.type == "cpu":
         raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
     return list(dict.fromkeys(precision_of_segments(name, device) for name in names))
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)

@@ -3,16 +3,17 @@
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from transformer_xl.cli.progress import token_progress
+from transformer_xl.cli.texts import read_file, read_split
+
 if TYPE_CHECKING:
     import numpy as np
 
-    from transformer_xl.config import RunConfig
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.evaluation import Score
 
@@ -99,7 +100,7 @@ def evaluate(
             config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
             torch_device = choose_device(device)
             chosen = precision_of_segments(precision, torch_device)
-            text = _read_file(file, tokenizer) if file is not None else _read_split(config, corpus, split, tokenizer)
+            text = read_file(file, tokenizer) if file is not None else read_split(config, corpus, split, tokenizer)
             keys = config.eval.same_length if same_length is None else same_length
             first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""
             n_characters, n_bytes = predicted_sizes(first, n_characters=text.n_characters, n_bytes=text.n_bytes)
@@ -107,7 +108,7 @@ def evaluate(
         world.check_same(**settings, precision=chosen)
 
         def measure(mem_len: int, *, per_token: bool = False) -> "Score":
-            with _progress((len(text.ids) - 1) // world.size, hidden=not world.first) as advance:
+            with token_progress((len(text.ids) - 1) // world.size, hidden=not world.first) as advance:
                 return score_stream(
                     model.to(torch_device),
                     text.ids,
@@ -143,37 +144,6 @@ def evaluate(
             f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "
             f"memory is worth {without.bpc - score.bpc:.4f} bits per character ({without.loss - score.loss:.4f} nats per token)"
         )
-
-
-@dataclass(frozen=True)
-class _Text:
-    """What is scored: in words, as ids, and how many characters and bytes these stand for."""
-
-    what: str
-    ids: "np.ndarray"
-    n_characters: int
-    n_bytes: int
-
-
-def _read_split(config: "RunConfig", corpus: str | None, split: str | None, tokenizer: "Tokenizer") -> _Text:
-    from transformer_xl.data.corpora import choose_corpus
-    from transformer_xl.data.prepare import prepare
-    from transformer_xl.errors import CorpusError
-
-    data = choose_corpus(config.data, corpus)
-    splits = prepare(data, tokenizer).splits
-    name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
-    chosen = splits[name]
-    if len(chosen.ids) < 2:
-        raise CorpusError(f"corpus '{data.corpus}' has no {name} split; choose another --split, or --file")
-    return _Text(f"{name} split of {data.corpus}", chosen.ids[:], chosen.n_characters, chosen.n_bytes)
-
-
-def _read_file(file: Path, tokenizer: "Tokenizer") -> _Text:
-    from transformer_xl.data.encoding import encode_file
-
-    ids, data = encode_file(file, tokenizer)
-    return _Text(f"file {file}", ids, len(data.decode("utf-8", "replace")), len(data))
 
 
 def _check_writable(path: Path | None) -> None:
@@ -217,30 +187,3 @@ def _print(score: "Score", what: str) -> None:
     ]
     for name, value, unit in rows:
         print(f"  {name:5} {value:>14}  {unit}")
-
-
-def _progress(total: int, *, hidden: bool):
-    """Show a progress bar with rate and time left on a terminal; yields what to call with the tokens just done."""
-    import contextlib
-
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextlib.contextmanager
-    def show():
-        console = Console(stderr=True)
-        if hidden or not console.is_terminal:
-            yield None
-            return
-        columns = (
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.speed:,.0f} tokens/s"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task("", total=total)
-            progress.update(task, completed=0)
-            yield lambda n: progress.advance(task, n)
-
-    return show()

@@ -16,7 +16,7 @@ from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamP
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.decoder import Decoder
-    from transformer_xl.model.transformer_xl import TransformerXL
+    from transformer_xl.model.language_model import LanguageModel
 
 _PROMPT = Group("What to go on from", sort_key=1)
 _LENGTH = Group("How much to write", sort_key=2)
@@ -251,7 +251,7 @@ def generate(
             sys.exit(130)
 
 
-def _open(model: "TransformerXL", *, batch_size: int, mem_len: int | None, **options: Any) -> "Decoder":
+def _open(model: "LanguageModel", *, batch_size: int, mem_len: int | None, **options: Any) -> "Decoder":
     """Open a decoder, or say what does not fit into memory."""
     from transformer_xl.errors import ConfigError
     from transformer_xl.generation.decoder import Decoder

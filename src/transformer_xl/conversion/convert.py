@@ -12,7 +12,6 @@ from torch import Tensor
 from transformer_xl.checkpoint.disk import write_file
 from transformer_xl.checkpoint.run_directory import TOKENIZER_FILE
 from transformer_xl.checkpoint.tensor_file import encode_lazily
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.readers.inert import TensorRef
@@ -22,6 +21,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE, WEIGHTS_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 
 
 @dataclass(frozen=True)

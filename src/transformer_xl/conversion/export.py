@@ -12,14 +12,14 @@ from torch import Tensor
 from transformer_xl.checkpoint.disk import write_file
 from transformer_xl.checkpoint.run_directory import TOKENIZER_FILE, RunDirectory, load
 from transformer_xl.checkpoint.tensor_file import encode_lazily
-from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.data.foreign_vocabulary import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean
+from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 Target = Literal["huggingface", "authors"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -101,7 +101,10 @@ def load_model(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
     """Load a model, and its tokenizer where there is one."""
     if Path(source).is_dir() and not RunDirectory(source).holds_run and not (Path(source) / TOKENIZER_FILE).exists():
         return TransformerXL.from_pretrained(source), None
-    return load(source)
+    model, tokenizer = load(source)
+    if not isinstance(model, TransformerXL):
+        raise ConfigError(f"'{source}' is a model of kind '{model.config.kind}'; only a transformer_xl can be exported")
+    return model, tokenizer
 
 
 def _names(part: Part, kind: Target) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.key_maps.values import shown
@@ -20,6 +19,7 @@ from transformer_xl.conversion.settings_file import read_json
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
+from transformer_xl.model_config import TransformerXLConfig
 
 _KEY_MAPS: dict[Kind, Callable[[TransformerXLConfig], KeyMap]] = {
     "huggingface": huggingface.key_map,

@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.choice import Compile, fastest_streams
 from transformer_xl.generation.given import (
@@ -20,14 +19,17 @@ from transformer_xl.generation.given import (
 )
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import Session, load_session, save_session
-from transformer_xl.generation.streams import KeptStreams, ReadAgain, Streams
+from transformer_xl.generation.streams import CarriedStreams, KeptStreams, ReadAgain, Streams
 from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
+from transformer_xl.model.language_model import LanguageModel, describe_reading
+from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.model.precision_names import PrecisionName, check_precision
 from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import ModelConfig, TransformerXLConfig, VanillaConfig
 
 
 class Decoder:
@@ -54,7 +56,7 @@ class Decoder:
         ConfigError: sizes below 1, or a precision or compilation that is impossible here.
 
     Example:
-        >>> from transformer_xl.config import TransformerXLConfig
+        >>> from transformer_xl.model_config import ModelConfig, TransformerXLConfig, VanillaConfig
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
         >>> decoder = Decoder(model, batch_size=2)
         >>> decoder.feed([[0, 1, 2, 3], [2]]).shape
@@ -63,7 +65,7 @@ class Decoder:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         *,
         batch_size: int = 1,
         mem_len: int | None = None,
@@ -81,30 +83,34 @@ class Decoder:
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or _segment_length(model.config)
         if keeps_keys(self.model) and self.mem_len > 0:  # without a memory, what a token sees begins anew with each segment
+            relative = self.model
             precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
             streams, self.reason = fastest_streams(
-                self._keep_keys, precisions, compile=compile, expected_tokens=expected_tokens
+                lambda chosen: self._keep_keys(relative, chosen), precisions, compile=compile, expected_tokens=expected_tokens
             )
             self._streams: Streams = streams
             self._softmax = streams.reader.softmax
             self.precision: InferencePrecision = streams.reader.precision
         else:
             self.precision, self.reason = self._precision_of_reading_again(precision, compile)
-            self._streams = ReadAgain(self.model, batch_size, tgt_len=self.tgt_len, precision=self.precision)
+            if isinstance(self.model, Lstm) and self.mem_len:
+                self._streams = CarriedStreams(self.model, batch_size, precision=self.precision)
+            else:
+                self._streams = ReadAgain(self.model, batch_size, tgt_len=self.tgt_len, precision=self.precision)
             self._softmax = FrozenSoftmax(self.model.softmax, self.model.embedding, self.precision)
         wide = torch.promote_types(model.dtype, torch.float32)
         self._hidden = torch.full((batch_size, model.config.d_model), torch.nan, dtype=wide, device=model.device)
 
-    def _keep_keys(self, precision: InferencePrecision) -> KeptStreams:
-        window = self.model.window or self.mem_len + 1
-        return KeptStreams(Reader(self.model, tgt_len=self.tgt_len, precision=precision, window=window), self.batch_size)
+    def _keep_keys(self, model: TransformerXL, precision: InferencePrecision) -> KeptStreams:
+        window = model.window or self.mem_len + 1
+        return KeptStreams(Reader(model, tgt_len=self.tgt_len, precision=precision, window=window), self.batch_size)
 
     def _precision_of_reading_again(self, precision: str, compile: Compile) -> tuple[Precision, str]:
         if precision == "int8" or compile is True:
             wish = "precision (int8)" if precision == "int8" else "compile (True)"
             raise ConfigError(
-                f"{wish} needs keys that stay the same, and with attention '{self.model.config.attention}' and mem_len "
-                f"({self.mem_len}) every token changes them; leave it out"
+                f"{wish} needs keys that stay the same, and with {describe_reading(self.model)} and mem_len ({self.mem_len}) "
+                "every token changes them; leave it out"
             )
         return choose_precision(precision, self.model.device)
 
@@ -299,9 +305,11 @@ class Decoder:
         return Session(state, self.model, tgt_len=self.tgt_len, precision=self.precision)
 
 
-def _segment_length(config: TransformerXLConfig) -> int:
+def _segment_length(config: ModelConfig) -> int:
     """Return how much to read at once; a table of positions tells how long the segments were in training."""
-    trained = (config.max_klen or 0) - config.mem_len
+    if isinstance(config, VanillaConfig):
+        return config.max_len or _TGT_LEN
+    trained = (config.max_klen or 0) - config.mem_len if isinstance(config, TransformerXLConfig) else 0
     return trained if config.counts_from_end and trained > 0 else _TGT_LEN
 
 

@@ -9,13 +9,13 @@ from transformer_xl.generation.given import Ids, integers
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Request, fresh_seed, write
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision_names import PrecisionName
 from transformer_xl.model.token_ids import check_ids
-from transformer_xl.model.transformer_xl import TransformerXL
 
 
 def generate(
-    model: TransformerXL,
+    model: LanguageModel,
     prompt_ids: Ids,
     *,
     max_new_tokens: int = 200,

@@ -26,7 +26,7 @@ from transformer_xl.checkpoint.disk import STRAY_SUFFIX, regular_size, sync_dire
 from transformer_xl.checkpoint.sealed_json import canonical
 from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.language_model import LanguageModel
 
 FORMAT = "transformer_xl session"
 VERSION = 1
@@ -60,7 +60,7 @@ class Session:
     """
 
     state: dict[str, Tensor]
-    model: TransformerXL
+    model: LanguageModel
     tgt_len: int
     precision: str
 
@@ -145,7 +145,7 @@ def describe_session(path: Path) -> dict[str, Any]:
     return _open_session(Path(path))[0]
 
 
-def model_sha256(model: TransformerXL) -> str:
+def model_sha256(model: LanguageModel) -> str:
     """Return the SHA-256 of a model's configuration, and of the names, types, shapes and bytes of its weights.
 
     It is computed once for each view of a model: a decoder has one of its own, and weights do not change while it is in use.
@@ -160,7 +160,7 @@ def model_sha256(model: TransformerXL) -> str:
     return _HASHES[model]
 
 
-_HASHES: WeakKeyDictionary[TransformerXL, str] = WeakKeyDictionary()
+_HASHES: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------------

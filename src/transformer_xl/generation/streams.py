@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.reader import Reader
-from transformer_xl.model.transformer_xl import TransformerXL
 
 
 class Streams(Protocol):
@@ -80,6 +80,54 @@ class KeptStreams:
         self.memory.load_state_dict(state)
 
 
+class CarriedStreams:
+    """Rows of a model whose memory says all that it knows of what was read, as an LSTM's state does."""
+
+    def __init__(self, model: LanguageModel, batch_size: int, *, precision: Precision) -> None:
+        self.model = model
+        self.precision: Precision = precision
+        self._mems = model.init_mems(batch_size)
+
+    @torch.no_grad()
+    def read(self, rows: slice, ids: Tensor) -> Tensor:
+        """Read on in some rows."""
+        with autocast(self.model.device, self.precision):
+            h_BTD, mems = self.model.read(ids, mems=self._mems.select(rows))
+        for own, new in zip(self._mems.hidden, mems.hidden, strict=True):
+            own[rows] = new
+        self._mems.n_valid[rows] = mems.n_valid
+        return h_BTD[:, -1].clone()
+
+    @torch.no_grad()
+    def step(self, ids: Tensor, active: Tensor | None) -> Tensor:
+        """Read one token in the active rows; the others get NaN."""
+        with autocast(self.model.device, self.precision):
+            h_BTD, mems = self.model.read(ids.unsqueeze(1), mems=self._mems)
+        if active is None:
+            self._mems = mems
+            return h_BTD[:, -1]
+        hidden = (torch.where(active[:, None, None], new, own) for new, own in zip(mems.hidden, self._mems.hidden, strict=True))
+        self._mems = Mems(tuple(hidden), torch.where(active, mems.n_valid, self._mems.n_valid))
+        return h_BTD[:, -1].masked_fill(~active.unsqueeze(1), torch.nan)
+
+    def reset(self, rows: Tensor) -> None:
+        """Empty rows."""
+        self._mems = self._mems.reset(rows)
+
+    def together(self) -> bool:
+        """Any rows can be read at once."""
+        return True
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the memory."""
+        return self._mems.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take over a memory."""
+        _check_state(state, self.state_dict())
+        self._mems = Mems.from_state_dict(state).to(self.model.device)
+
+
 class ReadAgain:
     """Rows of models whose tokens cannot be read one by one, because positions count from a segment's end, or without a memory.
 
@@ -87,7 +135,7 @@ class ReadAgain:
     in training; without a memory the oldest token is dropped.
     """
 
-    def __init__(self, model: TransformerXL, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
+    def __init__(self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
         self.model, self.tgt_len = model, tgt_len
         self.precision: Precision = precision
         self._mems = [model.init_mems(1) for _ in range(batch_size)]
@@ -122,9 +170,7 @@ class ReadAgain:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over memory and open segments."""
-        own = self.state_dict()
-        if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:
-            raise ValueError("the tensors are not those of rows of this shape")
+        _check_state(state, self.state_dict())
         rest = {name: x.to(self.model.device) for name, x in state.items() if name != "open"}
         mems = Mems.from_state_dict(rest)
         self._mems = [mems.select(torch.tensor([row])) for row in range(mems.batch_size)]
@@ -152,6 +198,11 @@ class ReadAgain:
 
     def _tensor(self, ids: Sequence[int]) -> Tensor:
         return torch.tensor([ids], device=self.model.device)
+
+
+def _check_state(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:
+        raise ValueError("the tensors are not those of rows of this shape")
 
 
 def _pieces(ids: Sequence[int], size: int) -> Iterator[Sequence[int]]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformer_xl.model.backends import Attention
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.memory import join
+from transformer_xl.model_config import AttentionConfig
 
 Activation = Literal["relu", "gelu", "relu2"]
 
@@ -183,3 +184,24 @@ class DecoderLayer(nn.Module):
     def forward(self, h_BTD: Tensor, **attention: Any) -> Tensor:
         """Run both blocks; keyword arguments go to the attention."""
         return self.feed_forward(self.attention(h_BTD, **attention))
+
+
+def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:
+    """Return a layer whose attention is of a kind, as the settings describe it."""
+    block: dict[str, Any] = {
+        "dropout": config.dropout,
+        "dropweight": config.dropweight,
+        "locked_dropout": config.locked_dropout,
+        "pre_lnorm": config.pre_lnorm,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+    }
+    heads: dict[str, Any] = {
+        "n_head": config.n_head,
+        "d_head": config.d_head,
+        "dropatt": config.dropatt,
+        "dropqkv": config.dropqkv,
+    }
+    return DecoderLayer(
+        kind(config.d_model, **heads, **block),
+        FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block),
+    )

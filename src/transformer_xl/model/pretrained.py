@@ -3,15 +3,16 @@
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
-MODEL_TYPE = "transformer_xl"
+MODEL_TYPE = TransformerXLConfig.kind
+
+_NAMES = {"transformer_xl": "A Transformer-XL", "vanilla": "A Transformer without memory", "lstm": "An LSTM"}
 
 _CARD = """---
 library_name: transformer_xl
@@ -29,7 +32,7 @@ tags:
 ---
 # {name}
 
-A Transformer-XL with {n_parameter:,} parameters: {n_layer} layers of width {d_model}, a memory of {mem_len} tokens per layer,
+{kind} with {n_parameter:,} parameters: {n_layer} layers of width {d_model}, a memory of {mem_len} tokens per layer,
 {vocab_size:,} tokens.
 
 ```python
@@ -43,7 +46,8 @@ import transformer_xl as txl
 class PretrainedMixin:
     """`save_pretrained`, `from_pretrained` and `push_to_hub` for a module that has a `config`."""
 
-    config: TransformerXLConfig
+    kind: ClassVar[str]
+    config: ModelConfig
 
     def save_pretrained(self: Any, directory: str | Path) -> None:
         """Write the model to a directory, each file whole or not at all.
@@ -55,7 +59,7 @@ class PretrainedMixin:
             CheckpointError: the directory cannot be written.
         """
         folder = Path(directory)
-        values = {"model_type": MODEL_TYPE, **self.config.model_dump(mode="json")}
+        values = {"model_type": self.config.kind, **self.config.model_dump(mode="json")}
         weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +126,10 @@ class PretrainedMixin:
             CheckpointError: no such directory or hub id, a damaged file, or weights that do not fit the config.
         """
         folder = resolve(source, revision=revision, token=token)
-        return build(cls, read_config(folder / CONFIG_FILE), read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
+        config = read_config(folder / CONFIG_FILE)
+        if config.kind != cls.kind:
+            raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
+        return build(cls, config, read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
 
 
 def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -140,7 +147,7 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
         raise CheckpointError(f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)})") from None
 
 
-def read_config(path: Path) -> TransformerXLConfig:
+def read_config(path: Path) -> ModelConfig:
     """Read a model's `config.json`."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -150,12 +157,12 @@ def read_config(path: Path) -> TransformerXLConfig:
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from None
-    if not isinstance(values, dict) or values.pop("model_type", None) != MODEL_TYPE:
+    if not isinstance(values, dict) or values.get("model_type") not in KINDS:
         raise CheckpointError(
             f"'{path}' does not describe a {MODEL_TYPE} model (model_type); txl convert reads those of others"
         )
     try:
-        config = TransformerXLConfig(**values)
+        config = model_config({"kind": values.pop("model_type"), **values})
     except ConfigError as error:
         raise CheckpointError(f"'{path}': {error}") from None
     if config.vocab_size is None:
@@ -173,7 +180,7 @@ def read_weights(path: Path) -> "dict[str, Tensor]":
         raise CheckpointError(f"'{path}' is damaged: {error}") from None
 
 
-def build(cls: "type[Any]", config: TransformerXLConfig, weights: "dict[str, Tensor]", origin: str) -> Any:
+def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "dict[str, Tensor]", origin: str) -> Any:
     """Make a model of `config` around `weights`, after checking every name and shape, without initializing it twice.
 
     Raises:
@@ -201,9 +208,10 @@ def build(cls: "type[Any]", config: TransformerXLConfig, weights: "dict[str, Ten
 
 def _card(model: Any, repo_id: str, has_tokenizer: bool) -> str:
     """Return the README.md of a hub repository."""
-    load = f'model = txl.TransformerXL.from_pretrained("{repo_id}")'
+    load = f'model = txl.{type(model).__name__}.from_pretrained("{repo_id}")'
     return _CARD.format(
         **model.config.model_dump(),
+        kind=_NAMES[model.config.kind],
         name=repo_id.rpartition("/")[2],
         n_parameter=sum(parameter.numel() for parameter in model.parameters()),
         load=f'model, tokenizer = txl.load("{repo_id}")' if has_tokenizer else load,

@@ -7,18 +7,18 @@ Shapes: B rows, T tokens, C slots, P distances told apart, N heads, H d_head, D 
 
 import math
 from collections.abc import Callable
-from typing import cast, get_args
+from typing import TypeGuard, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.config import AttentionKind
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.compiled import compiled_head, compiled_token
 from transformer_xl.model.frozen import InferencePrecision, LayerWeights, activation_dtype, freeze_layer, freeze_norm
 from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction
 from transformer_xl.model.key_value_memory import KeyValueMemory
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import AttentionBlock, DecoderLayer, RelativeAttention
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.positions import key_distances, sinusoids
@@ -27,6 +27,7 @@ from transformer_xl.model.reading import LayerOptions, normalize, read_segment, 
 from transformer_xl.model.shaw import table_rows
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import AttentionKind
 
 _ALIGNED_SLOTS = 16
 """Slots are a multiple of this, so that the rows of values begin where vector loads like them to."""
@@ -35,13 +36,13 @@ _SCORES_AT_ONCE = 1 << 25
 """Attention scores held at once while a segment is read, 128 MB in fp32; more rows are read one group after another."""
 
 
-def keeps_keys(model: TransformerXL) -> bool:
+def keeps_keys(model: LanguageModel) -> TypeGuard[TransformerXL]:
     """Say whether the keys and values of a position stay the same while the text goes on.
 
     With the absolute kinds of attention they do not: positions count from the end of the segment, and are added anew to what is
     remembered.
     """
-    return model.config.attention in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
+    return isinstance(model, TransformerXL) and not model.config.counts_from_end
 
 
 class Reader:

@@ -13,46 +13,25 @@ memory keeps only what is read again (the original also stores the output of the
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, V vocabulary.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Self, cast
+import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.absolute import AbsoluteAttention, add_positions
-from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention import first_keys
 from transformer_xl.model.backends import choose_backend
-from transformer_xl.model.dropout import Dropout, WordDropout
-from transformer_xl.model.layers import AttentionBlock, DecoderLayer, FeedForward, RelativeAttention
+from transformer_xl.model.language_model import LanguageModel, make_softmax
+from transformer_xl.model.layers import AttentionBlock, RelativeAttention, make_layer
 from transformer_xl.model.memory import Mems, join
 from transformer_xl.model.positions import key_distances, sinusoids
-from transformer_xl.model.pretrained import PretrainedMixin
 from transformer_xl.model.shaw import ShawAttention, table_rows
-from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 
-@dataclass(frozen=True)
-class ModelOutput:
-    """What a forward pass returns.
-
-    Attributes:
-        mems: the memory after the segment, for the next call.
-        logits: (B, T, V), scores of the token that follows each position (with an adaptive softmax: log-probabilities); None
-            when labels were given.
-        nll: (B, T), nats per token in the order of the tokens, 0 where the label is -100; None without labels.
-    """
-
-    mems: Mems
-    logits: Tensor | None = None
-    nll: Tensor | None = None
-
-
-class TransformerXL(nn.Module, PretrainedMixin):
+class TransformerXL(LanguageModel):
     """A language model that reads a stream segment by segment, with a memory of fixed size.
 
     Args:
@@ -60,14 +39,6 @@ class TransformerXL(nn.Module, PretrainedMixin):
 
     Attributes:
         config: as given.
-        backend: name of the attention backend, see `choose_backend`.
-        checkpoint_layers: keep only what enters each layer, and compute the rest of it again in the backward pass.
-        run_layer: calls a layer in training; `run_layer`, or the same compiled.
-        mem_len: positions of memory that a forward pass keeps.
-        clamp_len: largest distance told apart; None: no limit.
-        same_length: every query sees `mem_len` keys, itself included.
-        ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
-            (the authors' extended context). These four hold for reading, not for the weights: see `with_context`.
 
     Example:
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16))
@@ -81,44 +52,19 @@ class TransformerXL(nn.Module, PretrainedMixin):
     r_emb: Tensor
     r_bias: Tensor
 
+    kind = TransformerXLConfig.kind
+    config: TransformerXLConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
+
     def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__()
-        if config.vocab_size is None:
-            raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
-        self.config = config
-        self.backend = "auto"
-        self.checkpoint_layers = False
-        self.run_layer: RunLayer = run_layer
-        self.mem_len, self.clamp_len, self.same_length = config.mem_len, config.clamp_len, config.same_length
-        self.ext_len = 0
-        self.embedding = _embedding(config)
-        self.drop_words = WordDropout(config.dropemb, vocab_size=config.vocab_size)
-        self.drop_input = Dropout(_or(config.dropinput, config.dropout), locked=config.locked_dropout)
-        self.drop_output = Dropout(_or(config.dropoutput, config.dropout), locked=config.locked_dropout)
-        self.layers = nn.ModuleList(_layer(config) for _ in range(config.n_layer))
+        super().__init__(config)
+        self.clamp_len, self.same_length = config.clamp_len, config.same_length
+        self.layers = nn.ModuleList(make_layer(_ATTENTION[config.attention], config) for _ in range(config.n_layer))
         for name, shape in _position_shapes(config).items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
         norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.final_norm = norm if config.final_norm else nn.Identity()
-        self.softmax = _softmax(config)
+        self.softmax = make_softmax(config)
         self.init_weights()
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Draw all weights as the authors' `weights_init` does: normal or uniform, biases 0, norms around 1."""
-        config = self.config
-        for name, parameter in self.named_parameters():
-            owner, _, kind = name.rpartition(".")
-            if owner.endswith("norm") and kind == "weight":
-                parameter.normal_(1.0, config.init_std)
-            elif kind in ("bias", "cluster_bias", "r_bias") or owner.endswith("biases"):
-                parameter.zero_()
-            elif owner.endswith(("projection", "projections")):
-                parameter.normal_(0.0, config.proj_init_std)
-            elif config.init == "uniform":
-                parameter.uniform_(-config.init_range, config.init_range)
-            else:
-                parameter.normal_(0.0, config.init_std)
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return an empty memory.
@@ -141,92 +87,20 @@ class TransformerXL(nn.Module, PretrainedMixin):
         )
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights and of the memory."""
-        return next(self.parameters()).dtype
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if this process holds only parts of the weights (FSDP)."""
-        return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
-
-    @property
     def window(self) -> int | None:
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return self.mem_len + self.config.same_length_besides_self if self.same_length else None
 
-    def with_context(
-        self,
-        *,
-        mem_len: int | None = None,
-        clamp_len: int | None = None,
-        same_length: bool | None = None,
-        ext_len: int | None = None,
-    ) -> Self:
-        """Return the same weights read with another memory, for example a longer one at evaluation.
+    def reach(self, tgt_len: int) -> int:
+        """Return how far back memory goes: what a segment reads was computed in whole segments, and so on, layer by layer."""
+        return self.config.n_layer * math.ceil(self.mem_len / tgt_len) * tgt_len
 
-        Args:
-            mem_len: positions of memory; None: as it is.
-            clamp_len: largest distance told apart; None: as it is (a limit can be changed, not lifted).
-            same_length: the same number of keys for every query; None: as it is.
-            ext_len: positions at the end of a segment that are not remembered; None: as it is.
-
-        Returns:
-            A view of this model: parameters are shared, nothing is copied; `config` stays that of the weights, and is saved.
-
-        Raises:
-            ConfigError: values that cannot work together.
-        """
-        view = object.__new__(type(self))  # not copy.copy, which fails for a model that is sharded
-        view.__dict__.update(self.__dict__)
-        view.mem_len = self.mem_len if mem_len is None else mem_len
-        view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
-        view.same_length = self.same_length if same_length is None else same_length
-        view.ext_len = self.ext_len if ext_len is None else ext_len
-        if view.mem_len < 0 or view.ext_len < 0 or (view.clamp_len is not None and view.clamp_len < 1):
-            lengths = f"mem_len ({view.mem_len}) must be at least 0, ext_len ({view.ext_len}) too"
-            raise ConfigError(f"{lengths}, and clamp_len ({view.clamp_len}) at least 1")
-        if view.same_length and view.mem_len == 0:
+    def check_context(self) -> None:
+        """Refuse lengths that cannot work together."""
+        if self.clamp_len is not None and self.clamp_len < 1:
+            raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
+        if self.same_length and self.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
-        return view
-
-    def forward(
-        self,
-        ids: Tensor,
-        *,
-        mems: Mems | None = None,
-        labels: Tensor | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
-        keep_graph: bool = False,
-    ) -> ModelOutput:
-        """Read one segment after the memory of those before it.
-
-        Args:
-            ids: int64 (B, T), token ids.
-            mems: memory returned by the last call, or `init_mems`; None: empty, growing up to `mem_len`.
-            labels: int64 (B, T), the tokens that follow `ids`, shifted by the caller; -100 is not scored.
-            document_starts: bool (B, T), True where a token begins a new document, which sees nothing from before it.
-            n_pad: int64 (B,), padding tokens at the left of each row; they are neither seen nor remembered.
-            keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one; the
-                caller detaches it (`Mems.detach`) where that is to end.
-
-        Returns:
-            logits, or with labels nats per token, and the new memory.
-
-        Raises:
-            ValueError: shapes that do not fit together.
-        """
-        _check_shapes(ids, mems, labels, self.config.n_layer)
-        h_BTD, new_mems = self.read(ids, mems=mems, document_starts=document_starts, n_pad=n_pad, keep_graph=keep_graph)
-        if labels is None:
-            return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
-        return ModelOutput(new_mems, nll=self.softmax.nll(h_BTD, labels, self.embedding))
 
     def read(
         self,
@@ -245,7 +119,7 @@ class TransformerXL(nn.Module, PretrainedMixin):
             document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
         positions = self._positions(mems.length + T, ids.device)
-        h_BTD = self.drop_words(self.embedding(ids), ids)
+        h_BTD = self._embed(ids)
         if self.config.attention != AttentionKind.VASWANI:
             h_BTD = self.drop_input(h_BTD)
         remembered = []
@@ -255,13 +129,6 @@ class TransformerXL(nn.Module, PretrainedMixin):
             h_BTD = self._run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
         return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
-
-    def _run(self, layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
-        """Run a layer; with `checkpoint_layers` its backward pass computes it again, with the same random numbers."""
-        run = self.run_layer if self.training else run_layer
-        if self.checkpoint_layers and torch.is_grad_enabled():
-            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **attention))
-        return run(layer, h_BTD, **attention)
 
     def _enter(self, i: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return memory and segment as they enter layer `i`: absolute positions are added here, once or in every layer."""
@@ -304,71 +171,12 @@ class TransformerXL(nn.Module, PretrainedMixin):
         return joined[:, max(end - self.mem_len, 0) : end]
 
 
-def _or(own: float | None, common: float) -> float:
-    return common if own is None else own
-
-
-RunLayer = Callable[..., Tensor]
-
-
-def run_layer(layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
-    """Call a layer."""
-    return layer(h_BTD, **attention)
-
-
-def _clusters(config: TransformerXLConfig) -> dict[str, Any]:
-    """Return what adaptive embedding and softmax are both told."""
-    return {
-        "cutoffs": config.cutoffs,
-        "div_val": config.div_val,
-        "d_embed": config.d_embed or config.d_model,
-        "d_model": config.d_model,
-        "proj_same_dim": config.proj_same_dim,
-    }
-
-
-def _embedding(config: TransformerXLConfig) -> TokenEmbedding | AdaptiveEmbedding:
-    assert config.vocab_size is not None
-    if config.div_val == 1:
-        return TokenEmbedding(config.vocab_size, d_embed=config.d_embed or config.d_model, d_model=config.d_model)
-    return AdaptiveEmbedding(config.vocab_size, **_clusters(config))
-
-
-def _softmax(config: TransformerXLConfig) -> TokenSoftmax | AdaptiveSoftmax:
-    assert config.vocab_size is not None
-    tied, tied_projections = config.tie_weight, config.tied_projections
-    if not config.cutoffs and config.div_val == 1:
-        sizes = {"d_embed": config.d_embed or config.d_model, "d_model": config.d_model}
-        return TokenSoftmax(config.vocab_size, **sizes, tied=tied, tied_projection=tied_projections[0])
-    return AdaptiveSoftmax(config.vocab_size, **_clusters(config), tied=tied, tied_projections=tied_projections)
-
-
 _ATTENTION: dict[AttentionKind, type[AttentionBlock]] = {
     AttentionKind.TRANSFORMER_XL: RelativeAttention,
     AttentionKind.SHAW: ShawAttention,
     AttentionKind.VASWANI: AbsoluteAttention,
     AttentionKind.AL_RFOU: AbsoluteAttention,
 }
-
-
-def _layer(config: TransformerXLConfig) -> DecoderLayer:
-    block: dict[str, Any] = {
-        "dropout": config.dropout,
-        "dropweight": config.dropweight,
-        "locked_dropout": config.locked_dropout,
-        "pre_lnorm": config.pre_lnorm,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-    }
-    heads: dict[str, Any] = {
-        "n_head": config.n_head,
-        "d_head": config.d_head,
-        "dropatt": config.dropatt,
-        "dropqkv": config.dropqkv,
-    }
-    return DecoderLayer(
-        _ATTENTION[config.attention](config.d_model, **heads, **block),
-        FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block),
-    )
 
 
 def _position_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
@@ -387,15 +195,3 @@ def _position_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
     if config.attention == AttentionKind.AL_RFOU:
         return {"r_emb": (*table, *heads)}
     return {"r_emb": (*table, *heads), "r_bias": (*table, config.n_head), "r_w_bias": (config.n_layer, *heads)}
-
-
-def _check_shapes(ids: Tensor, mems: Mems | None, labels: Tensor | None, n_layer: int) -> None:
-    if ids.dim() != 2 or ids.shape[1] == 0:
-        raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
-    if labels is not None and labels.shape != ids.shape:
-        raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")
-    if mems is not None and (mems.batch_size, len(mems.hidden)) != (ids.shape[0], n_layer):
-        raise ValueError(
-            f"mems of {mems.batch_size} rows and {len(mems.hidden)} layers must fit ids of {ids.shape[0]} rows and "
-            f"a model of {n_layer} layers; use model.init_mems({ids.shape[0]})"
-        )

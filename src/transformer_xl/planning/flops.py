@@ -8,8 +8,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from transformer_xl.config import AttentionKind
 from transformer_xl.model.softmax import _CHUNK_ELEMENTS
+from transformer_xl.model_config import AttentionKind
 from transformer_xl.planning.work import Cluster, Work, clusters
 
 

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from transformer_xl.config import AttentionKind, OptimConfig
+from transformer_xl.config import OptimConfig
+from transformer_xl.model_config import AttentionKind
 from transformer_xl.planning.flops import tokens_of_chunk
 from transformer_xl.planning.work import Work, clusters
 

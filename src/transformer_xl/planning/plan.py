@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from transformer_xl.config import AttentionKind, RunConfig, TransformerXLConfig
+from transformer_xl.config import RunConfig
 from transformer_xl.errors import ConfigError
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 from transformer_xl.planning.flops import Flops, count_flops
 from transformer_xl.planning.hardware import Hardware
 from transformer_xl.planning.memory import Memory, count_memory

@@ -10,12 +10,13 @@ from typing import Literal, cast
 
 import torch
 
-from transformer_xl.config import AttentionKind, RunConfig, TransformerXLConfig
+from transformer_xl.config import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
 """Backends that are counted: the paper's equation for operations alone, and those that `auto` takes."""
@@ -113,6 +114,8 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
         ConfigError: only the text can tell.
     """
     model, tokenizer, corpus = config.model, config.tokenizer, config.data.corpus
+    if not isinstance(model, TransformerXLConfig):
+        raise ConfigError(f"plans are of transformer_xl models, and '{config.name}' is of kind '{model.kind}'")
     if model.vocab_size:
         size, origin = model.vocab_size, "as set"
     elif tokenizer.kind == "byte":
@@ -126,9 +129,7 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
             f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
             "for a plan say it with --set model.vocab_size=N"
         )
-    max_klen = model.max_klen or config.train.tgt_len + model.mem_len
-    values = model.model_dump() | {"vocab_size": size, "max_klen": max_klen if model.learns_positions else None}
-    return TransformerXLConfig(**values), origin
+    return model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
 
 
 def clusters(model: TransformerXL, shares: Sequence[float]) -> list[Cluster]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.pictures import new_figure, save_picture
 from transformer_xl.speed.figures import Figures
 
 _MODE = ("precision", "code", "rows")
@@ -144,12 +144,8 @@ def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -
     Raises:
         CheckpointError: the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     names, places = [mode_name(entry) for entry in measured], range(len(measured))
-    figure = Figure(figsize=(8, 1.6 + 0.4 * len(measured)), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(height=1.6 + 0.4 * len(measured))
     axes = figure.add_subplot()
     colors = ["tab:blue" if entry["compiled"] else "tab:gray" for entry in measured]
     bars = axes.barh(places, [entry["tokens_per_second"] for entry in measured], color=colors)
@@ -162,12 +158,7 @@ def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set(xlabel=f"tokens per second, all rows together\n{machine}", title=title)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write '{path}': {error.strerror or error}; free disk space or choose another file"
-        ) from None
+    save_picture(figure, path)
 
 
 def _table(rows: Sequence[Sequence[str]], *, n_left: int) -> list[str]:

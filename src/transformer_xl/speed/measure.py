@@ -17,7 +17,7 @@ import torch
 from transformer_xl.evaluation import evaluate
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.frozen import InferencePrecision
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.speed.machine import Clock, MemoryWatch
 from transformer_xl.speed.needs import SessionBytes, bytes_per_token, session_bytes, slots_per_row
 
@@ -82,7 +82,7 @@ class Scoring:
 
 
 def measure_decoding(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: np.ndarray,
     *,
     precision: InferencePrecision = "fp32",
@@ -138,7 +138,7 @@ def measure_decoding(
 
 
 def measure_scoring(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: np.ndarray,
     *,
     tgt_len: int,

@@ -11,13 +11,14 @@ from typing import cast
 import numpy as np
 from torch import Tensor, nn
 
-from transformer_xl.config import AttentionKind
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import AttentionBlock, DecoderLayer
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
 
 _OF_POSITIONS = ("position_keys", "distance_bias")
 
@@ -80,7 +81,8 @@ def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
     reader, memory, model = kept.reader, kept.memory, decoder.model
     head, tails = _softmax_parts(reader)
     projections = _parameters(model.embedding, looked_up=False)
-    multiplied = [*_layer_tensors(reader, of_positions=False), *head, *model.final_norm.parameters(), *projections]
+    norms = cast("TransformerXL", model).final_norm.parameters()  # only this kind keeps keys
+    multiplied = [*_layer_tensors(reader, of_positions=False), *head, *norms, *projections]
     return BytesPerToken(
         weights=_n_bytes(multiplied),
         positions=_n_bytes(_layer_tensors(reader, of_positions=True)),
@@ -112,7 +114,7 @@ def slots_per_row(decoder: Decoder) -> int:
     return decoder.mem_len + decoder.tgt_len if kept is None else kept.memory.n_slot
 
 
-def flops_per_token(model: TransformerXL, ids: np.ndarray, *, tgt_len: int) -> float:
+def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> float:
     """Count what scoring a text needs per token, whatever a program does beyond it.
 
     Every token is projected once, compared with the keys that it may see, and scored; a tail of an adaptive softmax counts for
@@ -126,12 +128,20 @@ def flops_per_token(model: TransformerXL, ids: np.ndarray, *, tgt_len: int) -> f
     Returns:
         Floating-point operations on average, a multiplication and an addition counted as two.
     """
+    length = tgt_len + model.ext_len
+    return 2 * (length / tgt_len * _products_of_layers(model, length) + _products_of_vocabulary(model, ids))
+
+
+def _products_of_layers(model: LanguageModel, length: int) -> float:
+    """Return the multiplications that all layers take for a token, on average over the tokens of a segment."""
     config = model.config
-    n_key = model.window or model.mem_len + (tgt_len + 1) / 2
-    by_distance = config.attention in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
+    if not isinstance(config, AttentionConfig):
+        weights = (weight for name, weight in model.named_parameters() if name.startswith("layers."))
+        return sum(weight.numel() for weight in weights if weight.dim() == 2)
+    n_key = model.window or model.mem_len + (length + 1) / 2
+    by_distance = isinstance(config, TransformerXLConfig) and not config.counts_from_end
     attention = (3 if by_distance else 2) * n_key * config.n_head * config.d_head
-    layers = sum(_products(cast(DecoderLayer, layer)) + attention for layer in model.layers)
-    return 2 * (layers + _products_of_vocabulary(model, ids))
+    return sum(_products(cast(DecoderLayer, layer)) + attention for layer in model.layers)
 
 
 def _products(layer: DecoderLayer) -> int:
@@ -139,7 +149,7 @@ def _products(layer: DecoderLayer) -> int:
     return sum(linear.weight.numel() for linear in (attention.qkv_net, attention.o_net, feed_forward.inner, feed_forward.outer))
 
 
-def _products_of_vocabulary(model: TransformerXL, ids: np.ndarray) -> float:
+def _products_of_vocabulary(model: LanguageModel, ids: np.ndarray) -> float:
     """Return the multiplications that embedding and softmax take for a token of the text, on average."""
     softmax, embedding = cast(TokenSoftmax | AdaptiveSoftmax, model.softmax), cast(Embedding, model.embedding)
     clusters, classes = softmax.clusters(embedding)

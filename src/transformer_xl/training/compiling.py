@@ -4,10 +4,10 @@ import torch
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.compiled import cannot_compile
-from transformer_xl.model.transformer_xl import TransformerXL, run_layer
+from transformer_xl.model.language_model import LanguageModel, run_layer
 
 
-def compile_layers(model: TransformerXL) -> None:
+def compile_layers(model: LanguageModel) -> None:
     """Let a model compile its layers when they are first used in training with tensors of a shape.
 
     Layers are alike, so that one is compiled for all; compiling the whole model takes as many times as long, and leaves the

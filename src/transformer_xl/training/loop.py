@@ -23,8 +23,8 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
 from transformer_xl.evaluation import Score, evaluate, predicted_sizes
 from transformer_xl.generation.generate import generate
+from transformer_xl.model.kinds import make_model
 from transformer_xl.model.precision import choose_device, choose_precision
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.determinism import deterministic
 from transformer_xl.training.display import Display, clock
 from transformer_xl.training.environment import begun_by_this_launch, write_environment
@@ -45,6 +45,7 @@ class Interval:
     Attributes:
         nats: summed loss of the steps that were not skipped.
         tokens: their tokens.
+        scored: tokens that the loss is of.
         skipped: steps skipped.
         seconds: time they took.
     """
@@ -53,6 +54,7 @@ class Interval:
     tokens: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    scored: int = 0
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count a step."""
@@ -62,11 +64,12 @@ class Interval:
         else:
             self.nats += result.nats
             self.tokens += result.tokens
+            self.scored += result.scored
 
     @property
     def loss(self) -> float | None:
         """Nats per token, None if every step was skipped."""
-        return self.nats / self.tokens if self.tokens else None
+        return self.nats / self.scored if self.scored else None
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,7 @@ class Outcome:
         finished: the budget is used up; False if a signal ended it.
         step: steps done.
         score: of the validation split at the end, with memory; None if there is no such split or the run did not finish.
-        score_without_memory: the same weights on the same text without memory.
+        score_without_memory: the same weights on the same text without memory; None if they have none.
         score_of_average: the averaged weights on the same text, with memory; None without `train.average`.
         picture: the loss curve.
     """
@@ -235,14 +238,11 @@ def _set_up(
         world.check_device(device)
         precision, reason = choose_precision(config.train.precision, device)
     world.check_same(device=device.type, precision=precision)
-    max_klen = config.model.max_klen or SegmentLengths(config.train).longest + config.model.mem_len
-    resolved = {
-        "model": {"vocab_size": corpus.tokenizer.vocab_size, "max_klen": max_klen if config.model.learns_positions else None},
-        "train": {"precision": precision},
-    }
+    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "tgt_len": SegmentLengths(config.train).longest}
+    resolved = {"model": config.model.completed(**sizes).model_dump(), "train": {"precision": precision}}
     config = RunConfig(**merge(config.model_dump(), resolved))
     torch.manual_seed(config.train.seed)
-    model = TransformerXL(config.model)
+    model = make_model(config.model)
     training = corpus.splits["train"]
     with world.agreed():
         stream = SegmentStream(
@@ -307,7 +307,7 @@ def _restore(run: _Run) -> None:
                 f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so "
                 "far; restore it, or start another run with another --out"
             )
-        run.interval = Interval(**record["interval"])
+        run.interval = Interval(**{"scored": record["interval"]["tokens"], **record["interval"]})
         best = _Best(**record["best"]) if record["best"] else None
         run.best = best if best and best.step in run.store.steps() else None
     with world.agreed():
@@ -490,28 +490,24 @@ def _conclude(run: _Run) -> Outcome:
     say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
     if len(split.ids) < 2:
         return Outcome(run.directory.path, True, trainer.step, picture=run.record.draw())
-    say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split, with memory and without")
-    with_memory = _score(run, split, mem_len=run.config.eval_mem_len, limit=None)
-    without = _score(run, split, mem_len=0, limit=None)
+    remembers = run.config.eval_mem_len > 0
+    how = ", with memory and without" if remembers else ""
+    say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split{how}")
+    score = _score(run, split, mem_len=run.config.eval_mem_len, limit=None)
+    without = _score(run, split, mem_len=0, limit=None) if remembers else None
     averaged = _score_of_average(run, split, limit=None)
-    more = {"average_loss": averaged.loss} if averaged else {}
-    run.record.write(
-        "final",
-        trainer.step,
-        loss=with_memory.loss,
-        bpc=with_memory.bpc,
-        loss_without_memory=without.loss,
-        tokens=trainer.tokens,
-        **more,
-    )
-    say(
-        f"validation, {with_memory.tokens:,} tokens: {with_memory.bpc:.3f} bits per character "
-        f"({with_memory.loss:.4f} nats per token); with its memory taken away {without.bpc:.3f}: "
-        f"memory is worth {without.bpc - with_memory.bpc:.3f} bits per character"
-    )
+    more = {"loss_without_memory": without.loss} if without else {}
+    more |= {"average_loss": averaged.loss} if averaged else {}
+    run.record.write("final", trainer.step, loss=score.loss, bpc=score.bpc, tokens=trainer.tokens, **more)
+    found = f"validation, {score.tokens:,} tokens: {score.bpc:.3f} bits per character ({score.loss:.4f} nats per token)"
+    if without:
+        found += (
+            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - score.bpc:.3f} bits per character"
+        )
+    say(found)
     if averaged:
         say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
-    return Outcome(run.directory.path, True, trainer.step, with_memory, without, run.record.draw(), averaged)
+    return Outcome(run.directory.path, True, trainer.step, score, without, run.record.draw(), averaged)
 
 
 @contextmanager

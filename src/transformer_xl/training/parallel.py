@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import Parallelism
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, autocast
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.world import World
 
 
@@ -33,7 +33,7 @@ class Parallel:
     """
 
     def __init__(
-        self, model: TransformerXL, world: World, *, how: Parallelism, precision: Precision, device: torch.device
+        self, model: LanguageModel, world: World, *, how: Parallelism, precision: Precision, device: torch.device
     ) -> None:
         self.model = model
         self._call: Callable[..., Any] = model
@@ -74,7 +74,7 @@ class Parallel:
             yield
 
 
-def _shard(model: TransformerXL, world: World, precision: Precision, device: torch.device) -> None:
+def _shard(model: LanguageModel, world: World, precision: Precision, device: torch.device) -> None:
     """Divide each layer, and what is left of the model, over all processes; each is moved to the device just before."""
     mesh = init_device_mesh(device.type, (world.size,))
     # Layers travel as what matrix products take them as; gradients are added in fp32. Embedding and softmax stay fp32, for

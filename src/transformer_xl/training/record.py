@@ -10,10 +10,12 @@ from typing import Any
 
 from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.errors import CheckpointError
+from transformer_xl.pictures import new_figure, save_picture
 from transformer_xl.training.loggers import open_loggers
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "loss.png"
+_REMEDY = "free disk space, then --resume"
 
 
 class Record:
@@ -87,13 +89,10 @@ class Record:
         entries = read_metrics(self.directory)
         if not any(entry["kind"] in ("train", "valid") and entry["loss"] is not None for entry in entries):
             return None
-        try:
-            return _draw(entries, self.directory / CURVE_FILE)
-        except OSError as error:
-            raise self._unwritable(error) from None
+        return _draw(entries, self.directory / CURVE_FILE)
 
     def _unwritable(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"cannot write to '{self.directory}': {error.strerror or error}; free disk space, then --resume")
+        return CheckpointError(f"cannot write to '{self.directory}': {error.strerror or error}; {_REMEDY}")
 
     def close(self) -> None:
         """Let all loggers send what they have left."""
@@ -123,11 +122,7 @@ def read_metrics(directory: Path) -> list[dict[str, Any]]:
 
 
 def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), dpi=120, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     axes = figure.add_subplot()
     for kind, style in (("train", {"linewidth": 1, "alpha": 0.6}), ("valid", {"marker": "o", "markersize": 3})):
         found = [entry for entry in entries if entry["kind"] == kind and entry["loss"] is not None]
@@ -136,16 +131,13 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
             x, y = zip(*points, strict=True)
             name = {"train": "training", "valid": f"validation, {y[-1]:.3f} at the end"}[kind]
             axes.plot(x, y, label=name, **style)
-    for final in [entry for entry in entries if entry["kind"] == "final"][-1:]:
+    for final in [entry for entry in entries if entry["kind"] == "final" and "loss_without_memory" in entry][-1:]:
         name = f"whole split: {final['loss_without_memory']:.3f} without memory, {final['loss']:.3f} with it"
         axes.axhline(final["loss_without_memory"], label=name, linestyle="--", linewidth=1, color="gray")
     axes.set(xlabel="tokens read (millions)", ylabel="loss (nats per token)", title=f"{path.parent.name}: loss while training")
     axes.grid(alpha=0.3)
     axes.legend()
-    temporary = path.with_name(f"{path.stem}.tmp.png")
-    figure.savefig(temporary)
-    temporary.replace(path)
-    return path
+    return save_picture(figure, path, remedy=_REMEDY)
 
 
 def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:

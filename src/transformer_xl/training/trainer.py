@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
-from transformer_xl.config import AttentionKind, OptimConfig, TrainConfig
+from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.model.backends import choose_backend
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig
 from transformer_xl.training.averages import Average
 from transformer_xl.training.compiling import check_compiler, compile_layers
 from transformer_xl.training.feed import Feed
@@ -39,6 +40,7 @@ class StepResult:
     Attributes:
         nats: summed over the tokens of the step, of all processes; NaN or infinite if it was skipped for that.
         tokens: read in the step, by all processes.
+        scored: tokens that `nats` is the loss of; fewer where only the later halves of segments are learned from.
         grad_norm: global norm before clipping.
         rate: factor on the learning rate.
         skipped: no update, because loss or gradients were not finite.
@@ -46,6 +48,7 @@ class StepResult:
 
     nats: float
     tokens: int
+    scored: int
     grad_norm: float
     rate: float
     skipped: bool
@@ -70,7 +73,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         stream: SegmentStream,
         *,
         train: TrainConfig,
@@ -136,8 +139,10 @@ class Trainer:
         rate = self.schedule.factor(self.step, progress)
 
         self.model.train()
+        self.model.progress = progress
         self.optimizers.zero_grad()
-        own_nats, new_mems = self._forward_backward(segments, n_token)
+        n_scored = sum(segment.ids[:, self._first_scored(segment) :].numel() for segment in segments) * self.world.size
+        own_nats, new_mems = self._forward_backward(segments, n_scored)
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
@@ -156,7 +161,15 @@ class Trainer:
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
         self._count(n_token, finite=finite, overflow=overflow, place=(place.epoch, place.position))
         self._spend(time.perf_counter() - begin)
-        return StepResult(nats, n_token, float(norm), rate, skipped=not finite)
+        return StepResult(nats, n_token, n_scored, float(norm), rate, skipped=not finite)
+
+    def _first_scored(self, segment: Segment) -> int:
+        return segment.ids.shape[1] // 2 if self.config.loss == "half" else 0
+
+    def _labels(self, segment: Segment) -> Tensor:
+        labels = segment.labels.to(self.device)
+        first = self._first_scored(segment)
+        return labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100) if first else labels
 
     def _next_segments(self) -> list[Segment]:
         """Read what one update learns from; it ends where an epoch ends, for memory does not go on there."""
@@ -167,7 +180,7 @@ class Trainer:
             segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
         return segments
 
-    def _forward_backward(self, segments: list[Segment], n_token: int) -> tuple[Tensor, list[Mems]]:
+    def _forward_backward(self, segments: list[Segment], n_scored: int) -> tuple[Tensor, list[Mems]]:
         """Accumulate gradients of the mean loss over groups of lanes; return summed nats and the memories."""
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
@@ -179,15 +192,15 @@ class Trainer:
                         out = self.parallel(
                             segment.ids.to(self.device),
                             mems=mems,
-                            labels=segment.labels.to(self.device),
+                            labels=self._labels(segment),
                             document_starts=segment.document_starts.to(self.device) if self.config.reset_at_documents else None,
                             keep_graph=len(group) > 1,
                         )
                     mems = out.mems
-                    losses.append(out.nll.sum())
+                    losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
                     total += out.nll.detach().double().sum()
                 # the mean over this process's tokens, of which all have as many: the mean of their gradients is that of all
-                self.scaler.scale(torch.stack(losses).sum() / (n_token / self.world.size)).backward()
+                self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
             new_mems.append(mems.detach())
         return total, new_mems
 
@@ -297,7 +310,7 @@ class Trainer:
 
 
 def check_settings(
-    model: TransformerXL, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
+    model: LanguageModel, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> None:
     """Refuse settings that cannot work together here, before processes wait for each other.
 
@@ -312,11 +325,13 @@ def check_settings(
         )
     if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
-    if model.config.attention == AttentionKind.TRANSFORMER_XL:
+    if isinstance(model.config, TransformerXLConfig) and model.config.attention == AttentionKind.TRANSFORMER_XL:
         heads = {"dropatt": model.config.dropatt, "d_head": model.config.d_head}
         choose_backend(train.attention, device, dtype=model.dtype, **heads)
     if train.compile:
         check_compiler(device)
+        if model.config.kind == LstmConfig.kind:
+            raise ConfigError("train.compile (True) compiles layers that attend, and an lstm has none; use train.compile=false")
 
 
 def _divided(segment: Segment, n_group: int) -> list[Segment]:

@@ -6,12 +6,12 @@ Their head scores tail i in the i-th column from its end, so the rows of `cluste
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.key_maps.layout import Layout
 from transformer_xl.conversion.key_maps.pytorch import embedding, layers, positions, shared_projections, softmax
 from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, truth, truths
 from transformer_xl.errors import ConfigError
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 KINDS = tuple(AttentionKind)
 """In the order of `attn_type`."""

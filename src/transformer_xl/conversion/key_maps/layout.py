@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Self
 
-from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.model.adaptive import cluster_sizes, cluster_widths, is_projected
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ As the authors', but for the names in `crit`, one key more with `same_length`, a
 from collections.abc import Mapping
 from typing import Any
 
-from transformer_xl.config import AttentionKind, TransformerXLConfig
 from transformer_xl.conversion.key_maps import authors
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.conversion.key_maps.layout import Layout
 from transformer_xl.conversion.key_maps.pytorch import embedding, layers, positions, softmax
+from transformer_xl.model_config import AttentionKind, TransformerXLConfig
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:

@@ -1,8 +1,8 @@
 """What the three PyTorch formats share: the authors' module names, which Hugging Face and NVIDIA kept."""
 
-from transformer_xl.config import AttentionKind
 from transformer_xl.conversion.key_maps.entries import Entry, Part
 from transformer_xl.conversion.key_maps.layout import Layout
+from transformer_xl.model_config import AttentionKind
 
 
 def embedding(

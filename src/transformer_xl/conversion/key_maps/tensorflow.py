@@ -9,10 +9,10 @@ import itertools
 import re
 from collections.abc import Mapping
 
-from transformer_xl.config import TransformerXLConfig
 from transformer_xl.conversion.key_maps.entries import Change, Entry, KeyMap, Part, Shape
 from transformer_xl.conversion.key_maps.layout import Layout
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model_config import TransformerXLConfig
 
 _ROOT = "transformer/"
 _IGNORED = ("global_step", "beta[12]_power", r".*/Adam(_1)?", r".*/ExponentialMovingAverage")

@@ -1,0 +1,1 @@
+"""What memory does: reach, ablations, learning curves, and a text explained token by token."""

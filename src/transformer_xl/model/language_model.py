@@ -1,0 +1,301 @@
+"""What all kinds of model have in common: tokens in, nats or scores out, and a memory that the caller keeps.
+
+A kind says how it reads a segment (`read`); embedding, softmax and initialization are the same for all.
+
+Shapes: B batch, T tgt_len, D d_model, V vocabulary.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Self, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.model.dropout import Dropout, WordDropout
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.pretrained import PretrainedMixin
+from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
+from transformer_xl.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class ModelOutput:
+    """What a forward pass returns.
+
+    Attributes:
+        mems: the memory after the segment, for the next call.
+        logits: (B, T, V), scores of the token that follows each position (with an adaptive softmax: log-probabilities); None
+            when labels were given.
+        nll: (B, T), nats per token in the order of the tokens, 0 where the label is -100; None without labels.
+        auxiliary: scalar, nats that a kind adds to the sum of `nll` while it is trained; None: it adds none.
+    """
+
+    mems: Mems
+    logits: Tensor | None = None
+    nll: Tensor | None = None
+    auxiliary: Tensor | None = None
+
+
+class LanguageModel(nn.Module, PretrainedMixin, ABC):
+    """A model that predicts each token of a stream from those before it, segment by segment.
+
+    Args:
+        config: sizes and options; `vocab_size` must be set.
+
+    Attributes:
+        config: as given.
+        backend: name of the attention backend, see `choose_backend`; kinds with one way to attend have no choice.
+        checkpoint_layers: keep only what enters each layer, and compute the rest of it again in the backward pass.
+        run_layer: calls a layer in training; `run_layer`, or the same compiled.
+        progress: share of the training's budget that is used up; some losses fade with it.
+        mem_len: positions of memory that a forward pass keeps.
+        clamp_len: largest distance told apart; None: no limit.
+        same_length: every query sees `mem_len` keys, itself included.
+        ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
+            (the authors' extended context). These four hold for reading, not for the weights: see `with_context`.
+    """
+
+    config: ModelConfig
+    layers: nn.ModuleList
+    embedding: TokenEmbedding | AdaptiveEmbedding
+    softmax: TokenSoftmax | AdaptiveSoftmax
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        if config.vocab_size is None:
+            raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
+        self.config = config
+        self.backend = "auto"
+        self.checkpoint_layers = False
+        self.run_layer: RunLayer = run_layer
+        self.progress = 0.0
+        self.mem_len, self.ext_len = config.mem_len, 0
+        self.clamp_len: int | None = None
+        self.same_length = False
+        self.embedding = _embedding(config)
+        self.drop_words = WordDropout(config.dropemb, vocab_size=config.vocab_size)
+        self.drop_input = Dropout(_or(config.dropinput, config.dropout), locked=config.locked_dropout)
+        self.drop_output = Dropout(_or(config.dropoutput, config.dropout), locked=config.locked_dropout)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw all weights as the authors' `weights_init` does: normal or uniform, biases 0, norms around 1."""
+        config = self.config
+        for name, parameter in self.named_parameters():
+            owner, _, kind = name.rpartition(".")
+            if owner.endswith("norm") and kind == "weight":
+                parameter.normal_(1.0, config.init_std)
+            elif kind in ("bias", "cluster_bias", "r_bias") or owner.endswith("biases"):
+                parameter.zero_()
+            elif owner.endswith(("projection", "projections")):
+                parameter.normal_(0.0, config.proj_init_std)
+            elif config.init == "uniform":
+                parameter.uniform_(-config.init_range, config.init_range)
+            else:
+                parameter.normal_(0.0, config.init_std)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights and of the memory."""
+        return next(self.parameters()).dtype
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if this process holds only parts of the weights (FSDP)."""
+        return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
+
+    @abstractmethod
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
+        """Return an empty memory.
+
+        Args:
+            batch_size: B, number of rows.
+            length: places allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
+
+        Returns:
+            A memory of a stream that begins, on the model's device.
+        """
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
+        return None
+
+    @abstractmethod
+    def reach(self, tgt_len: int) -> int:
+        """Return how many tokens before a segment a memory must have read, in segments of `tgt_len`, to be as in one stream."""
+
+    def with_context(
+        self,
+        *,
+        mem_len: int | None = None,
+        clamp_len: int | None = None,
+        same_length: bool | None = None,
+        ext_len: int | None = None,
+    ) -> Self:
+        """Return the same weights read with another memory, for example a longer one at evaluation.
+
+        Args:
+            mem_len: positions of memory; None: as it is.
+            clamp_len: largest distance told apart; None: as it is (a limit can be changed, not lifted).
+            same_length: the same number of keys for every query; None: as it is.
+            ext_len: positions at the end of a segment that are not remembered; None: as it is.
+
+        Returns:
+            A view of this model: parameters are shared, nothing is copied; `config` stays that of the weights, and is saved.
+
+        Raises:
+            ConfigError: values that cannot work together, or that this kind of model does not have.
+        """
+        view = object.__new__(type(self))  # not copy.copy, which fails for a model that is sharded
+        vars(view).update(vars(self))
+        view.mem_len = self.mem_len if mem_len is None else mem_len
+        view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
+        view.same_length = self.same_length if same_length is None else same_length
+        view.ext_len = self.ext_len if ext_len is None else ext_len
+        if view.mem_len < 0 or view.ext_len < 0:
+            raise ConfigError(f"mem_len ({view.mem_len}) must be at least 0, ext_len ({view.ext_len}) too")
+        view.check_context()
+        return view
+
+    def check_context(self) -> None:
+        """Refuse a memory that this kind of model cannot have.
+
+        Raises:
+            ConfigError: see `with_context`.
+        """
+        for name, value in (("clamp_len", self.clamp_len), ("same_length", self.same_length)):
+            if value:
+                raise ConfigError(f"{name} ({value}) is about distances in a memory, and a {self.config.kind} model has none")
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        labels: Tensor | None = None,
+        document_starts: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        keep_graph: bool = False,
+    ) -> ModelOutput:
+        """Read one segment after the memory of those before it.
+
+        Args:
+            ids: int64 (B, T), token ids.
+            mems: memory returned by the last call, or `init_mems`; None: empty.
+            labels: int64 (B, T), the tokens that follow `ids`, shifted by the caller; -100 is not scored.
+            document_starts: bool (B, T), True where a token begins a new document, which sees nothing from before it.
+            n_pad: int64 (B,), padding tokens at the left of each row; they are neither seen nor remembered.
+            keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one; the
+                caller detaches it (`Mems.detach`) where that is to end.
+
+        Returns:
+            logits, or with labels nats per token, and the new memory.
+
+        Raises:
+            ValueError: shapes that do not fit together.
+        """
+        _check_shapes(ids, mems, labels, self.config.n_layer)
+        h_BTD, new_mems = self.read(ids, mems=mems, document_starts=document_starts, n_pad=n_pad, keep_graph=keep_graph)
+        if labels is None:
+            return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
+        n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
+        nll = self.softmax.nll(h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
+        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)))
+
+    @abstractmethod
+    def read(
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        document_starts: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        keep_graph: bool = False,
+    ) -> tuple[Tensor, Mems]:
+        """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        return self.drop_words(self.embedding(ids), ids)
+
+    def _run(self, layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
+        """Run a layer; with `checkpoint_layers` its backward pass computes it again, with the same random numbers."""
+        run = self.run_layer if self.training else run_layer
+        if self.checkpoint_layers and torch.is_grad_enabled():
+            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **attention))
+        return run(layer, h_BTD, **attention)
+
+
+def describe_reading(model: LanguageModel) -> str:
+    """Return how a model relates tokens to what came before, in words."""
+    attention = getattr(model.config, "attention", None)
+    return f"attention '{attention}'" if attention else f"a model of kind '{model.config.kind}'"
+
+
+RunLayer = Callable[..., Tensor]
+
+
+def run_layer(layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
+    """Call a layer."""
+    return layer(h_BTD, **attention)
+
+
+def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:
+    """Return the softmax over the vocabulary that the settings describe."""
+    assert config.vocab_size is not None
+    tied, tied_projections = config.tie_weight, config.tied_projections
+    if not config.cutoffs and config.div_val == 1:
+        sizes = {"d_embed": config.d_embed or config.d_model, "d_model": config.d_model}
+        return TokenSoftmax(config.vocab_size, **sizes, tied=tied, tied_projection=tied_projections[0])
+    return AdaptiveSoftmax(config.vocab_size, **_clusters(config), tied=tied, tied_projections=tied_projections)
+
+
+def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
+    assert config.vocab_size is not None
+    if config.div_val == 1:
+        return TokenEmbedding(config.vocab_size, d_embed=config.d_embed or config.d_model, d_model=config.d_model)
+    return AdaptiveEmbedding(config.vocab_size, **_clusters(config))
+
+
+def _clusters(config: ModelConfig) -> dict[str, Any]:
+    """Return what adaptive embedding and softmax are both told."""
+    return {
+        "cutoffs": config.cutoffs,
+        "div_val": config.div_val,
+        "d_embed": config.d_embed or config.d_model,
+        "d_model": config.d_model,
+        "proj_same_dim": config.proj_same_dim,
+    }
+
+
+def _or(own: float | None, common: float) -> float:
+    return common if own is None else own
+
+
+def _leading_unlabelled(labels: Tensor) -> int:
+    """Return how many first positions no row scores, as where text is read again; training does not wait for the answer."""
+    scored = (labels >= 0).any(dim=0).nonzero()
+    return int(scored[0]) if len(scored) else labels.shape[1] - 1
+
+
+def _check_shapes(ids: Tensor, mems: Mems | None, labels: Tensor | None, n_layer: int) -> None:
+    if ids.dim() != 2 or ids.shape[1] == 0:
+        raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
+    if labels is not None and labels.shape != ids.shape:
+        raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")
+    if mems is not None and (mems.batch_size, len(mems.hidden)) != (ids.shape[0], n_layer):
+        raise ValueError(
+            f"mems of {mems.batch_size} rows and {len(mems.hidden)} layers must fit ids of {ids.shape[0]} rows and "
+            f"a model of {n_layer} layers; use model.init_mems({ids.shape[0]})"
+        )

@@ -1,0 +1,171 @@
+"""The LSTM that the paper's RNN baselines stand for, regularized as AWD-LSTM (Merity et al. 2017, arXiv 1708.02182).
+
+    h_l, c_l ← LSTM_l(h_{l-1}, its last h_l, c_l)      state goes on from segment to segment, without gradient
+    DropConnect on hidden-to-hidden weights, one mask per segment; locked dropout between layers; dropout of words
+
+Its state is a memory of one position: (h, c) of every layer side by side, so that all that handles `Mems` handles it.
+
+Shapes: B batch, T tgt_len, D d_model, W width of a layer.
+"""
+
+import itertools
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.dropout import Dropout
+from transformer_xl.model.language_model import LanguageModel, make_softmax
+from transformer_xl.model.memory import Mems
+from transformer_xl.model_config import LstmConfig
+
+_WARM_UP = 512
+"""Tokens that a state reads before the part of a stream that it scores: what is further away has next to no effect on it."""
+
+
+class LstmLayer(nn.Module):
+    """One layer of `torch.nn.LSTM` with DropConnect on its hidden-to-hidden weights, one mask for a segment.
+
+    Args:
+        d_input: width of what it reads.
+        d_output: W, width of its state.
+        dropweight: share of those weights that a segment is read without.
+    """
+
+    def __init__(self, d_input: int, d_output: int, *, dropweight: float) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(d_input, d_output, batch_first=True)
+        self.drop_weight = Dropout(dropweight)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        *,
+        state_B1W: Tensor,
+        cuts: list[int],
+        document_starts: Tensor | None,
+        n_pad: Tensor | None,
+        kept: int,
+    ) -> tuple[Tensor, Tensor]:
+        """Read a segment in pieces, between which the states of some rows change.
+
+        Args:
+            x_BTD: what it reads.
+            state_B1W: h and c side by side (B, 1, 2 W).
+            cuts: where pieces begin and end, from 0 to T.
+            document_starts: bool (B, T), positions before which a row forgets; all are among `cuts`.
+            n_pad: int64 (B,), positions that a row does not read; all are among `cuts`.
+            kept: after so many positions the state is kept.
+
+        Returns:
+            What each position leaves (B, T, W), and the kept state.
+        """
+        w_input, w_hidden, *biases = self.lstm.parameters()
+        weights = [w_input, self.drop_weight(w_hidden), *biases]
+        state = kept_state = state_B1W
+        outputs = []
+        for begin, end in itertools.pairwise(cuts):
+            if document_starts is not None:
+                state = state.where(~document_starts[:, begin, None, None], 0.0)
+            h, c = (part.transpose(0, 1).contiguous() for part in state.chunk(2, dim=-1))
+            y, h, c = torch.lstm(x_BTD[:, begin:end], (h, c), weights, True, 1, 0.0, self.training, False, True)
+            new = torch.cat([h, c], dim=-1).transpose(0, 1)
+            state = new if n_pad is None else new.where((n_pad <= begin)[:, None, None], state)
+            outputs.append(y)
+            if end == kept:
+                kept_state = state
+        return torch.cat(outputs, dim=1), kept_state
+
+
+class Lstm(LanguageModel):
+    """A language model that remembers its last state.
+
+    Args:
+        config: sizes and options; `vocab_size` must be set.
+
+    Example:
+        >>> model = Lstm(LstmConfig(vocab_size=11, n_layer=2, d_model=8))
+        >>> out = model(torch.zeros(3, 5, dtype=torch.int64))
+        >>> out.logits.shape, out.mems.length
+        (torch.Size([3, 5, 11]), 1)
+    """
+
+    kind = LstmConfig.kind
+    config: LstmConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
+
+    def __init__(self, config: LstmConfig) -> None:
+        super().__init__(config)
+        widths = [config.d_model, *[config.d_hidden or config.d_model] * (config.n_layer - 1), config.d_model]
+        sizes = itertools.pairwise(widths)
+        self.layers = nn.ModuleList(LstmLayer(*size, dropweight=config.dropweight) for size in sizes)
+        self.drop = Dropout(config.dropout, locked=config.locked_dropout)
+        self.softmax = make_softmax(config)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw embedding and softmax as all models do, layers as `torch.nn.LSTM` does; forget gates begin open."""
+        super().init_weights()
+        for layer in self._own_layers():
+            layer.lstm.reset_parameters()
+            _, _, bias_input, bias_hidden = layer.lstm.parameters()
+            bias_input.zero_()
+            bias_hidden.zero_()
+            bias_hidden.chunk(4)[1].fill_(1.0)
+
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
+        """Return the state of streams that begin: zeros."""
+        widths = [2 * layer.lstm.hidden_size for layer in self._own_layers()]
+        zeros = [torch.zeros(batch_size, self.mem_len, width, dtype=self.dtype, device=self.device) for width in widths]
+        return Mems(tuple(zeros), torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+
+    def _own_layers(self) -> list[LstmLayer]:
+        return [cast("LstmLayer", layer) for layer in self.layers]
+
+    def reach(self, tgt_len: int) -> int:
+        """Return how much a state reads before it scores; it has no border, so this is approximate."""
+        return -(-_WARM_UP // tgt_len) * tgt_len if self.mem_len else 0
+
+    def check_context(self) -> None:
+        """Refuse a memory of several positions."""
+        super().check_context()
+        if self.mem_len > 1:
+            raise ConfigError(f"mem_len ({self.mem_len}) must be 1 or 0: an lstm remembers one state")
+
+    def read(
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        document_starts: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        keep_graph: bool = False,
+    ) -> tuple[Tensor, Mems]:
+        """Return what the softmax is computed of, (B, T, D), and the state after the segment, without its last `ext_len`."""
+        B, T = ids.shape
+        old = (self.init_mems(B) if mems is None else mems).hidden
+        kept = max(T - self.ext_len, 0)
+        cuts = {0, kept, T}
+        if document_starts is not None:
+            cuts |= set(document_starts.any(dim=0).nonzero().flatten().tolist())
+        if n_pad is not None:
+            cuts |= set(n_pad.clamp(max=T).tolist())
+        x_BTD = self.drop_input(self._embed(ids))
+        states = []
+        for i, layer in enumerate(self._own_layers()):
+            state = old[i] if self.mem_len else old[i].new_zeros(B, 1, 2 * layer.lstm.hidden_size)
+            x_BTD, state = self._run(
+                layer,
+                x_BTD,
+                state_B1W=state,
+                cuts=sorted(cuts),
+                document_starts=document_starts,
+                n_pad=n_pad,
+                kept=kept,
+            )
+            states.append((state if keep_graph else state.detach())[:, : self.mem_len])
+            if i < len(self.layers) - 1:
+                x_BTD = self.drop(x_BTD)
+        n_valid = torch.full((B,), self.mem_len, device=ids.device)
+        return self.drop_output(x_BTD), Mems(tuple(states), n_valid)

@@ -1,0 +1,165 @@
+"""The Transformer of Al-Rfou et al. 2018 (arXiv 1808.04444), which the paper calls vanilla: segments without a memory.
+
+    h ← h + P_l                            learned positions, added before every layer
+    h ← layer(h), attention causal         inside the segment: nothing is seen of what came before it
+    loss: the last layer's; with the auxiliary ones also those of other layers and of tokens further on (their section 2.1)
+
+No code of theirs is published. Deviations: one softmax serves all layers; pre-norm, GELU and the like may be chosen.
+
+Scored as they score it, each token after a whole segment that is read anew, by `evaluate(…, tgt_len=1, ext_len=max_len - 1)`.
+
+Shapes: B batch, T tgt_len, N heads, H d_head, D d_model.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention import first_keys, hidden_keys
+from transformer_xl.model.language_model import LanguageModel, ModelOutput, make_softmax
+from transformer_xl.model.layers import AttentionBlock, make_layer
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.softmax import TokenSoftmax
+from transformer_xl.model_config import VanillaConfig
+
+_LATER_TARGETS = 0.5
+"""Weight of the tokens after the next one."""
+
+
+class CausalAttention(AttentionBlock):
+    """Multi-head scaled dot-product attention inside a segment, by PyTorch's fastest way."""
+
+    def forward(self, h_BTD: Tensor, *, first_BT: Tensor | None = None) -> Tensor:
+        """Attend from each position to those before it and itself; from `first_BT` on, where that is given."""
+        h = self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD
+        projected = self.drop_qkv(F.linear(h, self.qkv_net.drawn_weight())).unflatten(-1, (3, self.n_head, self.d_head))
+        q, k, v = projected.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if first_BT is None else ~hidden_keys(first_BT, k.shape[2]).unsqueeze(1),
+            is_causal=first_BT is None,
+            dropout_p=self.dropatt if self.training else 0.0,
+        )
+        return self.add(h_BTD, attended.transpose(1, 2))
+
+
+class Vanilla(LanguageModel):
+    """A language model that reads segments one by one and remembers nothing of them.
+
+    Args:
+        config: sizes and options; `vocab_size` and `max_len` must be set.
+
+    Example:
+        >>> sizes = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16}
+        >>> model = Vanilla(VanillaConfig(vocab_size=11, max_len=5, **sizes))
+        >>> model(torch.zeros(3, 5, dtype=torch.int64)).logits.shape
+        torch.Size([3, 5, 11])
+    """
+
+    kind = VanillaConfig.kind
+    config: VanillaConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
+
+    def __init__(self, config: VanillaConfig) -> None:
+        super().__init__(config)
+        if config.max_len is None:
+            raise ConfigError("max_len (None) must say how many positions are told apart, such as train.tgt_len")
+        self.layers = nn.ModuleList(make_layer(CausalAttention, config) for _ in range(config.n_layer))
+        self.positions = nn.Parameter(torch.zeros(config.n_layer, config.max_len, config.d_model))
+        norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.final_norm = norm if config.final_norm else nn.Identity()
+        self.softmax = make_softmax(config)
+        self.later_targets = nn.ModuleList(make_softmax(config) for _ in range(config.n_target - 1))
+        self.init_weights()
+
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
+        """Return a memory without places."""
+        sizes: dict[str, Any] = {"n_layer": self.config.n_layer, "d_model": self.config.d_model, "length": 0}
+        return Mems.empty(batch_size, **sizes, dtype=self.dtype, device=self.device)
+
+    def reach(self, tgt_len: int) -> int:
+        """Return 0: nothing before a segment matters."""
+        return 0
+
+    def check_context(self) -> None:
+        """Refuse a memory."""
+        super().check_context()
+        if self.mem_len:
+            raise ConfigError(f"mem_len ({self.mem_len}) must be 0: a vanilla model has no memory; ext_len reads text again")
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        labels: Tensor | None = None,
+        document_starts: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        keep_graph: bool = False,
+    ) -> ModelOutput:
+        """Read one segment; in training, with labels, the losses of other layers and targets are `auxiliary`."""
+        own: dict[str, Any] = {"mems": mems, "document_starts": document_starts, "n_pad": n_pad, "keep_graph": keep_graph}
+        auxiliary = self.config.intermediate_losses or self.config.n_target > 1
+        if labels is None or not self.training or not auxiliary:
+            return super().forward(ids, labels=labels, **own)
+        layers = self._layers(ids, document_starts, n_pad)
+        states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]
+        losses = [self._losses(states[i], labels) for i in self._predicting()]
+        nll, _ = losses[-1]
+        others = sum((own_nll.sum() for own_nll, _ in losses[:-1]), torch.zeros((), device=nll.device))
+        later = sum((rest for _, rest in losses), torch.zeros((), device=nll.device))
+        return ModelOutput(self.init_mems(len(ids)), nll=nll, auxiliary=others + later)
+
+    def read(
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        document_starts: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        keep_graph: bool = False,
+    ) -> tuple[Tensor, Mems]:
+        """Return what the softmax is computed of, (B, T, D), and a memory of nothing."""
+        *_, h_BTD = self._layers(ids, document_starts, n_pad)
+        return self.drop_output(self.final_norm(h_BTD)), self.init_mems(len(ids))
+
+    def _layers(self, ids: Tensor, document_starts: Tensor | None, n_pad: Tensor | None) -> list[Tensor]:
+        """Return the output of every layer."""
+        batch_size, T = ids.shape
+        if self.positions.shape[1] < T:
+            raise ConfigError(
+                f"a segment of {T} tokens is longer than the {self.positions.shape[1]} positions that this vanilla model "
+                "learned; read at most so many at once (tgt_len and ext_len together)"
+            )
+        first_BT, place = None, torch.arange(T, device=ids.device)
+        if n_pad is not None or document_starts is not None:
+            nothing = torch.zeros(batch_size, dtype=torch.int64, device=ids.device)
+            first_BT, _ = first_keys(document_starts, nothing, n_pad, tgt_len=T, memory_length=0, window=None)
+        if n_pad is not None:
+            place = (place - n_pad.unsqueeze(1)).clamp(min=0)
+        h_BTD = self.drop_input(self._embed(ids))
+        outputs = []
+        for layer, table in zip(self.layers, self.positions, strict=True):
+            h_BTD = self._run(layer, h_BTD + table[place], first_BT=first_BT)
+            outputs.append(h_BTD)
+        return outputs
+
+    def _predicting(self) -> list[int]:
+        """Return the layers that predict now: layer l of n in the first l / 2n of training, and the last one always."""
+        n = self.config.n_layer
+        early = [i for i in range(n - 1) if self.config.intermediate_losses and self.progress < (i + 1) / (2 * n)]
+        return [*early, n - 1]
+
+    def _losses(self, h_BTD: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return nats of the next token (B, T), and the weighted sum of those of the tokens after it."""
+        nll = self.softmax.nll(h_BTD, labels, self.embedding)
+        later = torch.zeros((), device=nll.device)
+        for i, softmax in enumerate(self.later_targets, start=1):
+            if i < labels.shape[1]:
+                target = cast("TokenSoftmax", softmax).nll(h_BTD[:, :-i], labels[:, i:], self.embedding)
+                later = later + _LATER_TARGETS * target.sum()
+        return nll, later

@@ -1,0 +1,254 @@
+"""What a model is: sizes and options of each kind, validated and frozen.
+
+Modules receive plain arguments; only what builds a model sees these classes.
+"""
+
+import itertools
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.settings import Natural, Positive, Probability, Settings
+
+
+class AttentionKind(StrEnum):
+    """How a query knows where a key stands; the authors' `attn_type` 0 to 3, in this order."""
+
+    TRANSFORMER_XL = "transformer_xl"
+    SHAW = "shaw"
+    VASWANI = "vaswani"
+    AL_RFOU = "al_rfou"
+
+
+class ModelConfig(Settings):
+    """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory."""
+
+    kind: ClassVar[str]
+    """Name of the kind in recipes."""
+
+    vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
+    n_layer: Positive = Field(default=12, description="number of layers")
+    d_model: Positive = Field(default=512, description="width of the residual stream; even")
+    d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
+    dropout: Probability = Field(default=0.1, description="dropout on activations")
+    locked_dropout: bool = Field(
+        default=False, description="dropout on activations is the same at all positions of a row and segment (variational)"
+    )
+    dropinput: Probability | None = Field(
+        default=None, description="dropout on what enters the first layer; None means dropout"
+    )
+    dropoutput: Probability | None = Field(default=None, description="dropout on what the softmax reads; None means dropout")
+    dropemb: Probability = Field(default=0.0, description="dropout of whole words of the vocabulary from the input")
+    dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
+    tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
+    cutoffs: tuple[int, ...] = Field(
+        default=(),
+        description="first ids of the tails of an adaptive softmax (ids sorted by frequency, as of words); empty: one softmax",
+    )
+    div_val: Positive = Field(default=1, description="each cluster's vectors are so many times narrower than those before")
+    tie_projs: tuple[bool, ...] | None = Field(
+        default=None, description="per cluster, from the head: the softmax projects with the embedding's projection; None: none"
+    )
+    proj_share_all_but_first: bool = Field(default=False, description="short for tie_projs of all clusters but the head")
+    proj_same_dim: bool = Field(
+        default=True, description="div_val > 1: project also those clusters whose vectors have width d_model already"
+    )
+    init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
+    init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
+    init_std: Annotated[float, Field(gt=0)] = Field(default=0.02, description="standard deviation when init = 'normal'")
+    proj_init_std: Annotated[float, Field(gt=0)] = Field(
+        default=0.01, description="the same for the projections of embedding and softmax"
+    )
+    mem_len: Natural = Field(default=0, description="positions of memory kept per layer")
+
+    @model_validator(mode="after")
+    def _clusters_fit(self) -> Self:
+        borders = [0, *self.cutoffs, self.vocab_size or float("inf")]
+        if any(low >= high for low, high in itertools.pairwise(borders)):
+            raise ValueError(
+                f"cutoffs {self.cutoffs} must increase and stay between 0 and vocab_size ({self.vocab_size}); "
+                "drop the offending ones, all with --set model.cutoffs=[]"
+            )
+        n_cluster = len(self.cutoffs) + 1
+        if self.tie_projs is not None:
+            if self.proj_share_all_but_first:
+                raise ValueError("tie_projs and proj_share_all_but_first say the same thing twice; use one of them")
+            if len(self.tie_projs) != n_cluster:
+                raise ValueError(f"tie_projs {self.tie_projs} must have one value per cluster, head first: {n_cluster}")
+        width = self.d_embed or self.d_model
+        if width // self.div_val ** (n_cluster - 1) < 1:
+            raise ValueError(
+                f"div_val ({self.div_val}) leaves nothing of d_embed ({width}) in the last of {n_cluster} clusters; lower it"
+            )
+        return self
+
+    @property
+    def counts_from_end(self) -> bool:
+        """True for models whose positions count from the end of the segment that is read."""
+        return False
+
+    def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
+        """Return these settings with what only a run knows.
+
+        Args:
+            vocab_size: of its tokenizer.
+            tgt_len: tokens of its longest segment.
+        """
+        return self._with(vocab_size=vocab_size)
+
+    def _with(self, **values: Any) -> Self:
+        """Return these settings with others laid over them, checked again."""
+        return type(self)(**{**self.model_dump(), **values})
+
+    @property
+    def tied_projections(self) -> tuple[bool, ...]:
+        """Per cluster, head first: whether the softmax uses the embedding's projection."""
+        if self.tie_projs is not None:
+            return self.tie_projs
+        return (False, *(self.proj_share_all_but_first for _ in self.cutoffs))
+
+
+class AttentionConfig(ModelConfig):
+    """What models that attend have, too."""
+
+    n_head: Positive = Field(default=8, description="attention heads per layer")
+    d_head: Positive = Field(default=64, description="width of one head")
+    d_inner: Positive = Field(default=2048, description="width of the feed-forward layer")
+    dropatt: Probability = Field(default=0.0, description="dropout on attention probabilities")
+    dropqkv: Probability = Field(default=0.0, description="dropout on queries, keys and values")
+    pre_lnorm: bool = Field(default=False, description="layer norm before each block instead of after it")
+    layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="added to the variance in layer norms")
+    final_norm: bool = Field(default=False, description="one more layer norm after the last layer (useful with pre_lnorm)")
+    activation: Literal["relu", "gelu", "relu2"] = Field(
+        default="relu", description="feed-forward non-linearity; relu2 = relu²"
+    )
+
+
+class TransformerXLConfig(AttentionConfig):
+    """Sizes and options of a `TransformerXL`; the names are those of the authors' code, `None` replaces their -1."""
+
+    kind: ClassVar[str] = "transformer_xl"
+
+    attention: AttentionKind = Field(
+        default=AttentionKind.TRANSFORMER_XL,
+        description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
+    )
+    max_klen: Positive | None = Field(
+        default=None, description="shaw, al_rfou: distances with a learned vector of their own; None: train.tgt_len + mem_len"
+    )
+    clamp_len: Positive | None = Field(
+        default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
+    )
+    mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
+    same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
+    same_length_besides_self: bool = Field(
+        default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
+    )
+    zero_first_memory: bool = Field(
+        default=False, description="a stream begins after mem_len zero vectors that are attended to, as in Hugging Face and TF"
+    )
+    untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
+
+    @field_validator("d_model")
+    @classmethod
+    def _even(cls, d_model: int) -> int:
+        if d_model % 2:
+            raise ValueError(f"must be even, for its sinusoids come in pairs; use {d_model + 1}")
+        return d_model
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.same_length and self.mem_len == 0:
+            raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
+        if self.attention == AttentionKind.AL_RFOU and self.n_head * self.d_head != self.d_model:
+            raise ValueError(
+                f"attention 'al_rfou' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to states of width "
+                f"d_model ({self.d_model}); make them equal"
+            )
+        return self
+
+    @property
+    def counts_from_end(self) -> bool:
+        """True for kinds of attention whose positions count from the end of the segment that is read."""
+        return self.attention in (AttentionKind.VASWANI, AttentionKind.AL_RFOU)
+
+    @property
+    def learns_positions(self) -> bool:
+        """True for kinds of attention with a learned table of positions, of `max_klen` rows."""
+        return self.attention in (AttentionKind.SHAW, AttentionKind.AL_RFOU)
+
+    def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
+        """Return these settings with the vocabulary, and a table of positions as long as memory and segment."""
+        max_klen = (self.max_klen or tgt_len + self.mem_len) if self.learns_positions else None
+        return self._with(vocab_size=vocab_size, max_klen=max_klen)
+
+
+class VanillaConfig(AttentionConfig):
+    """Sizes and options of a `Vanilla`, the Transformer that Al-Rfou et al. 2018 train on separate segments."""
+
+    kind: ClassVar[str] = "vanilla"
+
+    max_len: Positive | None = Field(
+        default=None, description="positions that are told apart, and so the longest segment; None: train.tgt_len"
+    )
+    intermediate_losses: bool = Field(
+        default=False, description="all layers predict, layer l of n in the first l / 2n of training (their section 2.1)"
+    )
+    n_target: Positive = Field(
+        default=1, description="tokens that each position predicts in training; those after the first count by half"
+    )
+
+    @model_validator(mode="after")
+    def _no_memory(self) -> Self:
+        if self.mem_len:
+            raise ValueError(f"mem_len ({self.mem_len}) must be 0: this kind has no memory; kind = 'transformer_xl' has one")
+        return self
+
+    def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
+        """Return these settings with the vocabulary, and as many positions as a segment has."""
+        return self._with(vocab_size=vocab_size, max_len=self.max_len or tgt_len)
+
+
+class LstmConfig(ModelConfig):
+    """Sizes and options of an `Lstm`; dropout as in AWD-LSTM (Merity et al. 2017)."""
+
+    kind: ClassVar[str] = "lstm"
+
+    n_layer: Positive = Field(default=3, description="number of layers")
+    d_hidden: Positive | None = Field(
+        default=None, description="width of all layers but the last, which has d_model; None means d_model"
+    )
+    locked_dropout: bool = Field(
+        default=True, description="dropout on activations is the same at all positions of a row and segment (variational)"
+    )
+    dropweight: Probability = Field(default=0.0, description="dropout on the hidden-to-hidden weights (DropConnect)")
+    mem_len: Natural = Field(default=1, description="1: the state goes on from segment to segment; 0: each begins without one")
+
+    @model_validator(mode="after")
+    def _one_state(self) -> Self:
+        if self.mem_len > 1:
+            raise ValueError(f"mem_len ({self.mem_len}) must be 1 or 0: this kind remembers one state, not positions")
+        return self
+
+
+KINDS: dict[str, type[ModelConfig]] = {kind.kind: kind for kind in (TransformerXLConfig, VanillaConfig, LstmConfig)}
+
+
+def model_config(values: Mapping[str, Any]) -> ModelConfig:
+    """Return the settings of the kind that they name; without one, of a Transformer-XL.
+
+    Raises:
+        ConfigError: no such kind, an unknown key, or a value that cannot work.
+
+    Example:
+        >>> model_config({"kind": "lstm", "d_model": 200}).mem_len
+        1
+    """
+    own = dict(values)
+    kind = own.pop("kind", TransformerXLConfig.kind)
+    if kind not in KINDS:
+        raise ConfigError(f"unknown kind of model '{kind}'; {did_you_mean(str(kind), KINDS)}")
+    return KINDS[kind](**own)

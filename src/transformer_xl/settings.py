@@ -1,0 +1,39 @@
+"""Frozen, validated settings whose errors are one line each. Unknown keys fail with the nearest known name."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from transformer_xl.errors import ConfigError, did_you_mean
+
+Probability = Annotated[float, Field(ge=0, lt=1)]
+Positive = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+
+
+class Settings(BaseModel):
+    """A frozen settings class whose construction errors are one line each."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(_one_line(type(self), error)) from None
+
+
+def _one_line(settings: type[BaseModel], error: ValidationError) -> str:
+    """Say every problem in one line, each with its key, its value and what would be right."""
+    return "; ".join(_problem(settings, problem) for problem in error.errors())
+
+
+def _problem(settings: type[BaseModel], problem: Any) -> str:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return f"unknown key '{key}'; {did_you_mean(key, settings.model_fields)}"
+    message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
+    value = problem["input"]
+    if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys
+        return f"{key}: {message}" if key else message
+    return f"{key} ({value!r}) {message}"

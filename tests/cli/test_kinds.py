@@ -1,0 +1,77 @@
+"""Models of other kinds go through the same commands: trained, resumed, scored, written with."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Txl
+from tests.training.helpers import differing, run_bits
+
+KINDS = {
+    "vanilla": ("model.kind=vanilla", "model.intermediate_losses=true", "model.n_target=2"),
+    "lstm": ("model.kind=lstm", "model.n_layer=2", "model.dropweight=0.2"),
+}
+
+
+def sets(kind: str, *more: str) -> list[str]:
+    return [part for value in (*KINDS[kind], *more) for part in ("--set", value)]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def train(txl: Txl, kind: str, out: str, *more: str) -> None:
+    assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", out, *sets(kind, *more)).status == 0
+
+
+def test_resumed_is_uninterrupted(txl: Txl, workbench: Path, kind: str) -> None:
+    # auxiliary losses end at a share of the budget, which is another where the budget was raised
+    constant = ("optim.schedule=constant", *(("model.intermediate_losses=false",) if kind == "vanilla" else ()))
+    train(txl, kind, "whole", *constant)
+    train(txl, kind, "parts", *constant, "train.max_steps=24")
+    answer = txl("train", "--resume", "--out", "parts", "--set", "train.max_steps=40")
+    assert answer.status == 0, answer.err
+    assert "resumed at step 24" in answer.err
+    assert differing(run_bits(workbench / "whole"), run_bits(workbench / "parts")) == ["log"]  # one has a score more
+
+
+def test_scored_and_written_with(txl: Txl, workbench: Path, kind: str) -> None:
+    train(txl, kind, "run2")
+    final = json.loads((workbench / "run2" / "metrics.jsonl").read_text().splitlines()[-1])
+    assert ("loss_without_memory" in final) == (kind == "lstm")
+    score = json.loads(txl("eval", "run2", "--split", "valid", "--precision", "fp32", "--json").out)
+    assert score["loss"] == pytest.approx(final["loss"], abs=1e-6)
+    exact = txl("eval", "run2", "--json", *(("--tgt-len", "1", "--ext-len", "4") if kind == "vanilla" else ()))
+    assert json.loads(exact.out)["tokens"] == json.loads(txl("eval", "run2", "--json").out)["tokens"]
+    written = txl("generate", "run2", "--prompt", "the cat", "--tokens", "12", "--seed", "1")
+    assert written.status == 0, written.err
+    assert written.out.startswith("the cat")
+    assert txl("generate", "run2", "--prompt", "the cat", "--tokens", "12", "--seed", "1").out == written.out
+
+
+def test_a_session_goes_on(txl: Txl, kind: str) -> None:
+    train(txl, kind, "run2")
+    options = ("--memory", "book.session", "--temperature", "0")
+    first = txl("generate", "run2", "--prompt", "the cat", "--tokens", "6", *options)
+    assert first.status == 0, first.err
+    second = txl("generate", "run2", "--tokens", "6", *options)
+    assert second.status == 0, second.err
+    at_once = txl("generate", "run2", "--prompt", "the cat", "--tokens", "12", "--temperature", "0")
+    assert first.out.rstrip("\n") + second.out.rstrip("\n") == at_once.out.rstrip("\n")
+
+
+def test_what_a_kind_does_not_have_is_one_line(txl: Txl, kind: str) -> None:
+    train(txl, kind, "run2")
+    assert kind in txl("eval", "run2", "--mem-len", "9").complaint
+    assert kind in txl("eval", "run2", "--clamp-len", "9").complaint
+    assert kind in txl("convert", "run2", "out", "--to", "huggingface").complaint
+    if kind == "vanilla":
+        assert "6 tokens is longer than the 5 positions" in txl("eval", "run2", "--tgt-len", "6").complaint
+
+
+def test_unknown_kind(txl: Txl) -> None:
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "model.kind=vanila")
+    assert answer.complaint == "model: unknown kind of model 'vanila'; did you mean 'vanilla'?"
