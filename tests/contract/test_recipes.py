@@ -22,7 +22,9 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import train
 
-OUR_OWN = {"ptb-small", "quickstart", "scale-1b", "shakespeare-char", "wt2-small"}
+OUR_OWN = {"ptb-small", "quickstart", "scale-1b"} | {
+    f"{name}{rival}" for name in ("enwik8-small", "shakespeare-char", "wt2-small") for rival in ("", "-vanilla", "-lstm")
+}
 VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471, "ptb": 10_000, "wikitext-2": 33_278}
 PARAMETERS = {
     "enwik8-base": 41_055_436,
