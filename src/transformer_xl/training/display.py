@@ -16,11 +16,13 @@ class Display:
     Args:
         quiet: show nothing but warnings.
         console: where to show it; None: stderr.
+        name: of the run, where it is one of many.
     """
 
-    def __init__(self, *, quiet: bool = False, console: Console | None = None) -> None:
+    def __init__(self, *, quiet: bool = False, console: Console | None = None, name: str = "") -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.quiet = quiet
+        self._name = f"{name}: " if name else ""
         self._bar: Progress | None = None
         self._task: Any = None
         self._began: tuple[float, float] | None = None
@@ -45,7 +47,7 @@ class Display:
 
     def warn(self, text: str) -> None:
         """Show a warning, in quiet runs too."""
-        self._print(Text(f"warning: {text}", style="yellow"))
+        self._print(Text(f"warning: {self._name}{text}", style="yellow"))
 
     def show(self, text: str, *, title: str) -> None:
         """Show a piece of generated text in a frame."""
@@ -64,7 +66,8 @@ class Display:
         """
         if self.quiet:
             return
-        state = f"step {step:,} · loss {loss:.3f} · {tokens_per_second:,.0f} tokens/s · {self._time_left(progress)} left"
+        speed = f"{tokens_per_second:,.0f} tokens/s · {self._time_left(progress)} left"
+        state = f"{self._name}step {step:,} · loss {loss:.3f} · {speed}"
         if self._bar:
             self._bar.update(self._task, completed=min(progress, 1.0), state=state)
         elif final:

@@ -122,7 +122,7 @@ class _Run:
 
 
 def train(
-    recipe: str | None = None,
+    recipe: str | RunConfig | None = None,
     *,
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
@@ -136,7 +136,7 @@ def train(
     Started by `torchrun`, all processes train it together. The first one writes and speaks for all.
 
     Args:
-        recipe: name or TOML file; None: `quickstart`, or when resuming whatever the run is.
+        recipe: name or TOML file, or the settings themselves; None: `quickstart`, or when resuming whatever the run is.
         out: directory of the run; None: `runs/<recipe>`.
         overrides: `section.key=value`, laid over the recipe.
         corpus: name, file, directory or glob; a directory that holds the recipe's named corpus serves as its source.
@@ -153,7 +153,7 @@ def train(
     with joined() as world, ExitStack() as held:
         with world.agreed():
             if out is None:
-                out = Path("runs") / load_recipe(recipe or "quickstart", list(overrides)).name
+                out = Path("runs") / _asked(recipe, overrides).name
             directory = RunDirectory(out)
         # torchrun repeats the whole command when it starts anew what failed, be it that the directory holds another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
@@ -167,7 +167,7 @@ def train(
             else:
                 if world.first:
                     directory.check_free()
-                config = load_recipe(recipe or "quickstart", list(overrides))
+                config = _asked(recipe, overrides)
             config = _with_corpus(config, corpus)
             prepared = prepare(config.data, tokenizer or config.tokenizer)
         world.check_same(**_what_all_share(config, prepared))
@@ -195,12 +195,20 @@ def _what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]
     return settings | text | {"version": __version__}
 
 
-def _resumed_config(directory: RunDirectory, recipe: str | None, overrides: Sequence[str], corpus: str | None) -> RunConfig:
+def _asked(recipe: str | RunConfig | None, overrides: Sequence[str] = ()) -> RunConfig:
+    if isinstance(recipe, RunConfig):
+        return apply_overrides(recipe.model_dump(), list(overrides))
+    return load_recipe(recipe or "quickstart", list(overrides))
+
+
+def _resumed_config(
+    directory: RunDirectory, recipe: str | RunConfig | None, overrides: Sequence[str], corpus: str | None
+) -> RunConfig:
     """Return the run's own settings with overrides, after checking that nothing it rests on changes."""
     saved = directory.config()
-    if recipe is not None and load_recipe(recipe).name != saved.name:
+    if recipe is not None and (name := _asked(recipe).name) != saved.name:
         raise CheckpointError(
-            f"'{directory.path}' is a run of recipe '{saved.name}', not '{recipe}'; "
+            f"'{directory.path}' is a run of recipe '{saved.name}', not '{recipe if isinstance(recipe, str) else name}'; "
             "leave the recipe out, or choose another --out"
         )
     config = apply_overrides(saved.model_dump(), list(overrides))
@@ -389,7 +397,15 @@ def _validate(run: _Run) -> _Best | None:
     trainer.schedule.validated(score.loss)
     more = {"average_loss": averaged.loss} if averaged else {}
     run.record.write(
-        "valid", trainer.step, loss=score.loss, ppl=score.ppl, bpc=score.bpc, nats=score.nats, tokens=trainer.tokens, **more
+        "valid",
+        trainer.step,
+        loss=score.loss,
+        ppl=score.ppl,
+        bpc=score.bpc,
+        nats=score.nats,
+        tokens=trainer.tokens,
+        seconds=round(trainer.seconds, 3),
+        **more,
     )
     of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
     run.display.say(
@@ -498,7 +514,8 @@ def _conclude(run: _Run) -> Outcome:
     averaged = _score_of_average(run, split, limit=None)
     more = {"loss_without_memory": without.loss} if without else {}
     more |= {"average_loss": averaged.loss} if averaged else {}
-    run.record.write("final", trainer.step, loss=score.loss, bpc=score.bpc, tokens=trainer.tokens, **more)
+    more |= {"tokens": trainer.tokens, "seconds": round(trainer.seconds, 3)}
+    run.record.write("final", trainer.step, loss=score.loss, bpc=score.bpc, **more)
     found = f"validation, {score.tokens:,} tokens: {score.bpc:.3f} bits per character ({score.loss:.4f} nats per token)"
     if without:
         found += (

@@ -1,0 +1,88 @@
+"""What a person sees while an ablation goes on: one bar at a time, and a line for each run that is finished."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from transformer_xl.analysis.ablation import Run
+from transformer_xl.training.display import Display
+
+
+class AblationDisplay:
+    """Progress of an ablation on stderr.
+
+    Args:
+        quiet: show nothing but warnings.
+    """
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self.console = Console(stderr=True, highlight=False)
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        if not self.quiet:
+            self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
+
+    def training(self, run: Run) -> Display:
+        """Return what shows how a run is trained."""
+        return _RunDisplay(name=run.name, quiet=self.quiet, console=self.console)
+
+    @contextlib.contextmanager
+    def measuring(self, n: int) -> Iterator[Callable[[str], object]]:
+        """Show a bar of `n` turns; yields what to call with the name of each.
+
+        It is drawn between what is timed, and never by another thread, which would take time from it.
+        """
+        self.say("measuring the time of a step of each variant, in turn")
+        if self.quiet or not self.console.is_terminal:
+            yield lambda name: None
+            return
+        columns = (BarColumn(bar_width=20), TextColumn("{task.fields[name]}"))
+        with Progress(*columns, console=self.console, transient=True, auto_refresh=False) as bar:
+            task = bar.add_task("", total=n, name="")
+
+            def report(name: str) -> None:
+                bar.update(task, advance=1, name=name)
+                bar.refresh()
+
+            yield report
+
+    @contextlib.contextmanager
+    def scoring(self, run: Run, tokens: int) -> Iterator[Callable[[int], object] | None]:
+        """Show a bar of so many tokens; yields what to call with those just scored, None where nobody looks."""
+        if self.quiet or not self.console.is_terminal:
+            yield None
+            return
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self.console, transient=True) as bar:
+            task = bar.add_task(f"scoring {run.name}", total=tokens)
+            yield lambda n: bar.advance(task, n)
+
+
+class _RunDisplay(Display):
+    """One of many runs: a bar with its name; where there is no terminal a line for each fifth of it."""
+
+    _LINES = 5
+    _shown = 0
+
+    def say(self, text: str) -> None:
+        """Say nothing: how it ended is said by whoever scores it."""
+
+    def show(self, text: str, *, title: str) -> None:
+        """Show no samples."""
+
+    def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
+        """Show how far the run is."""
+        done = int(progress * self._LINES)
+        final = final and done > self._shown
+        self._shown = done if final else self._shown
+        super().advance(step=step, progress=progress, loss=loss, tokens_per_second=tokens_per_second, final=final)

@@ -1,0 +1,182 @@
+"""Train and score what an ablation has left to do; several processes share it, and none repeats what another has done."""
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import cached_property
+from typing import Any, Protocol, TypedDict
+
+from transformer_xl.analysis.ablation import Ablation, Run
+from transformer_xl.analysis.lengths import readings
+from transformer_xl.analysis.pace import ROUNDS, Pace, measure_paces, n_parameters
+from transformer_xl.analysis.scoring import Reading, own_reading, score, text_of
+from transformer_xl.analysis.variants import Variant
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.config import RunConfig
+from transformer_xl.data.prepare import PreparedCorpus, prepare
+from transformer_xl.errors import TrainingError
+from transformer_xl.training.display import Display
+from transformer_xl.training.loop import train
+from transformer_xl.training.record import read_metrics
+
+
+class Watcher(Protocol):
+    """Who is told how far an ablation is."""
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        ...
+
+    def training(self, run: Run) -> Display:
+        """Return what shows how a run is trained."""
+        ...
+
+    def measuring(self, n: int) -> AbstractContextManager[Any]:
+        """Show a bar of `n` turns; yields what to call with the name of each."""
+        ...
+
+    def scoring(self, run: Run, tokens: int) -> AbstractContextManager[Any]:
+        """Show a bar of so many tokens; yields what to call with those just scored, or None."""
+        ...
+
+
+class Scored(TypedDict):
+    """The score of a reading, in JSON."""
+
+    reading: dict[str, int]
+    score: dict[str, Any]
+
+
+class Texts:
+    """The prepared corpora of variants; equal ones are opened once."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, PreparedCorpus] = {}
+
+    def of(self, variant: Variant) -> PreparedCorpus:
+        """Return the corpus of a variant, encoding it first if need be."""
+        config = variant.config
+        key = config.data.model_dump_json() + config.tokenizer.model_dump_json()
+        if key not in self._opened:
+            self._opened[key] = prepare(config.data, config.tokenizer)
+        return self._opened[key]
+
+
+class Work:
+    """What an ablation has left to do, for one process.
+
+    Args:
+        ablation: to go on with.
+        watcher: told how far it is.
+    """
+
+    def __init__(self, ablation: Ablation, watcher: Watcher) -> None:
+        self.ablation, self.watcher = ablation, watcher
+        self.texts = Texts()
+
+    @cached_property
+    def paces(self) -> dict[str, Pace]:
+        """Time of a step of each variant whose budget is time; measured once, and stored."""
+        ablation = self.ablation
+        if not ablation.paced:
+            return {}
+        if stored := ablation.paces():
+            return stored
+        with ablation.alone(lambda: self.watcher.say("another process measures the time of a step; waiting for it")):
+            stored = ablation.paces()
+            if not stored:
+                stored = measured(ablation.paced, self.texts, self.watcher)
+                ablation.save_paces(stored)
+        return stored
+
+    def parameters(self) -> dict[str, int]:
+        """Return the number of parameters of each variant."""
+        return {
+            variant.name: n_parameters(variant.config, self.texts.of(variant).tokenizer.vocab_size)
+            for variant in self.ablation.plan.variants
+        }
+
+    def go_on(self) -> list[str]:
+        """Train and score whatever no other process has; a signal ends it early.
+
+        Returns:
+            The names of runs that other processes are at.
+
+        Raises:
+            KeyboardInterrupt: a signal ended it; everything is stored.
+            TxlError: any of the package's errors; of training that fails only a note is kept, and the others go on.
+        """
+        paces = self.paces
+        while True:
+            busy, progressed = [], False
+            for run in self.ablation.runs:
+                if self.is_done(run):
+                    continue
+                with self.ablation.claimed(run) as ours:
+                    if not ours:
+                        busy.append(run.name)
+                    elif not self.is_done(run):
+                        self._finish(run, self.ablation.config_of(run, paces))
+                        progressed = True
+            if not progressed:
+                return busy
+
+    def is_done(self, run: Run) -> bool:
+        """Say whether nothing is left to do for a run."""
+        return is_done(self.ablation.result(run))
+
+    def _finish(self, run: Run, config: RunConfig) -> None:
+        result = self.ablation.result(run) or self._trained(run, config)
+        self.ablation.save_result(run, result)
+        if "failed" not in result:
+            self._score(run, result)
+
+    def _trained(self, run: Run, config: RunConfig) -> dict[str, Any]:
+        """Train a run, or go on where it was interrupted."""
+        path = self.ablation.path_of(run)
+        parameters = n_parameters(config, self.texts.of(run.variant).tokenizer.vocab_size)
+        facts = {"run": run.name, "variant": run.variant.name, "seed": run.seed, "parameters": parameters}
+        try:
+            outcome = train(config, out=path, resume=True, display=self.watcher.training(run))
+        except TrainingError as error:
+            self.watcher.say(f"{run.name} failed: {error}")
+            return facts | {"failed": str(error)}
+        if not outcome.finished:
+            raise KeyboardInterrupt
+        last = [entry for entry in read_metrics(path) if entry["kind"] == "train"][-1]
+        valid = outcome.score.as_dict() if outcome.score else None
+        used = {"steps": outcome.step, "tokens": last["tokens"], "seconds": last["seconds"]}
+        return facts | used | {"validation": valid, "scores": []}
+
+    def _score(self, run: Run, result: dict[str, Any]) -> None:
+        """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
+        plan, directory = self.ablation.plan, RunDirectory(self.ablation.path_of(run))
+        config = directory.config()
+        wanted = list(dict.fromkeys([own_reading(config), *readings(config, plan.lengths, exact=plan.exact)]))
+        done = [Reading(**scored["reading"]) for scored in result["scores"]]
+        missing = [reading for reading in wanted if reading not in done]
+        if missing:
+            model, tokenizer = load(directory.path, on_damaged=self.watcher.say)
+            text = text_of(config, tokenizer, limit=plan.tokens)
+            result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind}
+            with self.watcher.scoring(run, len(missing) * (len(text.ids) - 1)) as advance:
+                for reading in missing:
+                    measured = score(model, text, config, reading, on_tokens=advance)
+                    result["scores"].append(Scored(reading=asdict(reading), score=measured.as_dict()))
+                    self.ablation.save_result(run, result)
+        self.ablation.save_result(run, result | {"done": True})
+        own = result["scores"][0]["score"]
+        figures = f"{own['loss']:.4f} nats per token, {own['bpc']:.4f} bits per character"
+        self.watcher.say(f"{run.name}: {figures} on {result['text']}")
+
+
+def is_done(result: dict[str, Any] | None) -> bool:
+    """Say whether nothing is left to do for a run."""
+    return result is not None and ("failed" in result or result.get("done", False))
+
+
+def measured(variants: list[Variant], texts: Texts, watcher: Watcher, *, rounds: int = ROUNDS) -> dict[str, Pace]:
+    """Measure the time of a step of variants in turn."""
+    configs = {variant.name: variant.config for variant in variants}
+    corpora = {variant.name: texts.of(variant) for variant in variants}
+    with watcher.measuring(rounds * len(variants)) as report:
+        return measure_paces(configs, corpora, rounds=rounds, report=report)

@@ -1,0 +1,239 @@
+"""The outcome of an ablation as one table: on a screen, in Markdown, as JSON."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from transformer_xl.analysis.ablation import Ablation
+from transformer_xl.training.display import clock
+
+_OF_CHARACTERS = ("byte", "char", "bpe")
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A figure of several runs.
+
+    Attributes:
+        mean: of them.
+        deviation: standard deviation between them; None if there is one.
+        n: how many.
+    """
+
+    mean: float
+    deviation: float | None
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Mean":
+        """Return the mean of figures.
+
+        Example:
+            >>> Mean.of([1.0, 2.0, 3.0])
+            Mean(mean=2.0, deviation=1.0, n=3)
+        """
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return cls(statistics.fmean(values), deviation, len(values))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant.
+
+    Attributes:
+        variant: its name.
+        labels: what it is on each axis.
+        failed: runs that failed.
+        parameters: of the model; None while nothing is known.
+        more_parameters: than the first variant has, as a share of these.
+        steps: of a run.
+        tokens: read in it.
+        seconds: of training that it took.
+        loss: nats per token, read as `txl eval` reads.
+        bpc: bits per character of the same.
+        ppl: perplexity of the same.
+        best_length: the attention length with the least loss, of those that were scored.
+        best_loss: nats per token there.
+        best_bpc: bits per character there.
+        difference: of its loss and the first variant's, in nats per token; of bits per character where tokens are not the same.
+        difference_error: standard error of it; None with one seed.
+    """
+
+    variant: str
+    labels: dict[str, str]
+    failed: int = 0
+    parameters: int | None = None
+    more_parameters: float | None = None
+    steps: float | None = None
+    tokens: float | None = None
+    seconds: float | None = None
+    loss: Mean | None = None
+    bpc: Mean | None = None
+    ppl: float | None = None
+    best_length: int | None = None
+    best_loss: Mean | None = None
+    best_bpc: Mean | None = None
+    difference: float | None = None
+    difference_error: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """The outcome of an ablation.
+
+    Attributes:
+        rows: one for each variant.
+        text: what was scored.
+        unit: `bpc` or `ppl`, whichever people give for such tokens.
+        compared: in which unit differences are: `loss` or `bpc`; None: texts are not the same, nothing can be compared.
+        n_run: runs of the plan.
+        n_done: of them done.
+    """
+
+    rows: list[Row]
+    text: str
+    unit: str
+    compared: str | None
+    n_run: int
+    n_done: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+
+def make_table(ablation: Ablation) -> Table:
+    """Gather what is known of each variant."""
+    results = {run.name: ablation.result(run) for run in ablation.runs}
+    known = [result for result in results.values() if result is not None]
+    scored = [result for result in known if result.get("done")]
+    texts = sorted({result["text"] for result in scored})
+    compared = None if len(texts) > 1 else "bpc" if len({result["tokenizer"] for result in scored}) > 1 else "loss"
+    rows: list[Row] = []
+    for variant in ablation.plan.variants:
+        own = [result for result in known if result["variant"] == variant.name]
+        row = _row(variant.name, variant.labels, own)
+        rows.append(_beside(row, rows[0] if rows else row, compared))
+    unit = "bpc" if all(result["unit"] in _OF_CHARACTERS for result in scored) else "ppl"
+    done = sum(result.get("done", False) or "failed" in result for result in known)
+    return Table(rows, "; ".join(texts), unit, compared, len(ablation.runs), done)
+
+
+def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Row:
+    failed = sum("failed" in result for result in results)
+    scored = [result for result in results if result.get("done")]
+    if not scored:
+        return Row(name, labels, failed, parameters=results[0]["parameters"] if results else None)
+    used = {key: statistics.fmean(result[key] for result in scored) for key in ("steps", "tokens", "seconds")}
+    loss, bpc = _mean(scored, 0, "loss"), _mean(scored, 0, "bpc")
+    best, length = min((_mean(scored, i, "loss").mean, i) for i in range(len(scored[0]["scores"])))[1], None
+    if len(scored[0]["scores"]) > 1:
+        length = scored[0]["scores"][best]["reading"]["length"]
+    return Row(
+        name,
+        labels,
+        failed,
+        parameters=scored[0]["parameters"],
+        **used,
+        loss=loss,
+        bpc=bpc,
+        ppl=math.exp(loss.mean) if loss.mean < 709 else None,
+        best_length=length,
+        best_loss=_mean(scored, best, "loss"),
+        best_bpc=_mean(scored, best, "bpc"),
+    )
+
+
+def _mean(results: list[dict[str, Any]], i: int, figure: str) -> Mean:
+    return Mean.of([result["scores"][i]["score"][figure] for result in results])
+
+
+def _beside(row: Row, first: Row, compared: str | None) -> Row:
+    """Return a row with its differences from the first."""
+    values = dict(vars(row))
+    if row.parameters and first.parameters:
+        values["more_parameters"] = row.parameters / first.parameters - 1
+    if compared and row is not first:
+        own, its = (getattr(of, compared) for of in (row, first))
+        if own and its:
+            values["difference"] = own.mean - its.mean
+            if own.deviation is not None and its.deviation is not None:
+                values["difference_error"] = math.sqrt(own.deviation**2 / own.n + its.deviation**2 / its.n)
+    return Row(**values)
+
+
+def as_text(table: Table) -> str:
+    """Return the table for a screen."""
+    head, *rows = _cells(table)
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        cells = (cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join([*lines, "", *_notes(table)])
+
+
+def as_markdown(table: Table) -> str:
+    """Return the table in Markdown."""
+    head, *rows = _cells(table)
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    lines = ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
+    return "\n".join([*lines, "", *_notes(table)]) + "\n"
+
+
+def _cells(table: Table) -> list[list[str]]:
+    unit = table.unit
+    head = ["variant", "parameters", "", "steps", "tokens", "time", "nats/token", unit, "best at", unit, "difference"]
+    lines = [head]
+    for row in table.rows:
+        length = "-" if row.best_length is None else f"{row.best_length:,}"
+        line = [row.variant, "-" if row.parameters is None else f"{row.parameters:,}", _share(row.more_parameters)]
+        if row.loss is None or row.seconds is None:
+            lines.append([*line, *["-"] * 3, "failed" if row.failed else "-", *["-"] * 4])
+            continue
+        line += [f"{row.steps:,.0f}", f"{row.tokens:,.0f}", clock(row.seconds), _with_spread(row.loss)]
+        best = "-" if row.best_length is None else _in_unit(row.best_loss, row.best_bpc, unit)
+        lines.append([*line, _in_unit(row.loss, row.bpc, unit), length, best, _difference(row)])
+    return lines
+
+
+def _share(more: float | None) -> str:
+    return "" if not more else f"{more:+.1%}"
+
+
+def _with_spread(value: Mean) -> str:
+    return f"{value.mean:.4f}" + ("" if value.deviation is None else f" ± {value.deviation:.4f}")
+
+
+def _in_unit(loss: Mean | None, bpc: Mean | None, unit: str) -> str:
+    if loss is None or bpc is None:
+        return "-"
+    if unit == "bpc":
+        return _with_spread(bpc)
+    return f"{math.exp(loss.mean):,.2f}" if loss.mean < 709 else "inf"
+
+
+def _difference(row: Row) -> str:
+    if row.difference is None:
+        return ""
+    return f"{row.difference:+.4f}" + ("" if row.difference_error is None else f" ± {row.difference_error:.4f}")
+
+
+def _notes(table: Table) -> list[str]:
+    """Say in a few lines what the figures are."""
+    unit = {"bpc": "bits per character", "ppl": "perplexity per token"}[table.unit]
+    notes = []
+    if table.text:
+        notes.append(f"Scored on the {table.text}; {table.unit}: {unit}; best at: the attention length with the least loss.")
+    if any(row.loss and row.loss.deviation is not None for row in table.rows):
+        notes.append("±: standard deviation between seeds; of a difference its standard error.")
+    if table.compared is None:
+        notes.append("Differences are not given: the variants were not scored on the same text.")
+    elif len(table.rows) > 1:
+        compared = "nats per token" if table.compared == "loss" else "bits per character, for tokens are not the same"
+        notes.append(f"difference: from the first variant, in {compared}.")
+    if table.n_done < table.n_run:
+        notes.append(f"{table.n_done} of {table.n_run} runs are done.")
+    return notes

@@ -1,0 +1,74 @@
+"""Attention length at evaluation: how a run can be read with more or less of the text before each segment.
+
+A Transformer-XL with recurrence has a memory of that length; without, so many tokens before each segment are read again with
+it. A vanilla model tells only `max_len` positions apart, so what it reads again makes its segments shorter. An LSTM has no
+length.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from transformer_xl.analysis.scoring import Reading, own_reading
+from transformer_xl.config import RunConfig
+from transformer_xl.model_config import LstmConfig, VanillaConfig
+
+MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))
+"""Of the length in training, that an ablation scores."""
+
+_SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))
+"""Of a vanilla model's positions."""
+
+
+def trained_length(config: RunConfig) -> int:
+    """Return the length that a run was trained with: its memory, or where it has none its segment."""
+    return config.model.mem_len or config.train.tgt_len
+
+
+def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> list[int]:
+    """Return attention lengths around that of training.
+
+    Example:
+        >>> from transformer_xl.config import load_recipe
+        >>> lengths_of(load_recipe("quickstart"))
+        [0, 64, 128, 256, 512]
+    """
+    if isinstance(config.model, VanillaConfig):
+        longest = config.model.max_len or config.train.tgt_len
+        return _whole(longest, _SHARES)
+    return _whole(trained_length(config), multiples)
+
+
+def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: bool = False) -> list[Reading]:
+    """Return how a run is read with each length that its kind of model can have, in order of length.
+
+    Args:
+        config: of the run, resolved.
+        lengths: wanted; None: those around the trained one.
+        exact: read a vanilla model one position at a time, too, which takes as many times longer as it has positions.
+    """
+    if isinstance(config.model, LstmConfig):
+        return []
+    wanted = sorted(set(lengths_of(config) if lengths is None else lengths))
+    if not isinstance(config.model, VanillaConfig):
+        return [_of_transformer_xl(config, length) for length in wanted]
+    longest = config.model.max_len or config.train.tgt_len
+    possible = {length for length in wanted if length < longest} | ({longest - 1} if exact else set[int]())
+    return [_of_vanilla(config, length, longest) for length in sorted(possible)]
+
+
+def _of_transformer_xl(config: RunConfig, length: int) -> Reading:
+    own = own_reading(config)
+    remembers = config.model.mem_len > 0
+    memory, again = (length, own.ext_len) if remembers else (0, length)
+    return Reading(length, own.tgt_len, memory, again, own.batch_size)
+
+
+def _of_vanilla(config: RunConfig, length: int, longest: int) -> Reading:
+    own = own_reading(config)
+    tgt_len = longest - length
+    lanes = own.batch_size * max(1, own.tgt_len // tgt_len)  # as many tokens are scored at once, however short segments are
+    return Reading(length, tgt_len, 0, length, lanes)
+
+
+def _whole(base: int, multiples: Sequence[Fraction]) -> list[int]:
+    return sorted({int(base * multiple) for multiple in multiples})

@@ -1,0 +1,212 @@
+"""`txl ablate`."""
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from transformer_xl.cli.options import check_least, names_of
+
+if TYPE_CHECKING:
+    from transformer_xl.analysis.ablation import Ablation, Plan
+    from transformer_xl.analysis.ablation_run import Work
+
+_VALIDATIONS = 10
+"""Of each run, for its curve, unless its recipe is told otherwise."""
+
+
+def ablate(
+    *recipes: str,
+    recurrence: str | None = None,
+    attention: str | None = None,
+    loss: str | None = None,
+    steps: int | None = None,
+    minutes: float | None = None,
+    seeds: int | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
+    corpus: str | None = None,
+    out: Path | None = None,
+    lengths: str | None = None,
+    exact: Annotated[bool, Parameter(negative="")] = False,
+    tokens: int | None = None,
+    measure_only: Annotated[bool, Parameter(negative="")] = False,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    quiet: Annotated[bool, Parameter(negative="")] = False,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Train variants of recipes at equal budget, score them, and compare them in one table.
+
+    One recipe alone is compared with and without recurrence, with all kinds of
+    attention, learning from all tokens and from half of them. Ctrl-C loses
+    nothing; the same command goes on, and --out alone does, too. The same
+    command in a second terminal takes a share of the work.
+
+    Common uses:
+        txl ablate quickstart --minutes 3 --dry-run
+        txl ablate quickstart --minutes 3
+        txl ablate quickstart --recurrence yes,no --seeds 3 --minutes 3
+        txl ablate ptb-small --attention transformer_xl,shaw --steps 2000
+        txl ablate mine.toml other.toml --minutes 10 --out runs/mine-or-other
+        txl ablate --out runs/ablate-quickstart
+
+    Equal time is made of steps: the time of a step of each variant is measured
+    first, all in turn, and each is given as many as fit. So what else the
+    machine does changes no result. docs/ablations.md says more.
+
+    Args:
+        recipes: names (docs/recipes.md) or TOML files, of any kind of model.
+        recurrence: yes, no or both; no: a model without memory.
+        attention: transformer_xl, shaw, vaswani, al_rfou, with commas between.
+        loss: full, half or both; half: only the later half of each segment is learned from.
+        steps: budget of each run in steps.
+        minutes: budget of each run in minutes of training. Default: the recipe's own budget.
+        seeds: train each variant so often, with other random numbers. Default: 1.
+        set_: section.key=value laid over all recipes; may be repeated.
+        corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
+        out: directory of the ablation. Default: runs/ablate-RECIPE.
+        lengths: attention lengths to score, with commas between. Default: 0, 1/2, 1, 2 and 4 times that of training.
+        exact: score vanilla models one position at a time, too; slow.
+        tokens: score at most so many tokens of the test split.
+        measure_only: measure the time of a step of each variant, print it, and stop.
+        dry_run: print variants, parameters, steps and time; write nothing.
+        quiet: show warnings and the table only.
+        json_: print one JSON object.
+    """
+    from transformer_xl.analysis.ablation import Ablation
+    from transformer_xl.analysis.ablation_display import AblationDisplay
+    from transformer_xl.analysis.ablation_run import Work
+    from transformer_xl.training.allocator import keep_freed_memory
+
+    axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
+    asked = _Asked(axes, steps, minutes, seeds, tuple(set_ or ()), corpus, lengths, tokens, exact)
+    plan, directory = asked.plan(recipes, out) if recipes else asked.stored_plan(out)
+    display = AblationDisplay(quiet=quiet)
+    keep_freed_memory()
+    if dry_run:
+        _print_plan(Work(Ablation(directory, plan), display), rounds=1, json_=json_)
+        return
+    ablation = Ablation.begin(directory, plan)
+    work = Work(ablation, display)
+    try:
+        if measure_only:
+            _print_plan(work, rounds=None, json_=json_)
+            return
+        _describe(work)
+        busy = work.go_on()
+    except KeyboardInterrupt:
+        print(f"interrupted; go on with: txl ablate --out {shlex.quote(str(directory))}", file=sys.stderr)
+        sys.exit(130)
+    _conclude(ablation, busy, json_=json_, quiet=quiet)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command line says of a plan."""
+
+    axes: dict[str, str | None]
+    steps: int | None
+    minutes: float | None
+    seeds: int | None
+    set: tuple[str, ...]
+    corpus: str | None
+    lengths: str | None
+    tokens: int | None
+    exact: bool
+
+    def plan(self, recipes: Sequence[str], out: Path | None) -> "tuple[Plan, Path]":
+        """Return the plan of an ablation of recipes, and where it goes."""
+        from transformer_xl.analysis.ablation import Plan
+        from transformer_xl.analysis.variants import AXES, make_variants
+
+        self._check()
+        axes = {axis: None if text is None else names_of(axis, text, AXES[axis]) for axis, text in self.axes.items()}
+        variants = make_variants(recipes, **axes, overrides=self.set, corpus=self.corpus)
+        own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in self.set)
+        plan = Plan(
+            variants,
+            seeds=self.seeds or 1,
+            steps=self.steps,
+            minutes=self.minutes,
+            validations=None if own_validations else _VALIDATIONS,
+            lengths=None if self.lengths is None else tuple(_lengths(self.lengths)),
+            exact=self.exact,
+            tokens=self.tokens,
+        )
+        return plan, out or Path("runs") / "-".join(["ablate", *dict.fromkeys(variant.recipe for variant in variants)])
+
+    def stored_plan(self, out: Path | None) -> "tuple[Plan, Path]":
+        """Return the plan of an ablation that goes on; without a recipe nothing else can be said of it."""
+        from transformer_xl.analysis.ablation import Ablation
+        from transformer_xl.errors import ConfigError
+
+        if out is None:
+            raise ConfigError(
+                "name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on"
+            )
+        for option, value in {**self.axes, **vars(self)}.items():
+            if value and option != "axes":
+                raise ConfigError(
+                    f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out"
+                )
+        return Ablation.open(out).plan, out
+
+    def _check(self) -> None:
+        from transformer_xl.errors import ConfigError
+
+        check_least({"steps": (self.steps, 1), "seeds": (self.seeds, 1), "tokens": (self.tokens, 1)})
+        if self.minutes is not None and self.minutes <= 0:
+            raise ConfigError(f"--minutes ({self.minutes:g}) must be more than 0")
+        if self.steps is not None and self.minutes is not None:
+            raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
+
+
+def _lengths(text: str) -> list[int]:
+    from transformer_xl.errors import ConfigError
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise ConfigError(f"--lengths '{text}' must be numbers with commas between, such as 0,64,128")
+    return sorted(set(map(int, parts)))
+
+
+def _describe(work: "Work") -> None:
+    """Say what is done now."""
+    ablation = work.ablation
+    n_left = sum(not work.is_done(run) for run in ablation.runs)
+    n_run = len(ablation.runs)
+    of_them = "" if n_left == n_run else f", {n_run - n_left} of them done"
+    seeds = f" with {ablation.plan.seeds} seeds" if ablation.plan.seeds > 1 else ""
+    work.watcher.say(f"{ablation.directory}: {len(ablation.plan.variants)} variants{seeds}, {n_run} runs{of_them}")
+
+
+def _print_plan(work: "Work", *, rounds: int | None, json_: bool) -> None:
+    """Print what will be trained and how long that takes; with `rounds`, from a measurement that nobody keeps."""
+    from transformer_xl.analysis.ablation_plan import as_text, planned
+
+    rows = planned(work, rounds=rounds)
+    print(json.dumps({"out": str(work.ablation.directory), "variants": rows}) if json_ else as_text(work.ablation, rows))
+
+
+def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool) -> None:
+    """Write and print the table, and say what is missing."""
+    from transformer_xl.analysis.ablation_pictures import draw_curves, draw_lengths
+    from transformer_xl.analysis.ablation_table import as_markdown, as_text, make_table
+    from transformer_xl.checkpoint.disk import replace_file
+
+    table = make_table(ablation)
+    with ablation.alone(lambda: None):
+        replace_file(ablation.directory / "table.md", as_markdown(table).encode())
+        pictures = [picture for picture in (draw_curves(ablation), draw_lengths(ablation)) if picture]
+    if json_:
+        print(json.dumps({"out": str(ablation.directory), **table.as_dict(), "busy": busy}))
+        return
+    print(as_text(table))
+    if busy:
+        print(f"Another process is at {', '.join(busy)}; it makes the table of all when it ends.")
+    for picture in () if quiet else pictures:
+        print(f"picture: {picture}")

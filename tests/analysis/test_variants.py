@@ -1,0 +1,77 @@
+"""What an ablation compares."""
+
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.analysis.variants import differences, make_variants
+from transformer_xl.config import load_recipe
+from transformer_xl.errors import ConfigError
+
+
+def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
+    variants = make_variants(["quickstart"], overrides=["model.attention=shaw"])
+    assert len(variants) == len({variant.name for variant in variants}) == 16
+    first, last = variants[0], variants[-1]
+    assert first.labels == {"recurrence": "yes", "attention": "shaw", "loss": "full"}
+    assert first.config == load_recipe("quickstart", ["model.attention=shaw"])
+    assert last.name == "no-recurrence-al_rfou-half"
+    assert (last.config.model.mem_len, last.config.eval_mem_len, last.config.train.loss) == (0, 0, "half")
+    assert differences(first.config, last.config) == [
+        ("model.mem_len", 128, 0),
+        ("model.attention", "shaw", "al_rfou"),
+        ("train.loss", "full", "half"),
+        ("eval.mem_len", None, 0),
+    ]
+
+
+def test_an_axis_leaves_the_others_as_the_recipe_has_them() -> None:
+    variants = make_variants(["quickstart"], recurrence=["no", "yes"])
+    assert [variant.name for variant in variants] == ["no-recurrence", "recurrence"]
+    assert {variant.config.train.loss for variant in variants} == {"full"}
+
+
+def test_memory_of_the_same_length_goes_with_recurrence() -> None:
+    (variant,) = make_variants(
+        ["quickstart"], recurrence=["no"], overrides=["model.same_length=true", "eval.same_length=true", "eval.mem_len=9"]
+    )
+    assert not variant.config.model.model_dump()["same_length"]
+    assert variant.config.eval.same_length is None
+    assert variant.config.eval_mem_len == 0
+
+
+def test_a_backend_of_the_papers_attention_is_left_out_where_there_is_another() -> None:
+    own, other = make_variants(["quickstart"], attention=["transformer_xl", "vaswani"], overrides=["train.attention=equation"])
+    assert (own.config.train.attention, other.config.train.attention) == ("equation", "auto")
+
+
+def test_other_kinds_are_trained_as_they_are(tmp_path: Path) -> None:
+    recipe = tmp_path / "lstm.toml"
+    recipe.write_text('[model]\nkind = "lstm"\n')
+    variants = make_variants([str(recipe), "quickstart"], recurrence=["yes", "no"], loss=["half"])
+    assert [variant.name for variant in variants] == [
+        "lstm-half",
+        "quickstart-recurrence-half",
+        "quickstart-no-recurrence-half",
+    ]
+    assert variants[0].labels == {"loss": "half"}
+    assert variants[0].config.train.loss == "half"
+
+
+def test_corpus_and_overrides_are_laid_over_all(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("text")
+    for variant in make_variants(["quickstart", "ptb-small"], overrides=["train.batch_size=3"], corpus=str(text)):
+        assert (variant.config.data.corpus, variant.config.train.batch_size) == (str(text), 3)
+
+
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"variant 'recurrence' .* model.mem_len \(0\) .*--set model.mem_len=N"):
+        make_variants(["quickstart"], recurrence=["yes"], overrides=["model.mem_len=0"])
+    with pytest.raises(
+        ConfigError, match="variant 'al_rfou' of recipe 'quickstart': model: attention 'al_rfou' adds positions"
+    ):
+        make_variants(["quickstart"], attention=["al_rfou"], overrides=["model.d_head=32"])
+    (tmp_path / "quickstart.toml").write_text("")
+    with pytest.raises(ConfigError, match="would both be called 'quickstart'"):
+        make_variants(["quickstart", str(tmp_path / "quickstart.toml")])

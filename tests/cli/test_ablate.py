@@ -1,0 +1,214 @@
+"""`txl ablate`: what is compared, at what budget, and that nothing is done twice."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Txl
+from tests.training.helpers import run_bits
+from transformer_xl.analysis import pace
+from transformer_xl.analysis.ablation import Ablation
+from transformer_xl.training.trainer import Trainer
+
+RARELY = ("--set", "train.eval_interval=99")
+ABLATE = ("ablate", "tiny.toml", "--corpus", "text.txt", "--recurrence", "yes,no", *RARELY, "--steps", "8", "--lengths", "0,3")
+RUNS = ("recurrence-seed0", "no-recurrence-seed0")
+
+
+def files(directory: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def untouched(before: dict[str, int], after: dict[str, int]) -> bool:
+    """True but for the table and pictures, which are made anew."""
+    made = ("table.md", ".png", ".lock")
+    return {p: t for p, t in before.items() if not p.endswith(made)} == {p: t for p, t in after.items() if not p.endswith(made)}
+
+
+def test_table_and_resume(txl: Txl, workbench: Path) -> None:
+    answer = txl(*ABLATE, "--out", "a", "--quiet")
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    assert [line.split()[0] for line in lines[1:3]] == ["recurrence", "no-recurrence"]
+    assert "Scored on the test split of" in answer.out
+    assert (workbench / "a" / "table.md").read_text().startswith("| variant | parameters |")
+    assert (workbench / "a" / "curves.png").read_bytes()[1:4] == (workbench / "a" / "lengths.png").read_bytes()[1:4] == b"PNG"
+    before = files(workbench / "a")
+    again = json.loads(txl(*ABLATE, "--out", "a", "--json").out)
+    assert untouched(before, files(workbench / "a"))
+    own, other = again["rows"]
+    assert (own["steps"], own["tokens"], other["steps"]) == (8, 160, 8)
+    assert own["difference"] is None
+    assert other["difference"] == pytest.approx(other["loss"]["mean"] - own["loss"]["mean"])
+    score = json.loads(txl("eval", "a/recurrence-seed0", "--json").out)
+    assert own["loss"]["mean"] == pytest.approx(score["loss"], abs=1e-9)
+    assert own["bpc"]["mean"] == pytest.approx(score["bpc"], abs=1e-9)
+    result = json.loads((workbench / "a/results/recurrence-seed0.json").read_text())
+    for scored in result["scores"]:
+        length = str(scored["reading"]["length"])
+        score = json.loads(txl("eval", "a/recurrence-seed0", "--mem-len", length, "--json").out)
+        assert scored["score"]["loss"] == pytest.approx(score["loss"], abs=1e-9)
+    assert [scored["reading"]["mem_len"] for scored in result["scores"]] == [6, 0, 3]
+    result = json.loads((workbench / "a/results/no-recurrence-seed0.json").read_text())
+    assert [(s["reading"]["mem_len"], s["reading"]["ext_len"]) for s in result["scores"]] == [(0, 0), (0, 3)]
+    score = json.loads(txl("eval", "a/no-recurrence-seed0", "--ext-len", "3", "--json").out)
+    assert result["scores"][1]["score"]["loss"] == pytest.approx(score["loss"], abs=1e-9)
+
+
+def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert txl(*ABLATE, "--out", "whole", "--quiet").status == 0
+    step, n_step = Trainer.train_step, 0
+
+    def interrupted(self: Trainer) -> Any:
+        nonlocal n_step
+        n_step += 1
+        if n_step == 11:  # the third of the second run
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "train_step", interrupted)
+    answer = txl(*ABLATE, "--out", "parts", "--quiet")
+    assert (answer.status, answer.err) == (130, "interrupted; go on with: txl ablate --out parts\n")
+    first = files(workbench / "parts" / RUNS[0])
+    assert txl("ablate", "--out", "parts", "--quiet").status == 0
+    assert files(workbench / "parts" / RUNS[0]) == first
+    assert n_step == 16
+    for run in RUNS:
+        parts, whole = (run_bits(workbench / name / run) for name in ("parts", "whole"))
+        assert parts | {"steps": [8]} == whole  # beside it, the checkpoint of the interruption
+        one, other = (json.loads((workbench / name / "results" / f"{run}.json").read_text()) for name in ("parts", "whole"))
+        assert [s["score"]["nats"] for s in one["scores"]] == [s["score"]["nats"] for s in other["scores"]]
+
+
+def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> None:
+    assert "2 runs" in txl(*ABLATE, "--out", "a", "--measure-only").out
+    ablation = Ablation.open(workbench / "a")
+    with ablation.claimed(ablation.runs[0]) as ours:
+        assert ours
+        answer = txl(*ABLATE, "--out", "a")
+    assert answer.status == 0
+    assert "1 of 2 runs are done." in answer.out
+    assert f"Another process is at {RUNS[0]}" in answer.out
+    assert not (workbench / "a" / RUNS[0]).exists()
+    assert (workbench / "a" / RUNS[1]).exists()
+
+
+def test_two_processes_share_the_runs(workbench: Path) -> None:
+    command = [sys.executable, "-m", "transformer_xl", *ABLATE, "--seeds", "2", "--out", "a"]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate(timeout=200) for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    ablation = Ablation.open(workbench / "a")
+    for run in ablation.runs:
+        result = ablation.result(run)
+        assert result is not None
+        assert result["done"]
+        starts = json.loads((workbench / "a" / run.name / "environment.json").read_text())
+        assert len(starts) == 1  # trained once
+    assert any("are done." not in out for out, _ in outputs)  # the last one shows all
+    assert (workbench / "a" / "table.md").read_text().count("±") > 3
+
+
+def test_another_plan_is_refused(txl: Txl, workbench: Path) -> None:
+    assert txl(*ABLATE, "--out", "a", "--measure-only").status == 0
+    refused = "'a' holds an ablation with another plan: "
+    other = [*ABLATE[:-3], "9", *ABLATE[-2:]]
+    assert txl(*other, "--out", "a").complaint.startswith(f"{refused}steps (9) differs from its steps (8); go on with its own")
+    changed = txl(*ABLATE, "--out", "a", "--set", "optim.lr=0.5").complaint
+    assert changed.startswith(f"{refused}optim.lr of 'recurrence' (0.5) differs from what it was (0.01)")
+    assert txl(*ABLATE, "--loss", "half", "--out", "a").complaint.startswith(f"{refused}variants (recurrence-half, no-rec")
+    assert "4 runs" in txl(*ABLATE, "--seeds", "2", "--out", "a", "--measure-only").out  # more of the same
+    assert txl(*ABLATE, "--out", "a").complaint.startswith(f"{refused}seeds (1) differs from its seeds (2)")
+
+
+def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(trainer: Trainer) -> float:
+        return 0.1 if trainer.model.mem_len else 0.05
+
+    monkeypatch.setattr(pace, "_timed_step", timed)
+    timely = [*ABLATE[:8], "--minutes", "0.01", "--out", "a"]
+    rows = json.loads(txl(*timely, "--dry-run", "--json").out)["variants"]
+    assert not (workbench / "a").exists()
+    assert [row["steps"] for row in rows] == [6, 12]
+    assert json.loads(txl(*timely, "--measure-only", "--json").out)["variants"] == rows
+    monkeypatch.setattr(pace, "_timed_step", None)
+    answer = txl(*timely, "--lengths", "0", "--json")
+    assert "lengths (0) differs from its lengths (none)" in answer.complaint
+    assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]
+
+
+def test_other_kinds_and_seeds(txl: Txl, workbench: Path) -> None:
+    small = "n_layer = 2\nd_model = 8\n"
+    rest = (workbench / "tiny.toml").read_text().split("[optim]")[1]
+    heads = "n_head = 2\nd_head = 4\nd_inner = 12\n"
+    (workbench / "lstm.toml").write_text(f'[model]\nkind = "lstm"\n{small}\n[optim]{rest}')
+    (workbench / "vanilla.toml").write_text(f'[model]\nkind = "vanilla"\n{small}{heads}\n[optim]{rest}')
+    recipes = ("lstm.toml", "vanilla.toml")
+    result = json.loads(
+        txl(
+            "ablate",
+            *recipes,
+            "--corpus",
+            "text.txt",
+            *RARELY,
+            "--steps",
+            "2",
+            "--seeds",
+            "2",
+            "--tokens",
+            "90",
+            "--exact",
+            "--json",
+        ).out
+    )
+    assert result["out"] == "runs/ablate-lstm-vanilla"
+    assert [row["variant"] for row in result["rows"]] == ["lstm", "vanilla"]
+    assert [row["loss"]["n"] for row in result["rows"]] == [2, 2]
+    assert result["rows"][0]["best_length"] is None
+    assert result["rows"][1]["difference_error"] > 0
+    assert result["text"].startswith("first 90 tokens of the test split of")
+    scored = json.loads((workbench / result["out"] / "results/vanilla-seed1.json").read_text())["scores"]
+    assert [(s["reading"]["tgt_len"], s["reading"]["ext_len"]) for s in scored] == [(5, 0), (3, 2), (2, 3), (1, 4)]
+
+
+def test_a_run_that_fails_is_noted_and_the_others_go_on(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.errors import TrainingError
+
+    step = Trainer.train_step
+
+    def failing(self: Trainer) -> Any:
+        if self.model.mem_len:
+            raise TrainingError("it came to nothing")
+        return step(self)
+
+    monkeypatch.setattr(Trainer, "train_step", failing)
+    answer = txl(*ABLATE, "--out", "a")
+    assert answer.status == 0
+    assert "recurrence-seed0 failed: it came to nothing" in answer.err
+    assert "failed" in answer.out.splitlines()[1]
+    assert "failed" not in answer.out.splitlines()[2]
+    assert txl(*ABLATE, "--out", "a", "--quiet").err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "name a recipe"),
+        (("--out", "nothing"), "'nothing' holds no ablation"),
+        (("--out", "run", "--minutes", "2"), "--minutes is part of a plan"),
+        (("tiny.toml", "--out", "run"), "'run' is not empty and holds no ablation"),
+        (("tiny.toml", "--steps", "2", "--minutes", "2"), "--steps (2) and --minutes (2) are two budgets"),
+        (("tiny.toml", "--minutes", "0"), "--minutes (0) must be more than 0"),
+        (("tiny.toml", "--attention", "shav"), "unknown --attention 'shav'; did you mean 'shaw'?"),
+        (("tiny.toml", "--lengths", "1,x"), "--lengths '1,x' must be numbers"),
+        (("tiny.toml", "--seeds", "0"), "--seeds (0) must be at least 1"),
+    ],
+)
+def test_complaints(txl: Txl, arguments: tuple[str, ...], complaint: str) -> None:
+    assert txl("ablate", *arguments).complaint.startswith(complaint)
