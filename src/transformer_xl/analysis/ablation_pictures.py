@@ -47,13 +47,13 @@ def draw_curves(ablation: Ablation) -> Path | None:
     """Draw validation loss against training time and against tokens; None if nothing was validated."""
     figure, lines = _figure(ablation, width=12), 0
     by_time, by_tokens = figure.subplots(1, 2, sharey=True)
-    paces = ablation.paces()
+    paces, unit = ablation.paces(), _unit_of_curves(ablation)
     for variant, style in _styled(ablation):
         curves = [_validations(ablation.directory / result["run"]) for result in _done(ablation, variant)]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
         if not steps:
             continue
-        means = [Mean.of([curve[step]["loss"] for curve in curves]) for step in steps]
+        means = [Mean.of([curve[step][unit] for curve in curves]) for step in steps]
         tokens = [curves[0][step]["tokens"] / 1e6 for step in steps]
         pace = paces.get(variant.name)
         minutes = [
@@ -65,7 +65,7 @@ def draw_curves(ablation: Ablation) -> Path | None:
     if not lines:
         return None
     how = "at the measured pace" if paces else "as it was"
-    by_time.set(xlabel=f"training time (minutes, {how})", ylabel="validation loss (nats per token)")
+    by_time.set(xlabel=f"training time (minutes, {how})", ylabel=f"validation loss ({_NAMES[unit]})")
     by_tokens.set(xlabel="tokens read (millions)")
     by_time.grid(alpha=0.3)
     figure.suptitle(f"{ablation.directory.name}: learning curves")
@@ -93,6 +93,12 @@ def _done(ablation: Ablation, variant: Variant) -> list[dict[str, Any]]:
 def _unit(ablation: Ablation) -> str:
     kinds = {result["unit"] for variant in ablation.plan.variants for result in _done(ablation, variant)}
     return "loss" if "word" in kinds else "bpc"
+
+
+def _unit_of_curves(ablation: Ablation) -> str:
+    """Return the unit in which validations can be compared: not tokens, where these are not the same."""
+    tokenizers = {result["tokenizer"] for variant in ablation.plan.variants for result in _done(ablation, variant)}
+    return "loss" if len(tokenizers) < 2 else "bpc"
 
 
 def _by_length(result: dict[str, Any]) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from transformer_xl import __version__
-from transformer_xl.cli import ablate, bench, convert, corpus, evaluate, generate, plan, train
+from transformer_xl.cli import ablate, bench, convert, corpus, evaluate, generate, plan, plot, train
 from transformer_xl.errors import TxlError
 
 app = App(
@@ -33,6 +33,7 @@ app.command(corpus.app)
 app.command(bench.app)
 app.command(plan.plan)
 app.command(ablate.ablate)
+app.command(plot.plot)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import check_least, names_of
+from transformer_xl.cli.options import check_least, names_of, numbers_of
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.ablation import Ablation, Plan
@@ -133,7 +133,7 @@ class _Asked:
             steps=self.steps,
             minutes=self.minutes,
             validations=None if own_validations else _VALIDATIONS,
-            lengths=None if self.lengths is None else tuple(_lengths(self.lengths)),
+            lengths=None if self.lengths is None else tuple(sorted(numbers_of("lengths", self.lengths, least=0))),
             exact=self.exact,
             tokens=self.tokens,
         )
@@ -163,15 +163,6 @@ class _Asked:
             raise ConfigError(f"--minutes ({self.minutes:g}) must be more than 0")
         if self.steps is not None and self.minutes is not None:
             raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
-
-
-def _lengths(text: str) -> list[int]:
-    from transformer_xl.errors import ConfigError
-
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise ConfigError(f"--lengths '{text}' must be numbers with commas between, such as 0,64,128")
-    return sorted(set(map(int, parts)))
 
 
 def _describe(work: "Work") -> None:

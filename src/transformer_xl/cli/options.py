@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from transformer_xl.errors import ConfigError, did_you_mean
 
 
-def numbers_of(option: str, text: str) -> list[int]:
+def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
     """Return the numbers that an option lists, each once.
 
     Raises:
-        ConfigError: anything else than numbers of at least 1 with commas between.
+        ConfigError: anything else than numbers of at least `least` with commas between.
     """
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--{option} '{text}' must be numbers of at least 1 with commas between, such as 1,4,16")
+    if not all(part.isdecimal() and int(part) >= least for part in parts):
+        raise ConfigError(f"--{option} '{text}' must be numbers of at least {least} with commas between, such as 1,4,16")
     return list(dict.fromkeys(map(int, parts)))
 
 

@@ -1,0 +1,104 @@
+"""Lines on a picture, and the same numbers as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from transformer_xl.analysis.styles import line_style
+from transformer_xl.pictures import new_figure, save_picture
+
+Look = Literal["marked", "thin", "plain", "dashed", "level"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line.
+
+    Attributes:
+        run: whose it is; lines of one run have one color.
+        name: what it is.
+        x: where.
+        y: what.
+        low: lower end of a band around it; None: it has none.
+        high: upper end.
+        look: marked: points that were measured; thin, plain and dashed: no markers; level: one figure, whatever x is.
+        trained: the x of training, which is marked; None: it has none.
+    """
+
+    run: str
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    look: Look = "marked"
+    trained: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+                for name, value in vars(self).items()}  # fmt: skip
+
+
+def draw(
+    lines: Sequence[Line],
+    path: Path,
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    lengths: bool = False,
+    borders: Sequence[float] = (),
+) -> Path:
+    """Draw lines; the legend lies outside of what it explains.
+
+    Args:
+        lines: to draw.
+        path: of the picture; its ending says of what kind.
+        title: above it.
+        xlabel: what x is.
+        ylabel: what y is.
+        lengths: x are lengths, each drawn as far from its double as from its half, and zero.
+        borders: x of vertical lines.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    figure = new_figure(width=10.5, height=max(4.5, 0.28 * len(lines) + 1.5))
+    axes = figure.add_subplot()
+    for border in borders:
+        axes.axvline(border, color="0.8", linewidth=1, zorder=0)
+    if borders:
+        axes.set_xticks(list(borders))
+    runs = list(dict.fromkeys(line.run for line in lines))
+    for line in lines:
+        style = line_style(runs.index(line.run))
+        if line.look == "level":
+            axes.axhline(line.y[0], label=line.name, color=style["color"], linestyle="-.", linewidth=1.5)
+            continue
+        axes.plot(line.x, line.y, label=line.name, **style | _LOOKS[line.look])
+        if line.low is not None and line.high is not None:
+            axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
+        if line.trained is not None and line.trained in line.x:
+            y = line.y[list(line.x).index(line.trained)]
+            axes.plot([line.trained], [y], "o", markersize=13, markerfacecolor="none", markeredgecolor=style["color"])
+    if any(line.trained in line.x for line in lines):
+        axes.plot([], [], "o", markersize=11, markerfacecolor="none", markeredgecolor="black", label="length in training")
+    if lengths:
+        every = sorted({x for line in lines for x in line.x})
+        axes.set_xscale("symlog", base=2, linthresh=min((x for x in every if x > 0), default=1))
+        axes.set_xticks(every, [f"{x:,.0f}" for x in every])
+        axes.minorticks_off()
+    axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    return save_picture(figure, path)
+
+
+_LOOKS: dict[Look, dict[str, Any]] = {
+    "marked": {"markersize": 5, "linewidth": 1.6},
+    "thin": {"marker": "", "linewidth": 0.8, "alpha": 0.6},
+    "plain": {"marker": "", "linewidth": 1.6},
+    "dashed": {"marker": "", "linewidth": 1.2, "linestyle": "--"},
+}

@@ -1,0 +1,74 @@
+"""Runs on one picture: opened, named, and checked for what can be compared."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.config import RunConfig
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import ConfigError
+
+Unit = Literal["nats", "bpc"]
+
+UNITS: dict[Unit, str] = {"nats": "nats per token", "bpc": "bits per character"}
+"""What losses are given in, in words."""
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A run that is compared with others.
+
+    Attributes:
+        name: short, and no other's.
+        path: of its directory.
+        config: its settings.
+        tokenizer: what its ids mean.
+    """
+
+    name: str
+    path: Path
+    config: RunConfig
+    tokenizer: Tokenizer
+
+
+def open_runs(paths: Sequence[Path]) -> list[OpenRun]:
+    """Open runs, each once.
+
+    Raises:
+        CheckpointError: one is not the directory of a run.
+    """
+    paths = list(dict.fromkeys(paths))
+    names = [path.resolve().name for path in paths]
+    runs = []
+    for path, name in zip(paths, names, strict=True):
+        directory = RunDirectory(path)
+        runs.append(OpenRun(name if names.count(name) == 1 else str(path), path, directory.config(), directory.tokenizer()))
+    return runs
+
+
+def check_comparable(runs: Sequence[OpenRun], unit: Unit, *, warn: Callable[[str], object]) -> None:
+    """Refuse losses that mean different things on one picture, and warn of those of different texts.
+
+    Raises:
+        ConfigError: tokens are not the same and losses are per token, or what they do not say differs.
+    """
+    first = runs[0]
+    for run in runs[1:]:
+        if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            sizes = f"'{first.name}' ({_words(first.tokenizer)}) and '{run.name}' ({_words(run.tokenizer)})"
+            if unit == "nats":
+                raise ConfigError(f"the vocabularies of {sizes} differ, so their nats per token do, too; use --unit bpc")
+            if first.tokenizer.loses or run.tokenizer.loses:
+                raise ConfigError(
+                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so that bits per "
+                    "character differ, too; draw one picture for each"
+                )
+    texts = {run.config.data.corpus: run for run in runs}
+    if len(texts) > 1:
+        warn(f"runs of different texts are on one picture: {', '.join(texts)}; a text may be easier than another")
+
+
+def _words(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.kind}, {tokenizer.vocab_size:,}"

@@ -1,0 +1,103 @@
+"""`txl plot`: the numbers that are drawn, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Txl
+from transformer_xl.training.record import read_metrics
+
+
+def drawn(txl: Txl, *arguments: str) -> list[dict[str, Any]]:
+    answer = txl("plot", *arguments, "--json")
+    assert (answer.status, answer.err) == (0, "")
+    return json.loads(answer.out)["lines"]
+
+
+def test_learning_curves_are_those_of_the_log(txl: Txl, workbench: Path) -> None:
+    entries = read_metrics(workbench / "run")
+    by_kind = {kind: [entry for entry in entries if entry["kind"] == kind] for kind in ("train", "valid")}
+    for against, key, factor in (("tokens", "tokens", 1e-6), ("steps", "step", 1), ("seconds", "seconds", 1)):
+        lines = drawn(txl, "run", "--against", against)
+        assert [line["name"] for line in lines] == ["run, training", "run, validation"]
+        for line, found in zip(lines, by_kind.values(), strict=True):
+            assert line["x"] == pytest.approx([factor * entry[key] for entry in found])
+            assert line["y"] == [entry["loss"] for entry in found]
+    assert (workbench / "plot.png").read_bytes()[1:4] == b"PNG"
+    training, validation = drawn(txl, "run", "--unit", "bpc", "--out", "curve.svg")
+    assert validation["y"] == pytest.approx([entry["bpc"] for entry in by_kind["valid"]], rel=1e-6)
+    assert training["y"][0] == pytest.approx(by_kind["train"][0]["loss"] * validation["y"][-1] / by_kind["valid"][-1]["loss"])
+    assert "<svg" in (workbench / "curve.svg").read_text()
+
+
+def test_older_logs_lack_the_seconds_of_validations(txl: Txl, workbench: Path) -> None:
+    log = workbench / "run" / "metrics.jsonl"
+    entries = read_metrics(workbench / "run")
+    for entry in entries:
+        if entry["kind"] != "train":
+            entry.pop("seconds", None)
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    seconds = {entry["step"]: entry["seconds"] for entry in entries if entry["kind"] == "train"}
+    _, validation = drawn(txl, "run", "--against", "seconds")
+    assert validation["x"] == [seconds[entry["step"]] for entry in entries if entry["kind"] == "valid"]
+
+
+def test_memory_is_scored_as_txl_eval_does(txl: Txl) -> None:
+    (line,) = drawn(txl, "run", "--against", "memory")
+    assert line["x"] == [0, 1, 3, 6, 12, 24, 48]
+    assert line["trained"] == 6
+    (line,) = drawn(txl, "run", "--against", "memory", "--lengths", "12,0", "--unit", "bpc", "--split", "valid")
+    scores = [json.loads(txl("eval", "run", "--mem-len", str(n), "--split", "valid", "--json").out) for n in (0, 12)]
+    assert line["y"] == pytest.approx([score["bpc"] for score in scores], abs=1e-9)
+
+
+def test_positions_of_three_segments(txl: Txl) -> None:
+    with_memory, without = drawn(txl, "run", "--against", "position", "--segments", "3", "--tokens", "120")
+    assert with_memory["x"] == list(range(15))
+    assert all(low < y < high for low, y, high in zip(*(without[k] for k in ("low", "y", "high")), strict=True))
+
+
+def test_runs_of_other_vocabularies_and_texts(txl: Txl, workbench: Path, home: Path) -> None:
+    small = ("--set", "train.max_steps=2", "--quiet")
+    (workbench / "other.txt").write_text("another text, and again another text\n" * 40)
+    characters = ("--corpus", str(home / "text.txt"), "--set", "tokenizer.kind=char")
+    assert txl("train", "tiny.toml", *characters, *small, "--out", "char").status == 0
+    assert txl("train", "tiny.toml", "--corpus", "other.txt", *small, "--out", "other").status == 0
+    refused = "the vocabularies of 'run' (byte, 256) and 'char' (char, "
+    assert txl("plot", "run", "char").complaint.startswith(refused)
+    assert txl("plot", "run", "char").complaint.endswith("differ, so their nats per token do, too; use --unit bpc")
+    assert {line["run"] for line in drawn(txl, "run", "char", "--unit", "bpc")} == {"run", "char"}
+    answer = txl("plot", "run", "other")
+    assert answer.status == 0
+    assert answer.err.startswith("warning: runs of different texts are on one picture: ")
+
+
+def test_runs_of_one_name_are_told_apart(txl: Txl, workbench: Path) -> None:
+    shutil.copytree(workbench / "run", workbench / "again" / "run")
+    assert {line["run"] for line in drawn(txl, "run", "again/run", "run")} == {"run", "again/run"}
+
+
+def test_a_run_that_has_logged_nothing(txl: Txl, workbench: Path) -> None:
+    (workbench / "run" / "metrics.jsonl").unlink()
+    assert txl("plot", "run").complaint.startswith("'run' has no losses in metrics.jsonl yet; train it further")
+    shutil.rmtree(workbench / "run" / "checkpoints")
+    (workbench / "run" / "checkpoints").mkdir()
+    assert "checkpoint" in txl("plot", "run", "--against", "memory").complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "name a run, such as"),
+        (("nothing",), "'nothing' holds no run"),
+        (("run", "--out", "plot.gif"), "--out 'plot.gif' must end in .png, .svg, .pdf"),
+        (("run", "--lengths", "3"), "--lengths (3) are of memory, and --against is tokens; use --against memory"),
+        (("run", "--against", "memory", "--lengths", "-3"), "--lengths '-3' must be numbers of at least 0"),
+        (("run", "--against", "position", "--tokens", "20"), "20 tokens are too few for means over stretches of 15"),
+    ],
+)
+def test_complaints(txl: Txl, arguments: tuple[str, ...], complaint: str) -> None:
+    assert txl("plot", *arguments).complaint.startswith(complaint)
