@@ -68,10 +68,8 @@ def read_segment(
     content_query = ((q + weights.content_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N * B, T, H)
     position_query = ((q + weights.position_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N, B * T, H)
     score = torch.bmm(content_query, keys_NBCH.flatten(0, 1).transpose(1, 2))
-    farthest, shifted = _position_scores(position_query, weights, scale, tgt_len=T, n_slot=C)
+    shifted = _position_scores(position_query, weights, scale, tgt_len=T, n_slot=C)
     oldest, n_far = (at + T) % C, C - shifted.shape[-1]
-    for slots, _ in _in_time(oldest, C, slice(0, n_far)):
-        score[..., slots] += farthest
     for slots, ages in _in_time(oldest, C, slice(n_far, C)):
         score[..., slots] += shifted[..., ages.start - n_far : ages.stop - n_far]
     for slots, bias in hidden:
@@ -81,26 +79,23 @@ def read_segment(
     return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), weights, options, product, dtype)
 
 
-def _position_scores(
-    query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int
-) -> tuple[Tensor, Tensor]:
-    """Return what distance adds to scores, for X = B·T queries.
+def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int) -> Tensor:
+    """Return what distance adds to the scores (N·B, T, W) of the W newest keys of all, for X = B·T queries.
 
-    Returns:
-        Scores (N·B, T, 1) of the farthest distance that is told apart, which stands for those beyond. And scores (N·B, T, W) of
-        the W newest keys of all, the segment's last token last: those of all distances, shifted (`rel_shift`) by a view, which
-        for keys after a query holds numbers of no meaning. Every older key is at least as far from each query as the farthest.
+    The segment's last token is last. Scores of all distances are shifted (`rel_shift`) by a view, which for keys after a query
+    holds numbers of no meaning. Every older key is at least as far from each query as the farthest distance that is told apart;
+    if there are such keys, that distance's score is taken away from all, which a softmax does not mind, so that they get none.
     """
     score_NXP = torch.bmm(query_NXH, weights.position_keys.transpose(1, 2))
     if weights.distance_bias is not None:
         score_NXP += (weights.distance_bias * scale).unsqueeze(1)
     (N, X, P), T = score_NXP.shape, tgt_len
-    farthest = score_NXP[..., :1]
     n_key = min(n_slot, P + T - 1)
+    if n_key < n_slot:
+        score_NXP -= score_NXP[..., :1].clone()
     if n_key > P:
-        score_NXP = torch.cat([farthest.expand(-1, -1, n_key - P), score_NXP], dim=-1)
-    shifted = score_NXP.as_strided((N * X // T, T, n_key), (T * n_key, n_key - 1, 1), T - 1)
-    return farthest.reshape(N * X // T, T, 1), shifted
+        score_NXP = torch.cat([score_NXP[..., :1].expand(-1, -1, n_key - P), score_NXP], dim=-1)
+    return score_NXP.as_strided((N * X // T, T, n_key), (T * n_key, n_key - 1, 1), T - 1)
 
 
 def _in_time(oldest: int, n_slot: int, ages: slice) -> Iterator[tuple[slice, slice]]:

@@ -132,6 +132,74 @@ def scoring_table(measured: Sequence[Figures]) -> str:
     return "\n".join([*_table([head, *rows], n_left=1), limit])
 
 
+def rereading_table(measured: Sequence[Figures]) -> str:
+    """Return times per token of both sides, and what operations would make of them."""
+    strides = {entry["stride"]["tokens"] for entry in measured if "stride" in entry}
+    head = ["length", "vanilla ms", "ours ms", "slowdown", "min–max", "paper", "vanilla GFLOP", "ours MFLOP", "ratio"]
+    rows = [[*head, *(f"every {stride}: ms" for stride in strides), *("slowdown" for _ in strides)]]
+    for entry in measured:
+        slowdown, published = entry["slowdown"], entry["published_slowdown"]
+        strided = [entry["stride"]] if "stride" in entry else []
+        rows.append(
+            [
+                f"{entry['length']:,}",
+                _short(entry["vanilla_seconds"]["median"], 1e-3),
+                _short(entry["our_seconds"]["median"], 1e-3),
+                _short(slowdown["median"]),
+                f"{_short(slowdown['min'])}–{_short(slowdown['max'])}",
+                "-" if published is None else f"{published:,}",
+                _short(entry["vanilla_flops"], 1e9),
+                _short(entry["our_flops"], 1e6),
+                _short(entry["flops_ratio"]),
+                *(_short(s["vanilla_seconds"]["median"], 1e-3) for s in strided),
+                *(_short(s["slowdown"]["median"]) for s in strided),
+            ]
+        )
+    rounds = sorted({entry["rounds"] for entry in measured})
+    return "\n".join(
+        [
+            *_table(rows, n_left=0),
+            f"Per predicted token; medians of {'–'.join(map(str, rounds))} rounds, the two sides taking turns. "
+            "paper: arXiv 1901.02860, table 9, on a GPU.",
+            "FLOP: operations that a token needs, keys that it may not see left out; ratio: vanilla's to ours.",
+        ]
+    )
+
+
+def draw_rereading(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
+    """Draw how many times longer the vanilla model takes against the attention length: measured, counted, published.
+
+    Args:
+        path: of the picture; its ending says of what kind.
+        measured: one point each.
+        title: above it.
+        machine: on what it was measured.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    figure = new_figure()
+    axes = figure.add_subplot()
+    lengths = [entry["length"] for entry in measured]
+    spread = [entry["slowdown"] for entry in measured]
+    medians = [s["median"] for s in spread]
+    errors = [[s["median"] - s["min"] for s in spread], [s["max"] - s["median"] for s in spread]]
+    axes.errorbar(lengths, medians, yerr=errors, marker="o", capsize=3, label="measured here (min–max)")
+    axes.plot(lengths, [entry["flops_ratio"] for entry in measured], "--", color="gray", label="operations")
+    published = [(entry["length"], entry["published_slowdown"]) for entry in measured if entry["published_slowdown"]]
+    if published:
+        axes.plot(*zip(*published, strict=True), "ks", label="the paper's table 9")
+    strided = [entry["stride"] for entry in measured if "stride" in entry]
+    if strided:
+        label = f"vanilla, {strided[0]['tokens']} tokens at a time"
+        axes.plot(lengths, [s["slowdown"]["median"] for s in strided], marker="o", label=label)
+    axes.set_yscale("log")
+    axes.grid(alpha=0.3, which="both")
+    axes.set(xlabel=f"attention length\n{machine}", ylabel="vanilla time / ours, per token", title=title)
+    axes.legend(frameon=False)
+    save_picture(figure, path)
+
+
 def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
     """Draw the tokens per second of decoders as bars, and the limit of each as a mark.
 

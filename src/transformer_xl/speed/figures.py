@@ -1,9 +1,14 @@
 """The figures of measurements as JSON has them: plain numbers in seconds, bytes and operations, None where nothing is known."""
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from transformer_xl.speed.measure import Decoding, Scoring
+from transformer_xl.speed.needs import flops_per_token
+from transformer_xl.speed.rereading import PUBLISHED, Race, Sides, with_length
 
 Figures = dict[str, Any]
 
@@ -69,3 +74,40 @@ def scoring_figures(measured: Scoring, *, precision: str, flops_per_token: float
         "limit_tokens_per_second": limit,
         "reached": measured.tokens_per_second / limit,
     }
+
+
+def rereading_figures(race: Race, sides: Sides, ids: np.ndarray) -> Figures:
+    """Return the figures of both sides at one attention length, with the operations that a token takes each of them.
+
+    Args:
+        race: what was measured, a round at least.
+        sides: the two models.
+        ids: integers (N,), a text, whose words say how often the tails of an adaptive softmax are needed.
+    """
+    stride, length = sides.stride, race.length
+    vanilla_flops = flops_per_token(sides.vanilla.with_context(ext_len=length - 1), ids, tgt_len=1)
+    our_flops = flops_per_token(with_length(sides.ours, length), ids, tgt_len=sides.tgt_len)
+    figures: Figures = {
+        "length": length,
+        "rounds": len(race.ours),
+        "vanilla_seconds": _spread(race.vanilla),
+        "our_seconds": _spread(race.ours),
+        "slowdown": _spread(race.slowdowns),
+        "published_slowdown": PUBLISHED.get(length),
+        "vanilla_flops": vanilla_flops,
+        "our_flops": our_flops,
+        "flops_ratio": vanilla_flops / our_flops,
+    }
+    if stride:
+        flops = flops_per_token(sides.vanilla.with_context(ext_len=length - stride), ids, tgt_len=stride)
+        figures["stride"] = {
+            "tokens": stride,
+            "vanilla_seconds": _spread(race.strided),
+            "slowdown": _spread(race.strided_slowdowns),
+            "flops_ratio": flops / our_flops,
+        }
+    return figures
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}

@@ -44,7 +44,7 @@ def memory_bandwidth(device: torch.device, *, n_bytes: int | None = None, clock:
     """
     n_bytes = n_bytes or (1 << 29 if device.type == "cpu" else 1 << 30)
     numbers = torch.ones(n_bytes // 4, device=device)
-    return numbers.nbytes / min(_seconds(numbers.sum, device, clock) for _ in range(_TRIES))
+    return numbers.nbytes / min(seconds_of(numbers.sum, device, clock) for _ in range(_TRIES))
 
 
 def matmul_rate(device: torch.device, dtype: torch.dtype, *, clock: Clock = time.perf_counter) -> float:
@@ -61,11 +61,20 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, *, clock: Clock = time
     best = 0.0
     for size in _SIZES:
         a = torch.ones(size, size, dtype=dtype, device=device)
-        seconds = min(_seconds(lambda a=a: a @ a, device, clock) for _ in range(_TRIES))
+        seconds = min(seconds_of(lambda a=a: a @ a, device, clock) for _ in range(_TRIES))
         best = max(best, 2 * size**3 / seconds)
         if seconds >= _LEAST_SECONDS:
             break
     return best
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
+    """Return how long work takes, until the device is done with it."""
+    _finish(device)
+    begin = clock()
+    work()
+    _finish(device)
+    return clock() - begin
 
 
 class MemoryWatch:
@@ -116,14 +125,6 @@ class MemoryWatch:
             return None
         anonymous, in_use, peak = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmRSS", "VmHWM"))
         return anonymous, in_use, peak
-
-
-def _seconds(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
-    _finish(device)
-    begin = clock()
-    work()
-    _finish(device)
-    return clock() - begin
 
 
 def _finish(device: torch.device) -> None:

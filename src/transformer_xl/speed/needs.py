@@ -129,7 +129,8 @@ def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> f
         Floating-point operations on average, a multiplication and an addition counted as two.
     """
     length = tgt_len + model.ext_len
-    return 2 * (length / tgt_len * _products_of_layers(model, length) + _products_of_vocabulary(model, ids))
+    again = length / tgt_len
+    return 2 * (again * _products_of_layers(model, length) + _products_of_vocabulary(model, ids, again))
 
 
 def _products_of_layers(model: LanguageModel, length: int) -> float:
@@ -138,9 +139,10 @@ def _products_of_layers(model: LanguageModel, length: int) -> float:
     if not isinstance(config, AttentionConfig):
         weights = (weight for name, weight in model.named_parameters() if name.startswith("layers."))
         return sum(weight.numel() for weight in weights if weight.dim() == 2)
-    n_key = model.window or model.mem_len + (length + 1) / 2
+    seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
     by_distance = isinstance(config, TransformerXLConfig) and not config.counts_from_end
-    attention = (3 if by_distance else 2) * n_key * config.n_head * config.d_head
+    told_apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if by_distance else []
+    attention = (2 * sum(seen) + sum(told_apart)) / length * config.n_head * config.d_head
     return sum(_products(cast(DecoderLayer, layer)) + attention for layer in model.layers)
 
 
@@ -149,8 +151,8 @@ def _products(layer: DecoderLayer) -> int:
     return sum(linear.weight.numel() for linear in (attention.qkv_net, attention.o_net, feed_forward.inner, feed_forward.outer))
 
 
-def _products_of_vocabulary(model: LanguageModel, ids: np.ndarray) -> float:
-    """Return the multiplications that embedding and softmax take for a token of the text, on average."""
+def _products_of_vocabulary(model: LanguageModel, ids: np.ndarray, n_read: float) -> float:
+    """Return the multiplications that embedding and softmax take for a token that is read so often and scored once."""
     softmax, embedding = cast(TokenSoftmax | AdaptiveSoftmax, model.softmax), cast(Embedding, model.embedding)
     clusters, classes = softmax.clusters(embedding)
     borders = np.cumsum([len(bias) for _, _, bias in clusters])
@@ -160,7 +162,7 @@ def _products_of_vocabulary(model: LanguageModel, ids: np.ndarray) -> float:
         scored = vectors.numel() + (0 if projection is None else projection.numel())
         embedded = embedding.projection_of(i)
         total += (1.0 if i == 0 else shares[i]) * scored
-        total += 0.0 if embedded is None else shares[i] * embedded.numel()
+        total += 0.0 if embedded is None else n_read * shares[i] * embedded.numel()
     return float(total)
 
 

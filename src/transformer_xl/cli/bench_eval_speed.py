@@ -1,0 +1,148 @@
+"""`txl bench eval-speed`: what a memory is worth in time, against a vanilla Transformer."""
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from transformer_xl.cli.options import check_least, numbers_of
+from transformer_xl.pictures import check_picture
+
+if TYPE_CHECKING:
+    from transformer_xl.config import RunConfig
+    from transformer_xl.model_config import TransformerXLConfig
+
+
+def eval_speed(
+    recipe: str = "enwik8-base",
+    /,
+    *,
+    lengths: str = "800,1800,2800,3800",
+    tgt_len: int = 128,
+    stride: int | None = None,
+    repeats: int = 3,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
+    plot: Path | None = None,
+    device: str = "auto",
+    cpu_time: Annotated[bool, Parameter(negative="")] = False,
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Measure how much longer a token takes a vanilla Transformer that reads its whole context anew (the paper's table 9).
+
+    Both have the recipe's sizes, random weights, and see as many positions.
+    Ctrl-C ends it and prints what was measured so far. Other programs that
+    use the processor disturb it, less so with --cpu-time.
+
+    Common uses:
+        txl bench eval-speed
+        txl bench eval-speed --stride 64 --plot speed.png
+        txl bench eval-speed wt103-base --lengths 640,1600 --json
+        txl bench eval-speed --set eval.clamp_len=none
+
+    Args:
+        recipe: whose model is measured: a name (docs/recipes.md) or a TOML file. eval.clamp_len counts, other lengths do not.
+        lengths: positions that a token sees, itself among them, with commas between.
+        tgt_len: tokens of a segment of ours.
+        stride: also measure the vanilla model when it predicts so many tokens at a time, the first of them with less context.
+        repeats: rounds; the two sides take turns in each.
+        precision: of both: fp32, bf16, fp16, or auto for what the processor does fast.
+        set_: section.key=value laid over the recipe; may be repeated.
+        plot: draw the ratios into this file, such as speed.png.
+        device: auto, cpu, cuda, cuda:N or mps.
+        cpu_time: count the seconds of the processor, all threads together, not those of the clock: for a CPU that others use.
+        json_: print one JSON object.
+    """
+    numbers = sorted(numbers_of("lengths", lengths))
+    check_least({"tgt-len": (tgt_len, 1), "stride": (stride, 1), "repeats": (repeats, 1)})
+    check_picture(plot)
+    from transformer_xl.config import load_recipe
+    from transformer_xl.errors import ConfigError
+    from transformer_xl.model.precision import choose_device, choose_precision
+    from transformer_xl.speed.display import draw_rereading, progress_bar, rereading_table
+    from transformer_xl.speed.figures import rereading_figures
+    from transformer_xl.speed.machine import describe
+    from transformer_xl.speed.rereading import Race, count_parameters, make_sides, run
+
+    config = load_recipe(recipe, set_ or [])
+    model, ids = _model_and_text(config)
+    place = choose_device(device)
+    chosen, _ = choose_precision(precision, place)
+    if chosen == "fp16" and place.type == "cpu":
+        raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
+    if cpu_time and place.type != "cpu":
+        raise ConfigError(f"--cpu-time counts what a processor does, and device {place.type} does the work here; leave it out")
+    machine = describe(place)  # before anything loads it
+    clamp_len = config.eval.clamp_len
+    sides = make_sides(
+        model, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
+    )
+    races, interrupted = [Race(length) for length in numbers], False
+    with progress_bar(repeats * len(numbers)) as progress:
+        try:
+            clock = time.process_time if cpu_time else time.perf_counter
+            run(sides, races, n_round=repeats, clock=clock, report=progress.next)
+        except KeyboardInterrupt:
+            interrupted = True
+    figures = [rereading_figures(entry, sides, ids) for entry in races if entry.ours]
+    if not figures:
+        raise KeyboardInterrupt
+    parameters = count_parameters(sides, max_len=config.train.tgt_len)
+    facts: dict[str, Any] = {
+        "recipe": config.name,
+        "parameters": parameters,
+        "precision": chosen,
+        "tgt_len": tgt_len,
+        "clamp_len": clamp_len,
+        "cpu_time": cpu_time,
+        "machine": machine,
+    }
+    if plot:
+        where = f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads, {chosen}"
+        draw_rereading(plot, figures, title=f"a token of a vanilla Transformer, against {config.name}", machine=where)
+    if json_:
+        print(json.dumps(facts | {"figures": figures, "interrupted": interrupted}))
+    else:
+        print(f"{_describe(config, facts)}\n\n{rereading_table(figures)}")
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
+    """Return the settings of ours, and tokens as frequent as in a text of words."""
+    import numpy as np
+
+    from transformer_xl.errors import ConfigError
+    from transformer_xl.model_config import TransformerXLConfig
+    from transformer_xl.planning.work import with_vocabulary
+
+    if not isinstance(config.model, TransformerXLConfig) or config.model.counts_from_end:
+        what = getattr(config.model, "attention", config.model.kind)
+        raise ConfigError(
+            f"recipe '{config.name}' ({what}) keeps no keys in a memory; give one that does, such as enwik8-base: the vanilla "
+            "model of its sizes is made here"
+        )
+    model, _ = with_vocabulary(config)
+    assert isinstance(model, TransformerXLConfig)
+    ranks = np.exp(np.random.default_rng(0).random(1 << 16) * np.log(model.vocab_size or 1))  # Zipf's law
+    return model, ranks.astype(np.int64) - 1
+
+
+def _describe(config: "RunConfig", facts: dict[str, Any]) -> str:
+    """Return in a few lines what is compared, and where."""
+    parameters, machine = facts["parameters"], facts["machine"]
+    ours, whole, positions = (parameters[name] for name in ("ours", "vanilla", "vanilla_positions"))
+    with_table, without = (f"{n:,} ({n / ours - 1:+.1%})" for n in (whole, whole - positions))
+    names = ", ".join(str(machine[name]) for name in ("processor", "gpu") if name in machine)
+    load = f", load {machine['load']}" if "load" in machine else ""
+    clamp_len = f"distances beyond {facts['clamp_len']} alike" if facts["clamp_len"] else "all distances told apart"
+    return (
+        f"{config.name}: {ours:,} parameters; vanilla of the same sizes {with_table} with learned positions for the training's "
+        f"{config.train.tgt_len:,}, {without} without\n"
+        f"ours reads segments of {facts['tgt_len']:,} with kept keys and values, {clamp_len}; "
+        f"vanilla a whole context for every token; both {facts['precision']}, one row"
+        f"{'; seconds of the processor' if facts['cpu_time'] else ''}\n"
+        f"{names}; {machine['cores']} cores, {machine['threads']} threads{load}; torch {machine['torch']}"
+    )

@@ -1,0 +1,214 @@
+"""What a memory is worth in time: a token scored with it, and by a vanilla model that reads a whole segment anew for each.
+
+The setting of the paper's table 9. Both sides see as many positions, itself among them, and have the same sizes and precision:
+
+    vanilla   reads L tokens, and predicts the one that follows them (the last S of them with a stride of S)
+    ours      reads a segment after a memory of L positions whose keys and values are kept, and predicts all its tokens
+
+Weights are random, for time does not depend on them.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.reader import Reader
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.vanilla import Vanilla
+from transformer_xl.model_config import TransformerXLConfig, VanillaConfig
+from transformer_xl.speed.machine import Clock, seconds_of
+
+PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+"""How many times longer a token takes the vanilla model, by attention length: arXiv 1901.02860, table 9 (on one GPU)."""
+
+_SEGMENTS = 2
+"""Segments of ours that are timed in a round, after one that brings back what the other side drove out of the caches."""
+
+
+@dataclass
+class Race:
+    """Both sides at one attention length.
+
+    Attributes:
+        length: positions that a token sees, itself among them.
+        vanilla: seconds per token of each round.
+        ours: the same.
+        strided: seconds per token of the vanilla model that reads anew every `stride` tokens; empty without a stride.
+    """
+
+    length: int
+    vanilla: list[float] = field(default_factory=list)
+    ours: list[float] = field(default_factory=list)
+    strided: list[float] = field(default_factory=list)
+
+    @property
+    def slowdowns(self) -> list[float]:
+        """How many times longer the vanilla model takes, in each round."""
+        return [theirs / own for theirs, own in zip(self.vanilla, self.ours, strict=False)]
+
+    @property
+    def strided_slowdowns(self) -> list[float]:
+        """The same with a stride."""
+        return [theirs / own for theirs, own in zip(self.strided, self.ours, strict=False)]
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The two models, the precision of both, and how they are read.
+
+    Attributes:
+        ours: with the limit of distances that it is scored with.
+        vanilla: of the same sizes, with as many positions as the greatest length.
+        precision: of matrix products, and of kept keys and values.
+        tgt_len: tokens of a segment of ours.
+        stride: tokens that the strided vanilla model predicts at a time; None: it is not measured.
+    """
+
+    ours: TransformerXL
+    vanilla: Vanilla
+    precision: Precision
+    tgt_len: int
+    stride: int | None = None
+
+
+def make_sides(
+    config: TransformerXLConfig,
+    *,
+    lengths: list[int],
+    precision: Precision,
+    tgt_len: int,
+    stride: int | None = None,
+    clamp_len: int | None = None,
+    device: torch.device,
+) -> Sides:
+    """Build both models with random weights.
+
+    Args:
+        config: of ours; `vocab_size` must be set.
+        lengths: attention lengths.
+        precision: of both.
+        tgt_len: tokens of a segment of ours.
+        stride: of the strided vanilla model.
+        clamp_len: largest distance that ours tells apart; None: no limit.
+        device: where both are.
+
+    Raises:
+        ConfigError: a stride longer than a segment.
+    """
+    if stride is not None and stride > min(lengths):
+        raise ConfigError(f"stride ({stride}) must be at most the shortest attention length ({min(lengths)}): it is read anew")
+    with device:
+        vanilla = Vanilla(vanilla_config(config, max_len=max(lengths)))
+        ours = TransformerXL(config).with_context(clamp_len=clamp_len)
+    return Sides(ours.eval(), vanilla.eval(), precision, tgt_len, stride)
+
+
+def vanilla_config(config: TransformerXLConfig, *, max_len: int) -> VanillaConfig:
+    """Return the settings of a vanilla model of the same sizes.
+
+    Args:
+        config: of the model that it is compared with.
+        max_len: positions that it tells apart.
+    """
+    values = config.model_dump(exclude={"mem_len"})
+    common = {name: value for name, value in values.items() if name in VanillaConfig.model_fields}
+    return VanillaConfig(**common, max_len=max_len)
+
+
+def with_length(model: TransformerXL, length: int) -> TransformerXL:
+    """Return the model as it is read here: each token sees `length` positions, itself among them."""
+    besides_self = model.config.same_length_besides_self
+    return model.with_context(mem_len=max(length - besides_self, 1), same_length=True)
+
+
+def count_parameters(sides: Sides, *, max_len: int) -> dict[str, int]:
+    """Count the parameters of ours, and of the vanilla model with and without its tables of positions.
+
+    Args:
+        sides: the two models.
+        max_len: positions that a vanilla model as it is trained tells apart.
+
+    Returns:
+        ours; vanilla; vanilla_positions, of `max_len` positions, which are part of vanilla.
+    """
+    ours, vanilla = (sum(p.numel() for p in model.parameters()) for model in (sides.ours, sides.vanilla))
+    table = sides.vanilla.positions
+    positions = table[:, 0].numel() * max_len
+    return {"ours": ours, "vanilla": vanilla - table.numel() + positions, "vanilla_positions": positions}
+
+
+def run(
+    sides: Sides,
+    races: Sequence[Race],
+    *,
+    n_round: int,
+    clock: Clock = time.perf_counter,
+    report: Callable[[str], object] = lambda _: None,
+) -> None:
+    """Time both sides at all lengths in turn, so that whatever slows the machine slows all of them.
+
+    Args:
+        sides: the two models.
+        races: filled in, round by round; what is interrupted has whole rounds.
+        n_round: how often each is timed.
+        clock: for tests.
+        report: told what comes next.
+    """
+    runners = [_Runner(sides, entry.length) for entry in races]
+    with torch.no_grad():
+        for i in range(n_round):
+            for entry, runner in zip(races, runners, strict=True):
+                report(f"round {i + 1} of {n_round}, attention length {entry.length:,}")
+                _run(entry, runner, sides, clock)
+
+
+def _run(entry: Race, runner: "_Runner", sides: Sides, clock: Clock) -> None:
+    device, stride = sides.ours.device, sides.stride
+    vanilla = seconds_of(lambda: runner.read_anew(1), device, clock)
+    strided = [seconds_of(lambda: runner.read_anew(stride), device, clock) / stride] if stride else []
+    runner.read_on(1)
+    ours = seconds_of(lambda: runner.read_on(_SEGMENTS), device, clock) / (_SEGMENTS * sides.tgt_len)
+    entry.vanilla.append(vanilla)
+    entry.strided += strided
+    entry.ours.append(ours)
+
+
+class _Runner:
+    """Both sides at one length, ready to run."""
+
+    def __init__(self, sides: Sides, length: int) -> None:
+        self._sides = sides
+        self._vocab_size = sides.ours.config.vocab_size or 1
+        self._text = self._tokens(length + 1)
+        self._segment = self._tokens(sides.tgt_len + 1)
+        model = with_length(sides.ours, length)
+        self._reader = Reader(model, tgt_len=sides.tgt_len, precision=sides.precision)
+        self._memory = self._reader.from_mems(_full(model))
+
+    def _tokens(self, n: int) -> Tensor:
+        return torch.randint(self._vocab_size, (1, n), device=self._sides.ours.device)
+
+    def read_anew(self, n_predicted: int) -> None:
+        """Read a segment by the vanilla model, and score its last tokens."""
+        vanilla = self._sides.vanilla
+        with autocast(vanilla.device, self._sides.precision):
+            h_BTD, _ = vanilla.read(self._text[:, :-1])
+            vanilla.softmax.nll(h_BTD[:, -n_predicted:], self._text[:, -n_predicted:], vanilla.embedding)
+
+    def read_on(self, n_segment: int) -> None:
+        """Read segments by ours, and score them."""
+        for _ in range(n_segment):
+            h_BTD = self._reader.read(self._segment[:, :-1], self._memory)
+            self._reader.softmax.nll(h_BTD.flatten(0, 1), self._segment[0, 1:])
+
+
+def _full(model: TransformerXL) -> Mems:
+    """Return a memory of random states, all of them valid."""
+    empty = model.init_mems(1)
+    return Mems(tuple(torch.randn_like(hidden) for hidden in empty.hidden), torch.full_like(empty.n_valid, model.mem_len))
