@@ -193,6 +193,9 @@ class RunConfig(Settings):
     name: str = Field(default="run", description="name of the recipe")
     description: str = Field(default="", description="what the recipe is for, in one line")
     source: str = Field(default="", description="where its settings come from")
+    compared_with: str | None = Field(
+        default=None, description="recipe of the model that this one is compared with: numbers of parameters stand side by side"
+    )
     model: ModelConfig = Field(default_factory=TransformerXLConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)

@@ -88,6 +88,15 @@ def test_a_dry_run_has_the_parameters_of_the_run(txl: Txl) -> None:
     assert f" {said}\n" in txl("train", "tiny.toml", "--dry-run").out
 
 
+def test_a_dry_run_says_what_is_compared(txl: Txl) -> None:
+    compared = ("train", "tiny.toml", "--corpus", "text.txt", "--dry-run", "--set", "compared_with=enwik8-base")
+    last = txl(*compared).out.splitlines()[-1]
+    assert last.startswith("compared with enwik8-base: ")
+    assert " parameters to its 41,082,112 with the same vocabulary, -" in last
+    assert "did you mean 'enwik8-base'" in txl(*compared[:-1], "compared_with=enwik8-bas").complaint
+    assert "compared with" not in txl("train", "tiny.toml", "--corpus", "text.txt", "--dry-run").out
+
+
 def test_a_dry_run_of_a_run_that_is_there(txl: Txl, workbench: Path) -> None:
     before = files(workbench / "run")
     answer = txl("train", "--resume", "--out", "run", "--dry-run", "--set", "train.max_steps=80")

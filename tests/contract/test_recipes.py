@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from transformer_xl.config import RunConfig, load_recipe, recipe_names
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.comparison import compare_parameters, count_parameters
+from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import train
 
@@ -56,8 +56,22 @@ PARAMETERS = {
     "ablation-lm1b": 301_166_450,
     "ablation-lm1b-shaw": 281_534_322,
     "ablation-lm1b-no-recurrence": 301_166_450,
+    "ablation-wt103-half": 128_007_688,
+    "ablation-wt103-no-recurrence-half": 128_007_688,
+    "ablation-wt103-no-recurrence-172-half": 128_007_688,
+    "ablation-wt103-shaw-no-recurrence-half": 127_209_358,
+    "ablation-wt103-vaswani-half": 126_830_168,
+    "ablation-wt103-al-rfou-half": 127_197_528,
     "ptb": 23_965_064,
     "wt2": 37_711_678,
+    "vanilla-enwik8-12": 41_055_640,
+    "vanilla-enwik8-64": 218_504_600,
+    "vanilla-text8-12": 40_964_662,
+    "vanilla-text8-64": 218_413_622,
+    "lstm-enwik8": 47_269_644,
+    "lstm-ptb": 24_221_600,
+    "lstm-wt103": 282_828_250,
+    "lstm-wt2": 33_556_078,
 }
 PUBLISHED = {  # the figure and the place of its last digit; whether it was rounded or cut off is nowhere said
     "enwik8-base": (41_000_000, 1_000_000),
@@ -71,7 +85,11 @@ PUBLISHED = {  # the figure and the place of its last digit; whether it was roun
     "lm1b-large-tf": (800_000_000, 100_000_000),
     "ablation-wt103": (128_000_000, 1_000_000),
     "ablation-lm1b": (300_000_000, 100_000_000),
+    "ablation-wt103-half": (128_000_000, 1_000_000),
     "ptb": (24_000_000, 1_000_000),
+    "lstm-enwik8": (47_000_000, 1_000_000),
+    "lstm-ptb": (24_000_000, 1_000_000),
+    "lstm-wt2": (33_000_000, 1_000_000),
 }
 SHARED_BY_TENSORFLOW = {
     "model.zero_first_memory",
@@ -84,9 +102,7 @@ NOT_OF_THE_METHOD = {"name", "description", "source", "train.checkpoint_interval
 
 
 def n_parameters(config: RunConfig, vocab_size: int) -> int:
-    with torch.device("meta"):
-        model = TransformerXL(config.model.model_copy(update={"vocab_size": vocab_size}))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return count_parameters(config.model.completed(vocab_size=vocab_size, tgt_len=config.train.tgt_len))
 
 
 def flat(config: RunConfig) -> dict[str, Any]:
@@ -107,7 +123,8 @@ def test_source_and_published_result(name: str) -> None:
         "no published result" in config.description
     )
     sources = ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860", "TimDettmers/transformer-xl d9f8339")
-    assert any(source in config.source for source in sources)
+    others = ("arXiv 1808.04444", "salesforce/awd-lstm-lm 32fcb42", "arXiv 1612.04426")
+    assert any(source in config.source for source in (*sources, *others))
     assert config.data.corpus in VOCABULARY
 
 
@@ -131,6 +148,36 @@ def test_number_of_parameters(name: str) -> None:
 def test_published_number_of_parameters(name: str) -> None:
     figure, place = PUBLISHED[name]
     assert abs(PARAMETERS[name] - figure) < place
+
+
+@pytest.mark.parametrize("corpus", ["enwik8", "text8"])
+@pytest.mark.parametrize(("n_layer", "figure"), [(12, 44_000_000), (64, 235_000_000)])
+def test_al_rfou_count_a_softmax_for_each_layer_and_target(corpus: str, n_layer: int, figure: int) -> None:
+    assert abs(PARAMETERS[f"vanilla-{corpus}-{n_layer}"] + n_layer * 2 * 512 * 256 - figure) < 1_000_000
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(PARAMETERS) if load_recipe(name).compared_with])
+def test_what_a_recipe_is_compared_with(name: str) -> None:
+    config = load_recipe(name)
+    model = config.model.completed(vocab_size=VOCABULARY[config.data.corpus], tgt_len=config.train.tgt_len)
+    comparison = compare_parameters(config, model)
+    assert comparison is not None
+    assert comparison.recipe == config.compared_with
+    assert comparison.other is not None
+    assert load_recipe(comparison.recipe).data.corpus == config.data.corpus
+    assert (comparison.own, comparison.other) == (PARAMETERS[name], PARAMETERS[comparison.recipe])
+    if name in ("vanilla-enwik8-12", "vanilla-text8-12", "lstm-ptb"):
+        assert abs(comparison.own / comparison.other - 1) < 0.05
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(PARAMETERS) if name.endswith("-half")])
+def test_half_losses_are_learned_from_by_the_same_model(name: str) -> None:
+    full = {"ablation-wt103-no-recurrence-172-half": "ablation-wt103-no-recurrence-176"}.get(name, name.removesuffix("-half"))
+    half, other = flat(load_recipe(name)), flat(load_recipe(full))
+    different = {key for key in half if half[key] != other[key]} - NOT_OF_THE_METHOD
+    lengths = {"eval.mem_len", "eval.ext_len"} | ({"train.tgt_len"} if "172" in name else set())
+    assert {"train.loss"} <= different <= {"train.loss"} | lengths
+    assert half["train.loss"] == "half"
 
 
 def test_numbers_that_others_print() -> None:
@@ -157,18 +204,21 @@ def reduced(config: RunConfig) -> list[str]:
     """Overrides that make a recipe tiny and keep its structure: kind, clusters, ties, memory or none, how it is scored."""
     model, evaluation = config.model, config.eval
     mem_len = min(model.mem_len, 6)
+    attends = {"model.n_head": 2, "model.d_head": 32, "model.d_inner": 48} if isinstance(model, AttentionConfig) else {}
     settings: dict[str, Any] = {
-        **{"model.n_layer": 2, "model.d_model": 64, "model.n_head": 2, "model.d_head": 32, "model.d_inner": 48},
+        **{"model.n_layer": 2, "model.d_model": 64, **attends},
         **{"model.mem_len": mem_len, "train.batch_size": 4, "train.tgt_len": 5, "train.max_steps": 2},
         **{"train.device": "cpu", "train.precision": "fp32", "train.sample_tokens": 3},
         **{"eval.batch_size": 2, "eval.max_tokens": 40, "eval.ext_len": min(evaluation.ext_len, 2)},
     }
     if model.cutoffs:
         settings["model.cutoffs"] = [8, 16, 40]
-    if model.max_klen:
+    if isinstance(model, LstmConfig) and model.d_hidden:
+        settings["model.d_hidden"] = 40
+    if isinstance(model, TransformerXLConfig) and model.max_klen:
         settings["model.max_klen"] = 5 + mem_len
     if evaluation.tgt_len:
-        settings["eval.tgt_len"] = 4
+        settings["eval.tgt_len"] = min(evaluation.tgt_len, 4)
     if evaluation.mem_len:
         settings["eval.mem_len"] = 9
     if evaluation.clamp_len:
@@ -202,12 +252,14 @@ def settings_row(name: str, config: RunConfig) -> str:
     """Return the line of the second table of docs/recipes.md."""
     model, optim, budget, evaluation = config.model, config.optim, config.train, config.eval
     mem_len = config.eval_mem_len
+    attends = isinstance(model, AttentionConfig)
+    heads = f"{model.n_head}×{model.d_head} / {model.d_inner}" if attends else f"– / {getattr(model, 'd_hidden', None) or '–'}"
     scored = f"{config.eval_tgt_len} / {f'ext {evaluation.ext_len}' if evaluation.ext_len else f'{mem_len:,}'}"
     cells = [
         f"`{name}`",
-        f"{model.n_layer} / {model.d_model} / {model.n_head}×{model.d_head} / {model.d_inner}",
-        f"{model.dropout:g} / {model.dropatt:g}",
-        f"{optim.lr:g} → {optim.lr * optim.min_lr_ratio:g}",
+        f"{model.n_layer} / {model.d_model} / {heads}",
+        f"{model.dropout:g} / {f'{model.dropatt:g}' if attends else '–'}",
+        f"{optim.lr:g}" + ("" if optim.schedule == "constant" else f" → {optim.lr * optim.min_lr_ratio:g}"),
         f"{optim.warmup_steps:,} of {budget.max_steps:,}",
         f"{budget.batch_size} × {budget.tgt_len} / {model.mem_len}",
         f"{scored} / {evaluation.clamp_len or '–'}",

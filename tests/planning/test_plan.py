@@ -10,6 +10,7 @@ import pytest
 from tests.planning.cases import run_config
 from transformer_xl.config import load_recipe, recipe_names
 from transformer_xl.errors import ConfigError
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.planning.display import table
 from transformer_xl.planning.hardware import Hardware, gpu, measured, with_figures
 from transformer_xl.planning.plan import USABLE, make_plan
@@ -180,6 +181,10 @@ def test_lanes_that_cannot_be_divided(gpus: int, per_machine: int, message: str)
 @pytest.mark.parametrize("name", sorted(recipe_names()))
 def test_every_recipe_whose_vocabulary_is_known_has_a_plan(name: str) -> None:
     config = load_recipe(name)
+    if not isinstance(config.model, TransformerXLConfig):
+        with pytest.raises(ConfigError, match=rf"plans are of transformer_xl models, and '{name}' is of kind"):
+            make_plan(config, gpu("h100", config.train.precision))
+        return
     try:
         with_vocabulary(config)
     except ConfigError:

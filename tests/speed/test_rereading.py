@@ -123,7 +123,6 @@ def test_a_stride_is_part_of_what_is_read() -> None:
 def test_bf16_is_of_both() -> None:
     both, entry = sides(precision="bf16"), Race(LENGTH)
     seen = []
-    both.vanilla.softmax.register_forward_pre_hook(lambda *_: None)
     both.vanilla.layers[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
     run(both, [entry], n_round=1)
     assert seen == [True, True]

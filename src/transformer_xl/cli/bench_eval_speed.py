@@ -20,7 +20,7 @@ def eval_speed(
     /,
     *,
     lengths: str = "800,1800,2800,3800",
-    tgt_len: int = 128,
+    tgt_len: int = 256,
     stride: int | None = None,
     repeats: int = 3,
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",

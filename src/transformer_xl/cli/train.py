@@ -78,6 +78,7 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     from transformer_xl.cli.plan import this_machine
     from transformer_xl.config import apply_overrides, load_recipe
     from transformer_xl.data.corpora import choose_corpus
+    from transformer_xl.model.comparison import compare_parameters
     from transformer_xl.planning.display import table
     from transformer_xl.planning.plan import make_plan
 
@@ -86,4 +87,8 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     else:
         config = load_recipe(recipe or "quickstart", overrides)
     config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
-    print(table(make_plan(config, this_machine(config.train.device, config.train.precision))))
+    plan = make_plan(config, this_machine(config.train.device, config.train.precision))
+    print(table(plan))
+    comparison = compare_parameters(config, plan.model)
+    if comparison:
+        print(comparison)

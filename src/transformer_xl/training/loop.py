@@ -23,6 +23,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
 from transformer_xl.evaluation import Score, evaluate, predicted_sizes
 from transformer_xl.generation.generate import generate
+from transformer_xl.model.comparison import compare_parameters
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.training.determinism import deterministic
@@ -249,6 +250,8 @@ def _set_up(
     sizes = {"vocab_size": corpus.tokenizer.vocab_size, "tgt_len": SegmentLengths(config.train).longest}
     resolved = {"model": config.model.completed(**sizes).model_dump(), "train": {"precision": precision}}
     config = RunConfig(**merge(config.model_dump(), resolved))
+    with world.agreed():
+        comparison = _comparison(config, display, fresh=fresh)
     torch.manual_seed(config.train.seed)
     model = make_model(config.model)
     training = corpus.splits["train"]
@@ -277,6 +280,8 @@ def _set_up(
         f"{config.name}: {n_parameters:,} parameters, vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind}), "
         f"{len(training.ids):,} training tokens of {config.data.corpus}"
     )
+    if comparison:
+        display.say(comparison)
     display.say(f"{precision} on {device}: {reason}; run directory {directory.path}")
     if not world.alone:
         what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
@@ -289,6 +294,18 @@ def _set_up(
                 directory.save_config(config)
             write_environment(directory.path, seed=config.train.seed, device=device, step=trainer.step)
     return run
+
+
+def _comparison(config: RunConfig, display: Display, *, fresh: bool) -> str | None:
+    """Return how many parameters the compared recipe has; a run goes on even if that is gone by now."""
+    try:
+        comparison = compare_parameters(config, config.model)
+    except ConfigError as error:
+        if fresh:
+            raise
+        display.warn(str(error))
+        return None
+    return None if comparison is None else str(comparison)
 
 
 def _restore(run: _Run) -> None:

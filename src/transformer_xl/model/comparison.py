@@ -1,0 +1,81 @@
+"""How many parameters a model has beside the one that it is compared with; both are built without their numbers."""
+
+from dataclasses import dataclass
+
+import torch
+
+from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.kinds import make_model
+from transformer_xl.model_config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models with one vocabulary.
+
+    Attributes:
+        recipe: the other model's.
+        own: parameters of this one.
+        other: those of the other one; None: it cannot have that vocabulary.
+        problem: why not.
+    """
+
+    recipe: str
+    own: int
+    other: int | None
+    problem: str = ""
+
+    def __str__(self) -> str:
+        """Say it in one line.
+
+        Example:
+            >>> print(Comparison("enwik8-base", own=42, other=40))
+            compared with enwik8-base: 42 parameters to its 40 with the same vocabulary, +5.0 %
+        """
+        if self.other is None:
+            return f"compared with {self.recipe}, which cannot have this vocabulary: {self.problem}"
+        return (
+            f"compared with {self.recipe}: {self.own:,} parameters to its {self.other:,} with the same vocabulary, "
+            f"{100 * (self.own / self.other - 1):+.1f} %"
+        )
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Count the parameters of a model whose settings are complete, see `ModelConfig.completed`.
+
+    Example:
+        >>> from transformer_xl.model_config import LstmConfig
+        >>> count_parameters(LstmConfig(vocab_size=10, n_layer=1, d_model=4))
+        210
+    """
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make_model(config).parameters())
+
+
+def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | None:
+    """Count a model's parameters and those of the recipe that its own names, built with the same vocabulary.
+
+    Args:
+        config: the run, whose `compared_with` names the other recipe.
+        model: its model's settings, complete.
+
+    Returns:
+        Both counts; None if nothing is compared.
+
+    Raises:
+        ConfigError: no such recipe.
+    """
+    if config.compared_with is None:
+        return None
+    try:
+        other = load_recipe(config.compared_with)
+    except ConfigError as error:
+        raise ConfigError(f"compared_with: {error}") from None
+    assert model.vocab_size is not None
+    own = count_parameters(model)
+    try:
+        completed = other.model.completed(vocab_size=model.vocab_size, tgt_len=other.train.tgt_len)
+    except ConfigError as error:  # clusters of a larger vocabulary
+        return Comparison(other.name, own, None, str(error))
+    return Comparison(other.name, own, count_parameters(completed))
