@@ -45,8 +45,9 @@ def test_what_is_timed_is_what_torch_counts(config: dict[str, Any], clamp_len: i
     n_layer = both.ours.config.n_layer
     later = n_layer * 2 * 2 * WIDTH * LENGTH * (LENGTH - 1) // 2  # keys after a query, in both products
     n_slot = 16
-    told_apart = n_slot if clamp_len is None else clamp_len + 1
-    unseen = n_layer * 2 * WIDTH * (2 * (n_slot - LENGTH) + told_apart - min(LENGTH, told_apart))
+    told_apart = min(LENGTH, LENGTH if clamp_len is None else clamp_len + 1)
+    padded = n_slot if clamp_len is None else clamp_len + SEGMENT  # with places for what is further away from the first token
+    unseen = n_layer * 2 * WIDTH * (2 * (n_slot - LENGTH) + padded - told_apart)
     assert entry.vanilla == [figures["vanilla_flops"] + later] * 2
     assert entry.ours == [figures["our_flops"] + unseen] * 2
     assert entry.strided == pytest.approx([figures["stride"]["flops_ratio"] * figures["our_flops"] + later / STRIDE] * 2)

@@ -101,6 +101,21 @@ def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_line(
         assert line["tokens"] == 20 * line["step"]
 
 
+def test_parameters_of_what_is_compared_are_said_at_the_start(start: Start, tmp_path: Path) -> None:
+    display, other = Lines(), tmp_path / "other.toml"
+    other.write_text("[model]\nn_layer = 1\nd_model = 8\n")
+    start("run", f"compared_with={other}", "train.max_steps=1", display=display)
+    assert display.said[1].startswith("compared with other: ")
+    assert display.said[1].split()[3] == display.said[0].split()[1]
+    with pytest.raises(ConfigError, match="compared_with: unknown recipe 'quickstrat'; did you mean 'quickstart'"):
+        start("wrong", "compared_with=quickstrat")
+    assert not (tmp_path / "wrong").exists()
+    other.unlink()
+    resumed = Lines()
+    assert start("run", "train.max_steps=2", display=resumed, resume=True).finished
+    assert "other.toml' does not exist" in resumed.warned[0]
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, tmp_path: Path, number: signal.Signals) -> None:
     start("whole")

@@ -84,17 +84,19 @@ def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, 
 
     The segment's last token is last. Scores of all distances are shifted (`rel_shift`) by a view, which for keys after a query
     holds numbers of no meaning. Every older key is at least as far from each query as the farthest distance that is told apart;
-    if there are such keys, that distance's score is taken away from all, which a softmax does not mind, so that they get none.
+    where there are such keys, that distance's score is taken away from all, which a softmax does not mind: they get none.
     """
-    score_NXP = torch.bmm(query_NXH, weights.position_keys.transpose(1, 2))
-    if weights.distance_bias is not None:
-        score_NXP += (weights.distance_bias * scale).unsqueeze(1)
-    (N, X, P), T = score_NXP.shape, tgt_len
+    keys_NPH = weights.position_keys
+    bias_N1P = None if weights.distance_bias is None else weights.distance_bias.unsqueeze(1) * scale
+    P, T = keys_NPH.shape[1], tgt_len
     n_key = min(n_slot, P + T - 1)
-    if n_key < n_slot:
-        score_NXP -= score_NXP[..., :1].clone()
-    if n_key > P:
-        score_NXP = torch.cat([score_NXP[..., :1].expand(-1, -1, n_key - P), score_NXP], dim=-1)
+    if n_slot > P:
+        keys_NPH = F.pad(keys_NPH - keys_NPH[:, :1], (0, 0, n_key - P, 0))
+        bias_N1P = None if bias_N1P is None else F.pad(bias_N1P - bias_N1P[..., :1], (n_key - P, 0))
+    score_NXP = torch.bmm(query_NXH, keys_NPH.transpose(1, 2))
+    if bias_N1P is not None:
+        score_NXP += bias_N1P
+    N, X, _ = score_NXP.shape
     return score_NXP.as_strided((N * X // T, T, n_key), (T * n_key, n_key - 1, 1), T - 1)
 
 
