@@ -35,7 +35,7 @@ def test_documents_name_no_command_or_recipe_that_does_not_exist():
         text = document.read_text(encoding="utf-8")
         assert set(re.findall(r"`make ([a-z-]+)", text)) <= targets, document
         assert set(re.findall(r"^\$? ?txl ([a-z]+)", text, flags=re.MULTILINE)) <= commands, document
-        assert set(re.findall(r"txl train ([a-z]+-[a-z-]+)", text)) <= set(recipe_names()), document
+        assert set(re.findall(r"txl train ([a-z0-9]+-[a-z0-9-]+)", text)) <= set(recipe_names()), document
 
 
 def test_relative_links_of_documents_lead_somewhere():

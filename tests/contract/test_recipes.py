@@ -275,3 +275,14 @@ def test_the_documentation_has_these_settings(name: str) -> None:
     assert settings_row(name, config) in documentation
     results = next(line for line in documentation.splitlines() if line.startswith(f"| `{name}` |"))
     assert f"| {PARAMETERS[name]:,} |" in results
+
+
+@pytest.mark.parametrize("name", ["enwik8-small", "shakespeare-char", "wt2-small"])
+@pytest.mark.parametrize("rival", ["vanilla", "lstm"])
+def test_small_rivals_are_of_equal_size(name: str, rival: str) -> None:
+    sizes = {"shakespeare-char": 65, "enwik8-small": 256, "wt2-small": 33_278}
+    config = load_recipe(f"{name}-{rival}")
+    assert config.compared_with == name
+    assert config.model.kind == rival
+    own, other = (n_parameters(c, sizes[name]) for c in (config, load_recipe(name)))
+    assert abs(own / other - 1) < 0.05
