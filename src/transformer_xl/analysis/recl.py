@@ -1,0 +1,188 @@
+"""Relative effective context length: how far back a group of models makes use of a text (Dai et al. 2019, sec. 4.4, app. C).
+
+    l_i(c, t)             loss of model i on token t, given c tokens of context
+    b_c(t)                min over i of l_i(c, t), the group's baseline
+    T                     the share r of tokens with the largest b_c(t), the hardest ones for all
+    f_i(c, c')            mean over T of min(b_c(t), l_i(c', t))
+    g_i(c, c')            (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c), what the longer context gains
+    RECL_i                the first c, going up in steps of Δ, from which g_i(c, c + Δ) is below a threshold (0.01)
+
+f_i(c, c) is the mean of b_c over T for every i: all models of a group are measured from the same baseline, so that one which is
+worse does not seem to gain more because there is more left to gain.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from transformer_xl.errors import ConfigError
+
+Losses = Callable[[int], np.ndarray]
+"""Takes a context, returns the nats (N,) that a model loses on the same N tokens at every context."""
+
+
+@dataclass(frozen=True)
+class Length:
+    """The relative effective context length of one model.
+
+    Attributes:
+        context: tokens.
+        at_least: the model still gained when the search ended: it may be more.
+    """
+
+    context: int
+    at_least: bool
+
+    def __str__(self) -> str:
+        return f"{'≥ ' * self.at_least}{self.context:,}"
+
+
+@dataclass(frozen=True)
+class Recl:
+    """What is known of a group.
+
+    Attributes:
+        lengths: by model and r.
+        gains: by model and r: g(c, c') by c'; also of models that stopped, as far as the group went on.
+        losses: by model: mean nats of all tokens, by c.
+    """
+
+    lengths: dict[str, dict[float, Length]]
+    gains: dict[str, dict[float, dict[int, float]]]
+    losses: dict[str, dict[int, float]]
+
+
+def hardest(baseline: np.ndarray, share: float) -> np.ndarray:
+    """Return the places of the largest losses, at least one; of equal ones the first.
+
+    Args:
+        baseline: nats (N,).
+        share: r, of the tokens, above 0 and at most 1.
+
+    Example:
+        >>> hardest(np.array([1.0, 3.0, 2.0, 3.0]), 0.5).tolist()
+        [1, 3]
+    """
+    n = max(1, round(share * len(baseline)))
+    return np.argsort(-baseline, kind="stable")[:n]
+
+
+def relative_gain(baseline: np.ndarray, longer: np.ndarray, *, share: float) -> float:
+    """Return g: how much lower the perplexity of the hardest tokens is with a longer context.
+
+    Args:
+        baseline: b_c, nats (N,).
+        longer: l_i(c'), nats (N,).
+        share: r.
+
+    Example:
+        >>> round(relative_gain(np.log([8.0, 2.0]), np.log([4.0, 4.0]), share=0.5), 6)
+        0.5
+    """
+    chosen = hardest(baseline, share)
+    before = baseline[chosen].astype(np.float64)
+    after = np.minimum(before, longer[chosen])
+    return -math.expm1(float(after.mean() - before.mean()))
+
+
+def measure(
+    losses: Mapping[str, Losses],
+    *,
+    shares: Sequence[float] = (0.1, 0.5, 1.0),
+    delta: int = 50,
+    start: int | None = None,
+    max_context: int = 1000,
+    threshold: float = 0.01,
+    longest: Mapping[str, int] | None = None,
+) -> Iterator[Recl]:
+    """Measure a group of models, asking for losses at longer contexts only as long as a model gains.
+
+    Args:
+        losses: of each model, by name; on the same tokens.
+        shares: values of r.
+        delta: Δ, tokens.
+        start: the first c; None: `delta`.
+        max_context: no context is longer.
+        threshold: of g.
+        longest: contexts beyond which losses of a model stay the same, by its name; its length is no longer.
+
+    Yields:
+        What is known so far, after each step; the last one is the result.
+
+    Raises:
+        ConfigError: values that cannot work.
+
+    Example:
+        >>> gains_until_20 = lambda context: np.full(4, 3.0 - min(context, 20) / 10)
+        >>> *_, found = measure({"a": gains_until_20}, shares=[1.0], delta=5)
+        >>> str(found.lengths["a"][1.0])
+        '20'
+    """
+    context = delta if start is None else start
+    _check(losses, shares, delta, context, max_context, threshold)
+    lengths = {name: {share: Length(context, at_least=True) for share in shares} for name in losses}
+    gains: dict[str, dict[float, dict[int, float]]] = {name: {share: {} for share in shares} for name in losses}
+    means: dict[str, dict[int, float]] = {name: {} for name in losses}
+    baseline: np.ndarray | None = None
+
+    def enter(name: str, at: int) -> np.ndarray:
+        """Note what a model's losses say, of the step that leads to them too."""
+        own = losses[name](at)
+        means[name][at] = float(own.mean(dtype=np.float64))
+        if baseline is not None:
+            for share in shares:
+                gains[name][share][at] = relative_gain(baseline, own, share=share)
+        return own
+
+    def going() -> list[str]:
+        return [name for name, own in lengths.items() if any(length.at_least for length in own.values())]
+
+    while True:
+        baseline = np.minimum.reduce([enter(name, context) for name in losses])
+        yield _snapshot(lengths, gains, means)
+        longer = context + delta
+        if longer > max_context:
+            return
+        for name in going():
+            enter(name, longer)
+            for share, length in lengths[name].items():
+                if length.at_least:
+                    gained = gains[name][share][longer] >= threshold
+                    end = (longest or {}).get(name, longer + 1)
+                    lengths[name][share] = Length(min(longer if gained else context, end), at_least=gained and longer < end)
+            yield _snapshot(lengths, gains, means)
+        if not going():
+            return
+        context = longer
+
+
+def _snapshot(
+    lengths: dict[str, dict[float, Length]],
+    gains: dict[str, dict[float, dict[int, float]]],
+    means: dict[str, dict[int, float]],
+) -> Recl:
+    return Recl(
+        {name: dict(own) for name, own in lengths.items()},
+        {name: {share: dict(steps) for share, steps in own.items()} for name, own in gains.items()},
+        {name: dict(own) for name, own in means.items()},
+    )
+
+
+def _check(
+    losses: Mapping[str, Losses], shares: Sequence[float], delta: int, start: int, max_context: int, threshold: float
+) -> None:
+    if not losses or not shares:
+        raise ConfigError(f"{len(losses)} models and {len(shares)} values of r: at least one of each is needed")
+    if not all(0 < share <= 1 for share in shares):
+        raise ConfigError(f"r ({', '.join(f'{share:g}' for share in shares)}) must be above 0 and at most 1")
+    if delta < 1 or start < 1:
+        raise ConfigError(f"delta ({delta}) and start ({start}) must be at least 1")
+    if start + delta > max_context:
+        raise ConfigError(
+            f"max_context ({max_context:,}) leaves no step of delta ({delta:,}) after start ({start:,}); make it at least "
+            f"{start + delta:,}"
+        )
+    if not 0 < threshold < 1:
+        raise ConfigError(f"threshold ({threshold:g}) must be between 0 and 1")

@@ -1,0 +1,67 @@
+"""What is shown of a group."""
+
+from pathlib import Path
+
+from rich.progress import Progress
+
+from transformer_xl.analysis.recl import Length, Recl
+from transformer_xl.analysis.recl_display import LossProgress, misleading_lengths, recl_table
+from transformer_xl.analysis.recl_plot import draw_recl
+
+FOUND = Recl(
+    lengths={
+        "better": {0.1: Length(40, at_least=True), 1.0: Length(20, at_least=False)},
+        "noisy": {0.1: Length(25, at_least=False), 1.0: Length(20, at_least=False)},
+        "short": {0.1: Length(20, at_least=False), 1.0: Length(20, at_least=False)},
+    },
+    gains={
+        "better": {0.1: {40: 0.2}, 1.0: {40: 0.001}},
+        "noisy": {0.1: {40: 0.1}, 1.0: {40: 0.0}},
+        "short": {0.1: {40: 0.0}, 1.0: {40: 0.0}},
+    },
+    losses={"better": {20: 2.0, 40: 1.5}, "noisy": {20: 2.0, 40: 2.25}, "short": {20: 2.0, 40: 3.0}},
+)
+
+
+def test_table() -> None:
+    lines = recl_table(FOUND, {"better": 1000, "noisy": 7, "short": 12345}, title="group 1").splitlines()
+    assert lines == [
+        "group 1  parameters  r = 0.1  r = 1",
+        "better        1,000     ≥ 40     20",
+        "noisy             7       25     20",
+        "short        12,345       20     20",
+    ]
+
+
+def test_gains_beside_losses_are_named() -> None:
+    """Of a length of 25, which the step to 40 led to; `short` is as short as the first context, so nothing is wrong with it."""
+    (line,) = misleading_lengths(FOUND)
+    assert line.startswith("noisy has a mean loss of 2.0000 nats after 20 tokens and of 2.2500 after 25: what it gains ")
+
+
+def test_picture(tmp_path: Path) -> None:
+    picture = tmp_path / "recl.svg"
+    draw_recl(picture, [FOUND, FOUND], threshold=0.01, title="a title")
+    text = picture.read_text()
+    for label in (
+        "<!-- group 2, r = 0.1 -->",
+        "<!-- better: ≥ 40 -->",
+        "<!-- noisy: 25 -->",
+        "<!-- a title -->",
+        "<!-- 1.0% -->",
+    ):
+        assert label in text, label
+
+
+def test_progress_starts_anew_for_each_context() -> None:
+    with Progress(disable=True) as bar:
+        bar.add_task("", total=1, state="")
+        progress = LossProgress(bar)
+        progress.begin("a", 1000, 50)
+        progress.advance(30)
+        progress.begin("b", 20, 50)
+        progress.advance(10)
+        (task,) = bar.tasks
+        assert (task.completed, task.total, task.fields["state"]) == (10, 50, "b after 20 tokens")
+    LossProgress(None).begin("a", 1, 1)
+    LossProgress(None).advance(1)
