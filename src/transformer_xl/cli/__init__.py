@@ -7,7 +7,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from transformer_xl import __version__
-from transformer_xl.cli import ablate, bench, bench_eval_speed, convert, corpus, evaluate, generate, plan, plot, train
+from transformer_xl.cli import ablate, bench, bench_eval_speed, convert, corpus, evaluate, generate, plan, plot, recl, train
 from transformer_xl.errors import TxlError
 
 app = App(
@@ -35,6 +35,7 @@ bench.app.command(bench_eval_speed.eval_speed, name="eval-speed")
 app.command(plan.plan)
 app.command(ablate.ablate)
 app.command(plot.plot)
+app.command(recl.recl)
 
 
 def main(arguments: list[str] | None = None) -> None:
