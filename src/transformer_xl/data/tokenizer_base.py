@@ -163,6 +163,11 @@ class PieceTokenizer(Tokenizer):
         """Number of pieces."""
         return len(self._pieces)
 
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes of UTF-8 that an id stands for."""
+        (token_id,) = self._checked([token_id])
+        return self._pieces[token_id]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of the pieces; bytes that are not UTF-8 become U+FFFD."""
         return b"".join([self._pieces[i] for i in self._checked(ids)]).decode("utf-8", _ERRORS)

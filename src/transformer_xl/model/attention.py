@@ -43,14 +43,21 @@ def relative_attention(
     Returns:
         Attended values, shape (B, T, N, H).
     """
+    weight_BNTS = relative_weights(q_BTNH, k_BSNH, r_SNH, r_w_bias=r_w_bias, r_r_bias=r_r_bias, first_BT=first_BT)
+    weight_BNTS = F.dropout(weight_BNTS, dropatt, training=dropatt > 0)
+    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
+
+
+def relative_weights(
+    q_BTNH: Tensor, k_BSNH: Tensor, r_SNH: Tensor, *, r_w_bias: Tensor, r_r_bias: Tensor, first_BT: Tensor
+) -> Tensor:
+    """Return how much each query attends to each key, (B, N, T, S); the arguments are those of `relative_attention`."""
     scale = q_BTNH.shape[-1] ** -0.5
     content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)
     position_score = rel_shift(torch.einsum("btnh,snh->bnts", q_BTNH + r_r_bias.to(q_BTNH.dtype), r_SNH))
     score_BNTS = (content_score + position_score) * scale
     hidden_BTS = hidden_keys(first_BT, k_BSNH.shape[1])
-    score_BNTS = score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf"))
-    weight_BNTS = F.dropout(score_BNTS.softmax(dim=-1), dropatt, training=dropatt > 0)
-    return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
+    return score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
 
 
 def first_keys(

@@ -34,13 +34,21 @@ class ShawAttention(AttentionBlock):
     ) -> Tensor:
         """Attend from the segment to memory and segment; r and its bias are those of the distances S-1, …, 0."""
         q, k, v = self.project(h_BTD, mem_BMD, n_pad)
-        content_score = torch.einsum("btnh,bsnh->bnts", q + r_w_bias.to(q.dtype), k)
-        distance_score = torch.einsum("btnh,snh->bnts", q, r_SNH.to(q.dtype)) + r_bias_SN.T.unsqueeze(1).to(q.dtype)
-        score_BNTS = (content_score + rel_shift(distance_score)) * self.d_head**-0.5
-        hidden_BTS = hidden_keys(first_BT, k.shape[1])
-        weight_BNTS = score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
+        weight_BNTS = shaw_weights(q, k, r_SNH, r_bias_SN=r_bias_SN, r_w_bias=r_w_bias, first_BT=first_BT)
         weight_BNTS = F.dropout(weight_BNTS, self.dropatt, training=self.training)
         return self.add(h_BTD, torch.einsum("bnts,bsnh->btnh", weight_BNTS.to(v.dtype), v))
+
+
+def shaw_weights(
+    q_BTNH: Tensor, k_BSNH: Tensor, r_SNH: Tensor, *, r_bias_SN: Tensor, r_w_bias: Tensor, first_BT: Tensor
+) -> Tensor:
+    """Return how much each query attends to each key, (B, N, T, S); the arguments are those of `ShawAttention.forward`."""
+    content_score = torch.einsum("btnh,bsnh->bnts", q_BTNH + r_w_bias.to(q_BTNH.dtype), k_BSNH)
+    by_distance = torch.einsum("btnh,snh->bnts", q_BTNH, r_SNH.to(q_BTNH.dtype))
+    distance_score = by_distance + r_bias_SN.T.unsqueeze(1).to(q_BTNH.dtype)
+    score_BNTS = (content_score + rel_shift(distance_score)) * q_BTNH.shape[-1] ** -0.5
+    hidden_BTS = hidden_keys(first_BT, k_BSNH.shape[1])
+    return score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
 
 
 def table_rows(distance_S: Tensor, *, n_row: int, clamp_len: int | None) -> Tensor:
