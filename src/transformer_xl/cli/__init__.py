@@ -7,7 +7,20 @@ import sys
 from cyclopts import App, CycloptsError
 
 from transformer_xl import __version__
-from transformer_xl.cli import ablate, bench, bench_eval_speed, convert, corpus, evaluate, generate, plan, plot, recl, train
+from transformer_xl.cli import (
+    ablate,
+    bench,
+    bench_eval_speed,
+    convert,
+    corpus,
+    evaluate,
+    explain,
+    generate,
+    plan,
+    plot,
+    recl,
+    train,
+)
 from transformer_xl.errors import TxlError
 
 app = App(
@@ -27,6 +40,7 @@ Common uses:
 )
 app.command(train.train)
 app.command(evaluate.evaluate, name="eval")
+app.command(explain.explain)
 app.command(generate.generate)
 app.command(convert.convert)
 app.command(corpus.app)

@@ -1,0 +1,105 @@
+"""Pictures of an explanation: attention by distance, losses along the text, what memory gains at each place of a segment."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from transformer_xl.analysis.explain.explanation import Explanation
+from transformer_xl.pictures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_HELPED, _MISLED = "#1f77b4", "#d55e00"  # blue and vermilion, which all eyes tell apart
+_PIECES = 200
+"""Pieces that a text is cut into to be drawn along."""
+
+
+def pictures(explanation: Explanation) -> "dict[str, Figure]":
+    """Return figures by the names of their files, without those that the model has nothing for."""
+    figures = {"along.png": draw_along(explanation)}
+    if explanation.facts.distances is not None:
+        figures["attention.png"] = draw_attention(explanation)
+    if explanation.facts.without is not None:
+        figures["gain.png"] = draw_gain(explanation)
+    return figures
+
+
+def draw_attention(explanation: Explanation) -> "Figure":
+    """Draw how far each head looks: its attention by distance, a row per head, and its share of memory."""
+    found, heads = explanation.facts.distances, explanation.heads
+    assert found is not None and heads is not None
+    (n_layer, n_head), reading = heads, explanation.reading
+    mass = found.mass.reshape(n_layer * n_head, -1)
+    figure = new_figure(width=9, height=2.2 + 0.16 * max(len(mass), 8))
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[5, 1])
+    rows = np.arange(len(mass) + 1) - 0.5
+    mesh = left.pcolormesh(found.edges + 1, rows, mass, cmap="cividis", vmin=0)
+    left.set_xscale("log")
+    left.set(xlabel="distance to the token looked at (1: the query's own)", ylabel="layer.head", title="attention by distance")
+    left.set_xlim(1, found.edges[-1] + 1)
+    _mark_border(left, reading.tgt_len, remembers=reading.mem_len > 0)
+    names = [f"{i // n_head + 1}.{i % n_head + 1}" for i in range(len(mass))]
+    step = -(-len(names) // 40)
+    left.set_yticks(np.arange(0, len(names), step), names[::step], fontsize=7)
+    left.invert_yaxis()
+    for layer in range(1, n_layer):
+        left.axhline(layer * n_head - 0.5, color="white", linewidth=0.8)
+    right.barh(np.arange(len(mass)), found.memory_share.ravel() * 100, color=_HELPED)
+    right.set(xlabel="% in memory", xlim=(0, 100))
+    figure.colorbar(mesh, ax=right, label="share of a head's attention")
+    return figure
+
+
+def _mark_border(axes: "Axes", tgt_len: int, *, remembers: bool) -> None:
+    if remembers:
+        axes.axvline(tgt_len + 1, color="white", linewidth=1.5)
+        axes.text(tgt_len + 1, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
+
+
+def draw_along(explanation: Explanation) -> "Figure":
+    """Draw losses along the text, with and without memory, and what memory gains."""
+    facts = explanation.facts
+    places, nats = _means(facts.nats)
+    figure = new_figure(width=9, height=5 if facts.without is not None else 3)
+    axes = figure.subplots(2 if facts.without is not None else 1, 1, sharex=True, squeeze=False)[:, 0]
+    label = "with memory" if facts.without is not None else None
+    axes[0].plot(places, nats, color="black", linewidth=1, label=label)
+    axes[0].set(ylabel="nats per token", title="losses along the text")
+    axes[-1].set(xlabel="token")
+    if facts.without is not None and facts.gain is not None:
+        axes[0].plot(places, _means(facts.without)[1], color=_MISLED, linewidth=1, linestyle="--", label="without memory")
+        axes[0].legend(frameon=False)
+        gain = _means(facts.gain)[1]
+        axes[1].fill_between(
+            places, gain, 0, where=(gain >= 0).tolist(), color=_HELPED, interpolate=True, label="memory helped"
+        )
+        axes[1].fill_between(places, gain, 0, where=(gain < 0).tolist(), color=_MISLED, interpolate=True, label="memory misled")
+        axes[1].axhline(0, color="black", linewidth=0.5)
+        axes[1].set(ylabel="nats gained per token")
+        axes[1].legend(frameon=False)
+    return figure
+
+
+def draw_gain(explanation: Explanation) -> "Figure":
+    """Draw what memory gains at each place of a segment: the first tokens see nothing else."""
+    gain, tgt_len = explanation.facts.gain, explanation.reading.tgt_len
+    assert gain is not None
+    place = np.arange(len(gain)) % tgt_len
+    counts = np.maximum(np.bincount(place, minlength=tgt_len), 1)
+    means = np.bincount(place, weights=gain, minlength=tgt_len) / counts
+    figure = new_figure(width=9, height=3.5)
+    axes = figure.add_subplot()
+    axes.bar(np.arange(1, tgt_len + 1), means, width=1, color=np.where(means >= 0, _HELPED, _MISLED))
+    axes.axhline(0, color="black", linewidth=0.5)
+    axes.set(xlabel="place in the segment", ylabel="nats gained per token", title="what memory gains after a segment's border")
+    axes.set_xlim(0.5, tgt_len + 0.5)
+    return figure
+
+
+def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the middle places of equal pieces, and the mean of each."""
+    edges = np.linspace(0, len(values), min(_PIECES, len(values)) + 1).astype(int)
+    sums = np.add.reduceat(values.astype(np.float64), edges[:-1])
+    return (edges[:-1] + edges[1:]) / 2 + 1, sums / np.diff(edges)

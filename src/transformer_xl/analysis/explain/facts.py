@@ -1,0 +1,234 @@
+"""Facts about every token of a text: its nats with and without memory, what the model would have preferred, where it looked.
+
+The text is read once without memory, many segments side by side, and once from beginning to end with it.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.analysis.explain.attention import has_heads, visit_attention
+from transformer_xl.analysis.explain.details import Details, Looks, Shelf
+from transformer_xl.analysis.explain.distances import DistanceBins, Distances
+from transformer_xl.analysis.explain.segments import Reading, Segment, segments
+from transformer_xl.errors import CheckpointError, CorpusError
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model_config import AttentionConfig
+
+_SAMPLED = 256
+"""Segments, evenly spaced, whose attention is averaged by distance."""
+
+_TOKENS_AT_ONCE = 2048
+"""Tokens read side by side where there is no memory."""
+
+_SCORES_AT_ONCE = 1 << 24
+"""Scores of tokens x vocabulary held at once, 64 MB."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found; arrays begin with the second token of the text, the first that is predicted.
+
+    Attributes:
+        nats: float32 (n,), of each token.
+        without: float32 (n,), the same without memory; None: the model has none.
+        rank: int64 (n,), how many tokens the model thought more likely.
+        top_ids: int64 (n, k), the most likely tokens.
+        top_probabilities: float32 (n, k), of these.
+        details: attention of some tokens; None: the model does not attend.
+        distances: attention by distance; None: the same.
+    """
+
+    nats: np.ndarray
+    without: np.ndarray | None
+    rank: np.ndarray
+    top_ids: np.ndarray
+    top_probabilities: np.ndarray
+    details: Details | None
+    distances: DistanceBins | None
+
+    @property
+    def gain(self) -> np.ndarray | None:
+        """Nats that memory saved on each token; negative where it misled."""
+        return None if self.without is None else self.without - self.nats
+
+
+def remembers(model: LanguageModel, reading: Reading) -> bool:
+    """Say whether memory is there to be compared with none."""
+    return reading.view(model).reach(reading.tgt_len) > 0
+
+
+def gather(
+    model: LanguageModel,
+    ids: np.ndarray,
+    reading: Reading,
+    *,
+    top: int = 5,
+    precision: Precision = "fp32",
+    on_tokens: Callable[[int], object] | None = None,
+) -> Facts:
+    """Read a text and find the facts about its tokens.
+
+    Args:
+        model: its mode (training or not) is restored afterwards.
+        ids: integers (N,), N ≥ 2.
+        reading: how long segments and memory are.
+        top: k, tokens that the model found most likely.
+        precision: of the matrix products.
+        on_tokens: called with the number of tokens just read, for progress bars; each is read twice if there is memory.
+
+    Returns:
+        The facts.
+
+    Raises:
+        CorpusError: fewer than two tokens.
+        TokenizerError: ids outside the model's vocabulary.
+        ConfigError: lengths that cannot work together.
+        CheckpointError: a model whose losses are no numbers.
+    """
+    if len(ids) < 2:
+        raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
+    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    tell = on_tokens or (lambda _: None)
+    with _evaluating(model), torch.no_grad():
+        without = _nats_without_memory(model, ids, reading, precision, tell) if remembers(model, reading) else None
+        return _read(model, ids, reading, without, top, precision, tell)
+
+
+@contextmanager
+def _evaluating(model: LanguageModel) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _nats_without_memory(
+    model: LanguageModel, ids: np.ndarray, reading: Reading, precision: Precision, tell: Callable[[int], object]
+) -> np.ndarray:
+    view = reading.view(model, remembers=False)
+    nats = np.zeros(len(ids) - 1, np.float32)
+    for segment in segments(ids, reading, rows=_rows(reading)):
+        with autocast(model.device, precision):
+            h_BTD, _ = view.read(segment.ids.to(model.device))
+            nll = view.softmax.nll(h_BTD[:, -segment.tgt_len :], segment.labels.to(model.device), view.embedding)
+        nats[segment.places - 1] = nll.float().cpu().numpy()
+        tell(segment.labels.numel())
+    return nats
+
+
+def _rows(reading: Reading) -> int:
+    return max(1, _TOKENS_AT_ONCE // (reading.tgt_len + reading.ext_len))
+
+
+def _read(
+    model: LanguageModel,
+    ids: np.ndarray,
+    reading: Reading,
+    without: np.ndarray | None,
+    top: int,
+    precision: Precision,
+    tell: Callable[[int], object],
+) -> Facts:
+    """Read the text with memory, and look at the attention of segments that are worth it."""
+    n, view = len(ids) - 1, reading.view(model)
+    k = min(top, model.config.vocab_size or top)
+    found = Facts(
+        nats=np.zeros(n, np.float32),
+        without=without,
+        rank=np.zeros(n, np.int64),
+        top_ids=np.zeros((n, k), np.int64),
+        top_probabilities=np.zeros((n, k), np.float32),
+        details=None,
+        distances=None,
+    )
+    watch = _Watch(view, reading, math.ceil(n / reading.tgt_len)) if has_heads(model) else None
+    independent = without is None
+    mems = None if independent else view.init_mems(1)
+    index = 0
+    for segment in segments(ids, reading, rows=_rows(reading) if independent else 1):
+        with autocast(model.device, precision):
+            own_ids = segment.ids.to(model.device)
+            h_BTD, after = view.read(own_ids, mems=mems)
+            _note(found, segment, h_BTD[:, -segment.tgt_len :], view)
+        if watch:
+            with autocast(model.device, precision):
+                watch.look(index, segment, own_ids, mems, found)
+        index += len(segment.begin)
+        mems = None if independent else after
+        tell(segment.labels.numel())
+    if not np.isfinite(found.nats).all():
+        raise CheckpointError("the model gives no finite probabilities for this text; choose another --checkpoint")
+    details, distances = (watch.shelf.details(), watch.distances.binned()) if watch else (None, None)
+    return Facts(found.nats, without, found.rank, found.top_ids, found.top_probabilities, details, distances)
+
+
+def _note(found: Facts, segment: Segment, h_BTD: Tensor, view: LanguageModel) -> None:
+    """Write down what the scores of a segment say; no more of them are held at once than losses hold."""
+    n_chunk = max(1, _SCORES_AT_ONCE // (view.config.vocab_size or 1))
+    places, labels = segment.places.ravel() - 1, segment.labels.flatten().to(h_BTD.device)
+    k = found.top_ids.shape[-1]
+    for h, label, at in zip(
+        h_BTD.flatten(0, 1).split(n_chunk),
+        labels.split(n_chunk),
+        np.split(places, range(n_chunk, len(places), n_chunk)),
+        strict=True,
+    ):
+        log_p = view.softmax.logits(h[None], view.embedding)[0].float().log_softmax(dim=-1)
+        own = log_p.gather(-1, label.unsqueeze(-1))
+        best, best_ids = log_p.topk(k, dim=-1)
+        found.nats[at] = -own.squeeze(-1).cpu().numpy()
+        found.rank[at] = (log_p > own).sum(-1).cpu().numpy()
+        found.top_ids[at] = best_ids.cpu().numpy()
+        found.top_probabilities[at] = best.exp().cpu().numpy()
+
+
+class _Watch:
+    """Chooses segments whose attention is looked at, and keeps what it sees."""
+
+    def __init__(self, view: LanguageModel, reading: Reading, n_segment: int) -> None:
+        config = view.config
+        assert isinstance(config, AttentionConfig)
+        self._view = view
+        self._every = math.ceil(n_segment / _SAMPLED)
+        n_distance = reading.tgt_len + reading.ext_len + reading.mem_len
+        self.distances = Distances(config.n_layer, config.n_head, n_distance)
+        self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.n_head)
+
+    def look(self, index: int, segment: Segment, ids: Tensor, mems: Mems | None, found: Facts) -> None:
+        """Look at those rows of a segment that are worth it; the first row is the text's segment `index`."""
+        scores = [self._score(found, places - 1) for places in segment.places]
+        wanted = [self.shelf.wants(index + row, score) for row, score in enumerate(scores)]
+        sampled = [(index + row) % self._every == 0 for row in range(len(scores))]
+        if not any(wanted) and not any(sampled):
+            return
+        T, n_memory = segment.tgt_len, mems.length if mems else 0
+        looks = [Looks(T, n_memory) for _ in scores]
+
+        def visit(layer: int, weight_BNTS: Tensor, _: Tensor) -> None:
+            for row, weight_NTS in enumerate(weight_BNTS[:, :, -T:]):
+                if wanted[row]:
+                    looks[row].add(weight_NTS)
+                if sampled[row]:
+                    self.distances.add(layer, weight_NTS, n_memory=n_memory)
+
+        visit_attention(self._view, ids, mems, visit)
+        for row, score in enumerate(scores):
+            if wanted[row]:
+                self.shelf.put(index + row, int(segment.begin[row]), score, looks[row])
+
+    @staticmethod
+    def _score(found: Facts, places: np.ndarray) -> float:
+        """Return what memory gained a segment; where there is none, how surprising it is."""
+        nats = found.nats[places].astype(np.float64)
+        return float(nats.sum() if found.without is None else (found.without[places] - nats).sum())

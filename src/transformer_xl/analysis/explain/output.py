@@ -1,0 +1,68 @@
+"""An explanation on the disk: a page, pictures and totals; each file is the old one or the new one, never a part."""
+
+import json
+from pathlib import Path
+
+from transformer_xl.analysis.explain.drawing import pictures
+from transformer_xl.analysis.explain.explanation import Explanation
+from transformer_xl.analysis.explain.page import page
+from transformer_xl.checkpoint.disk import make_directory, replace_file
+from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.pictures import save_picture
+
+PAGE, TOTALS = "index.html", "explain.json"
+_FORMAT = "txl explain 1"
+
+
+def check_output(directory: Path) -> None:
+    """Refuse a directory that nothing can be written to, or that holds anything but an earlier explanation.
+
+    Raises:
+        ConfigError: it is a file, its parent does not exist, or it holds something else.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"--out '{directory}' is a file; choose a directory")
+    if not directory.exists():
+        if not directory.absolute().parent.is_dir():
+            raise ConfigError(
+                f"--out '{directory}': the directory '{directory.absolute().parent}' does not exist; make it first"
+            )
+        return
+    if any(directory.iterdir()) and not _is_explanation(directory):
+        raise ConfigError(f"--out '{directory}' holds something that txl explain has not written; choose another --out")
+
+
+def write_explanation(explanation: Explanation, directory: Path) -> Path:
+    """Write page, pictures and totals over those of an earlier explanation.
+
+    Returns:
+        Path of the page.
+
+    Raises:
+        ConfigError: the directory holds something else.
+        CheckpointError: it cannot be written.
+    """
+    content, figures = page(explanation), pictures(explanation)
+    totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals.as_dict()}
+    check_output(directory)
+    try:
+        make_directory(directory)
+        replace_file(directory / TOTALS, (json.dumps(totals, indent=2) + "\n").encode())
+        for name in ("along.png", "attention.png", "gain.png"):
+            if name in figures:
+                save_picture(figures[name], directory / name)
+            else:
+                (directory / name).unlink(missing_ok=True)
+        replace_file(directory / PAGE, content.encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"cannot write to '{directory}': {reason}; free disk space or choose another --out") from None
+    return directory / PAGE
+
+
+def _is_explanation(directory: Path) -> bool:
+    try:
+        totals = json.loads((directory / TOTALS).read_text(encoding="utf-8"))
+        return isinstance(totals, dict) and totals.get("format") == _FORMAT
+    except (OSError, ValueError):
+        return False

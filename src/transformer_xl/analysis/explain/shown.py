@@ -1,0 +1,87 @@
+"""Tokens as a person sees them: the text that each adds, and a label for each id.
+
+A token may be a part of a character, as bytes are. It then adds no text; the one that completes the character does.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from transformer_xl.data.tokenizer_base import PieceTokenizer
+from transformer_xl.data.tokenizers import Tokenizer
+
+_SURROGATES = re.compile("[\ud800-\udfff]")
+_LONGEST_LABEL = 80
+
+
+@dataclass(frozen=True)
+class ShownText:
+    """A text as shown.
+
+    Attributes:
+        text: all of it; a lone surrogate is U+FFFD.
+        lengths: int64 (N,), UTF-16 code units that each token adds, 0 where it completes no character.
+    """
+
+    text: str
+    lengths: np.ndarray
+
+
+def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
+    """Return the text of ids, token by token.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> shown = shown_text(ByteTokenizer(), np.array([110, 195, 169]))
+        >>> shown.text, shown.lengths.tolist()
+        ('né', [1, 0, 1])
+    """
+    stream = tokenizer.stream()
+    pieces = [stream.push(token_id) for token_id in ids.tolist()]
+    if pieces:
+        pieces[-1] += stream.finish()
+    pieces = [piece if piece.isascii() else _SURROGATES.sub("\ufffd", piece) for piece in pieces]
+    lengths = np.fromiter((len(piece) if piece.isascii() else _units(piece) for piece in pieces), np.int64, len(pieces))
+    return ShownText("".join(pieces), lengths)
+
+
+def label(tokenizer: Tokenizer, token_id: int) -> str:
+    r"""Return what a token is called: its text, or \xNN for each byte where it is no text, or its number.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> label(ByteTokenizer(), 65), label(ByteTokenizer(), 0xC3)
+        ('A', '\\xc3')
+    """
+    if isinstance(tokenizer, PieceTokenizer):
+        piece = tokenizer.piece(token_id)
+        try:
+            text = piece.decode("utf-8")
+        except UnicodeDecodeError:
+            text = "".join(f"\\x{byte:02x}" for byte in piece)
+    else:
+        text = _SURROGATES.sub("\ufffd", tokenizer.decode([token_id]))
+    text = text or f"token {token_id}"
+    return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
+
+
+def labels(tokenizer: Tokenizer, *used: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
+    """Return labels of all ids that occur, and the ids as numbers of labels.
+
+    Args:
+        tokenizer: of the ids.
+        used: integers, of any shape.
+    """
+    known = np.unique(np.concatenate([ids.ravel() for ids in used]))
+    return [label(tokenizer, token_id) for token_id in known.tolist()], [np.searchsorted(known, ids) for ids in used]
+
+
+def unit_offsets(lengths: Iterable[int]) -> np.ndarray:
+    """Return where each token's text begins, and where the last one's ends, in UTF-16 code units; int64 (N + 1,)."""
+    return np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))])
+
+
+def _units(text: str) -> int:
+    return len(text.encode("utf-16-le")) // 2

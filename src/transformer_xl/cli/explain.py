@@ -1,0 +1,133 @@
+"""`txl explain`."""
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from transformer_xl.cli.options import check_least, warn
+from transformer_xl.cli.progress import token_progress
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_xl.data.tokenizers import Tokenizer
+
+
+def explain(
+    run: Path,
+    file: Path,
+    /,
+    *,
+    out: Path | None = None,
+    top: int = 5,
+    tgt_len: int | None = None,
+    mem_len: int | None = None,
+    most: int = 2_000_000,
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    device: str = "auto",
+    checkpoint: Literal["best", "last", "average"] = "best",
+    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+) -> None:
+    """Show what memory does to a text: a page for a browser with every token's probabilities and where each head looked.
+
+    The page needs no network. Pictures and totals lie beside it.
+
+    Common uses:
+        txl explain runs/mine letter.txt
+        txl explain runs/mine book.txt.xz --out book --mem-len 512
+        txl explain runs/mine letter.txt --top 10 --json
+
+    Args:
+        run: directory of a run or of an exported model.
+        file: text file, plain or compressed.
+        out: directory for the page; an earlier explanation there is replaced. Default: FILE.explained here.
+        top: tokens shown that the model found most likely, for each token.
+        tgt_len: tokens per segment. Default: as txl eval reads.
+        mem_len: positions of memory. Default: as txl eval reads.
+        most: tokens read from the beginning of the file, at most.
+        precision: of the matrix products; auto takes what the processor does fast.
+        device: auto, cpu, cuda, cuda:N or mps.
+        checkpoint: the one with the best validation loss, the last, or the last average (train.average).
+        json_: print totals as one JSON object.
+    """
+    from transformer_xl.analysis.explain.explanation import explain as explain_text
+    from transformer_xl.analysis.explain.facts import remembers
+    from transformer_xl.analysis.explain.output import check_output, write_explanation
+    from transformer_xl.analysis.explain.segments import Reading
+    from transformer_xl.checkpoint.run_directory import RunDirectory, load
+    from transformer_xl.config import RunConfig
+    from transformer_xl.model.precision import choose_device, choose_precision
+
+    check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
+    out = Path(f"{file.name}.explained") if out is None else out
+    check_output(out)
+    model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
+    config = RunDirectory(run).config() if RunDirectory(run).holds_run else RunConfig(model=model.config)
+    ids, n_characters = _read(file, tokenizer)
+    torch_device = choose_device(device)
+    chosen, _ = choose_precision(precision, torch_device)
+    reading = Reading(
+        tgt_len=tgt_len or config.eval_tgt_len,
+        mem_len=config.eval_mem_len if mem_len is None else mem_len,
+        ext_len=config.eval.ext_len,
+        same_length=config.eval.same_length,
+        clamp_len=config.eval.clamp_len,
+    )
+    model = model.to(torch_device)
+    if len(ids) > most:
+        warn(f"only the first {most:,} of {len(ids):,} tokens are explained; --most says how many")
+    n_read = (min(len(ids), most) - 1) * (2 if remembers(model, reading) else 1)
+    with token_progress(n_read, hidden=json_) as advance:
+        explanation = explain_text(
+            model,
+            tokenizer,
+            ids,
+            reading,
+            name=file.name,
+            run=run.resolve().name,
+            top=top,
+            most=most,
+            n_characters=n_characters,
+            precision=chosen,
+            on_tokens=advance,
+        )
+    path = write_explanation(explanation, out)
+    figures = explanation.totals.as_dict()
+    if json_:
+        print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))
+        return
+    print(
+        f"{figures['tokens']:,} tokens of {file}: {figures['loss']:.4f} nats per token, {figures['bpc']:.4f} bits per character"
+    )
+    if explanation.totals.nats_without is not None:
+        worth = figures["memory_is_worth_bpc"]
+        print(f"without memory {figures['bpc_without_memory']:.4f}: memory is worth {worth:.4f} bits per character")
+    else:
+        print("this model is read without memory, so there is nothing to compare with")
+    if tokenizer.loses:
+        print(f"not shown: {tokenizer.loses}", file=sys.stderr)
+    print(f"open {path}")
+
+
+def _read(file: Path, tokenizer: "Tokenizer") -> "tuple[np.ndarray, int]":
+    """Return the ids of a file of text, and the characters that all but the first stand for, as `txl eval` counts them.
+
+    Raises:
+        CorpusError: it cannot be read, is no text, or has fewer than two tokens.
+    """
+    from transformer_xl.data.encoding import encode_file
+    from transformer_xl.errors import CorpusError
+    from transformer_xl.evaluation import predicted_sizes
+
+    ids, data = encode_file(file, tokenizer)
+    if not data:
+        raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
+    if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
+        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
+    if len(ids) < 2:
+        raise CorpusError(f"'{file}' has {len(ids)} token; at least 2 are needed, for the first is predicted by none")
+    text = data.decode("utf-8", "replace")
+    return ids, predicted_sizes(tokenizer.decode([int(ids[0])]), n_characters=len(text), n_bytes=len(data))[0]

@@ -1,0 +1,42 @@
+"""The page in a real browser, where one is installed."""
+
+import shutil
+import subprocess
+
+import pytest
+
+from tests.analysis.explain.test_page import HOSTILE, Elements, explained
+from transformer_xl.analysis.explain.page import page
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here; install one to see the page's script run")
+
+
+def opened(text, tmp_path, *, token):
+    """What a browser makes of a page, as HTML, after it has gone to a token."""
+    path = tmp_path / "index.html"
+    path.write_bytes(text.encode())
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    told = [*options, "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", f"{path.as_uri()}#t{token}"]
+    done = subprocess.run([BROWSER, *told], capture_output=True, timeout=120, check=True)
+    assert b"CONSOLE" not in done.stderr, done.stderr.decode()
+    return Elements(done.stdout.decode())
+
+
+@pytest.mark.parametrize("kind", ["paper", "vanilla", "lstm"])
+def test_a_hostile_text_is_shown_and_nothing_else_happens(kind, tmp_path):
+    lines = ["\ufeffnaïve", HOSTILE, "שלום עולם", "a\tb"]  # a mark of byte order, which decoders drop unless told otherwise
+    how = {"mem_len": 0} if kind == "vanilla" else {}
+    found = opened(page(explained("\n".join(lines), kind, name=HOSTILE, **how)), tmp_path, token=9)
+    tags = [tag for tag, *_ in found.found]
+    assert tags.count("script") == 1 + 1  # its own, and the manifest: arrays are taken out when they are unpacked
+    assert not {"img", "iframe", "object"} & set(tags)
+    assert dict(found.found[0][1])["data-ready"] == "yes"
+    shown = "".join(found.texts("span", **{}))
+    assert "‹U+202E›" in shown and "‹U+2028›" in shown and "‹U+FEFF›" in shown and "\u202e" not in shown
+    assert "שלום" in shown.replace("\u200e", "")
+    assert sum(tag == "div" and attrs.get("dir") == "auto" for tag, attrs, _ in found.found) >= len(lines)
+    words = "".join("".join(text) for tag, _, text in found.found if tag not in ("script", "style"))
+    assert "Would have preferred" in words and "number 9" in words
+    assert ("Where the heads looked" in words) == (kind != "lstm")
+    assert ("without" in words.split("Would have preferred")[0].split("number 9")[1]) == (kind != "vanilla")

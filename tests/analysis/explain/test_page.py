@@ -1,0 +1,189 @@
+"""The page: what is stored decodes to what was found, and nothing of a text becomes markup."""
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.analysis.explain.models import make, reading
+from transformer_xl.analysis.explain import details
+from transformer_xl.analysis.explain.explanation import explain
+from transformer_xl.analysis.explain.page import page, unpacked
+from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
+
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(1)>&amp;\u2028\u2029\u202e}{{data}}{{policy}}'\"`${1}-->\0"
+)
+
+
+class Elements(HTMLParser):
+    """All elements of a page: their tags, attributes and text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self._open = [], False
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs), []))
+        self._open = True
+
+    def handle_endtag(self, tag):
+        self._open = False
+
+    def handle_data(self, data):
+        if self._open:
+            self.found[-1][2].append(data)
+
+    def texts(self, tag, **attributes):
+        wanted = attributes.items()
+        return ["".join(text) for name, attrs, text in self.found if name == tag and wanted <= attrs.items()]
+
+
+def explained(text, kind="paper", name="a text", **how):
+    model = make(kind, vocab_size=256)
+    tokenizer = ByteTokenizer()
+    return explain(model, tokenizer, tokenizer.encode(text), reading(model, **how), name=name, run="run")
+
+
+def stored(text):
+    """The manifest of a page, and its arrays by name."""
+    elements = Elements(text)
+    (manifest,) = elements.texts("script", id="data-manifest")
+    about = json.loads(manifest)
+    arrays = {}
+    for name, array in about["arrays"].items():
+        (data,) = elements.texts("script", id=f"data-{name}")
+        arrays[name] = unpacked(data, array["type"])
+        assert len(arrays[name]) == array["length"]
+    return about, arrays
+
+
+def test_what_is_stored_is_what_was_found():
+    text = "naïve text, twice: naïve text, twice\n" * 3
+    found = explained(text)
+    facts, (about, arrays) = found.facts, stored(page(found))
+    n, k = facts.top_ids.shape
+    labels = json.loads(arrays["labels"].tobytes())
+    assert arrays["text"].tobytes().decode() == text
+    assert int(arrays["lengths"].sum()) == len(text)
+    assert "".join(labels[i] for i in arrays["tokens"]) == text.replace("ï", "\\xc3\\xaf")
+    np.testing.assert_allclose(arrays["nats"] * about["nats_step"], facts.nats, atol=0.0005)
+    np.testing.assert_allclose(arrays["without"] * about["nats_step"], facts.without, atol=0.0005)
+    np.testing.assert_array_equal(arrays["rank"], facts.rank)
+    chance = (arrays["chance"].reshape(n, k) / 255.0) ** 2
+    np.testing.assert_allclose(chance, facts.top_probabilities, atol=0.004)
+    assert [labels[i] for i in arrays["top"][:2]] == [chr(i) for i in facts.top_ids[0, :2]] or facts.top_ids[0, :2].max() > 126
+    np.testing.assert_array_equal(arrays["places"], facts.details.places)
+    shape = facts.details.weights.shape
+    np.testing.assert_array_equal(arrays["distances"].reshape(shape), facts.details.distances)
+    np.testing.assert_allclose((arrays["weights"].reshape(shape) / 255.0) ** 2, facts.details.weights, atol=0.004)
+    np.testing.assert_allclose(arrays["mass"].reshape(facts.distances.mass.shape), facts.distances.mass, atol=1e-6)
+    np.testing.assert_allclose(arrays["share"].reshape(2, 3), facts.distances.memory_share, atol=1e-6)
+    assert (about["keys"], about["top"], about["tgt_len"], about["mem_len"]) == (shape[2], k, 4, 5)
+    assert about["totals"]["loss"] == pytest.approx(float(facts.nats.mean()), rel=1e-5)
+    assert about["totals"]["n_characters"] == len(text) - 1
+    begin, end, score, best = about["passages"][0]
+    assert score == pytest.approx(float(facts.gain[begin - 1 : end - 1].sum()), abs=1e-3)
+    assert best - 1 == begin - 1 + int(facts.gain[begin - 1 : end - 1].argmax())
+
+
+def test_nothing_of_a_text_becomes_markup():
+    harmless, hostile = page(explained("plain text" * 9)), page(explained(HOSTILE * 3, name=HOSTILE))
+    tags = [[tag for tag, *_ in Elements(text).found] for text in (harmless, hostile)]
+    assert tags[0] == tags[1]
+    about, arrays = stored(hostile)
+    assert arrays["text"].tobytes().decode() == HOSTILE * 3
+    assert about["name"] == HOSTILE
+    assert Elements(hostile).texts("title") == [f"{HOSTILE} explained"]
+    body = hostile.partition("</title>")[2]
+    assert not [sign for sign in (*"\u2028\u2029\u202e\0", "<img", "</script><script>") if sign in body]
+
+
+def test_the_policy_allows_the_pages_own_script_and_nothing_else():
+    text = page(explained("some text" * 4))
+    elements = Elements(text)
+    ((_, attributes, _),) = [element for element in elements.found if "http-equiv" in element[1]]
+    policy = dict(part.split(" ", 1) for part in attributes["content"].split("; "))
+    (style,) = elements.texts("style")
+    (script,) = ["".join(content) for tag, attrs, content in elements.found if tag == "script" and "type" not in attrs]
+    assert policy.pop("default-src") == "'none'"
+    for kind, content in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert policy.pop(kind) == f"'sha256-{digest}'"
+    assert set(policy.values()) == {"'none'"}
+    assert "innerHTML" not in re.sub("//.*", "", script) and "fetch(" not in script and "eval(" not in script
+    for _, attrs, _ in elements.found:  # nothing is loaded from anywhere, and no attribute runs or styles anything
+        assert not {"src", "style", "onclick", "onload", "onerror"} & attrs.keys()
+        assert not attrs.get("href", "#").startswith(("http", "//"))
+
+
+def test_kinds_without_memory_or_attention_say_so():
+    about, arrays = stored(page(explained("text" * 9, "vanilla", mem_len=0)))
+    assert not about["remembers"] and "without" not in arrays and about["keys"] == 8
+    about, arrays = stored(page(explained("text" * 9, "lstm")))
+    assert about["remembers"] and about["state"] and about["keys"] == 0 and "weights" not in arrays and "mass" not in arrays
+
+
+def test_a_megabyte_fits_a_page():
+    """A page grows with its text by a bounded number of bytes a token, and attention has a room of its own."""
+    rng = np.random.default_rng(0)
+    n = 100_000
+    found = explained("some text" * 20)
+    facts, room = found.facts, 10_000
+    big = type(facts)(
+        nats=rng.gamma(1.0, 2.0, n - 1).astype(np.float32),
+        without=rng.gamma(1.0, 2.0, n - 1).astype(np.float32),
+        rank=rng.integers(0, 256, n - 1),
+        top_ids=rng.integers(97, 123, (n - 1, 5)),
+        top_probabilities=rng.dirichlet(np.ones(6), 1000)[rng.integers(0, 1000, n - 1), :5].astype(np.float32),
+        details=details.Details(
+            np.arange(1, room + 1),
+            rng.integers(0, 200, (room, 6, 8)),
+            rng.random((room, 6, 8), np.float32),
+            rng.random((room, 6), np.float32),
+        ),
+        distances=facts.distances,
+    )
+    ids = rng.integers(97, 123, n)
+    text = page(type(found)("big", "run", ids, 0, ByteTokenizer(), found.config, found.reading, "fp32", big))
+    assert len(text) - room * 6 * 25 * 4 / 3 < 30 * n  # 30 MB for a million tokens; random numbers cannot be compressed
+    about, arrays = stored(text)
+    assert len(arrays["tokens"]) == n and about["detailed"] == room
+
+
+def test_shelf_holds_no_more_than_its_room():
+    room = 1 << 18
+    shelf = details.Shelf(n_segment=10_000, tgt_len=64, n_head=12, n_bytes=room)
+    n = 0
+    for index in range(200):
+        if shelf.wants(index, score := float(torch.rand(()))):
+            looks = details.Looks(64, 10)
+            looks.add(torch.rand(12, 64, 70))
+            shelf.put(index, index * 64, score, looks)
+            n += 1
+    found = shelf.details()
+    assert room * 0.9 < found.distances.size * 3 + found.memory.size <= room and n < 200
+
+
+def test_parts_of_the_page_are_in_the_package():
+    """They are data beside the code; a wheel takes along whatever lies in the folder."""
+    from transformer_xl.analysis.explain import page as module
+
+    for name in ("page.html", "page.css", "page.js"):
+        assert (Path(module.__file__).parent / name).is_file()
+
+
+def test_characters_outside_the_plane_are_counted_as_scripts_count():
+    text = "a😀b" * 5
+    model, tokenizer = make("paper"), CharTokenizer("ab😀" + "cdefghijkl", byte_fallback=False)
+    found = explain(model, tokenizer, tokenizer.encode(text), reading(model))
+    _, arrays = stored(page(found))
+    assert arrays["lengths"].tolist() == [1, 2, 1] * 5

@@ -1,0 +1,113 @@
+"""`txl explain`: a page from a run and a file, and one line for everything that cannot be explained."""
+
+import json
+import re
+import shutil
+
+import pytest
+
+from tests.analysis.explain.test_page import stored
+
+
+def test_a_file_is_explained(txl, workbench):
+    answer = txl("explain", "run", "text.txt", "--out", "out", "--most", "600")
+    assert answer.status == 0, answer.err
+    assert sorted(path.name for path in (workbench / "out").iterdir()) == [
+        "along.png",
+        "attention.png",
+        "explain.json",
+        "gain.png",
+        "index.html",
+    ]
+    assert "only the first 600 of" in answer.err and "--most" in answer.err
+    assert answer.out.startswith("599 tokens of text.txt: ") and "memory is worth" in answer.out
+    assert answer.out.splitlines()[-1] == "open out/index.html"
+    about, _ = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
+    assert about["name"] == "text.txt" and about["run"] == "run" and about["left_out"] > 0
+    assert about["totals"]["tokens"] == 599
+    for name in ("along.png", "attention.png", "gain.png"):
+        assert (workbench / "out" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_totals_are_those_of_eval(txl, workbench):
+    (workbench / "short.txt").write_text((workbench / "text.txt").read_text()[:700])
+    figures = json.loads(txl("explain", "run", "short.txt", "--json", "--precision", "fp32").out)
+    assert (workbench / "short.txt.explained" / "index.html").is_file()
+    expected = json.loads(
+        txl("eval", "run", "--file", "short.txt", "--json", "--compare-memory", "--precision", "fp32", "--batch-size", "1").out
+    )
+    assert figures["tokens"] == expected["tokens"] and figures["n_characters"] == expected["n_characters"]
+    assert figures["nats"] == pytest.approx(expected["nats"], rel=1e-5)
+    assert figures["nats_without_memory"] == pytest.approx(expected["without_memory"]["nats"], rel=1e-5)
+    assert figures["bpc"] == pytest.approx(expected["bpc"], rel=1e-5)
+    assert figures["memory_is_worth_bpc"] == pytest.approx(expected["without_memory"]["bpc"] - expected["bpc"], abs=1e-5)
+
+
+def test_options_say_how_it_is_read(txl, workbench):
+    short = workbench / "short.txt"
+    short.write_text((workbench / "text.txt").read_text()[:300])
+    answer = txl("explain", "run", "short.txt", "--tgt-len", "5", "--mem-len", "9", "--top", "3", "--out", "out")
+    assert answer.status == 0, answer.err
+    about, _ = stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))
+    assert (about["tgt_len"], about["mem_len"], about["top"]) == (5, 9, 3)
+    answer = txl("explain", "run", "short.txt", "--mem-len", "0", "--out", "out")
+    assert "nothing to compare with" in answer.out
+    assert not (workbench / "out" / "gain.png").exists()  # of the explanation before
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"", "'it' is empty; give a text of at least 2 tokens"),
+        (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "not (text but binary|UTF-8)"),
+        (b"t", "'it' has 1 token; at least 2 are needed"),
+        (None, "cannot read 'it': no such file"),
+    ],
+)
+def test_files_that_cannot_be_explained(txl, workbench, content, complaint):
+    if content is not None:
+        (workbench / "it").write_bytes(content)
+    answer = txl("explain", "run", "it", "--out", "out")
+    assert re.search(complaint, answer.complaint)
+    assert not (workbench / "out").exists()
+
+
+def test_a_run_without_checkpoint(txl, workbench):
+    shutil.rmtree(workbench / "run" / "checkpoints")
+    (workbench / "run" / "checkpoints").mkdir()
+    assert "checkpoint" in txl("explain", "run", "text.txt").complaint
+    assert "nowhere" in txl("explain", "nowhere", "text.txt").complaint
+
+
+def test_what_lies_in_the_way_is_left_alone(txl, workbench):
+    (workbench / "mine").mkdir()
+    (workbench / "mine" / "index.html").write_text("my page")
+    assert (
+        "--out 'mine' holds something that txl explain has not written"
+        in txl("explain", "run", "text.txt", "--out", "mine").complaint
+    )
+    assert (workbench / "mine" / "index.html").read_text() == "my page"
+    assert "--out 'text.txt' is a file" in txl("explain", "run", "text.txt", "--out", "text.txt").complaint
+    assert "does not exist; make it first" in txl("explain", "run", "text.txt", "--out", "no/out").complaint
+    assert "--top (0) must be at least 1" in txl("explain", "run", "text.txt", "--top", "0").complaint
+    assert "--mem-len (-1) must be at least 0" in txl("explain", "run", "text.txt", "--mem-len=-1").complaint
+
+
+def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkeypatch):
+    assert txl("explain", "run", "text.txt", "--out", "out", "--most", "99").status == 0
+    before = {path.name: path.read_bytes() for path in (workbench / "out").iterdir()}
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer_xl.analysis.explain.facts._note", interrupted)
+        assert txl("explain", "run", "text.txt", "--out", "out").status == 130
+    assert {path.name: path.read_bytes() for path in (workbench / "out").iterdir()} == before
+    assert txl("explain", "run", "text.txt", "--out", "out", "--most", "50").status == 0
+    assert (workbench / "out" / "index.html").read_bytes() != before["index.html"]
+
+
+def test_help_says_how_it_is_used(txl):
+    answer = txl("explain", "--help")
+    assert "Common uses:" in answer.out and "txl explain runs/mine letter.txt" in answer.out
