@@ -12,8 +12,8 @@ import pytest
 
 from tests.cli.conftest import Txl
 from tests.training.helpers import run_bits
-from transformer_xl.analysis import pace
-from transformer_xl.analysis.ablation import Ablation
+from transformer_xl.analysis.ablation import pace
+from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.training.trainer import Trainer
 
 RARELY = ("--set", "train.eval_interval=99")

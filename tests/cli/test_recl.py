@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.analysis import cached_losses
+from transformer_xl.analysis.recl import cached_losses
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import main
 

@@ -13,8 +13,8 @@ from cyclopts import Parameter
 from transformer_xl.cli.options import check_least, names_of, numbers_of
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.ablation import Ablation, Plan
-    from transformer_xl.analysis.ablation_run import Work
+    from transformer_xl.analysis.ablation.ablation import Ablation, Plan
+    from transformer_xl.analysis.ablation.work import Work
 
 _VALIDATIONS = 10
 """Of each run, for its curve, unless its recipe is told otherwise."""
@@ -77,9 +77,9 @@ def ablate(
         quiet: show warnings and the table only.
         json_: print one JSON object.
     """
-    from transformer_xl.analysis.ablation import Ablation
-    from transformer_xl.analysis.ablation_display import AblationDisplay
-    from transformer_xl.analysis.ablation_run import Work
+    from transformer_xl.analysis.ablation.ablation import Ablation
+    from transformer_xl.analysis.ablation.display import AblationDisplay
+    from transformer_xl.analysis.ablation.work import Work
     from transformer_xl.training.allocator import keep_freed_memory
 
     axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
@@ -120,8 +120,8 @@ class _Asked:
 
     def plan(self, recipes: Sequence[str], out: Path | None) -> "tuple[Plan, Path]":
         """Return the plan of an ablation of recipes, and where it goes."""
-        from transformer_xl.analysis.ablation import Plan
-        from transformer_xl.analysis.variants import AXES, make_variants
+        from transformer_xl.analysis.ablation.ablation import Plan
+        from transformer_xl.analysis.ablation.variants import AXES, make_variants
 
         self._check()
         axes = {axis: None if text is None else names_of(axis, text, AXES[axis]) for axis, text in self.axes.items()}
@@ -141,7 +141,7 @@ class _Asked:
 
     def stored_plan(self, out: Path | None) -> "tuple[Plan, Path]":
         """Return the plan of an ablation that goes on; without a recipe nothing else can be said of it."""
-        from transformer_xl.analysis.ablation import Ablation
+        from transformer_xl.analysis.ablation.ablation import Ablation
         from transformer_xl.errors import ConfigError
 
         if out is None:
@@ -177,7 +177,7 @@ def _describe(work: "Work") -> None:
 
 def _print_plan(work: "Work", *, rounds: int | None, json_: bool) -> None:
     """Print what will be trained and how long that takes; with `rounds`, from a measurement that nobody keeps."""
-    from transformer_xl.analysis.ablation_plan import as_text, planned
+    from transformer_xl.analysis.ablation.plan import as_text, planned
 
     rows = planned(work, rounds=rounds)
     print(json.dumps({"out": str(work.ablation.directory), "variants": rows}) if json_ else as_text(work.ablation, rows))
@@ -185,8 +185,8 @@ def _print_plan(work: "Work", *, rounds: int | None, json_: bool) -> None:
 
 def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool) -> None:
     """Write and print the table, and say what is missing."""
-    from transformer_xl.analysis.ablation_pictures import draw_curves, draw_lengths
-    from transformer_xl.analysis.ablation_table import as_markdown, as_text, make_table
+    from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
+    from transformer_xl.analysis.ablation.table import as_markdown, as_text, make_table
     from transformer_xl.checkpoint.disk import replace_file
 
     table = make_table(ablation)

@@ -14,9 +14,9 @@ from transformer_xl.pictures import check_picture
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformer_xl.analysis.lines import Line
-    from transformer_xl.analysis.opened import OpenRun, Unit
-    from transformer_xl.analysis.scoring import ScoredText
+    from transformer_xl.analysis.plots.lines import Line
+    from transformer_xl.analysis.plots.opened import OpenRun, Unit
+    from transformer_xl.analysis.reading.scoring import ScoredText
     from transformer_xl.model.language_model import LanguageModel
 
 
@@ -65,9 +65,9 @@ def plot(
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are of memory, and --against is {against}; use --against memory")
 
-    from transformer_xl.analysis.curves import XLABELS, learning_curves
-    from transformer_xl.analysis.lines import draw
-    from transformer_xl.analysis.opened import UNITS, check_comparable, open_runs
+    from transformer_xl.analysis.plots.curves import XLABELS, learning_curves
+    from transformer_xl.analysis.plots.lines import draw
+    from transformer_xl.analysis.plots.opened import UNITS, check_comparable, open_runs
 
     opened = open_runs(runs)
     check_comparable(opened, unit, warn=warn)
@@ -100,7 +100,7 @@ class _Texts:
 
     def load(self, run: "OpenRun") -> "tuple[LanguageModel, ScoredText]":
         """Return a run's model and what it is scored on."""
-        from transformer_xl.analysis.scoring import text_of
+        from transformer_xl.analysis.reading.scoring import text_of
         from transformer_xl.checkpoint.run_directory import load
 
         model, tokenizer = load(run.path, on_damaged=warn)
@@ -108,7 +108,7 @@ class _Texts:
 
 
 def _against_memory(runs: "Sequence[OpenRun]", unit: "Unit", lengths: list[int] | None, texts: _Texts) -> "list[Line]":
-    from transformer_xl.analysis.memory_lines import memory_line, n_scored
+    from transformer_xl.analysis.plots.memory import memory_line, n_scored
 
     lines = []
     for run in runs:
@@ -119,7 +119,7 @@ def _against_memory(runs: "Sequence[OpenRun]", unit: "Unit", lengths: list[int] 
 
 
 def _against_position(runs: "Sequence[OpenRun]", unit: "Unit", segments: int, texts: _Texts) -> "tuple[list[Line], list[int]]":
-    from transformer_xl.analysis.positions import position_lines, segment_readings
+    from transformer_xl.analysis.plots.positions import position_lines, segment_readings
 
     sizes = [reading.tgt_len for run in runs for _, reading in segment_readings(run)]
     span = segments * max(sizes)

@@ -13,7 +13,7 @@ from transformer_xl.cli.texts import Text, read_file, read_split
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.recl import Recl
+    from transformer_xl.analysis.recl.measure import Recl
     from transformer_xl.config import RunConfig
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.model.language_model import LanguageModel
@@ -87,11 +87,11 @@ def recl(
     readings = {name: _reading(each, tgt_len, mem_len) for name, each in opened.items()}
     text = _text(next(iter(opened.values())), split, corpus, file)
 
-    from transformer_xl.analysis.cached_losses import CachedLosses
-    from transformer_xl.analysis.context_losses import spread_blocks
-    from transformer_xl.analysis.recl import measure
-    from transformer_xl.analysis.recl_display import loss_progress, misleading_lengths, recl_table
-    from transformer_xl.analysis.recl_plot import draw_recl
+    from transformer_xl.analysis.recl.cached_losses import CachedLosses
+    from transformer_xl.analysis.recl.context_losses import spread_blocks
+    from transformer_xl.analysis.recl.display import loss_progress, misleading_lengths, recl_table
+    from transformer_xl.analysis.recl.measure import measure
+    from transformer_xl.analysis.recl.plot import draw_recl
     from transformer_xl.data.paths import cache_dir
 
     longest = first + (max_context - first) // delta * delta

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from transformer_xl.analysis.recl import Recl
+from transformer_xl.analysis.recl.measure import Recl
 from transformer_xl.pictures import new_figure, save_picture
 
 _LEAST = 1e-4

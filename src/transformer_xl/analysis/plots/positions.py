@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from transformer_xl.analysis.lines import Line
-from transformer_xl.analysis.opened import OpenRun, Unit
-from transformer_xl.analysis.scoring import Reading, ScoredText, own_reading, score
+from transformer_xl.analysis.plots.lines import Line
+from transformer_xl.analysis.plots.opened import OpenRun, Unit
+from transformer_xl.analysis.reading.scoring import Reading, ScoredText, own_reading, score
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import VanillaConfig

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.analysis.oracle import Oracle, repeating
-from transformer_xl.analysis.cached_losses import CachedLosses
-from transformer_xl.analysis.context_losses import spread_blocks
-from transformer_xl.analysis.recl import Length, Recl, hardest, measure, relative_gain
+from tests.analysis.recl.oracle import Oracle, repeating
+from transformer_xl.analysis.recl.cached_losses import CachedLosses
+from transformer_xl.analysis.recl.context_losses import spread_blocks
+from transformer_xl.analysis.recl.measure import Length, Recl, hardest, measure, relative_gain
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.analysis.pace import Pace, steps_in
-from transformer_xl.analysis.variants import Variant, differences
+from transformer_xl.analysis.ablation.pace import Pace, steps_in
+from transformer_xl.analysis.ablation.variants import Variant, differences
 from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.waiting import one_at_a_time

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
-from transformer_xl.analysis.lines import Line
-from transformer_xl.analysis.opened import OpenRun, Unit
-from transformer_xl.analysis.scoring import ScoredText, own_reading, score
+from transformer_xl.analysis.plots.lines import Line
+from transformer_xl.analysis.plots.opened import OpenRun, Unit
+from transformer_xl.analysis.reading.lengths import lengths_of, readings, trained_length
+from transformer_xl.analysis.reading.scoring import ScoredText, own_reading, score
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import VanillaConfig
 

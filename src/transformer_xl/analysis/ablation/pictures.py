@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.analysis.ablation import Ablation
-from transformer_xl.analysis.ablation_table import Mean
-from transformer_xl.analysis.styles import variant_styles
-from transformer_xl.analysis.variants import Variant
+from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.table import Mean
+from transformer_xl.analysis.ablation.variants import Variant
+from transformer_xl.analysis.plots.styles import variant_styles
 from transformer_xl.pictures import new_figure, save_picture
 from transformer_xl.training.record import read_metrics
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from transformer_xl.analysis.ablation import Run
+from transformer_xl.analysis.ablation.ablation import Run
 from transformer_xl.training.display import Display
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.analysis.styles import line_style
+from transformer_xl.analysis.plots.styles import line_style
 from transformer_xl.pictures import new_figure, save_picture
 
 Look = Literal["marked", "thin", "plain", "dashed", "level"]

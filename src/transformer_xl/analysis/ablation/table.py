@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from transformer_xl.analysis.ablation import Ablation
+from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.training.display import clock
 
 _OF_CHARACTERS = ("byte", "char", "bpe")

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from transformer_xl.analysis.ablation import Ablation, Run, budgeted, steps_of
-from transformer_xl.analysis.ablation_run import Work, measured
+from transformer_xl.analysis.ablation.ablation import Ablation, Run, budgeted, steps_of
+from transformer_xl.analysis.ablation.work import Work, measured
 from transformer_xl.training.display import clock
 
 

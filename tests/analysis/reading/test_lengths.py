@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
-from transformer_xl.analysis.scoring import Reading, own_reading
+from transformer_xl.analysis.reading.lengths import lengths_of, readings, trained_length
+from transformer_xl.analysis.reading.scoring import Reading, own_reading
 from transformer_xl.config import RunConfig, load_recipe
 
 

@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from transformer_xl.analysis.lines import Line, Look
-from transformer_xl.analysis.opened import OpenRun, Unit
+from transformer_xl.analysis.plots.lines import Line, Look
+from transformer_xl.analysis.plots.opened import OpenRun, Unit
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 

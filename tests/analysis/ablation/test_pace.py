@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.training.helpers import write_recipe, write_text
-from transformer_xl.analysis import pace
-from transformer_xl.analysis.ablation import Plan, Run, budgeted
-from transformer_xl.analysis.pace import Pace, measure_paces, n_parameters
-from transformer_xl.analysis.variants import Variant, make_variants
+from transformer_xl.analysis.ablation import pace
+from transformer_xl.analysis.ablation.ablation import Plan, Run, budgeted
+from transformer_xl.analysis.ablation.pace import Pace, measure_paces, n_parameters
+from transformer_xl.analysis.ablation.variants import Variant, make_variants
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.model.kinds import make_model

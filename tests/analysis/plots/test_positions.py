@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.training.helpers import MODEL
-from transformer_xl.analysis.opened import OpenRun
-from transformer_xl.analysis.positions import by_position, position_lines, segment_readings
-from transformer_xl.analysis.scoring import ScoredText
+from transformer_xl.analysis.plots.opened import OpenRun
+from transformer_xl.analysis.plots.positions import by_position, position_lines, segment_readings
+from transformer_xl.analysis.reading.scoring import ScoredText
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError
@@ -26,7 +26,7 @@ def open_run(model: dict[str, object]) -> OpenRun:
 
 @pytest.fixture
 def fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.analysis.scoring.precision_of_segments", lambda name, device: "fp32")
+    monkeypatch.setattr("transformer_xl.analysis.reading.scoring.precision_of_segments", lambda name, device: "fp32")
 
 
 def test_lines_are_means_over_consecutive_segments(fp32: None) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.analysis.variants import differences, make_variants
+from transformer_xl.analysis.ablation.variants import differences, make_variants
 from transformer_xl.config import load_recipe
 from transformer_xl.errors import ConfigError
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from transformer_xl.analysis.recl import Length, Recl
-from transformer_xl.analysis.recl_display import LossProgress, misleading_lengths, recl_table
-from transformer_xl.analysis.recl_plot import draw_recl
+from transformer_xl.analysis.recl.display import LossProgress, misleading_lengths, recl_table
+from transformer_xl.analysis.recl.measure import Length, Recl
+from transformer_xl.analysis.recl.plot import draw_recl
 
 FOUND = Recl(
     lengths={

@@ -8,7 +8,7 @@ length.
 from collections.abc import Sequence
 from fractions import Fraction
 
-from transformer_xl.analysis.scoring import Reading, own_reading
+from transformer_xl.analysis.reading.scoring import Reading, own_reading
 from transformer_xl.config import RunConfig
 from transformer_xl.model_config import LstmConfig, VanillaConfig
 

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from transformer_xl.analysis.recl import Recl
+from transformer_xl.analysis.recl.measure import Recl
 
 
 class _Rate(ProgressColumn):

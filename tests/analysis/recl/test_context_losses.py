@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers import tiny_model
-from transformer_xl.analysis import cached_losses
-from transformer_xl.analysis.cached_losses import CachedLosses
-from transformer_xl.analysis.context_losses import Blocks, context_losses, longest_context, spread_blocks
+from transformer_xl.analysis.recl import cached_losses
+from transformer_xl.analysis.recl.cached_losses import CachedLosses
+from transformer_xl.analysis.recl.context_losses import Blocks, context_losses, longest_context, spread_blocks
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm

@@ -5,11 +5,11 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
 
-from transformer_xl.analysis.ablation import Ablation, Run
-from transformer_xl.analysis.lengths import readings
-from transformer_xl.analysis.pace import ROUNDS, Pace, measure_paces, n_parameters
-from transformer_xl.analysis.scoring import Reading, own_reading, score, text_of
-from transformer_xl.analysis.variants import Variant
+from transformer_xl.analysis.ablation.ablation import Ablation, Run
+from transformer_xl.analysis.ablation.pace import ROUNDS, Pace, measure_paces, n_parameters
+from transformer_xl.analysis.ablation.variants import Variant
+from transformer_xl.analysis.reading.lengths import readings
+from transformer_xl.analysis.reading.scoring import Reading, own_reading, score, text_of
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare

@@ -1,0 +1,1 @@
+"""Variants of recipes trained at equal budget, scored, and compared in one table."""

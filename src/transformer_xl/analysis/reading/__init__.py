@@ -1,0 +1,1 @@
+"""How runs are read for a comparison, and with what attention length."""

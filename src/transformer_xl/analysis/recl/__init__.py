@@ -1,0 +1,1 @@
+"""Relative effective context length: how far back a group of models makes use of a text."""
