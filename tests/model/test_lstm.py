@@ -170,3 +170,22 @@ def test_a_memory_of_it_is_a_memory(model: Lstm) -> None:
     assert all(torch.equal(a, b) for a, b in zip(again.hidden, mems.hidden, strict=True))
     emptied = mems.reset(torch.tensor([True, False, False]))
     torch.testing.assert_close(model(ids(3, 4), mems=emptied).logits[0], model(ids(3, 4)[:1]).logits[0], rtol=0, atol=1e-12)
+
+
+def test_a_state_outlives_the_decoder_that_took_it_over() -> None:
+    model = Lstm(LstmConfig(**SIZES))
+    decoder, other = (Decoder(model, batch_size=2) for _ in range(2))
+    decoder.feed([[1, 2, 3], [4, 5]])
+    state = decoder.state_dict()
+    before = {name: x.clone() for name, x in state.items()}
+    other.load_state_dict(state)
+    other.feed([[6, 7], [8, 9, 1]])
+    assert all(torch.equal(x, before[name]) for name, x in state.items())
+
+
+def test_states_are_of_one_type_in_all_precisions() -> None:
+    model = Lstm(LstmConfig(**SIZES))
+    decoder, other = (Decoder(model, batch_size=2, precision="bf16") for _ in range(2))
+    decoder.step([1, 2])
+    other.load_state_dict(decoder.state_dict())
+    assert torch.equal(decoder.step([3, 4]).full(), other.step([3, 4]).full())

@@ -123,9 +123,9 @@ class CarriedStreams:
         return self._mems.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a memory."""
+        """Take over a copy of a memory, for reading writes into it."""
         _check_state(state, self.state_dict())
-        self._mems = Mems.from_state_dict(state).to(self.model.device)
+        self._mems = Mems.from_state_dict({name: x.clone() for name, x in state.items()}).to(self.model.device)
 
 
 class ReadAgain:

@@ -164,6 +164,7 @@ class Lstm(LanguageModel):
                 n_pad=n_pad,
                 kept=kept,
             )
+            state = state.to(self.dtype)  # whatever the precision of products, so that states kept apart fit one another
             states.append((state if keep_graph else state.detach())[:, : self.mem_len])
             if i < len(self.layers) - 1:
                 x_BTD = self.drop(x_BTD)
