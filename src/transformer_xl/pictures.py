@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from transformer_xl.errors import CheckpointError, ConfigError
 
@@ -54,6 +54,7 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
         CheckpointError: the file cannot be written.
     """
     temporary = path.with_name(f"{path.stem}.tmp{path.suffix}")
+    _take_literally(figure)
     try:
         figure.savefig(temporary)
         temporary.replace(path)
@@ -61,3 +62,14 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
         temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; {remedy}") from None
     return path
+
+
+def _take_literally(figure: "Figure") -> None:
+    """Show names as they are, where matplotlib would read a formula between two dollar signs; numbers at axes stay its own."""
+    from matplotlib.axis import Tick
+    from matplotlib.text import Text
+
+    numbers = {label for tick in cast("list[Tick]", figure.findobj(Tick)) for label in (tick.label1, tick.label2)}
+    for text in cast("list[Text]", figure.findobj(Text)):
+        if text not in numbers:
+            text.set_parse_math(False)

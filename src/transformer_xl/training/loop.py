@@ -25,7 +25,9 @@ from transformer_xl.evaluation import Score, evaluate, predicted_sizes
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.comparison import compare_parameters
 from transformer_xl.model.kinds import make_model
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device, choose_precision
+from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.training.determinism import deterministic
 from transformer_xl.training.display import Display, clock
 from transformer_xl.training.environment import begun_by_this_launch, write_environment
@@ -267,6 +269,7 @@ def _set_up(
             seed=config.train.seed,
         )
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
+        _check_reading(model, config)
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
     with world.agreed():
         if fresh and world.first:  # only now is it certain that the run can start; until here nothing was written
@@ -294,6 +297,25 @@ def _set_up(
                 directory.save_config(config)
             write_environment(directory.path, seed=config.train.seed, device=device, step=trainer.step)
     return run
+
+
+def _check_reading(model: LanguageModel, config: RunConfig) -> None:
+    """Refuse now what the first segment or validation would fail at."""
+    options, mem_len = config.eval, config.eval_mem_len
+    same_length = options.same_length if mem_len else False
+    model.with_context(mem_len=mem_len, clamp_len=options.clamp_len, same_length=same_length, ext_len=options.ext_len)
+    if not isinstance(model, Vanilla):
+        return
+    lengths = {
+        "train.tgt_len": SegmentLengths(config.train).longest,
+        "eval.tgt_len and eval.ext_len together": config.eval_tgt_len + options.ext_len,
+    }
+    for name, length in lengths.items():
+        if length > model.positions.shape[1]:
+            raise ConfigError(
+                f"{name} ({length}) must be at most model.max_len ({model.positions.shape[1]}), the positions that a vanilla "
+                "model learns"
+            )
 
 
 def _comparison(config: RunConfig, display: Display, *, fresh: bool) -> str | None:

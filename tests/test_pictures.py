@@ -1,0 +1,28 @@
+"""Pictures: written whole, whatever the names on them."""
+
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.pictures import check_picture, new_figure, save_picture
+
+
+def test_dollar_signs_in_names_are_no_formulas(tmp_path: Path) -> None:
+    figure = new_figure()
+    axes = figure.add_subplot()
+    axes.plot([1, 2], [1, 1000], label=r"runs/a$\b$c")
+    axes.set(yscale="log", title=r"runs/a$\b$c", xlabel=r"$\b$")
+    axes.legend()
+    figure.suptitle(r"$\b$")
+    figure.legend(*axes.get_legend_handles_labels())
+    written = save_picture(figure, tmp_path / "loss.svg").read_text()
+    assert r"<!-- runs/a$\b$c -->" in written
+    assert r"<!-- $\mathdefault{10^{1}}$ -->" in written  # numbers at axes are formulas still
+    assert [path.name for path in tmp_path.iterdir()] == ["loss.svg"]
+
+
+def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    for path, complaint in ((tmp_path / "a.txt", "must end in"), (tmp_path / "no" / "a.png", "does not exist")):
+        with pytest.raises(ConfigError, match=complaint):
+            check_picture(path)
