@@ -137,10 +137,21 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     assert not (workbench / "a").exists()
     assert [row["steps"] for row in rows] == [6, 12]
     assert json.loads(txl(*timely, "--measure-only", "--json").out)["variants"] == rows
+    monkeypatch.setattr(pace, "_timed_step", lambda _: 0.2)
+    rows = json.loads(txl(*timely, "--set", "model.d_inner=40", "--dry-run", "--json").out)["variants"]
+    assert [row["steps"] for row in rows] == [3, 3]  # another plan has other times than those that are stored
     monkeypatch.setattr(pace, "_timed_step", None)
     answer = txl(*timely, "--lengths", "0", "--json")
     assert "lengths (0) differs from its lengths (none)" in answer.complaint
     assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]
+
+
+def test_damaged_times_are_one_line(txl: Txl, workbench: Path) -> None:
+    timely = (*ABLATE[:8], "--minutes", "0.001", "--out", "a")
+    assert txl(*timely, "--measure-only").status == 0
+    for content in ("", "[]", '{"recurrence": {"second": 1}}'):
+        (workbench / "a" / "pace.json").write_text(content)
+        assert txl("ablate", "--out", "a", "--quiet").complaint.startswith("'a/pace.json' is damaged (")
 
 
 def test_other_kinds_and_seeds(txl: Txl, workbench: Path) -> None:
@@ -204,7 +215,8 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(txl: Txl, workbench: Pat
         (("--out", "run", "--minutes", "2"), "--minutes is part of a plan"),
         (("tiny.toml", "--out", "run"), "'run' is not empty and holds no ablation"),
         (("tiny.toml", "--steps", "2", "--minutes", "2"), "--steps (2) and --minutes (2) are two budgets"),
-        (("tiny.toml", "--minutes", "0"), "--minutes (0) must be more than 0"),
+        (("tiny.toml", "--minutes", "0"), "--minutes (0) must be a number above 0"),
+        (("tiny.toml", "--minutes", "nan"), "--minutes (nan) must be a number above 0"),
         (("tiny.toml", "--attention", "shav"), "unknown --attention 'shav'; did you mean 'shaw'?"),
         (("tiny.toml", "--lengths", "1,x"), "--lengths '1,x' must be numbers"),
         (("tiny.toml", "--seeds", "0"), "--seeds (0) must be at least 1"),

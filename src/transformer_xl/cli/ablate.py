@@ -1,6 +1,7 @@
 """`txl ablate`."""
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Sequence
@@ -159,8 +160,8 @@ class _Asked:
         from transformer_xl.errors import ConfigError
 
         check_least({"steps": (self.steps, 1), "seeds": (self.seeds, 1), "tokens": (self.tokens, 1)})
-        if self.minutes is not None and self.minutes <= 0:
-            raise ConfigError(f"--minutes ({self.minutes:g}) must be more than 0")
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ConfigError(f"--minutes ({self.minutes:g}) must be a number above 0")
         if self.steps is not None and self.minutes is not None:
             raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
 

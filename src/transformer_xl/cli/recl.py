@@ -218,7 +218,7 @@ def _check_same(opened: dict[str, _Opened], corpus: str | None, file: Path | Non
     Raises:
         ConfigError: the first difference.
     """
-    from transformer_xl.data.corpora import choose_corpus
+    from transformer_xl.analysis.reading.scoring import text_difference
     from transformer_xl.errors import ConfigError
 
     (one, first), *others = opened.items()
@@ -231,15 +231,11 @@ def _check_same(opened: dict[str, _Opened], corpus: str | None, file: Path | Non
                 f"vocabularies differ: '{one}' has {difference[0]}, '{other}' {difference[1]}; losses of other tokens "
                 "cannot be compared"
             )
-        mine, theirs = (choose_corpus(run.config.data, corpus) for run in (first, each))
-        fields = ["corpus"] if corpus is not None else ["corpus", "split", "document_separator", "documents"]
-        for field in [] if file is not None else fields:
-            values = [getattr(data, field) for data in (mine, theirs)]
-            if values[0] != values[1]:
-                raise ConfigError(
-                    f"corpora differ: data.{field} of '{one}' is '{values[0]}', of '{other}' '{values[1]}'; say with "
-                    "--corpus or --file which text all shall read"
-                )
+        if corpus is None and file is None and (found := text_difference(first.config.data, each.config.data)):
+            raise ConfigError(
+                f"corpora differ: data.{found[0]} of '{one}' is '{found[1]}', of '{other}' '{found[2]}'; say with "
+                "--corpus or --file which text all shall read"
+            )
 
 
 def _vocabularies_differ(mine: "Tokenizer", theirs: "Tokenizer") -> tuple[str, str] | None:

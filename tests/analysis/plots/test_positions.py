@@ -62,7 +62,8 @@ def test_a_vanilla_model_reads_its_longest_segments(fp32: None) -> None:
 
 def test_what_has_no_memory_has_one_line() -> None:
     (one,) = segment_readings(open_run(MODEL | {"mem_len": 0}))
-    assert (one[0], one[1].mem_len, one[1].ext_len) == ("without memory", 0, 0)
+    assert (one[0], one[1].mem_len, one[1].ext_len) == ("separate segments", 0, 0)
+    assert one[1].tgt_len == 7  # five are scored after two that are read again
     names = [name for name, _ in segment_readings(open_run({"kind": "lstm", "vocab_size": 11}))]
     assert names == ["with memory", "without memory"]
 

@@ -176,13 +176,29 @@ class Ablation:
         """The variants whose budget is time."""
         return [variant for variant in self.plan.variants if self.minutes_of(variant)]
 
-    def paces(self) -> dict[str, Pace]:
-        """Return the measured time of a step by variant; empty before it is measured."""
+    @property
+    def is_stored(self) -> bool:
+        """Whether the directory holds this plan, perhaps with another number of seeds."""
         try:
-            values = json.loads((self.directory / PACE_FILE).read_text(encoding="utf-8"))
+            stored = Ablation.open(self.directory).plan
+        except CheckpointError:
+            return False
+        return not replace(stored, seeds=self.plan.seeds).difference(self.plan)
+
+    def paces(self) -> dict[str, Pace]:
+        """Return the measured time of a step by variant; empty before it is measured.
+
+        Raises:
+            CheckpointError: what is stored is damaged.
+        """
+        path = self.directory / PACE_FILE
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            return {name: Pace(**value) for name, value in values.items()}
         except FileNotFoundError:
             return {}
-        return {name: Pace(**value) for name, value in values.items()}
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"'{path}' is damaged ({error}); restore it, or choose another --out") from None
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times, from then on for good."""

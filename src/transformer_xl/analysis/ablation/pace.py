@@ -14,6 +14,7 @@ import torch
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.comparison import count_parameters
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model_config import VanillaConfig
@@ -100,9 +101,7 @@ def steps_in(minutes: float, pace: float) -> int:
 
 def n_parameters(config: RunConfig, vocab_size: int) -> int:
     """Return the number of a run's parameters, without making them."""
-    with torch.device("meta"):
-        model = make_model(config.model.completed(vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest))
-    return sum(parameter.numel() for parameter in model.parameters())
+    return count_parameters(config.model.completed(vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest))
 
 
 def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: _Seen) -> None:

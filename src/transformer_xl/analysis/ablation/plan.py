@@ -19,7 +19,8 @@ def planned(work: Work, *, rounds: int | None) -> list[dict[str, Any]]:
     """
     ablation = work.ablation
     variants, parameters = list(ablation.plan.variants), work.parameters()
-    paces = ablation.paces() or (work.paces if rounds is None else {})
+    stored = ablation.paces() if ablation.is_stored else {}  # on paper, the directory may hold another plan
+    paces = stored or (work.paces if rounds is None else {})
     paces = {**measured([v for v in variants if v.name not in paces], work.texts, work.watcher, rounds=rounds or 1), **paces}
     rows = []
     for variant in variants:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.reading.scoring import text_difference
 from transformer_xl.training.display import clock
 
 _OF_CHARACTERS = ("byte", "char", "bpe")
@@ -110,7 +111,7 @@ def make_table(ablation: Ablation) -> Table:
     known = [result for result in results.values() if result is not None]
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
-    compared = None if len(texts) > 1 else "bpc" if len({result["tokenizer"] for result in scored}) > 1 else "loss"
+    compared = _compared(ablation, scored)
     rows: list[Row] = []
     for variant in ablation.plan.variants:
         own = [result for result in known if result["variant"] == variant.name]
@@ -119,6 +120,16 @@ def make_table(ablation: Ablation) -> Table:
     unit = "bpc" if all(result["unit"] in _OF_CHARACTERS for result in scored) else "ppl"
     done = sum(result.get("done", False) or "failed" in result for result in known)
     return Table(rows, "; ".join(texts), unit, compared, len(ablation.runs), done)
+
+
+def _compared(ablation: Ablation, scored: Sequence[dict[str, Any]]) -> str | None:
+    """Return the figure by which variants can be compared; None: by none, for their texts are not the same."""
+    first, *others = (variant.config.data for variant in ablation.plan.variants)
+    if len({result["text"] for result in scored}) > 1 or any(text_difference(first, other) for other in others):
+        return None
+    if len({result["tokenizer"] for result in scored}) < 2:
+        return "loss"
+    return "bpc" if ablation.plan.tokens is None else None  # so many tokens of one kind are not as much text as of another
 
 
 def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Row:

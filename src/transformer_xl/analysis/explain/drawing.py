@@ -39,7 +39,7 @@ def draw_attention(explanation: Explanation) -> "Figure":
     left.set_xscale("log")
     left.set(xlabel="distance to the token looked at (1: the query's own)", ylabel="layer.head", title="attention by distance")
     left.set_xlim(1, found.edges[-1] + 1)
-    _mark_border(left, reading.tgt_len, remembers=reading.mem_len > 0)
+    _mark_border(left, reading.tgt_len + reading.ext_len, remembers=reading.mem_len > 0)
     names = [f"{i // n_head + 1}.{i % n_head + 1}" for i in range(len(mass))]
     step = -(-len(names) // 40)
     left.set_yticks(np.arange(0, len(names), step), names[::step], fontsize=7)
@@ -52,10 +52,10 @@ def draw_attention(explanation: Explanation) -> "Figure":
     return figure
 
 
-def _mark_border(axes: "Axes", tgt_len: int, *, remembers: bool) -> None:
+def _mark_border(axes: "Axes", n_read: int, *, remembers: bool) -> None:
     if remembers:
-        axes.axvline(tgt_len + 1, color="white", linewidth=1.5)
-        axes.text(tgt_len + 1, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
+        axes.axvline(n_read + 1, color="white", linewidth=1.5)
+        axes.text(n_read + 1, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
 
 
 def draw_along(explanation: Explanation) -> "Figure":

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from transformer_xl.analysis.reading.scoring import text_difference
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
@@ -65,9 +66,13 @@ def check_comparable(runs: Sequence[OpenRun], unit: Unit, *, warn: Callable[[str
                     f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so that bits per "
                     "character differ, too; draw one picture for each"
                 )
-    texts = {run.config.data.corpus: run for run in runs}
-    if len(texts) > 1:
-        warn(f"runs of different texts are on one picture: {', '.join(texts)}; a text may be easier than another")
+    for run in runs[1:]:
+        if found := text_difference(first.config.data, run.config.data):
+            warn(
+                f"runs of different texts are on one picture: data.{found[0]} of '{first.name}' is {found[1]}, of '{run.name}' "
+                f"{found[2]}; a text may be easier than another"
+            )
+            return
 
 
 def _words(tokenizer: Tokenizer) -> str:

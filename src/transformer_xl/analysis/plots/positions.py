@@ -28,8 +28,9 @@ def segment_readings(run: OpenRun) -> list[tuple[str, Reading]]:
     config, own = run.config, replace(own_reading(run.config), ext_len=0)
     if isinstance(config.model, VanillaConfig):
         return [("separate segments", replace(own, tgt_len=config.model.max_len or own.tgt_len, length=0))]
-    without = ("without memory", replace(own, mem_len=0, length=0))
-    return [("with memory", own), without] if own.mem_len else [without]
+    if not own.mem_len:  # what it reads at once is a segment, however few tokens of it are scored at a time
+        return [("separate segments", replace(own, tgt_len=own.tgt_len + config.eval.ext_len, length=0))]
+    return [("with memory", own), ("without memory", replace(own, mem_len=0, length=0))]
 
 
 def position_lines(
@@ -61,7 +62,7 @@ def position_lines(
         factor = 1.0 if unit == "nats" else measured.tokens / measured.n_characters / math.log(2)
         mean, error = by_position(measured.token_nats, period=math.ceil(span / reading.tgt_len) * reading.tgt_len)
         y, half = factor * mean[:span], factor * _BAND * error[:span]
-        look = "dashed" if how == "without memory" and reading.tgt_len and run.config.model.mem_len else "plain"
+        look = "dashed" if how == "without memory" else "plain"
         own = {"low": (y - half).tolist(), "high": (y + half).tolist(), "look": look}
         lines.append(Line(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), **own))
     return lines

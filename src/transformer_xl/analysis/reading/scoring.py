@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from transformer_xl.config import RunConfig
+from transformer_xl.config import DataConfig, RunConfig
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import prepare
@@ -85,6 +85,19 @@ def text_of(
     n_characters, n_bytes = predicted_sizes(tokenizer.decode([int(ids[0])]), **sizes)
     of = f"first {len(ids) - 1:,} tokens of the " if share < 1 else ""
     return ScoredText(f"{of}{name} split of {data.corpus}", np.asarray(ids), n_characters, n_bytes)
+
+
+def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
+    """Return the first setting by which two runs have other texts, with both values; None: their texts are the same.
+
+    Example:
+        >>> text_difference(DataConfig(corpus="ptb"), DataConfig(corpus="text8"))
+        ('corpus', 'ptb', 'text8')
+    """
+    for name in ("corpus", "split", "document_separator", "documents"):
+        if getattr(one, name) != getattr(other, name):
+            return name, getattr(one, name), getattr(other, name)
+    return None
 
 
 def own_reading(config: RunConfig) -> Reading:

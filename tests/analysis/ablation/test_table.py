@@ -1,0 +1,51 @@
+"""What the table of an ablation compares, and what it leaves apart."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl.analysis.ablation.ablation import Ablation, Plan
+from transformer_xl.analysis.ablation.table import make_table
+from transformer_xl.analysis.ablation.variants import Variant
+from transformer_xl.config import RunConfig
+
+
+def variant(name: str, **data: Any) -> Variant:
+    return Variant(name, name, {}, RunConfig(name=name, data=data))
+
+
+def result(of: Variant, seed: int, loss: float, tokenizer: str = "a") -> dict[str, Any]:
+    score = {"reading": {"length": 0}, "score": {"loss": loss, "bpc": 2 * loss}}
+    facts = {"variant": of.name, "done": True, "text": "test split", "tokenizer": tokenizer, "unit": "byte", "parameters": 5}
+    return facts | {"run": f"{of.name}-seed{seed}", "steps": 1, "tokens": 1, "seconds": 1.0, "scores": [score]}
+
+
+def table(directory: Path, variants: list[Variant], tokenizers: tuple[str, str] = ("a", "a"), **plan: Any) -> Any:
+    ablation = Ablation.begin(directory, Plan(tuple(variants), seeds=2, **plan))
+    for run in ablation.runs:
+        place = [own.name for own in variants].index(run.variant.name)
+        found = result(run.variant, run.seed, 1.0 + place + 0.2 * run.seed, tokenizers[place])
+        ablation.save_result(run, found)
+    return make_table(ablation)
+
+
+def test_a_difference_has_the_error_of_both_means(tmp_path: Path) -> None:
+    found = table(tmp_path, [variant("one"), variant("two")])
+    assert found.compared == "loss"
+    assert found.rows[1].difference == pytest.approx(1.0)
+    assert found.rows[1].difference_error == pytest.approx((2 * 0.02 / 2) ** 0.5)  # variances of 0.02, two runs each
+
+
+def test_other_tokens_are_compared_by_characters_of_the_whole_split_alone(tmp_path: Path) -> None:
+    variants = [variant("one"), variant("two")]
+    whole = table(tmp_path / "whole", variants, ("a", "b"))
+    assert (whole.compared, whole.rows[1].difference) == ("bpc", pytest.approx(2.0))
+    part = table(tmp_path / "part", variants, ("a", "b"), tokens=90)
+    assert (part.compared, part.rows[1].difference) == (None, None)
+    assert table(tmp_path / "same", variants, tokens=90).compared == "loss"
+
+
+def test_parts_that_are_cut_otherwise_are_not_compared(tmp_path: Path) -> None:
+    found = table(tmp_path, [variant("one"), variant("two", split=(0.8, 0.1, 0.1))])
+    assert (found.compared, found.rows[1].difference) == (None, None)
