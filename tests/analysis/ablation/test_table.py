@@ -8,11 +8,11 @@ import pytest
 from transformer_xl.analysis.ablation.ablation import Ablation, Plan
 from transformer_xl.analysis.ablation.table import make_table
 from transformer_xl.analysis.ablation.variants import Variant
-from transformer_xl.config import RunConfig
+from transformer_xl.config import DataConfig, RunConfig
 
 
 def variant(name: str, **data: Any) -> Variant:
-    return Variant(name, name, {}, RunConfig(name=name, data=data))
+    return Variant(name, name, {}, RunConfig(name=name, data=DataConfig(**data)))
 
 
 def result(of: Variant, seed: int, loss: float, tokenizer: str = "a") -> dict[str, Any]:

@@ -107,6 +107,12 @@ def test_nothing_of_a_text_becomes_markup():
     assert not [sign for sign in (*"\u2028\u2029\u202e\0", "<img", "</script><script>") if sign in body]
 
 
+def test_a_files_name_may_be_no_text():
+    text = page(explained("some text" * 3, name="b\udcff.txt"))
+    assert "<title>b\ufffd.txt explained</title>" in text
+    assert text.encode()
+
+
 def test_the_policy_allows_the_pages_own_script_and_nothing_else():
     text = page(explained("some text" * 4))
     elements = Elements(text)

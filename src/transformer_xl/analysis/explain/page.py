@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.analysis.explain.explanation import Explanation
-from transformer_xl.analysis.explain.shown import labels, shown_text
+from transformer_xl.analysis.explain.shown import labels, shown_text, without_surrogates
 
 NATS_STEP = 1 / 1024
 """Nats are stored in steps of this."""
@@ -39,7 +39,7 @@ def page(explanation: Explanation) -> str:
     )
     parts = {
         "policy": policy,
-        "title": html.escape(f"{explanation.name} explained"),
+        "title": html.escape(f"{without_surrogates(explanation.name)} explained"),
         "style": style,
         "data": "\n".join(blocks),
         "script": script,

@@ -29,6 +29,11 @@ class ShownText:
     lengths: np.ndarray
 
 
+def without_surrogates(text: str) -> str:
+    """Return a text that UTF-8 can hold: U+FFFD for each lone surrogate, as names of files may have."""
+    return _SURROGATES.sub("\ufffd", text)
+
+
 def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
     """Return the text of ids, token by token.
 
@@ -42,7 +47,7 @@ def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
     pieces = [stream.push(token_id) for token_id in ids.tolist()]
     if pieces:
         pieces[-1] += stream.finish()
-    pieces = [piece if piece.isascii() else _SURROGATES.sub("\ufffd", piece) for piece in pieces]
+    pieces = [piece if piece.isascii() else without_surrogates(piece) for piece in pieces]
     lengths = np.fromiter((len(piece) if piece.isascii() else _units(piece) for piece in pieces), np.int64, len(pieces))
     return ShownText("".join(pieces), lengths)
 
@@ -62,7 +67,7 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
         except UnicodeDecodeError:
             text = "".join(f"\\x{byte:02x}" for byte in piece)
     else:
-        text = _SURROGATES.sub("\ufffd", tokenizer.decode([token_id]))
+        text = without_surrogates(tokenizer.decode([token_id]))
     text = text or f"token {token_id}"
     return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
 
