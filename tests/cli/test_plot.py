@@ -72,7 +72,19 @@ def test_runs_of_other_vocabularies_and_texts(txl: Txl, workbench: Path, home: P
     assert {line["run"] for line in drawn(txl, "run", "char", "--unit", "bpc")} == {"run", "char"}
     answer = txl("plot", "run", "other")
     assert answer.status == 0
-    assert answer.err.startswith("warning: runs of different texts are on one picture: ")
+    assert answer.err.startswith("warning: runs of different texts are on one picture: data.corpus of 'run' is ")
+    against = ("--against", "memory", "--lengths", "0", "--unit", "bpc")
+    cut = txl("plot", "run", "char", *against, "--tokens", "30")
+    assert cut.err.startswith("warning: 30 tokens of one vocabulary are not as much text as of another; ")
+    assert txl("plot", "run", "char", *against).err == ""
+
+
+def test_validations_of_unlike_parts_of_a_text(txl: Txl, home: Path) -> None:
+    settings = ("--corpus", str(home / "text.txt"), "--set", "train.max_steps=2", "--set", "eval.max_tokens=9", "--quiet")
+    assert txl("train", "tiny.toml", *settings, "--out", "short").status == 0
+    warning = "'short' 9 tokens at most (eval.max_tokens): levels of their curves cannot be compared"
+    assert warning in txl("plot", "run", "short").err
+    assert txl("plot", "run", "short", "--against", "memory").err == ""
 
 
 def test_runs_of_one_name_are_told_apart(txl: Txl, workbench: Path) -> None:

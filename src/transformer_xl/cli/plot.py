@@ -67,7 +67,7 @@ def plot(
 
     from transformer_xl.analysis.plots.curves import XLABELS, learning_curves
     from transformer_xl.analysis.plots.lines import draw
-    from transformer_xl.analysis.plots.opened import UNITS, check_comparable, open_runs
+    from transformer_xl.analysis.plots.opened import UNITS, check_comparable, check_curves, open_runs
 
     opened = open_runs(runs)
     check_comparable(opened, unit, warn=warn)
@@ -80,6 +80,7 @@ def plot(
         labels |= {"xlabel": "position in consecutive segments (tokens); band: 95 % confidence", "borders": borders}
         labels |= {"title": "loss and position in the segment"}
     else:
+        check_curves(opened, warn=warn)
         lines = learning_curves(opened, against=against, unit=unit)
         labels |= {"xlabel": XLABELS[against], "title": "loss while training"}
     if len(opened) == 1:
@@ -97,6 +98,7 @@ class _Texts:
     def __init__(self, split: Literal["train", "valid", "test"] | None, corpus: str | None, limit: int) -> None:
         self._split: Literal["train", "valid", "test"] | None = split
         self._corpus, self._limit = corpus, limit
+        self._read: dict[str, bool] = {}
 
     def load(self, run: "OpenRun") -> "tuple[LanguageModel, ScoredText]":
         """Return a run's model and what it is scored on."""
@@ -104,7 +106,15 @@ class _Texts:
         from transformer_xl.checkpoint.run_directory import load
 
         model, tokenizer = load(run.path, on_damaged=warn)
-        return model, text_of(run.config, tokenizer, split=self._split, corpus=self._corpus, limit=self._limit)
+        text = text_of(run.config, tokenizer, split=self._split, corpus=self._corpus, limit=self._limit)
+        self._read |= {tokenizer.fingerprint: text.is_whole}
+        if len(self._read) > 1 and not all(self._read.values()):
+            warn(
+                f"{self._limit:,} tokens of one vocabulary are not as much text as of another; --tokens larger than the split "
+                "compares the same text"
+            )
+            self._read = {tokenizer.fingerprint: True}
+        return model, text
 
 
 def _against_memory(runs: "Sequence[OpenRun]", unit: "Unit", lengths: list[int] | None, texts: _Texts) -> "list[Line]":

@@ -106,6 +106,13 @@ def test_equal_steps_leave_no_other_budget(config: RunConfig) -> None:
     assert (train.max_steps, train.max_minutes, train.max_tokens) == (12, None, None)
 
 
+def test_all_variants_are_validated_on_the_same_text(config: RunConfig) -> None:
+    short = config.model_copy(update={"eval": config.eval.model_copy(update={"max_tokens": 40})})
+    variants = tuple(Variant(name, name, {}, own) for name, own in (("long", config), ("short", short)))
+    plan = Plan(variants, steps=5)
+    assert [budgeted(plan, Run(variant, 0), {}).eval.max_tokens for variant in variants] == [40, 40]
+
+
 def test_validations_are_spread_over_the_budget(config: RunConfig) -> None:
     run = variant(config)
     assert budgeted(Plan((run.variant,), steps=25, validations=10), run, {}).train.eval_interval == 3

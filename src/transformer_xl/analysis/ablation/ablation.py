@@ -264,7 +264,9 @@ def budgeted(plan: Plan, run: Run, paces: dict[str, Pace]) -> RunConfig:
     elif config.train.max_minutes:
         steps = steps_in(config.train.max_minutes, paces[name].seconds)
         changes |= {"max_minutes": None, "max_steps": min(steps, config.train.max_steps or steps)}
-    config = RunConfig(**merge(config.model_dump(), {"train": changes}))
+    validated = [each.config.eval.max_tokens for each in plan.variants]
+    same_text = min((n for n in validated if n is not None), default=None)  # or learning curves could not be compared
+    config = RunConfig(**merge(config.model_dump(), {"train": changes, "eval": {"max_tokens": same_text}}))
     n_step = steps_of(config)
     if plan.validations is None or n_step is None:
         return config

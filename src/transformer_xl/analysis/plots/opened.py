@@ -75,5 +75,13 @@ def check_comparable(runs: Sequence[OpenRun], unit: Unit, *, warn: Callable[[str
             return
 
 
+def check_curves(runs: Sequence[OpenRun], *, warn: Callable[[str], object]) -> None:
+    """Warn of validations that read unlike parts of a text, so that their curves are not comparable."""
+    read = {run.config.eval.max_tokens: run for run in runs}
+    if len(read) > 1:
+        sizes = (f"'{run.name}' {'the whole split' if n is None else f'{n:,} tokens at most'}" for n, run in read.items())
+        warn(f"validation reads of {', of '.join(sizes)} (eval.max_tokens): levels of their curves cannot be compared")
+
+
 def _words(tokenizer: Tokenizer) -> str:
     return f"{tokenizer.kind}, {tokenizer.vocab_size:,}"

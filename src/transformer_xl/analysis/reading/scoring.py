@@ -26,12 +26,14 @@ class ScoredText:
         ids: of its tokens.
         n_characters: of the predicted text, all but the first token.
         n_bytes: the same.
+        is_whole: whether it is the split.
     """
 
     what: str
     ids: np.ndarray
     n_characters: int
     n_bytes: int
+    is_whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def text_of(
     sizes = {"n_characters": round(whole.n_characters * share), "n_bytes": round(whole.n_bytes * share)}
     n_characters, n_bytes = predicted_sizes(tokenizer.decode([int(ids[0])]), **sizes)
     of = f"first {len(ids) - 1:,} tokens of the " if share < 1 else ""
-    return ScoredText(f"{of}{name} split of {data.corpus}", np.asarray(ids), n_characters, n_bytes)
+    return ScoredText(f"{of}{name} split of {data.corpus}", np.asarray(ids), n_characters, n_bytes, is_whole=share == 1)
 
 
 def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
