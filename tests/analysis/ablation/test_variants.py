@@ -65,6 +65,11 @@ def test_corpus_and_overrides_are_laid_over_all(tmp_path: Path) -> None:
         assert (variant.config.data.corpus, variant.config.train.batch_size) == (str(text), 3)
 
 
+def test_a_setting_that_one_of_the_recipes_does_not_have() -> None:
+    with pytest.raises(ConfigError, match="recipe 'shakespeare-char-lstm': model: unknown key 'n_head'"):
+        make_variants(["shakespeare-char", "shakespeare-char-lstm"], overrides=["model.n_head=3"])
+
+
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"variant 'recurrence' .* model.mem_len \(0\) .*--set model.mem_len=N"):
         make_variants(["quickstart"], recurrence=["yes"], overrides=["model.mem_len=0"])

@@ -69,7 +69,12 @@ def make_variants(
     everything = len(recipes) == 1 and not any(asked.values())
     variants: dict[str, Variant] = {}
     for recipe in recipes:
-        base = load_recipe(recipe, list(overrides))
+        try:
+            base = load_recipe(recipe, list(overrides))
+        except ConfigError as error:
+            if len(recipes) == 1:
+                raise
+            raise ConfigError(f"recipe '{recipe}': {error}") from None  # each kind of model has settings of its own
         base = base.model_copy(update={"data": choose_corpus(base.data, corpus)})
         for variant in _of_recipe(base, recipe, asked, everything=everything, several=len(recipes) > 1):
             if variant.name in variants:

@@ -7,8 +7,9 @@ from transformer_xl.analysis.plots.lines import Line
 from transformer_xl.analysis.plots.opened import OpenRun, Unit
 from transformer_xl.analysis.reading.lengths import lengths_of, readings, trained_length
 from transformer_xl.analysis.reading.scoring import ScoredText, own_reading, score
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model_config import VanillaConfig
+from transformer_xl.model_config import LstmConfig, VanillaConfig
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))
 """Of the trained length."""
@@ -40,7 +41,10 @@ def memory_line(
     """
     config = run.config
     wanted = readings(config, _wanted(run, lengths))
-    level = not wanted
+    level = isinstance(config.model, LstmConfig)
+    if not wanted and not level:
+        given = ",".join(map(str, lengths or ()))
+        raise ConfigError(f"--lengths '{given}' are none that '{run.name}' can be read with, for it has no memory; add 0")
     scores = [score(model, text, config, reading, on_tokens=on_tokens) for reading in wanted or [own_reading(config)]]
     y = [measured.loss if unit == "nats" else measured.bpc for measured in scores]
     if level:
