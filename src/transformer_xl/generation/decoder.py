@@ -109,8 +109,8 @@ class Decoder:
         if precision == "int8" or compile is True:
             wish = "precision (int8)" if precision == "int8" else "compile (True)"
             raise ConfigError(
-                f"{wish} needs keys that stay the same, and with {describe_reading(self.model)} and mem_len ({self.mem_len}) "
-                "every token changes them; leave it out"
+                f"{wish} needs keys that stay the same, and {describe_reading(self.model)} with mem_len ({self.mem_len}) has "
+                "none; leave it out"
             )
         return choose_precision(precision, self.model.device)
 

@@ -177,7 +177,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         """
         for name, value in (("clamp_len", self.clamp_len), ("same_length", self.same_length)):
             if value:
-                raise ConfigError(f"{name} ({value}) is about distances in a memory, and a {self.config.kind} model has none")
+                raise ConfigError(f"{name} ({value}) is about distances in a memory, and {describe_reading(self)} has none")
 
     def forward(
         self,
