@@ -122,11 +122,13 @@ def _read(file: Path, tokenizer: "Tokenizer") -> "tuple[np.ndarray, int]":
     from transformer_xl.errors import CorpusError
     from transformer_xl.evaluation import predicted_sizes
 
-    ids, data = encode_file(file, tokenizer)
-    if not data:
-        raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
-    if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
-        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
+    def check(data: bytes) -> None:
+        if not data:
+            raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
+        if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
+            raise CorpusError(f"'{file}' is not text but binary; explain shows text")
+
+    ids, data = encode_file(file, tokenizer, check=check)
     if len(ids) < 2:
         raise CorpusError(f"'{file}' has {len(ids)} token; at least 2 are needed, for the first is predicted by none")
     text = data.decode("utf-8", "replace")

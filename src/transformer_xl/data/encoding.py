@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -85,8 +85,15 @@ def encode_chunks(
             yield pending.popleft().result()
 
 
-def encode_file(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, bytes]:
+def encode_file(
+    path: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None
+) -> tuple[np.ndarray, bytes]:
     """Return the ids of a whole file, plain or compressed, and its content.
+
+    Args:
+        path: of the file.
+        tokenizer: encodes.
+        check: called with the content before it is encoded, to refuse it.
 
     Raises:
         CorpusError: no such file, unreadable, damaged, or text that the tokenizer cannot represent.
@@ -94,6 +101,8 @@ def encode_file(path: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, bytes]:
     if not path.is_file():
         raise CorpusError(f"cannot read '{path}': no such file")
     data = b"".join(read_blocks(Piece(path)))
+    if check:
+        check(data)
     try:
         return tokenizer.encode_bytes(data), data
     except TokenizerError as error:
