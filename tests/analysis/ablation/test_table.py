@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.analysis.ablation.ablation import Ablation, Plan
-from transformer_xl.analysis.ablation.table import make_table
+from transformer_xl.analysis.ablation.table import as_text, make_table
 from transformer_xl.analysis.ablation.variants import Variant
 from transformer_xl.config import DataConfig, RunConfig
 
@@ -35,6 +35,16 @@ def test_a_difference_has_the_error_of_both_means(tmp_path: Path) -> None:
     assert found.compared == "loss"
     assert found.rows[1].difference == pytest.approx(1.0)
     assert found.rows[1].difference_error == pytest.approx((2 * 0.02 / 2) ** 0.5)  # variances of 0.02, two runs each
+
+
+def test_a_seed_that_failed_is_told_of(tmp_path: Path) -> None:
+    variants = [variant("one"), variant("two")]
+    assert "Failed" not in as_text(table(tmp_path, variants))
+    ablation = Ablation.open(tmp_path)
+    ablation.save_result(ablation.runs[3], {"variant": "two", "parameters": 5, "failed": "diverged"})
+    found = make_table(ablation)
+    assert (found.rows[1].loss.n, found.rows[1].failed) == (1, 1)  # pyright: ignore[reportOptionalMemberAccess]
+    assert "Failed, and left out of the means: 1 of two." in as_text(found)
 
 
 def test_other_tokens_are_compared_by_characters_of_the_whole_split_alone(tmp_path: Path) -> None:

@@ -245,6 +245,8 @@ def _notes(table: Table) -> list[str]:
     elif len(table.rows) > 1:
         compared = "nats per token" if table.compared == "loss" else "bits per character, for tokens are not the same"
         notes.append(f"difference: from the first variant, in {compared}.")
+    if failed := [f"{row.failed} of {row.variant}" for row in table.rows if row.failed]:
+        notes.append(f"Failed, and left out of the means: {', '.join(failed)}.")
     if table.n_done < table.n_run:
         notes.append(f"{table.n_done} of {table.n_run} runs are done.")
     return notes
