@@ -66,8 +66,8 @@ def test_corpus_and_overrides_are_laid_over_all(tmp_path: Path) -> None:
 
 
 def test_a_setting_that_one_of_the_recipes_does_not_have() -> None:
-    with pytest.raises(ConfigError, match="recipe 'shakespeare-char-lstm': model: unknown key 'n_head'"):
-        make_variants(["shakespeare-char", "shakespeare-char-lstm"], overrides=["model.n_head=3"])
+    with pytest.raises(ConfigError, match="recipe 'shakespeare-small-lstm': model: unknown key 'n_head'"):
+        make_variants(["shakespeare-small", "shakespeare-small-lstm"], overrides=["model.n_head=3"])
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
