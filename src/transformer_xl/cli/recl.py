@@ -274,7 +274,7 @@ def _reading(opened: _Opened, tgt_len: int | None, mem_len: int | None) -> "tupl
     return view, tgt_len or config.eval_tgt_len
 
 
-def _text(first: _Opened, split: str | None, corpus: str | None, file: Path | None) -> Text:
+def _text(first: _Opened, split: Literal["train", "valid", "test"] | None, corpus: str | None, file: Path | None) -> Text:
     from transformer_xl.errors import ConfigError
 
     if file is None:

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.config import RunConfig
+    from transformer_xl.data.named import SplitName
     from transformer_xl.data.tokenizers import Tokenizer
 
 
@@ -21,7 +22,7 @@ class Text:
     n_bytes: int
 
 
-def read_split(config: "RunConfig", corpus: str | None, split: str | None, tokenizer: "Tokenizer") -> Text:
+def read_split(config: "RunConfig", corpus: str | None, split: "SplitName | None", tokenizer: "Tokenizer") -> Text:
     """Return a split of a run's corpus.
 
     Args:
@@ -33,17 +34,10 @@ def read_split(config: "RunConfig", corpus: str | None, split: str | None, token
     Raises:
         CorpusError: no such split, or a corpus that cannot be read.
     """
-    from transformer_xl.data.corpora import choose_corpus
-    from transformer_xl.data.prepare import prepare
-    from transformer_xl.errors import CorpusError
+    from transformer_xl.analysis.reading.scoring import split_of
 
-    data = choose_corpus(config.data, corpus)
-    splits = prepare(data, tokenizer).splits
-    name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
-    chosen = splits[name]
-    if len(chosen.ids) < 2:
-        raise CorpusError(f"corpus '{data.corpus}' has no {name} split; choose another --split, or --file")
-    return Text(f"{name} split of {data.corpus}", chosen.ids[:], chosen.n_characters, chosen.n_bytes)
+    what, chosen = split_of(config, tokenizer, split=split, corpus=corpus)
+    return Text(what, chosen.ids[:], chosen.n_characters, chosen.n_bytes)
 
 
 def read_file(file: Path, tokenizer: "Tokenizer") -> Text:

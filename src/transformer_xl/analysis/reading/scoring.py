@@ -8,7 +8,7 @@ import numpy as np
 from transformer_xl.config import DataConfig, RunConfig
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.named import SplitName
-from transformer_xl.data.prepare import prepare
+from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError
 from transformer_xl.evaluation import Score, evaluate, predicted_sizes
@@ -55,6 +55,28 @@ class Reading:
     batch_size: int
 
 
+def split_of(
+    config: RunConfig, tokenizer: Tokenizer, *, split: SplitName | None = None, corpus: str | None = None
+) -> tuple[str, TokenSplit]:
+    """Return a split of a run's corpus, and what it is in words.
+
+    Args:
+        config: of the run.
+        tokenizer: of the run.
+        split: None: test, or valid where there is none.
+        corpus: another one, or the directory that holds the run's; None: the run's.
+
+    Raises:
+        CorpusError: no such split, or a corpus that cannot be read.
+    """
+    data = choose_corpus(config.data, corpus)
+    splits = prepare(data, tokenizer).splits
+    name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
+    if len(splits[name].ids) < 2:
+        raise CorpusError(f"corpus '{data.corpus}' has no {name} split; choose another split or text")
+    return f"{name} split of {data.corpus}", splits[name]
+
+
 def text_of(
     config: RunConfig,
     tokenizer: Tokenizer,
@@ -63,7 +85,7 @@ def text_of(
     corpus: str | None = None,
     limit: int | None = None,
 ) -> ScoredText:
-    """Return a split of a run's corpus.
+    """Return a split of a run's corpus, or its beginning; see `split_of`.
 
     Args:
         config: of the run.
@@ -75,18 +97,13 @@ def text_of(
     Raises:
         CorpusError: no such split, or a corpus that cannot be read.
     """
-    data = choose_corpus(config.data, corpus)
-    splits = prepare(data, tokenizer).splits
-    name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
-    whole = splits[name]
-    if len(whole.ids) < 2:
-        raise CorpusError(f"corpus '{data.corpus}' has no {name} split to score; choose another split or corpus")
+    what, whole = split_of(config, tokenizer, split=split, corpus=corpus)
     ids = whole.ids[: None if limit is None else limit + 1]
     share = len(ids) / len(whole.ids)
     sizes = {"n_characters": round(whole.n_characters * share), "n_bytes": round(whole.n_bytes * share)}
     n_characters, n_bytes = predicted_sizes(tokenizer.decode([int(ids[0])]), **sizes)
     of = f"first {len(ids) - 1:,} tokens of the " if share < 1 else ""
-    return ScoredText(f"{of}{name} split of {data.corpus}", np.asarray(ids), n_characters, n_bytes, is_whole=share == 1)
+    return ScoredText(f"{of}{what}", np.asarray(ids), n_characters, n_bytes, is_whole=share == 1)
 
 
 def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
