@@ -1,6 +1,7 @@
 """`txl ablate`: what is compared, at what budget, and that nothing is done twice."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -12,8 +13,9 @@ import pytest
 
 from tests.cli.conftest import Txl
 from tests.training.helpers import run_bits
-from transformer_xl.analysis.ablation import pace
+from transformer_xl.analysis.ablation import pace, work
 from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.evaluation import Score
 from transformer_xl.training.trainer import Trainer
 
 RARELY = ("--set", "train.eval_interval=99")
@@ -205,6 +207,14 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(txl: Txl, workbench: Pat
     assert "failed" in answer.out.splitlines()[1]
     assert "failed" not in answer.out.splitlines()[2]
     assert txl(*ABLATE, "--out", "a", "--quiet").err == ""
+
+
+def test_losses_that_are_no_numbers_are_a_failure(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "score", lambda *_, **__: Score(math.nan, 9, 9, 9, 1.0))
+    answer = txl(*ABLATE, "--out", "a")
+    assert answer.status == 0
+    assert "recurrence-seed0 failed: losses with an attention length of 6 are not finite" in answer.err
+    assert "Failed, and left out of the means: 1 of recurrence, 1 of no-recurrence." in answer.out
 
 
 @pytest.mark.parametrize(

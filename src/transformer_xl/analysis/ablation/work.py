@@ -1,5 +1,6 @@
 """Train and score what an ablation has left to do; several processes share it, and none repeats what another has done."""
 
+import math
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import cached_property
@@ -138,14 +139,20 @@ class Work:
         try:
             outcome = train(config, out=path, resume=True, display=self.watcher.training(run))
         except TrainingError as error:
-            self.watcher.say(f"{run.name} failed: {error}")
-            return facts | {"failed": str(error)}
+            return self._failed(run, facts, str(error))
         if not outcome.finished:
             raise KeyboardInterrupt
         last = [entry for entry in read_metrics(path) if entry["kind"] == "train"][-1]
         valid = outcome.score.as_dict() if outcome.score else None
         used = {"steps": outcome.step, "tokens": last["tokens"], "seconds": last["seconds"]}
         return facts | used | {"validation": valid, "scores": []}
+
+    def _failed(self, run: Run, facts: dict[str, Any], why: str) -> dict[str, Any]:
+        """Keep a note of a run that came to nothing."""
+        self.watcher.say(f"{run.name} failed: {why}")
+        result = facts | {"failed": why}
+        self.ablation.save_result(run, result)
+        return result
 
     def _score(self, run: Run, result: dict[str, Any]) -> None:
         """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
@@ -161,6 +168,9 @@ class Work:
             with self.watcher.scoring(run, len(missing) * (len(text.ids) - 1)) as advance:
                 for reading in missing:
                     measured = score(model, text, config, reading, on_tokens=advance)
+                    if not math.isfinite(measured.nats):
+                        self._failed(run, result, f"losses with an attention length of {reading.length:,} are not finite")
+                        return
                     result["scores"].append(Scored(reading=asdict(reading), score=measured.as_dict()))
                     self.ablation.save_result(run, result)
         self.ablation.save_result(run, result | {"done": True})
