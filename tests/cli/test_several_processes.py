@@ -77,3 +77,15 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
         assert line.startswith("txl: error: ") and complaint in line
         assert found[name][0]["status"] == 1
     assert not (workbench / "new").exists()
+
+
+def test_they_train_other_kinds_of_model(workbench: Path) -> None:
+    settings = ("train.max_steps=3", "model.intermediate_losses=true", "model.n_target=2")
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--quiet"]
+    kinds = {"vanilla": ["--set", "model.kind=vanilla", *sets], "lstm": ["--set", "model.kind=lstm", *sets[:2]]}
+    jobs = {kind: ("tests.world_cases:txl", *command, "--out", f"{workbench}/{kind}", *own) for kind, own in kinds.items()}
+    for kind, (first, second) in run_jobs(jobs, 2).items():
+        assert (first["status"], second["status"]) == (0, 0), (kind, first["err"])
+        last = json.loads((workbench / kind / "metrics.jsonl").read_text().splitlines()[-1])
+        assert (last["kind"], last["step"]) == ("final", 3)

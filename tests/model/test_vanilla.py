@@ -143,6 +143,14 @@ def test_later_tokens_count_by_half() -> None:
     assert out.auxiliary.item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_all_weights_have_gradients_however_short_a_segment_is() -> None:
+    """Processes that share gradients wait for all of them."""
+    model = build(n_target=3, intermediate_losses=True).train()
+    out = model(ids(2, 1), labels=ids(2, 1, seed=1))
+    (out.nll.sum() + out.auxiliary).backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
 def test_a_decoder_reads_the_last_positions_again() -> None:
     model, text = build(), ids(1, 20)
     decoder = Decoder(model)

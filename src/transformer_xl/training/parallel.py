@@ -55,7 +55,8 @@ class Parallel:
         # without being told which, fork_rng warns of many GPUs, and touches all of them
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), autocast(self.model.device, precision):
-            self._call(ids, labels=ids).nll.sum().backward()
+            out = self._call(ids, labels=ids)
+            (out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary).backward()
         self.model.zero_grad()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
