@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from transformer_xl.config import OptimConfig
 from transformer_xl.training.lamb import Lamb
+from transformer_xl.training.muon import Muon
 from transformer_xl.training.parallel import own_part
 
 _FUSED_DEVICES = ("cpu", "cuda")
@@ -40,13 +41,7 @@ class Optimizers:
             inside = {name: p for name, p in named.items() if _in_layers(name, p)}
             rest = {name: p for name, p in named.items() if name not in inside}
             self.parts: list[torch.optim.Optimizer] = [
-                torch.optim.Muon(
-                    inside.values(),
-                    lr=config.lr,
-                    momentum=config.momentum,
-                    weight_decay=config.weight_decay,
-                    adjust_lr_fn="match_rms_adamw",  # so that one rate means the same for Muon and AdamW
-                ),
+                Muon(inside.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay),
                 torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr), **adam),
             ]
         elif config.optimizer == "sgd":
