@@ -7,6 +7,7 @@ import pytest
 
 from tests.cli.conftest import Txl
 from tests.training.helpers import differing, run_bits
+from transformer_xl.checkpoint.run_directory import load
 
 KINDS = {
     "vanilla": ("model.kind=vanilla", "model.intermediate_losses=true", "model.n_target=2"),
@@ -92,3 +93,21 @@ def test_what_validation_would_fail_at_is_refused_at_once(
 def test_unknown_kind(txl: Txl) -> None:
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "model.kind=vanila")
     assert answer.complaint == "model: unknown kind of model 'vanila'; did you mean 'vanilla'?"
+
+
+def test_an_exported_model_is_read_as_it_can_be(txl: Txl, workbench: Path, kind: str) -> None:
+    train(txl, kind, "run2")
+    model, tokenizer = load("run2")
+    model.save_pretrained(workbench / "exported")
+    tokenizer.save(workbench / "exported" / "tokenizer.json")
+    score = json.loads(txl("eval", "exported", "--file", "text.txt", "--json").out)
+    assert score["tokens"] > 1000
+
+
+def test_memory_is_compared_where_there_is_one(txl: Txl, kind: str) -> None:
+    train(txl, kind, "run2")
+    answer = txl("eval", "run2", "--compare-memory")
+    if kind == "vanilla":
+        assert answer.complaint == "--compare-memory: 'run2' is read without memory (mem_len 0) already; leave it out"
+    else:
+        assert "memory is worth" in answer.out

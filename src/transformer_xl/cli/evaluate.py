@@ -98,6 +98,9 @@ def evaluate(
             if not is_run and file is None and corpus is None:
                 raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
             config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
+            length = config.eval_mem_len if mem_len is None else mem_len
+            if compare_memory and length == 0:
+                raise ConfigError(f"--compare-memory: '{run}' is read without memory (mem_len 0) already; leave it out")
             torch_device = choose_device(device)
             chosen = precision_of_segments(precision, torch_device)
             text = read_file(file, tokenizer) if file is not None else read_split(config, corpus, split, tokenizer)
@@ -126,7 +129,7 @@ def evaluate(
                     world=world,
                 )
 
-        score = measure(config.eval_mem_len if mem_len is None else mem_len, per_token=per_token is not None)
+        score = measure(length, per_token=per_token is not None)
         without = measure(0) if compare_memory else None
     if not world.first:
         return
