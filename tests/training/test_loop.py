@@ -16,9 +16,10 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.paths import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
-from transformer_xl.training import loop
+from transformer_xl.training import loop, validation
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import Outcome, train
+from transformer_xl.training.run import Best
 from transformer_xl.training.trainer import StepResult, Trainer
 
 
@@ -194,7 +195,7 @@ def test_the_best_weights_are_the_better_ones(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
 ) -> None:
     """At step 16; at the end, both are worse."""
-    score_of_average = loop._score_of_average
+    score_of_average = validation.score_of_average
 
     def judged(run: Any, split: Any, *, limit: int | None) -> Any:
         score = score_of_average(run, split, limit=limit)
@@ -202,7 +203,8 @@ def test_the_best_weights_are_the_better_ones(
         shift = 1000.0 * run.trainer.step / 16 * (1 if better == "plain" else -1 if run.trainer.step == 16 else 1)
         return dataclasses.replace(score, nats=score.nats + shift)
 
-    monkeypatch.setattr(loop, "_score_of_average", judged)
+    monkeypatch.setattr(validation, "score_of_average", judged)
+    monkeypatch.setattr(loop, "score_of_average", judged)
     start("run", "train.average=ema")
     store = RunDirectory(tmp_path / "run").store()
     assert store.best_step is not None
@@ -633,14 +635,14 @@ def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
 
     def scripted(run: Any) -> Any:
         loss = script[run.trainer.step]
-        return loop._Best(loss, run.trainer.step) if run.best is None or loss < run.best.loss else None
+        return Best(loss, run.trainer.step) if run.best is None or loss < run.best.loss else None
 
     def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
         if checkpoint.step == 32:
             raise OSError(28, "No space left on device")
         write(self, checkpoint, final)
 
-    monkeypatch.setattr(loop, "_validate", scripted)
+    monkeypatch.setattr(loop, "validate", scripted)
     monkeypatch.setattr(CheckpointStore, "_write", full)
     start()
     assert CheckpointStore(tmp_path / "run" / "checkpoints").best_step == 40
