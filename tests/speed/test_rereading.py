@@ -127,6 +127,8 @@ def test_bf16_is_of_both() -> None:
     both.vanilla.layers[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
     run(both, [entry], n_round=1)
     assert seen == [True, True]
+    products = [module for module in both.vanilla.modules() if isinstance(module, torch.nn.Linear)]
+    assert {module.weight.dtype for module in products} == {torch.bfloat16}, "converted for every token"
 
 
 def measured() -> list[Figures]:

@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.frozen import activation_dtype
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.reader import Reader
@@ -106,6 +107,9 @@ def make_sides(
     with device:
         vanilla = Vanilla(vanilla_config(config, max_len=max(lengths)))
         ours = TransformerXL(config).with_context(clamp_len=clamp_len)
+    for module in vanilla.modules():
+        if isinstance(module, nn.Linear):  # as ours keeps its weights: autocast would convert them for every token
+            module.to(activation_dtype(precision, vanilla.dtype))
     return Sides(ours.eval(), vanilla.eval(), precision, tgt_len, stride)
 
 

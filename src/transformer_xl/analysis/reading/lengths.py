@@ -58,9 +58,8 @@ def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: 
 
 def _of_transformer_xl(config: RunConfig, length: int) -> Reading:
     own = own_reading(config)
-    remembers = config.model.mem_len > 0
-    memory, again = (length, own.ext_len) if remembers else (0, length)
-    return Reading(length, own.tgt_len, memory, again, own.batch_size)
+    again = min(length, own.ext_len) if config.model.mem_len else length
+    return Reading(length, own.tgt_len, length - again, again, own.batch_size)
 
 
 def _of_vanilla(config: RunConfig, length: int, longest: int) -> Reading:
