@@ -123,9 +123,20 @@ def test_source_and_published_result(name: str) -> None:
         "no published result" in config.description
     )
     sources = ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860", "TimDettmers/transformer-xl d9f8339")
-    others = ("arXiv 1808.04444", "salesforce/awd-lstm-lm 32fcb42", "arXiv 1612.04426")
-    assert any(source in config.source for source in (*sources, *others))
+    others = ("arXiv 1808.04444, from memory", "salesforce/awd-lstm-lm 32fcb42", "arXiv 1612.04426", "result: arXiv 1901.02860")
+    assert config.source.startswith((*sources, *others))
     assert config.data.corpus in VOCABULARY
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_source_that_nobody_looked_at_is_not_cited_by_its_places(name: str) -> None:
+    text = (resources.files("transformer_xl") / "recipes" / f"{name}.toml").read_text(encoding="utf-8")
+    header = " ".join(line.removeprefix("#") for line in text.splitlines() if line.startswith("#"))
+    own, _, result = load_recipe(name).source.partition("; ")
+    assert ("not at hand" in header) == ("from memory, for its text was not at hand" in own) == name.startswith("vanilla-")
+    if "not at hand" in own:
+        assert not any(place in own for place in ("section", "table"))
+        assert result.startswith("result listed in arXiv 1901.02860, table ")
 
 
 @pytest.mark.parametrize("name", recipe_names())
