@@ -1,7 +1,7 @@
 """What a run is: validated, frozen settings, read from TOML recipes and `key=value` overrides.
 
 Order of precedence: defaults < recipe < `--set section.key=value`. Unknown keys fail with the nearest known name. A recipe is
-data (`recipes/*.toml`), never code. Modules receive plain arguments; only `from_config` functions see these classes.
+data (`recipes/*.toml`), never code. Modules receive plain arguments; what makes them for a run sees these classes.
 """
 
 import tomllib

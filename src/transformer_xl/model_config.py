@@ -31,7 +31,7 @@ class ModelConfig(Settings):
 
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
-    d_model: Positive = Field(default=512, description="width of the residual stream; even")
+    d_model: Positive = Field(default=512, description="width of what the softmax reads; transformer_xl: even")
     d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     locked_dropout: bool = Field(

@@ -71,6 +71,12 @@ def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
         load(saved)
 
 
+def test_a_model_without_its_tokenizer_is_not_loaded_by_name(saved: Path) -> None:
+    remedy = "save the tokenizer there, convert again with --vocabulary FILE, or load the model alone, with from_pretrained"
+    with pytest.raises(CheckpointError, match=f"has no tokenizer.json; {remedy} of its class$"):
+        load(saved)
+
+
 def edit(path: Path, **changes: Any) -> None:
     values = json.loads(path.read_text())
     values.update(changes)

@@ -193,8 +193,8 @@ def load(
         config = read_config(folder / CONFIG_FILE)
         if not (folder / TOKENIZER_FILE).exists():
             raise CheckpointError(
-                f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, or convert again with --vocabulary FILE. "
-                "its from_pretrained loads the model alone"
+                f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, convert again with --vocabulary FILE, or load "
+                "the model alone, with from_pretrained of its class"
             )
         tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
         weights, origin = read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE)
