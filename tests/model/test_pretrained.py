@@ -10,13 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import tiny_model
+from tests.helpers import TINY, tiny_model
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model.kinds import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig
 
+SIZES = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
 IDS = torch.arange(12).view(2, 6)
 
 
@@ -211,6 +214,37 @@ def test_a_model_without_tokenizer_says_how_to_load_it(tmp_path: Path, monkeypat
     assert hub.calls[1] == ("create", "me/mine", False, True)
     assert not (hub.folder / "tokenizer.json").exists()
     assert 'model = txl.TransformerXL.from_pretrained("me/mine")' in (hub.folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "what"),
+    [
+        (TransformerXLConfig(**TINY), "A Transformer-XL", "2 layers of width 10, a memory of 5 tokens per layer"),
+        (TransformerXLConfig(**TINY | {"mem_len": 0}), "A Transformer-XL", "2 layers of width 10, no memory"),
+        (
+            VanillaConfig(**TINY | {"mem_len": 0}, max_len=8),
+            "A Transformer without memory",
+            "2 layers of width 10, separate segments of at most 8 tokens",
+        ),
+        (LstmConfig(**SIZES), "An LSTM", "2 layers of width 10, a state that goes on from segment to segment"),
+        (LstmConfig(**SIZES, mem_len=0), "An LSTM", "2 layers of width 10, no memory"),
+        (
+            LstmConfig(**SIZES, d_hidden=20),
+            "An LSTM",
+            "2 layers of width 20, the last of 10, a state that goes on from segment to segment",
+        ),
+    ],
+)
+def test_a_card_says_of_each_kind_what_it_is(
+    config: ModelConfig, kind: str, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", hub := Hub(tmp_path / "hub"))
+    model = make_model(config)
+    model.push_to_hub("me/mine")
+    card = " ".join((hub.folder / "README.md").read_text().split())
+    n_parameter = sum(parameter.numel() for parameter in model.parameters())
+    assert f"# mine {kind} with {n_parameter:,} parameters: {what}, 13 tokens. ```python" in card
+    assert f'txl.{type(model).__name__}.from_pretrained("me/mine")' in card
 
 
 def test_a_hub_that_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.model_config import KINDS, LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig, model_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +32,8 @@ tags:
 ---
 # {name}
 
-{kind} with {n_parameter:,} parameters: {n_layer} layers of width {d_model}, a memory of {mem_len} tokens per layer,
-{vocab_size:,} tokens.
+{kind} with {n_parameter:,} parameters: {layers},
+{past}, {vocab_size:,} tokens.
 
 ```python
 import transformer_xl as txl
@@ -210,12 +210,32 @@ def _card(model: Any, repo_id: str, has_tokenizer: bool) -> str:
     """Return the README.md of a hub repository."""
     load = f'model = txl.{type(model).__name__}.from_pretrained("{repo_id}")'
     return _CARD.format(
-        **model.config.model_dump(),
         kind=_NAMES[model.config.kind],
+        layers=_layers(model.config),
+        past=_past(model.config),
+        vocab_size=model.config.vocab_size,
         name=repo_id.rpartition("/")[2],
         n_parameter=sum(parameter.numel() for parameter in model.parameters()),
         load=f'model, tokenizer = txl.load("{repo_id}")' if has_tokenizer else load,
     )
+
+
+def _layers(config: ModelConfig) -> str:
+    """Say how many layers there are, and how wide."""
+    if isinstance(config, LstmConfig) and config.d_hidden and config.n_layer > 1:
+        return f"{config.n_layer} layers of width {config.d_hidden}, the last of {config.d_model}"
+    return f"{config.n_layer} layers of width {config.d_model}"
+
+
+def _past(config: ModelConfig) -> str:
+    """Say what a model knows of what it has read."""
+    if isinstance(config, VanillaConfig):
+        return f"separate segments of at most {config.max_len} tokens"
+    if not config.mem_len:
+        return "no memory"
+    if isinstance(config, LstmConfig):
+        return "a state that goes on from segment to segment"
+    return f"a memory of {config.mem_len} tokens per layer"
 
 
 def _reason(error: Exception) -> str:
