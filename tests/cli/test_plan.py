@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Txl
+from transformer_xl.config import load_recipe, recipe_names
 from transformer_xl.speed import machine
 
 
@@ -95,6 +96,44 @@ def test_a_dry_run_says_what_is_compared(txl: Txl) -> None:
     assert " parameters to its 41,082,112 with the same vocabulary, -" in last
     assert "did you mean 'enwik8-base'" in txl(*compared[:-1], "compared_with=enwik8-bas").complaint
     assert "compared with" not in txl("train", "tiny.toml", "--corpus", "text.txt", "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("recipe", "lines"),
+    [
+        (
+            "lstm-ptb",
+            [
+                "lstm-ptb: 24,221,600 parameters of kind lstm, vocabulary of 10,000 (words of ptb)",
+                "compared with ptb: 24,221,600 parameters to its 23,965,064 with the same vocabulary, +1.1 %",
+            ],
+        ),
+        (
+            "vanilla-text8-12",
+            [
+                "vanilla-text8-12: 40,964,662 parameters of kind vanilla, vocabulary of 27 (chars of text8)",
+                "compared with text8-base: 40,964,662 parameters to its 40,964,635 with the same vocabulary, +0.0 %",
+            ],
+        ),
+    ],
+)
+def test_a_dry_run_of_another_kind_says_what_it_can(txl: Txl, workbench: Path, recipe: str, lines: list[str]) -> None:
+    before = files(workbench)
+    answer = txl("train", recipe, "--dry-run")
+    assert (answer.status, answer.err) == (0, "")
+    unplanned = "memory, operations and time are planned for transformer_xl models only"
+    assert answer.out.splitlines() == [*lines, unplanned]
+    assert files(workbench) == before
+    unknown = txl("train", recipe, "--dry-run", "--set", "data.corpus=mine.txt", "--set", "tokenizer.kind=word")
+    assert "for a plan say it with --set model.vocab_size=N" in unknown.complaint
+    assert f"'{recipe}' is of kind" in txl("plan", recipe).complaint
+
+
+def test_every_rival_can_be_run_dry(txl: Txl) -> None:
+    others = [name for name in recipe_names() if load_recipe(name).model.kind != "transformer_xl"]
+    assert len(others) > 10
+    for name in others:
+        assert txl("train", name, "--dry-run").status == 0, name
 
 
 def test_a_dry_run_of_a_run_that_is_there(txl: Txl, workbench: Path) -> None:

@@ -2,9 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from transformer_xl.config import RunConfig
+    from transformer_xl.model_config import ModelConfig
 
 
 def train(
@@ -47,6 +51,7 @@ def train(
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
+            Of other models than transformer_xl: only the parameters.
     """
     from transformer_xl.training.loggers import check_loggers
     from transformer_xl.world import is_reporter
@@ -75,20 +80,42 @@ def train(
 def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:
     """Print the plan of the run that the same command without --dry-run would train, on this machine."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
-    from transformer_xl.cli.plan import this_machine
     from transformer_xl.config import apply_overrides, load_recipe
     from transformer_xl.data.corpora import choose_corpus
     from transformer_xl.model.comparison import compare_parameters
-    from transformer_xl.planning.display import table
-    from transformer_xl.planning.plan import make_plan
+    from transformer_xl.model_config import TransformerXLConfig
 
     if resume and out is not None and RunDirectory(out).holds_run:
         config = apply_overrides(RunDirectory(out).config().model_dump(), overrides)
     else:
         config = load_recipe(recipe or "quickstart", overrides)
     config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
-    plan = make_plan(config, this_machine(config.train.device, config.train.precision))
-    print(table(plan))
-    comparison = compare_parameters(config, plan.model)
+    is_planned = isinstance(config.model, TransformerXLConfig)
+    model = (_print_plan if is_planned else _print_size)(config)
+    comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)
+    if not is_planned:
+        print("memory, operations and time are planned for transformer_xl models only")
+
+
+def _print_plan(config: "RunConfig") -> "ModelConfig":
+    """Print what a run needs; return its model's settings, complete."""
+    from transformer_xl.cli.plan import this_machine
+    from transformer_xl.planning.display import table
+    from transformer_xl.planning.plan import make_plan
+
+    plan = make_plan(config, this_machine(config.train.device, config.train.precision))
+    print(table(plan))
+    return plan.model
+
+
+def _print_size(config: "RunConfig") -> "ModelConfig":
+    """Print the parameters of a model that no plan is made of; return its settings, complete."""
+    from transformer_xl.model.comparison import count_parameters
+    from transformer_xl.planning.work import vocabulary
+
+    size, origin = vocabulary(config)
+    model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
+    print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, vocabulary of {size:,} ({origin})")
+    return model

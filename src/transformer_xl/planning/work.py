@@ -108,14 +108,24 @@ def build(config: TransformerXLConfig) -> TransformerXL:
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
-    """Return the model's settings with the size of the vocabulary, and where that is from.
+    """Return the settings of a model that can be planned with the size of the vocabulary, and where that is from.
+
+    Raises:
+        ConfigError: another kind of model, or only the text can tell.
+    """
+    if not isinstance(config.model, TransformerXLConfig):
+        raise ConfigError(f"plans are of transformer_xl models, and '{config.name}' is of kind '{config.model.kind}'")
+    size, origin = vocabulary(config)
+    return config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
+
+
+def vocabulary(config: RunConfig) -> tuple[int, str]:
+    """Return how many tokens a run's vocabulary will have, and where that is from.
 
     Raises:
         ConfigError: only the text can tell.
     """
     model, tokenizer, corpus = config.model, config.tokenizer, config.data.corpus
-    if not isinstance(model, TransformerXLConfig):
-        raise ConfigError(f"plans are of transformer_xl models, and '{config.name}' is of kind '{model.kind}'")
     if model.vocab_size:
         size, origin = model.vocab_size, "as set"
     elif tokenizer.kind == "byte":
@@ -129,7 +139,7 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
             f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
             "for a plan say it with --set model.vocab_size=N"
         )
-    return model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
+    return size, origin
 
 
 def clusters(model: TransformerXL, shares: Sequence[float]) -> list[Cluster]:
