@@ -83,6 +83,11 @@ def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPa
         ("--precision fp16 --device cpu", "precision fp16 is for GPUs"),
         ("tiny.toml --set model.attention=vaswani", "recipe 'tiny' (vaswani) keeps no keys in a memory"),
         ("tiny.toml --set model.kind=lstm", "recipe 'tiny' (lstm) keeps no keys in a memory; give one that does"),
+        (
+            "tiny.toml --lengths 7,10000000000000",
+            "length of 10,000,000,000,000 and segments of 256 tokens cannot be had here; lower",
+        ),
+        ("tiny.toml --lengths 7 --tgt-len 10000000000000", "segments of 10,000,000,000,000 tokens cannot be had here; lower"),
         ("wt103-base --set data.corpus=mine", "how many words 'mine' has is known only after preparing it"),
     ],
 )

@@ -97,7 +97,21 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
     assert "--out 'text.txt' is a file" in txl("explain", "run", "text.txt", "--out", "text.txt").complaint
     assert "does not exist; make it first" in txl("explain", "run", "text.txt", "--out", "no/out").complaint
     assert "--top (0) must be at least 1" in txl("explain", "run", "text.txt", "--top", "0").complaint
+    assert "--top (101) must be at most 100" in txl("explain", "run", "text.txt", "--top", "101").complaint
     assert "--mem-len (-1) must be at least 0" in txl("explain", "run", "text.txt", "--mem-len=-1").complaint
+
+
+@pytest.mark.parametrize("n", [10**13, 10**30])
+def test_a_memory_that_cannot_be_had(txl, workbench, n):
+    assert txl("explain", "run", "text.txt", "--mem-len", str(n), "--out", "out").complaint == (
+        f"memory for segments of 5 tokens and a memory of {n:,} cannot be had here; lower --mem-len, --tgt-len, --top or --most"
+    )
+    assert not (workbench / "out").exists()
+
+
+def test_a_page_may_show_a_hundred_likely_tokens(txl, workbench):
+    assert txl("explain", "run", "text.txt", "--most", "20", "--top", "100", "--out", "out").status == 0
+    assert stored((workbench / "out" / "index.html").read_text(encoding="utf-8"))[0]["top"] == 100
 
 
 def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkeypatch):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least, numbers_of
+from transformer_xl.cli.room import room_for
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -76,11 +77,13 @@ def eval_speed(
         raise ConfigError(f"--cpu-time counts what a processor does, and device {place.type} does the work here; leave it out")
     machine = describe(place)  # before anything loads it
     clamp_len = config.eval.clamp_len
-    sides = make_sides(
-        model, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
-    )
+    room = f"an attention length of {numbers[-1]:,} and segments of {tgt_len:,} tokens", "lower --lengths or --tgt-len"
+    with room_for(*room):
+        sides = make_sides(
+            model, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
+        )
     races, interrupted = [Race(length) for length in numbers], False
-    with progress_bar(repeats * len(numbers)) as progress:
+    with progress_bar(repeats * len(numbers)) as progress, room_for(*room):
         try:
             clock = time.process_time if cpu_time else time.perf_counter
             run(sides, races, n_round=repeats, clock=clock, report=progress.next)

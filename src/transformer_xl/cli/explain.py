@@ -9,11 +9,15 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least, warn
 from transformer_xl.cli.progress import token_progress
+from transformer_xl.cli.room import room_for
 
 if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data.tokenizers import Tokenizer
+
+_MOST_TOP = 100
+"""Likely tokens that a page can be asked for: it stores them for every token, and shows them as a list."""
 
 
 def explain(
@@ -44,7 +48,7 @@ def explain(
         run: directory of a run or of an exported model.
         file: text file, plain or compressed.
         out: directory for the page; an earlier explanation there is replaced. Default: FILE.explained here.
-        top: tokens shown that the model found most likely, for each token.
+        top: tokens shown that the model found most likely, for each token; 100 at most.
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
         most: tokens read from the beginning of the file, at most.
@@ -59,9 +63,12 @@ def explain(
     from transformer_xl.analysis.explain.segments import Reading
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.config import RunConfig
+    from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
+    if top > _MOST_TOP:
+        raise ConfigError(f"--top ({top}) must be at most {_MOST_TOP}: so many likely tokens are stored for every token")
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
@@ -80,7 +87,8 @@ def explain(
     if len(ids) > most:
         warn(f"only the first {most:,} of {len(ids):,} tokens are explained; --most says how many")
     n_read = (min(len(ids), most) - 1) * (2 if remembers(model, reading) else 1)
-    with token_progress(n_read, hidden=json_) as advance:
+    what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
+    with token_progress(n_read, hidden=json_) as advance, room_for(what, "lower --mem-len, --tgt-len, --top or --most"):
         explanation = explain_text(
             model,
             tokenizer,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
+from transformer_xl.cli.room import room_for
 from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamPrinter, TextPrinter, gathered_output, say
 
 if TYPE_CHECKING:
@@ -253,19 +254,12 @@ def generate(
 
 def _open(model: "LanguageModel", *, batch_size: int, mem_len: int | None, **options: Any) -> "Decoder":
     """Open a decoder, or say what does not fit into memory."""
-    from transformer_xl.errors import ConfigError
     from transformer_xl.generation.decoder import Decoder
 
-    try:
-        return Decoder(model, batch_size=batch_size, mem_len=mem_len, **options)
-    except (RuntimeError, MemoryError) as error:  # torch has no class of its own for memory of a CPU
-        if isinstance(error, RuntimeError) and not any(word in str(error) for word in ("memory", "overflow")):
-            raise
     texts = f"{batch_size:,} texts side by side" if batch_size > 1 else "a text"
-    raise ConfigError(
-        f"memory for {texts}, looking back {mem_len or model.mem_len:,} tokens, cannot be had here; "
-        "lower --batch-size or --mem-len"
-    )
+    what = f"{texts}, looking back {mem_len or model.mem_len:,} tokens,"
+    with room_for(what, "lower --batch-size or --mem-len"):
+        return Decoder(model, batch_size=batch_size, mem_len=mem_len, **options)
 
 
 def _machine(decoder: "Decoder") -> str:
