@@ -8,6 +8,8 @@ import pytest
 from tests.analysis.explain.test_page import HOSTILE, Elements, explained
 from transformer_xl.analysis.explain.page import page
 
+UNSEEN = "\u00ad\u034f\u061c\u115f\u1160\u17b4\u180b\u180e\u200b\u2066\u3164\ufe00\uffa0\U000e0020\U000e0100\U000e01ef"
+SEEN_THROUGH_OTHERS = "👩\u200d👧 ❤\ufe0f ☎\ufe0e می\u200cخواهم"  # these join or choose what is seen
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no chromium here; install one to see the page's script run")
 
@@ -25,7 +27,8 @@ def opened(text, tmp_path, *, token):
 
 @pytest.mark.parametrize("kind", ["paper", "vanilla", "lstm"])
 def test_a_hostile_text_is_shown_and_nothing_else_happens(kind, tmp_path):
-    lines = ["\ufeffnaïve", HOSTILE, "שלום עולם", "a\tb"]  # a mark of byte order, which decoders drop unless told otherwise
+    bom = "\ufeff"  # decoders drop it unless told otherwise
+    lines = [f"{bom}naïve", HOSTILE, "שלום עולם", "a\tb", UNSEEN, SEEN_THROUGH_OTHERS]
     how = {"mem_len": 0} if kind == "vanilla" else {}
     found = opened(page(explained("\n".join(lines), kind, name=HOSTILE, **how)), tmp_path, token=9)
     tags = [tag for tag, *_ in found.found]
@@ -34,6 +37,8 @@ def test_a_hostile_text_is_shown_and_nothing_else_happens(kind, tmp_path):
     assert dict(found.found[0][1])["data-ready"] == "yes"
     shown = "".join(found.texts("span", **{}))
     assert "‹U+202E›" in shown and "‹U+2028›" in shown and "‹U+FEFF›" in shown and "\u202e" not in shown
+    assert "".join(f"‹U+{ord(c):04X}›" for c in UNSEEN) in shown and not set(UNSEEN) & set(shown)
+    assert SEEN_THROUGH_OTHERS in shown
     assert "שלום" in shown.replace("\u200e", "")
     assert sum(tag == "div" and attrs.get("dir") == "auto" for tag, attrs, _ in found.found) >= len(lines)
     words = "".join("".join(text) for tag, _, text in found.found if tag not in ("script", "style"))

@@ -5,8 +5,8 @@ const PAGE_TOKENS = 4000; // tokens on the page at once
 const LEVELS = 8;
 const GAINS = [0.1, 0.5, 1, 2, 4]; // nats from which on a gain has the next color
 const SHOWN = new Map([["\n", "↵"], ["\t", "⇥"], [" ", "␣"], ["\r", "␍"], ["\u00a0", "⍽"]]);
-// what would reorder or hide its neighbors, and what nobody sees
-const ODD = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+// what would reorder or hide its neighbors, and what nobody sees but what joins letters and emoji or chooses between their forms
+const ODD = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u2028\u2029\ufff9-\ufffb]|(?![\u200c\u200d\ufe0e\ufe0f])\p{Default_Ignorable_Code_Point}/gu;
 
 const $ = (id) => document.getElementById(id);
 
