@@ -17,7 +17,7 @@ from transformer_xl.model_config import TransformerXLConfig, VanillaConfig
 from transformer_xl.speed import rereading
 from transformer_xl.speed.display import draw_rereading, rereading_table
 from transformer_xl.speed.figures import Figures, rereading_figures
-from transformer_xl.speed.rereading import PUBLISHED, Race, Sides, count_parameters, make_sides, run, with_length
+from transformer_xl.speed.rereading import Race, Sides, count_parameters, make_sides, run, with_length
 
 CPU = torch.device("cpu")
 WIDTH = 12  # of all heads together
@@ -74,10 +74,6 @@ def test_a_token_sees_as_many_positions_on_both_sides(besides_self: bool) -> Non
     both = sides({"same_length_besides_self": besides_self}, clamp_len=3)
     model = with_length(both.ours, 7)
     assert (model.window, model.clamp_len) == (7, 3)
-
-
-def test_the_published_lengths_are_the_papers() -> None:
-    assert PUBLISHED == {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 
 def test_the_sides_take_turns_at_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
