@@ -3,9 +3,11 @@
 import base64
 import hashlib
 import json
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ import torch
 from tests.analysis.explain.models import make, reading
 from transformer_xl.analysis.explain import details
 from transformer_xl.analysis.explain.explanation import explain
+from transformer_xl.analysis.explain.output import write_explanation
 from transformer_xl.analysis.explain.page import page, unpacked
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 
@@ -80,7 +83,7 @@ def test_what_is_stored_is_what_was_found():
     np.testing.assert_array_equal(arrays["rank"], facts.rank)
     chance = (arrays["chance"].reshape(n, k) / 255.0) ** 2
     np.testing.assert_allclose(chance, facts.top_probabilities, atol=0.004)
-    assert [labels[i] for i in arrays["top"][:2]] == [chr(i) for i in facts.top_ids[0, :2]] or facts.top_ids[0, :2].max() > 126
+    assert [labels[i] for i in arrays["top"]] == [chr(i) if i < 128 else f"\\x{i:02x}" for i in facts.top_ids.ravel().tolist()]
     np.testing.assert_array_equal(arrays["places"], facts.details.places)
     shape = facts.details.weights.shape
     np.testing.assert_array_equal(arrays["distances"].reshape(shape), facts.details.distances)
@@ -138,8 +141,38 @@ def test_kinds_without_memory_or_attention_say_so():
     assert about["remembers"] and about["state"] and about["keys"] == 0 and "weights" not in arrays and "mass" not in arrays
 
 
-def test_a_megabyte_fits_a_page():
-    """A page grows with its text by a bounded number of bytes a token, and attention has a room of its own."""
+def prose(n_bytes):
+    """So many bytes of Python's own manual, its paragraphs in a random order and with a few words exchanged for others."""
+    paragraphs = [part for topic in topics.values() for part in topic.encode().split(b"\n\n")]
+    words = sorted({word for part in paragraphs for word in part.split(b" ")})
+    chance, found, size = random.Random(0), [], 0
+    while size < n_bytes:
+        own = [chance.choice(words) if chance.random() < 0.05 else word for word in chance.choice(paragraphs).split(b" ")]
+        found.append(b" ".join(own))
+        size += len(found[-1]) + 2
+    return b"\n\n".join(found)[:n_bytes].decode("utf-8", "ignore")
+
+
+@pytest.mark.parametrize(
+    "n", [10_000, pytest.param(1_000_000, id="a megabyte", marks=[pytest.mark.faults, pytest.mark.timeout(1200)])]
+)
+def test_a_page_holds_a_whole_long_text(n, tmp_path):
+    """From a text to the page on the disk: some 12 bytes for each of the text, and attention in a room of its own."""
+    text, model = prose(n), make("paper", vocab_size=256)
+    ids = ByteTokenizer().encode(text)
+    found = explain(model, ByteTokenizer(), ids, reading(model, tgt_len=256, mem_len=256), name="prose")
+    path = write_explanation(found, tmp_path / "out")
+    size = path.stat().st_size
+    print(f"{len(ids):,} bytes of text: a page of {size:,}")
+    about, arrays = stored(path.read_text(encoding="utf-8"))
+    assert arrays["text"].tobytes().decode() == text and len(arrays["tokens"]) == len(ids) >= n - 3
+    np.testing.assert_allclose(arrays["nats"] * about["nats_step"], found.facts.nats, atol=0.0005)
+    attention = about["detailed"] * 6 * (3 * details.KEYS + 1)
+    assert attention <= details.BYTES and size < 15 * len(ids) + attention
+
+
+def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
+    """Attention has a room of its own."""
     rng = np.random.default_rng(0)
     n = 100_000
     found = explained("some text" * 20)
