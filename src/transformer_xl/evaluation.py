@@ -78,17 +78,6 @@ class Score:
         return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
 
 
-def predicted_sizes(first: str, *, n_characters: int, n_bytes: int) -> tuple[int, int]:
-    """Return characters and bytes of a text without its first token, which nothing predicts.
-
-    Args:
-        first: text of the first token.
-        n_characters: of the whole text.
-        n_bytes: of the whole text.
-    """
-    return max(1, n_characters - len(first)), max(1, n_bytes - len(first.encode("utf-8", "surrogatepass")))
-
-
 def evaluate(
     model: LanguageModel,
     token_ids: np.ndarray | torch.Tensor,

@@ -190,6 +190,26 @@ def test_reading_is_that_of_the_run_or_as_asked(txl: Txl, monkeypatch: pytest.Mo
     assert set(seen) == {("transformer_xl", 0, 4, False, 20), ("lstm", 1, None, False, 5)}
 
 
+def test_without_memory_a_segment_is_all_that_is_read_at_once(
+    txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path
+) -> None:
+    """Scored by stride, three tokens after nine that are read again."""
+    seen: set[tuple[int, int]] = set()
+    original = cached_losses.context_losses
+
+    def watched(model: Any, *arguments: Any, tgt_len: int, **options: Any) -> np.ndarray:
+        seen.add((model.mem_len, tgt_len))
+        return original(model, *arguments, tgt_len=tgt_len, **options)
+
+    monkeypatch.setattr(cached_losses, "context_losses", watched)
+    config = workbench / "run" / "config.json"
+    settings = json.loads(config.read_text())
+    settings["eval"] |= {"tgt_len": 3, "ext_len": 9, "mem_len": 0}
+    config.write_text(json.dumps(settings))
+    txl("recl", "run", *QUICK, "--block", "1")
+    assert seen == {(0, 12)}
+
+
 def test_other_texts(txl: Txl, workbench: Path) -> None:
     model, tokenizer = load("run")
     model.save_pretrained(workbench / "exported")
@@ -200,7 +220,7 @@ def test_other_texts(txl: Txl, workbench: Path) -> None:
     )
     assert txl("recl", "exported", "lstm", *QUICK, "--file", "tiny.toml").out.startswith("file tiny.toml, 40 tokens; ")
     assert txl("recl", "run", "halves", *QUICK, "--file", "tiny.toml").status == 0
-    assert txl("recl", "run", "halves", *QUICK, "--corpus", "tiny.toml", "--split", "train").out.startswith("train split of ")
+    assert txl("recl", "run", "lstm", *QUICK, "--corpus", "tiny.toml", "--split", "train").out.startswith("train split of ")
     gaining = ("--delta", "5", "--max-context", "14", "--threshold", "1e-12", "--file", "tiny.toml")
     assert txl("recl", "run", *gaining).out.splitlines()[-1].startswith("≥: still gains at 10 tokens; a larger --max-context ")
 
@@ -216,7 +236,11 @@ def test_other_texts(txl: Txl, workbench: Path) -> None:
         ("run char", "vocabularies differ: 'run' has 256 tokens (byte), 'char' "),
         (
             "lstm halves",
-            "corpora differ: data.split of 'lstm' is '(0.9, 0.05, 0.05)', of 'halves' '(0.5, 0.25, 0.25)'; say with ",
+            "corpora differ: data.split of 'lstm' is '(0.9, 0.05, 0.05)', of 'halves' '(0.5, 0.25, 0.25)'; the test of one",
+        ),
+        (
+            "lstm halves --corpus text.txt",
+            "of 'halves' '(0.5, 0.25, 0.25)'; the test of one may be what the other learned from, so give --file",
         ),
         (
             "run --max-context 1000",

@@ -13,7 +13,7 @@ LAYERS = [
     {"model_config"},
     {"config"},
     {"model", "data"},
-    {"checkpoint"},
+    {"checkpoint", "reading", "texts"},
     {"evaluation", "generation", "conversion"},
     {"training", "huggingface", "onnx", "speed", "planning"},
     {"analysis"},

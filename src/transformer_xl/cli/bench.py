@@ -389,12 +389,11 @@ def _text(
 
 def _as_evaluated(bench: _Bench, mem_len: int | None) -> "LanguageModel":
     """Return the model with the context that `txl eval` reads with."""
-    if bench.config is None:
-        return bench.model.with_context(mem_len=mem_len, same_length=False if mem_len == 0 else None)
-    length = bench.config.eval_mem_len if mem_len is None else mem_len
-    options = bench.config.eval
-    same_length = options.same_length if length else False
-    return bench.model.with_context(mem_len=length, same_length=same_length, clamp_len=options.clamp_len)
+    from transformer_xl.config import RunConfig
+    from transformer_xl.reading import Reading
+
+    config = bench.config or RunConfig(model=bench.model.config)
+    return Reading.of_run(config, mem_len=mem_len, ext_len=0).view(bench.model)
 
 
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from transformer_xl.cli.options import check_least
 from transformer_xl.cli.progress import token_progress
-from transformer_xl.cli.texts import read_file, read_split
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,9 +69,10 @@ def evaluate(
     from transformer_xl.config import RunConfig
     from transformer_xl.errors import ConfigError
     from transformer_xl.evaluation import evaluate as score_stream
-    from transformer_xl.evaluation import predicted_sizes
     from transformer_xl.model.precision import choose_device
     from transformer_xl.model.precision_names import precision_of_segments
+    from transformer_xl.reading import Reading
+    from transformer_xl.texts import file_text, split_text
     from transformer_xl.world import joined
 
     def warn(message: str) -> None:
@@ -82,55 +83,47 @@ def evaluate(
         with world.agreed():
             if file is not None and (split is not None or corpus is not None):
                 raise ConfigError("--file scores a whole file; leave --split and --corpus out")
-            limits = {
-                "tgt-len": (tgt_len, 1),
-                "mem-len": (mem_len, 0),
-                "batch-size": (batch_size, 1),
-                "clamp-len": (clamp_len, 1),
-            }
-            limits["ext-len"] = (ext_len, 0)
-            for name, (value, low) in limits.items():
-                if value is not None and value < low:
-                    raise ConfigError(f"--{name} ({value}) must be at least {low}")
+            check_least(
+                {
+                    "tgt-len": (tgt_len, 1),
+                    "mem-len": (mem_len, 0),
+                    "batch-size": (batch_size, 1),
+                    "clamp-len": (clamp_len, 1),
+                    "ext-len": (ext_len, 0),
+                }
+            )
             _check_writable(per_token)
             model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
             is_run = RunDirectory(run).holds_run
             if not is_run and file is None and corpus is None:
                 raise ConfigError(f"'{run}' is a model without a corpus of its own; give --file or --corpus")
             config = RunDirectory(run).config() if is_run else RunConfig(model=model.config)
-            length = config.eval_mem_len if mem_len is None else mem_len
-            if compare_memory and length == 0:
+            options = {"mem_len": mem_len, "same_length": same_length, "clamp_len": clamp_len, "ext_len": ext_len}
+            reading = Reading.of_run(config, tgt_len=tgt_len, batch_size=batch_size, **options)
+            if compare_memory and not reading.mem_len:
                 raise ConfigError(f"--compare-memory: '{run}' is read without memory (mem_len 0) already; leave it out")
             torch_device = choose_device(device)
             chosen = precision_of_segments(precision, torch_device)
-            text = read_file(file, tokenizer) if file is not None else read_split(config, corpus, split, tokenizer)
-            keys = config.eval.same_length if same_length is None else same_length
-            first = tokenizer.decode([int(text.ids[0])]) if len(text.ids) else ""
-            n_characters, n_bytes = predicted_sizes(first, n_characters=text.n_characters, n_bytes=text.n_bytes)
+            text = split_text(config, tokenizer, split=split, corpus=corpus) if file is None else file_text(file, tokenizer)
         settings = {"model": model.config.model_dump(mode="json"), "text": hashlib.sha256(text.ids.tobytes()).hexdigest()}
         world.check_same(**settings, precision=chosen)
 
-        def measure(mem_len: int, *, per_token: bool = False) -> "Score":
+        def measure(reading: Reading, *, per_token: bool = False) -> "Score":
             with token_progress((len(text.ids) - 1) // world.size, hidden=not world.first) as advance:
                 return score_stream(
                     model.to(torch_device),
                     text.ids,
-                    tgt_len=tgt_len or config.eval_tgt_len,
-                    mem_len=mem_len,
-                    batch_size=batch_size or config.eval.batch_size,
-                    same_length=keys if mem_len else False,
-                    clamp_len=clamp_len or config.eval.clamp_len,
-                    ext_len=config.eval.ext_len if ext_len is None else ext_len,
-                    n_characters=n_characters,
-                    n_bytes=n_bytes,
+                    **vars(reading),
+                    n_characters=text.n_characters,
+                    n_bytes=text.n_bytes,
                     precision=chosen,
                     per_token=per_token,
                     on_tokens=advance,
                     world=world,
                 )
 
-        score = measure(length, per_token=per_token is not None)
-        without = measure(0) if compare_memory else None
+        score = measure(reading, per_token=per_token is not None)
+        without = measure(reading.without_memory()) if compare_memory else None
     if not world.first:
         return
     if per_token is not None and score.token_nats is not None:

@@ -12,9 +12,8 @@ from transformer_xl.cli.progress import token_progress
 from transformer_xl.cli.room import room_for
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.texts import Text
 
 _MOST_TOP = 100
 """Likely tokens that a page can be asked for: it stores them for every token, and shows them as a list."""
@@ -60,11 +59,11 @@ def explain(
     from transformer_xl.analysis.explain.explanation import explain as explain_text
     from transformer_xl.analysis.explain.facts import remembers
     from transformer_xl.analysis.explain.output import check_output, write_explanation
-    from transformer_xl.analysis.explain.segments import Reading
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.config import RunConfig
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
+    from transformer_xl.reading import Reading
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
     if top > _MOST_TOP:
@@ -73,32 +72,26 @@ def explain(
     check_output(out)
     model, tokenizer = load(run, which=checkpoint, on_damaged=warn)
     config = RunDirectory(run).config() if RunDirectory(run).holds_run else RunConfig(model=model.config)
-    ids, n_characters = _read(file, tokenizer)
+    text = _read(file, tokenizer)
     torch_device = choose_device(device)
     chosen, _ = choose_precision(precision, torch_device)
-    reading = Reading(
-        tgt_len=tgt_len or config.eval_tgt_len,
-        mem_len=config.eval_mem_len if mem_len is None else mem_len,
-        ext_len=config.eval.ext_len,
-        same_length=config.eval.same_length,
-        clamp_len=config.eval.clamp_len,
-    )
+    reading = Reading.of_run(config, tgt_len=tgt_len, mem_len=mem_len)
     model = model.to(torch_device)
-    if len(ids) > most:
-        warn(f"only the first {most:,} of {len(ids):,} tokens are explained; --most says how many")
-    n_read = (min(len(ids), most) - 1) * (2 if remembers(model, reading) else 1)
+    if len(text.ids) > most:
+        warn(f"only the first {most:,} of {len(text.ids):,} tokens are explained; --most says how many")
+    n_read = (min(len(text.ids), most) - 1) * (2 if remembers(model, reading) else 1)
     what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
     with token_progress(n_read, hidden=json_) as advance, room_for(what, "lower --mem-len, --tgt-len, --top or --most"):
         explanation = explain_text(
             model,
             tokenizer,
-            ids,
+            text.ids,
             reading,
             name=file.name,
             run=run.resolve().name,
             top=top,
             most=most,
-            n_characters=n_characters,
+            n_characters=text.n_characters,
             precision=chosen,
             on_tokens=advance,
         )
@@ -120,15 +113,14 @@ def explain(
     print(f"open {path}")
 
 
-def _read(file: Path, tokenizer: "Tokenizer") -> "tuple[np.ndarray, int]":
-    """Return the ids of a file of text, and the characters that all but the first stand for, as `txl eval` counts them.
+def _read(file: Path, tokenizer: "Tokenizer") -> "Text":
+    """Return a file of text.
 
     Raises:
         CorpusError: it cannot be read, is no text, or has fewer than two tokens.
     """
-    from transformer_xl.data.encoding import encode_file
     from transformer_xl.errors import CorpusError
-    from transformer_xl.evaluation import predicted_sizes
+    from transformer_xl.texts import file_text
 
     def check(data: bytes) -> None:
         if not data:
@@ -136,8 +128,4 @@ def _read(file: Path, tokenizer: "Tokenizer") -> "tuple[np.ndarray, int]":
         if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
             raise CorpusError(f"'{file}' is not text but binary; explain shows text")
 
-    ids, data = encode_file(file, tokenizer, check=check)
-    if len(ids) < 2:
-        raise CorpusError(f"'{file}' has {len(ids)} token; at least 2 are needed, for the first is predicted by none")
-    text = data.decode("utf-8", "replace")
-    return ids, predicted_sizes(tokenizer.decode([int(ids[0])]), n_characters=len(text), n_bytes=len(data))[0]
+    return file_text(file, tokenizer, check=check)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from transformer_xl.analysis.plots.lines import Line
     from transformer_xl.analysis.plots.opened import OpenRun, Unit
-    from transformer_xl.analysis.reading.scoring import ScoredText
     from transformer_xl.model.language_model import LanguageModel
+    from transformer_xl.texts import Text
 
 
 def plot(
@@ -100,13 +100,13 @@ class _Texts:
         self._corpus, self._limit = corpus, limit
         self._read: dict[str, bool] = {}
 
-    def load(self, run: "OpenRun") -> "tuple[LanguageModel, ScoredText]":
+    def load(self, run: "OpenRun") -> "tuple[LanguageModel, Text]":
         """Return a run's model and what it is scored on."""
-        from transformer_xl.analysis.reading.scoring import text_of
         from transformer_xl.checkpoint.run_directory import load
+        from transformer_xl.texts import split_text
 
         model, tokenizer = load(run.path, on_damaged=warn)
-        text = text_of(run.config, tokenizer, split=self._split, corpus=self._corpus, limit=self._limit)
+        text = split_text(run.config, tokenizer, split=self._split, corpus=self._corpus, limit=self._limit)
         self._read |= {tokenizer.fingerprint: text.is_whole}
         if len(self._read) > 1 and not all(self._read.values()):
             warn(

@@ -2,14 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least, warn
-from transformer_xl.cli.texts import Text, read_file, read_split
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from transformer_xl.config import RunConfig
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.model.language_model import LanguageModel
+    from transformer_xl.texts import Text
 
 
 def recl(
@@ -218,8 +218,9 @@ def _check_same(opened: dict[str, _Opened], corpus: str | None, file: Path | Non
     Raises:
         ConfigError: the first difference.
     """
-    from transformer_xl.analysis.reading.scoring import text_difference
+    from transformer_xl.data.corpora import choose_corpus
     from transformer_xl.errors import ConfigError
+    from transformer_xl.texts import text_difference
 
     (one, first), *others = opened.items()
     for name, each in opened.items():
@@ -231,10 +232,16 @@ def _check_same(opened: dict[str, _Opened], corpus: str | None, file: Path | Non
                 f"vocabularies differ: '{one}' has {difference[0]}, '{other}' {difference[1]}; losses of other tokens "
                 "cannot be compared"
             )
-        if corpus is None and file is None and (found := text_difference(first.config.data, each.config.data)):
+        if file is not None or not each.is_run:
+            continue
+        if found := text_difference(*(choose_corpus(run.config.data, corpus) for run in (first, each))):
             raise ConfigError(
-                f"corpora differ: data.{found[0]} of '{one}' is '{found[1]}', of '{other}' '{found[2]}'; say with "
-                "--corpus or --file which text all shall read"
+                f"corpora differ: data.{found[0]} of '{one}' is '{found[1]}', of '{other}' '{found[2]}'; "
+                + (
+                    "say with --corpus or --file which text all shall read"
+                    if found[0] == "corpus"
+                    else "the test of one may be what the other learned from, so give --file"
+                )
             )
 
 
@@ -262,26 +269,29 @@ def _check_memory(opened: dict[str, _Opened], options: dict[str, int | None]) ->
 
 
 def _reading(opened: _Opened, tgt_len: int | None, mem_len: int | None) -> "tuple[LanguageModel, int]":
-    """Return the model as `txl eval` reads it, and tokens per segment; the options are for models that remember positions."""
+    """Return the model as `txl eval` reads it, and tokens per segment; the options are for models that remember positions.
+
+    Without memory a segment is all that is read at once, however few tokens of it are scored at a time.
+    """
     from transformer_xl.model_config import TransformerXLConfig
+    from transformer_xl.reading import Reading
 
-    config = opened.config
     if not isinstance(opened.model.config, TransformerXLConfig):
-        return opened.model.with_context(mem_len=config.eval_mem_len), config.eval_tgt_len
-    length = config.eval_mem_len if mem_len is None else mem_len
-    same_length = config.eval.same_length if length else False
-    view = opened.model.with_context(mem_len=length, same_length=same_length, clamp_len=config.eval.clamp_len)
-    return view, tgt_len or config.eval_tgt_len
+        tgt_len = mem_len = None
+    own = Reading.of_run(opened.config, mem_len=mem_len)
+    segment = own.tgt_len if own.mem_len else own.tgt_len + own.ext_len
+    return replace(own, ext_len=0).view(opened.model), tgt_len or segment
 
 
-def _text(first: _Opened, split: Literal["train", "valid", "test"] | None, corpus: str | None, file: Path | None) -> Text:
+def _text(first: _Opened, split: Literal["train", "valid", "test"] | None, corpus: str | None, file: Path | None) -> "Text":
     from transformer_xl.errors import ConfigError
+    from transformer_xl.texts import file_text, split_text
 
     if file is None:
-        return read_split(first.config, corpus, split, first.tokenizer)
+        return split_text(first.config, first.tokenizer, split=split, corpus=corpus)
     if split is not None or corpus is not None:
         raise ConfigError("--file scores a whole file; leave --split and --corpus out")
-    return read_file(file, first.tokenizer)
+    return file_text(file, first.tokenizer)
 
 
 def _as_dict(found: "Recl", opened: dict[str, _Opened]) -> dict[str, Any]:

@@ -178,8 +178,8 @@ def _conclude(run: Run) -> Outcome:
     remembers = run.config.eval_mem_len > 0
     how = ", with memory and without" if remembers else ""
     say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split{how}")
-    score = score_split(run, split, mem_len=run.config.eval_mem_len, limit=None)
-    without = score_split(run, split, mem_len=0, limit=None) if remembers else None
+    score = score_split(run, split, limit=None)
+    without = score_split(run, split, remembers=False, limit=None) if remembers else None
     averaged = score_of_average(run, split, limit=None)
     more = {"loss_without_memory": without.loss} if without else {}
     more |= {"average_loss": averaged.loss} if averaged else {}

@@ -15,6 +15,7 @@ from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model.vanilla import Vanilla
+from transformer_xl.reading import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import write_environment
 from transformer_xl.training.lengths import SegmentLengths
@@ -93,14 +94,13 @@ def set_up(
 
 def _check_reading(model: LanguageModel, config: RunConfig) -> None:
     """Refuse now what the first segment or validation would fail at."""
-    options, mem_len = config.eval, config.eval_mem_len
-    same_length = options.same_length if mem_len else False
-    model.with_context(mem_len=mem_len, clamp_len=options.clamp_len, same_length=same_length, ext_len=options.ext_len)
+    reading = Reading.of_run(config)
+    reading.view(model)
     if not isinstance(model, Vanilla):
         return
     lengths = {
         "train.tgt_len": SegmentLengths(config.train).longest,
-        "eval.tgt_len and eval.ext_len together": config.eval_tgt_len + options.ext_len,
+        "eval.tgt_len and eval.ext_len together": reading.tgt_len + reading.ext_len,
     }
     for name, length in lengths.items():
         if length > model.positions.shape[1]:

@@ -5,8 +5,10 @@ import math
 import numpy as np
 
 from transformer_xl.data.prepare import TokenSplit
-from transformer_xl.evaluation import Score, evaluate, predicted_sizes
+from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.generation.generate import generate
+from transformer_xl.reading import Reading
+from transformer_xl.texts import beginning
 from transformer_xl.training.run import Best, Run
 
 
@@ -16,7 +18,7 @@ def validate(run: Run) -> Best | None:
     trainer, config = run.trainer, run.config
     if len(split.ids) < 2:
         return None
-    score = score_split(run, split, mem_len=config.eval_mem_len, limit=config.eval.max_tokens)
+    score = score_split(run, split, limit=config.eval.max_tokens)
     averaged = score_of_average(run, split, limit=config.eval.max_tokens)
     trainer.schedule.validated(score.loss)
     more = {"average_loss": averaged.loss} if averaged else {}
@@ -45,23 +47,15 @@ def validate(run: Run) -> Best | None:
     return best if best.loss < (run.best.loss if run.best else math.inf) else None
 
 
-def score_split(run: Run, split: TokenSplit, *, mem_len: int, limit: int | None) -> Score:
+def score_split(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | None) -> Score:
     """Evaluate on (the beginning of) a split, with a memory of its own: training's is not touched."""
-    ids = split.ids[:limit]
-    share = len(ids) / len(split.ids)
-    sizes = {"n_characters": round(split.n_characters * share), "n_bytes": round(split.n_bytes * share)}
-    n_characters, n_bytes = predicted_sizes(run.tokenizer.decode([int(ids[0])]), **sizes)
+    text, reading = beginning(split, run.tokenizer, limit), Reading.of_run(run.config)
     return evaluate(
         run.trainer.model,
-        ids,
-        tgt_len=run.config.eval_tgt_len,
-        mem_len=mem_len,
-        batch_size=run.config.eval.batch_size,
-        same_length=run.config.eval.same_length if mem_len else False,
-        clamp_len=run.config.eval.clamp_len,
-        ext_len=run.config.eval.ext_len,
-        n_characters=n_characters,
-        n_bytes=n_bytes,
+        text.ids,
+        **vars(reading if remembers else reading.without_memory()),
+        n_characters=text.n_characters,
+        n_bytes=text.n_bytes,
         precision=run.trainer.precision,
         world=run.world,
     )
@@ -73,7 +67,7 @@ def score_of_average(run: Run, split: TokenSplit, *, limit: int | None) -> Score
     if not average.count:
         return None
     with average.in_place_of(run.trainer.model):
-        return score_split(run, split, mem_len=run.config.eval_mem_len, limit=limit)
+        return score_split(run, split, limit=limit)
 
 
 def _sample(run: Run, split: TokenSplit) -> str:

@@ -3,10 +3,10 @@
 import torch
 
 from tests.helpers import tiny_model
-from transformer_xl.analysis.explain.segments import Reading
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model_config import LstmConfig, VanillaConfig
+from transformer_xl.reading import Reading
 
 ATTENTION = {
     "paper": {},

@@ -8,13 +8,13 @@ import pytest
 from tests.training.helpers import MODEL
 from transformer_xl.analysis.plots.memory import memory_line
 from transformer_xl.analysis.plots.opened import OpenRun
-from transformer_xl.analysis.reading.scoring import ScoredText
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.kinds import make_model
+from transformer_xl.texts import Text
 
-TEXT = ScoredText("it", np.random.default_rng(0).integers(0, 11, 60), 59, 59)
+TEXT = Text("it", np.random.default_rng(0).integers(0, 11, 60), 59, 59)
 
 
 def open_run(model: dict[str, object]) -> OpenRun:

@@ -9,12 +9,12 @@ import torch
 from tests.training.helpers import MODEL
 from transformer_xl.analysis.plots.opened import OpenRun
 from transformer_xl.analysis.plots.positions import by_position, position_lines, segment_readings
-from transformer_xl.analysis.reading.scoring import ScoredText
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError
 from transformer_xl.evaluation import evaluate
 from transformer_xl.model.kinds import make_model
+from transformer_xl.texts import Text
 
 IDS = np.random.default_rng(0).integers(0, 11, 131)
 
@@ -33,7 +33,7 @@ def test_lines_are_means_over_consecutive_segments(fp32: None) -> None:
     run = open_run(MODEL)
     torch.manual_seed(0)
     model = make_model(run.config.model)
-    text = ScoredText("it", IDS, n_characters=65, n_bytes=130)
+    text = Text("it", IDS, n_characters=65, n_bytes=130)
     with_memory, without = position_lines(run, model, text, span=10, unit="nats")
     assert (with_memory.name, without.name, without.look) == ("it, with memory", "it, without memory", "dashed")
     for line, mem_len in ((with_memory, 7), (without, 0)):
@@ -53,7 +53,7 @@ def test_a_vanilla_model_reads_its_longest_segments(fp32: None) -> None:
     sizes = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")}
     run = open_run({"kind": "vanilla", "max_len": 8, **sizes})
     model = make_model(run.config.model)
-    (line,) = position_lines(run, model, ScoredText("it", IDS, 130, 130), span=10, unit="nats")
+    (line,) = position_lines(run, model, Text("it", IDS, 130, 130), span=10, unit="nats")
     nats = evaluate(model, IDS, tgt_len=8, per_token=True).token_nats
     assert nats is not None
     stretches = nats[:128].reshape(8, 16)  # whole segments, of which ten positions are shown

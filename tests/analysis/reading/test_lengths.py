@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from transformer_xl.analysis.reading.lengths import lengths_of, readings, trained_length
-from transformer_xl.analysis.reading.scoring import Reading, own_reading
 from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.reading import Reading
 
 
 def of_kind(kind: str, **model: object) -> RunConfig:
@@ -15,21 +15,21 @@ def of_kind(kind: str, **model: object) -> RunConfig:
 def test_with_recurrence_the_length_is_that_of_memory() -> None:
     config = load_recipe("quickstart", ["eval.tgt_len=32", "eval.ext_len=3"])
     found = readings(config, [128, 0])
-    assert found == [Reading(0, 32, 0, 0, 8), Reading(128, 32, 125, 3, 8)], "what is read again is part of the length"
+    assert found == [Reading(32, 0, 0, 8), Reading(32, 125, 3, 8)], "what is read again is part of the length"
     assert [reading.length for reading in readings(config)] == [0, 64, 128, 256, 512]
 
 
 def test_the_runs_own_reading_is_one_of_them() -> None:
     for overrides in ([], ["model.mem_len=0"], ["eval.ext_len=64", "eval.mem_len=64"]):
         config = load_recipe("quickstart", overrides)
-        assert own_reading(config) in readings(config)
+        assert Reading.of_run(config) in readings(config)
 
 
 def test_without_recurrence_text_is_read_again() -> None:
     config = load_recipe("quickstart", ["model.mem_len=0"])
     assert trained_length(config) == 64
     assert lengths_of(config) == [0, 32, 64, 128, 256]
-    assert readings(config, [32]) == [Reading(32, 64, 0, 32, 8)]
+    assert readings(config, [32]) == [Reading(64, 0, 32, 8)]
 
 
 def test_a_vanilla_model_reads_no_more_than_its_positions() -> None:

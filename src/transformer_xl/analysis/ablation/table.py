@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.analysis.reading.scoring import text_difference
+from transformer_xl.texts import text_difference
 from transformer_xl.training.display import clock
 
 _OF_CHARACTERS = ("byte", "char", "bpe")

@@ -2,7 +2,6 @@
 
 import math
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
 
@@ -10,11 +9,13 @@ from transformer_xl.analysis.ablation.ablation import Ablation, Run
 from transformer_xl.analysis.ablation.pace import ROUNDS, Pace, measure_paces, n_parameters
 from transformer_xl.analysis.ablation.variants import Variant
 from transformer_xl.analysis.reading.lengths import readings
-from transformer_xl.analysis.reading.scoring import Reading, own_reading, score, text_of
+from transformer_xl.analysis.reading.scoring import score
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import TrainingError
+from transformer_xl.reading import Reading
+from transformer_xl.texts import split_text
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import train
 from transformer_xl.training.record import read_metrics
@@ -158,12 +159,12 @@ class Work:
         """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
         plan, directory = self.ablation.plan, RunDirectory(self.ablation.path_of(run))
         config = directory.config()
-        wanted = list(dict.fromkeys([own_reading(config), *readings(config, plan.lengths, exact=plan.exact)]))
-        done = [Reading(**scored["reading"]) for scored in result["scores"]]
-        missing = [reading for reading in wanted if reading not in done]
+        wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths, exact=plan.exact)]))
+        done = [scored["reading"] for scored in result["scores"]]
+        missing = [reading for reading in wanted if _as_dict(reading) not in done]
         if missing:
             model, tokenizer = load(directory.path, on_damaged=self.watcher.say)
-            text = text_of(config, tokenizer, limit=plan.tokens)
+            text = split_text(config, tokenizer, limit=plan.tokens)
             result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind}
             with self.watcher.scoring(run, len(missing) * (len(text.ids) - 1)) as advance:
                 for reading in missing:
@@ -171,12 +172,17 @@ class Work:
                     if not math.isfinite(measured.nats):
                         self._failed(run, result, f"losses with an attention length of {reading.length:,} are not finite")
                         return
-                    result["scores"].append(Scored(reading=asdict(reading), score=measured.as_dict()))
+                    result["scores"].append(Scored(reading=_as_dict(reading), score=measured.as_dict()))
                     self.ablation.save_result(run, result)
         self.ablation.save_result(run, result | {"done": True})
         own = result["scores"][0]["score"]
         figures = f"{own['loss']:.4f} nats per token, {own['bpc']:.4f} bits per character"
         self.watcher.say(f"{run.name}: {figures} on {result['text']}")
+
+
+def _as_dict(reading: Reading) -> dict[str, int]:
+    """Return what readings of one run differ in."""
+    return {name: getattr(reading, name) for name in ("length", "tgt_len", "mem_len", "ext_len", "batch_size")}
 
 
 def is_done(result: dict[str, Any] | None) -> bool:

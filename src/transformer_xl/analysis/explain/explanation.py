@@ -8,13 +8,13 @@ import numpy as np
 
 from transformer_xl.analysis.explain.facts import Facts, gather
 from transformer_xl.analysis.explain.passages import Passage, best_passages
-from transformer_xl.analysis.explain.segments import Reading
 from transformer_xl.analysis.explain.shown import shown_text
 from transformer_xl.analysis.explain.totals import Totals, totals
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model_config import AttentionConfig, ModelConfig
+from transformer_xl.reading import Reading
 
 
 @dataclass(frozen=True)

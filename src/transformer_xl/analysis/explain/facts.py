@@ -15,13 +15,14 @@ from torch import Tensor
 from transformer_xl.analysis.explain.attention import has_heads, visit_attention
 from transformer_xl.analysis.explain.details import Details, Looks, Shelf
 from transformer_xl.analysis.explain.distances import DistanceBins, Distances
-from transformer_xl.analysis.explain.segments import Reading, Segment, segments
+from transformer_xl.analysis.explain.segments import Segment, segments
 from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model_config import AttentionConfig
+from transformer_xl.reading import Reading
 
 _SAMPLED = 256
 """Segments, evenly spaced, whose attention is averaged by distance."""
@@ -116,7 +117,7 @@ def _evaluating(model: LanguageModel) -> Iterator[None]:
 def _nats_without_memory(
     model: LanguageModel, ids: np.ndarray, reading: Reading, precision: Precision, tell: Callable[[int], object]
 ) -> np.ndarray:
-    view = reading.view(model, remembers=False)
+    view = reading.without_memory().view(model)
     nats = np.zeros(len(ids) - 1, np.float32)
     for segment in segments(ids, reading, rows=_rows(reading)):
         with autocast(model.device, precision):

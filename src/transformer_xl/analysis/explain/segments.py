@@ -6,42 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from transformer_xl.errors import ConfigError
-from transformer_xl.model.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a text is read.
-
-    Attributes:
-        tgt_len: tokens per segment.
-        mem_len: positions of memory.
-        ext_len: tokens before each segment that are read again with it instead of being remembered.
-        same_length: the same number of keys for every query; None: as the model does.
-        clamp_len: largest distance told apart; None: as the model does.
-    """
-
-    tgt_len: int
-    mem_len: int
-    ext_len: int = 0
-    same_length: bool | None = None
-    clamp_len: int | None = None
-
-    def view(self, model: LanguageModel, *, remembers: bool = True) -> LanguageModel:
-        """Return the model reading so; or so but without memory, as `txl eval --compare-memory` does.
-
-        Raises:
-            ConfigError: lengths that the model cannot be read with.
-        """
-        if self.tgt_len < 1:
-            raise ConfigError(f"tgt_len ({self.tgt_len}) must be at least 1")
-        return model.with_context(
-            mem_len=self.mem_len if remembers else 0,
-            clamp_len=self.clamp_len,
-            same_length=self.same_length if remembers and self.mem_len else False,
-            ext_len=self.ext_len,
-        )
+from transformer_xl.reading import Reading
 
 
 @dataclass(frozen=True)

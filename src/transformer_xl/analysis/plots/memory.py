@@ -6,10 +6,12 @@ from fractions import Fraction
 from transformer_xl.analysis.plots.lines import Line
 from transformer_xl.analysis.plots.opened import OpenRun, Unit
 from transformer_xl.analysis.reading.lengths import lengths_of, readings, trained_length
-from transformer_xl.analysis.reading.scoring import ScoredText, own_reading, score
+from transformer_xl.analysis.reading.scoring import score
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import LstmConfig, VanillaConfig
+from transformer_xl.reading import Reading
+from transformer_xl.texts import Text
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))
 """Of the trained length."""
@@ -23,7 +25,7 @@ def n_scored(run: OpenRun, lengths: Sequence[int] | None) -> int:
 def memory_line(
     run: OpenRun,
     model: LanguageModel,
-    text: ScoredText,
+    text: Text,
     *,
     unit: Unit,
     lengths: Sequence[int] | None = None,
@@ -45,7 +47,7 @@ def memory_line(
     if not wanted and not level:
         given = ",".join(map(str, lengths or ()))
         raise ConfigError(f"--lengths '{given}' are none that '{run.name}' can be read with, for it has no memory; add 0")
-    scores = [score(model, text, config, reading, on_tokens=on_tokens) for reading in wanted or [own_reading(config)]]
+    scores = [score(model, text, config, reading, on_tokens=on_tokens) for reading in wanted or [Reading.of_run(config)]]
     y = [measured.loss if unit == "nats" else measured.bpc for measured in scores]
     if level:
         return Line(run.name, run.name, [0], y, look="level")

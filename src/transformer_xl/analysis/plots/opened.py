@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.analysis.reading.scoring import text_difference
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
+from transformer_xl.texts import text_difference
 
 Unit = Literal["nats", "bpc"]
 

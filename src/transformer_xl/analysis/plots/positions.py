@@ -11,10 +11,12 @@ import numpy as np
 
 from transformer_xl.analysis.plots.lines import Line
 from transformer_xl.analysis.plots.opened import OpenRun, Unit
-from transformer_xl.analysis.reading.scoring import Reading, ScoredText, own_reading, score
+from transformer_xl.analysis.reading.scoring import score
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import VanillaConfig
+from transformer_xl.reading import Reading
+from transformer_xl.texts import Text
 
 SEGMENTS = 3
 """So many of the longest segments are shown."""
@@ -25,18 +27,18 @@ _BAND = 1.96
 
 def segment_readings(run: OpenRun) -> list[tuple[str, Reading]]:
     """Return how a run is read for its lines: with its memory and without, or a vanilla model in its longest segments."""
-    config, own = run.config, replace(own_reading(run.config), ext_len=0)
+    config, own = run.config, replace(Reading.of_run(run.config), ext_len=0)
     if isinstance(config.model, VanillaConfig):
-        return [("separate segments", replace(own, tgt_len=config.model.max_len or own.tgt_len, length=0))]
+        return [("separate segments", replace(own, tgt_len=config.model.max_len or own.tgt_len))]
     if not own.mem_len:  # what it reads at once is a segment, however few tokens of it are scored at a time
-        return [("separate segments", replace(own, tgt_len=own.tgt_len + config.eval.ext_len, length=0))]
-    return [("with memory", own), ("without memory", replace(own, mem_len=0, length=0))]
+        return [("separate segments", replace(own, tgt_len=own.tgt_len + config.eval.ext_len))]
+    return [("with memory", own), ("without memory", own.without_memory())]
 
 
 def position_lines(
     run: OpenRun,
     model: LanguageModel,
-    text: ScoredText,
+    text: Text,
     *,
     span: int,
     unit: Unit,

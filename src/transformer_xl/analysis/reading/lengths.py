@@ -6,11 +6,12 @@ length.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 
-from transformer_xl.analysis.reading.scoring import Reading, own_reading
 from transformer_xl.config import RunConfig
 from transformer_xl.model_config import LstmConfig, VanillaConfig
+from transformer_xl.reading import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))
 """Of the length in training, that an ablation scores."""
@@ -57,16 +58,16 @@ def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: 
 
 
 def _of_transformer_xl(config: RunConfig, length: int) -> Reading:
-    own = own_reading(config)
+    own = Reading.of_run(config)
     again = min(length, own.ext_len) if config.model.mem_len else length
-    return Reading(length, own.tgt_len, length - again, again, own.batch_size)
+    return replace(own, mem_len=length - again, ext_len=again)
 
 
 def _of_vanilla(config: RunConfig, length: int, longest: int) -> Reading:
-    own = own_reading(config)
+    own = Reading.of_run(config)
     tgt_len = longest - length
     lanes = own.batch_size * max(1, own.tgt_len // tgt_len)  # as many tokens are scored at once, however short segments are
-    return Reading(length, tgt_len, 0, length, lanes)
+    return replace(own, tgt_len=tgt_len, ext_len=length, batch_size=lanes)
 
 
 def _whole(base: int, multiples: Sequence[Fraction]) -> list[int]:
