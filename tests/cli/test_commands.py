@@ -190,7 +190,7 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         ("eval run --tgt-len 0", "--tgt-len (0) must be at least 1"),
         ("eval run --file text.txt --split test", "--file scores a whole file; leave --split and --corpus out"),
         ("eval run --file gone.txt", "cannot read 'gone.txt': no such file"),
-        ("eval run --file empty.txt", "the text to score has 0 tokens; at least 2 are needed"),
+        ("eval run --file empty.txt", "empty.txt' has 0 tokens; at least 2 are needed"),
         ("eval run --per-token no/where.tsv", "--per-token 'no/where.tsv': the directory "),
         ("eval run --device gpu", "device 'gpu' cannot be used here"),
         ("corpus get wikitext-104", "cannot download corpus 'wikitext-104'; did you mean 'wikitext-103'?"),

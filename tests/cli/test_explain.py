@@ -60,7 +60,7 @@ def test_options_say_how_it_is_read(txl, workbench):
     [
         (b"", "'it' is empty; give a text of at least 2 tokens"),
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "'it' is not text but binary; explain shows text"),
-        (b"t", "'it' has 1 token; at least 2 are needed"),
+        (b"t", "'it' has 1 tokens; at least 2 are needed"),
         (None, "cannot read 'it': no such file"),
     ],
 )
