@@ -1,5 +1,6 @@
 """What is timed on both sides is what is counted; figures, table and picture follow from it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ TEXT = np.arange(13)
 
 def sides(config: dict[str, Any] | None = None, **options: Any) -> Sides:
     settings: dict[str, Any] = {"lengths": [LENGTH], "precision": "fp32", "tgt_len": SEGMENT, "stride": STRIDE, "device": CPU}
-    return make_sides(TransformerXLConfig(**(TINY | (config or {}))), **(settings | options))
+    return make_sides(TransformerXLConfig(**(TINY | (config or {}))), TEXT, **(settings | options))
 
 
 @pytest.mark.parametrize(
@@ -41,7 +42,7 @@ def test_what_is_timed_is_what_torch_counts(config: dict[str, Any], clamp_len: i
     entry = Race(LENGTH)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run(both, [entry], n_round=2, clock=counter.get_total_flops)
-    figures = rereading_figures(entry, both, TEXT)
+    figures = rereading_figures(entry, both)
     n_layer = both.ours.config.n_layer
     later = n_layer * 2 * 2 * WIDTH * LENGTH * (LENGTH - 1) // 2  # keys after a query, in both products
     n_slot = 16
@@ -57,7 +58,7 @@ def test_what_is_timed_is_what_torch_counts(config: dict[str, Any], clamp_len: i
 def test_the_sizes_are_the_same_and_so_is_the_number_of_parameters() -> None:
     config = load_recipe("enwik8-base").model.completed(vocab_size=204, tgt_len=512)
     assert isinstance(config, TransformerXLConfig)
-    both = make_sides(config, lengths=[800, 3800], precision="fp32", tgt_len=128, device=torch.device("meta"))
+    both = make_sides(config, TEXT, lengths=[800, 3800], precision="fp32", tgt_len=128, device=torch.device("meta"))
     vanilla = both.vanilla.config
     assert vanilla.max_len == 3800
     for name in set(VanillaConfig.model_fields) & set(TransformerXLConfig.model_fields):
@@ -107,14 +108,23 @@ def test_without_a_stride_nothing_is_strided() -> None:
     run(both, [entry], n_round=1)
     assert not entry.strided
     assert min(entry.vanilla + entry.ours) > 0
-    assert "stride" not in rereading_figures(entry, both, TEXT)
-    assert "every" not in rereading_table([rereading_figures(entry, both, TEXT)])
+    assert "stride" not in rereading_figures(entry, both)
+    assert "every" not in rereading_table([rereading_figures(entry, both)])
 
 
 def test_a_stride_is_part_of_what_is_read() -> None:
     assert sides(stride=LENGTH).stride == LENGTH
     with pytest.raises(ConfigError, match=r"stride \(11\) must be at most the shortest attention length \(10\)"):
         sides(stride=LENGTH + 1)
+
+
+def test_what_is_read_is_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    both, seen = sides(), []
+    read = type(both.vanilla).read
+    monkeypatch.setattr(type(both.vanilla), "read", lambda self, ids: seen.append(ids) or read(self, ids))
+    both = replace(both, text=np.array([2, 2, 5]))
+    run(both, [Race(LENGTH)], n_round=1)
+    assert {int(i) for ids in seen for i in ids.flatten()} == {2, 5}
 
 
 def test_bf16_is_of_both() -> None:
@@ -130,7 +140,7 @@ def test_bf16_is_of_both() -> None:
 def measured() -> list[Figures]:
     both = sides()
     known, other = Race(10, [2.0, 4.0, 3.0], [0.01, 0.01, 0.01], [0.5, 0.5, 0.5]), Race(800, [20.0], [0.01], [1.0])
-    return [rereading_figures(entry, both, TEXT) for entry in (known, other)]
+    return [rereading_figures(entry, both) for entry in (known, other)]
 
 
 def test_figures() -> None:

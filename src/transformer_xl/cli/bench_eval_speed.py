@@ -80,7 +80,7 @@ def eval_speed(
     room = f"an attention length of {numbers[-1]:,} and segments of {tgt_len:,} tokens", "lower --lengths or --tgt-len"
     with room_for(*room):
         sides = make_sides(
-            model, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
+            model, ids, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
         )
     races, interrupted = [Race(length) for length in numbers], False
     with progress_bar(repeats * len(numbers)) as progress, room_for(*room):
@@ -89,7 +89,7 @@ def eval_speed(
             run(sides, races, n_round=repeats, clock=clock, report=progress.next)
         except KeyboardInterrupt:
             interrupted = True
-    figures = [rereading_figures(entry, sides, ids) for entry in races if entry.ours]
+    figures = [rereading_figures(entry, sides) for entry in races if entry.ours]
     if not figures:
         raise KeyboardInterrupt
     parameters = count_parameters(sides, max_len=config.train.tgt_len)

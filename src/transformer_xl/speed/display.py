@@ -159,7 +159,7 @@ def rereading_table(measured: Sequence[Figures]) -> str:
     return "\n".join(
         [
             *_table(rows, n_left=0),
-            f"Per predicted token; medians of {'–'.join(map(str, rounds))} rounds, the two sides taking turns. "
+            f"Per predicted token; medians of {'–'.join(map(str, rounds))} rounds, of times and of each round's slowdown. "
             "paper: arXiv 1901.02860, table 9, on a GPU.",
             "FLOP: operations that a token needs, keys that it may not see left out; ratio: vanilla's to ours.",
         ]

@@ -4,8 +4,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from transformer_xl.speed.measure import Decoding, Scoring
 from transformer_xl.speed.needs import flops_per_token
 from transformer_xl.speed.rereading import PUBLISHED, Race, Sides, with_length
@@ -76,15 +74,14 @@ def scoring_figures(measured: Scoring, *, precision: str, flops_per_token: float
     }
 
 
-def rereading_figures(race: Race, sides: Sides, ids: np.ndarray) -> Figures:
+def rereading_figures(race: Race, sides: Sides) -> Figures:
     """Return the figures of both sides at one attention length, with the operations that a token takes each of them.
 
     Args:
         race: what was measured, a round at least.
-        sides: the two models.
-        ids: integers (N,), a text, whose words say how often the tails of an adaptive softmax are needed.
+        sides: the two models, and the text whose words say how often the tails of an adaptive softmax are needed.
     """
-    stride, length = sides.stride, race.length
+    stride, length, ids = sides.stride, race.length, sides.text
     vanilla_flops = flops_per_token(sides.vanilla.with_context(ext_len=length - 1), ids, tgt_len=1)
     our_flops = flops_per_token(with_length(sides.ours, length), ids, tgt_len=sides.tgt_len)
     figures: Figures = {

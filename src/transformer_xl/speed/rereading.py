@@ -5,13 +5,14 @@ The setting of the paper's table 9. Both sides see as many positions, itself amo
     vanilla   reads L tokens, and predicts the one that follows them (the last S of them with a stride of S)
     ours      reads a segment after a memory of L positions whose keys and values are kept, and predicts all its tokens
 
-Weights are random, for time does not depend on them.
+Weights are random, for time does not depend on them; tokens are drawn from a text, for with an adaptive softmax it does.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -67,6 +68,7 @@ class Sides:
         ours: with the limit of distances that it is scored with.
         vanilla: of the same sizes, with as many positions as the greatest length.
         precision: of matrix products, and of kept keys and values.
+        text: integers (N,), tokens as frequent as they are read: rare ones cost an adaptive softmax more.
         tgt_len: tokens of a segment of ours.
         stride: tokens that the strided vanilla model predicts at a time; None: it is not measured.
     """
@@ -74,12 +76,14 @@ class Sides:
     ours: TransformerXL
     vanilla: Vanilla
     precision: Precision
+    text: np.ndarray
     tgt_len: int
     stride: int | None = None
 
 
 def make_sides(
     config: TransformerXLConfig,
+    text: np.ndarray,
     *,
     lengths: list[int],
     precision: Precision,
@@ -92,6 +96,7 @@ def make_sides(
 
     Args:
         config: of ours; `vocab_size` must be set.
+        text: integers (N,), tokens as frequent as they shall be read.
         lengths: attention lengths.
         precision: of both.
         tgt_len: tokens of a segment of ours.
@@ -110,7 +115,7 @@ def make_sides(
     for module in vanilla.modules():
         if isinstance(module, nn.Linear):  # as ours keeps its weights: autocast would convert them for every token
             module.to(activation_dtype(precision, vanilla.dtype))
-    return Sides(ours.eval(), vanilla.eval(), precision, tgt_len, stride)
+    return Sides(ours.eval(), vanilla.eval(), precision, text, tgt_len, stride)
 
 
 def vanilla_config(config: TransformerXLConfig, *, max_len: int) -> VanillaConfig:
@@ -188,7 +193,7 @@ class _Runner:
 
     def __init__(self, sides: Sides, length: int) -> None:
         self._sides = sides
-        self._vocab_size = sides.ours.config.vocab_size or 1
+        self._drawn = np.random.default_rng(0)
         self._text = self._tokens(length + 1)
         self._segment = self._tokens(sides.tgt_len + 1)
         model = with_length(sides.ours, length)
@@ -196,7 +201,8 @@ class _Runner:
         self._memory = self._reader.from_mems(_full(model))
 
     def _tokens(self, n: int) -> Tensor:
-        return torch.randint(self._vocab_size, (1, n), device=self._sides.ours.device)
+        drawn = self._drawn.choice(self._sides.text, (1, n)).astype(np.int64)
+        return torch.from_numpy(drawn).to(self._sides.ours.device)
 
     def read_anew(self, n_predicted: int) -> None:
         """Read a segment by the vanilla model, and score its last tokens."""
