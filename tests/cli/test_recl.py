@@ -2,10 +2,7 @@
 
 import json
 import os
-import pty
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -276,14 +273,3 @@ def test_vocabularies_of_one_size_differ_in_a_token(txl: Txl, workbench: Path) -
     answer = txl("recl", "char", "other", *QUICK)
     assert answer.complaint.startswith("vocabularies differ: 'char' has 't' as token ")
     assert answer.complaint.endswith(", 'other' 'u'; losses of other tokens cannot be compared")
-
-
-def test_on_a_terminal_it_shows_how_far_it_is(workbench: Path) -> None:
-    master, terminal = pty.openpty()
-    code = "import torch; torch.set_num_threads(1); from transformer_xl.cli import main; main()"
-    command = [sys.executable, "-c", code, "recl", "run", *QUICK]
-    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=terminal, check=True, timeout=120)
-    os.close(terminal)
-    shown = os.read(master, 1 << 16).decode()
-    os.close(master)
-    assert "run after 10 tokens" in shown

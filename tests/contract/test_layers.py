@@ -8,7 +8,7 @@ import transformer_xl
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"errors"},
-    {"world", "pictures"},
+    {"world", "pictures", "progress"},
     {"settings"},
     {"model_config"},
     {"config"},

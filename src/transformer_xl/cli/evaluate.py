@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least
-from transformer_xl.cli.progress import token_progress
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,6 +70,7 @@ def evaluate(
     from transformer_xl.evaluation import evaluate as score_stream
     from transformer_xl.model.precision import choose_device
     from transformer_xl.model.precision_names import precision_of_segments
+    from transformer_xl.progress import token_progress
     from transformer_xl.reading import Reading
     from transformer_xl.texts import file_text, split_text
     from transformer_xl.world import joined

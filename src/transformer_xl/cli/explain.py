@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least, warn
-from transformer_xl.cli.progress import token_progress
 from transformer_xl.cli.room import room_for
 
 if TYPE_CHECKING:
@@ -63,6 +62,7 @@ def explain(
     from transformer_xl.config import RunConfig
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
+    from transformer_xl.progress import token_progress
     from transformer_xl.reading import Reading
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
@@ -81,7 +81,7 @@ def explain(
         warn(f"only the first {most:,} of {len(text.ids):,} tokens are explained; --most says how many")
     n_read = (min(len(text.ids), most) - 1) * (2 if remembers(model, reading) else 1)
     what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
-    with token_progress(n_read, hidden=json_) as advance, room_for(what, "lower --mem-len, --tgt-len, --top or --most"):
+    with token_progress(n_read, "reading", hidden=json_) as advance, room_for(what, "lower --mem-len, --tgt-len or --top"):
         explanation = explain_text(
             model,
             tokenizer,

@@ -89,16 +89,17 @@ def recl(
 
     from transformer_xl.analysis.recl.cached_losses import CachedLosses
     from transformer_xl.analysis.recl.context_losses import spread_blocks
-    from transformer_xl.analysis.recl.display import loss_progress, misleading_lengths, recl_table
+    from transformer_xl.analysis.recl.display import misleading_lengths, recl_table
     from transformer_xl.analysis.recl.measure import measure
     from transformer_xl.analysis.recl.plot import draw_recl
     from transformer_xl.data.paths import cache_dir
+    from transformer_xl.progress import token_bar
 
     longest = first + (max_context - first) // delta * delta
     blocks = spread_blocks(len(text.ids), longest=longest, n_token=tokens, size=size)
     known: list[Recl] = []
     interrupted = False
-    with loss_progress() as progress:
+    with token_bar() as bar:
         losses = {
             name: CachedLosses(
                 view,
@@ -109,8 +110,8 @@ def recl(
                 name=name,
                 batch_size=batch_size,
                 warn=warn,
-                on_begin=lambda context, name=name: progress.begin(name, context, blocks.n_token),
-                on_tokens=progress.advance,
+                on_begin=lambda context, name=name: bar.begin(f"{name} after {context:,} tokens", blocks.n_token),
+                on_tokens=bar.advance,
             )
             for name, (view, length) in readings.items()
         }

@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-from rich.progress import Progress
-
-from transformer_xl.analysis.recl.display import LossProgress, misleading_lengths, recl_table
+from transformer_xl.analysis.recl.display import misleading_lengths, recl_table
 from transformer_xl.analysis.recl.measure import Length, Recl
 from transformer_xl.analysis.recl.plot import draw_recl
 
@@ -51,17 +49,3 @@ def test_picture(tmp_path: Path) -> None:
         "<!-- 1.0% -->",
     ):
         assert label in text, label
-
-
-def test_progress_starts_anew_for_each_context() -> None:
-    with Progress(disable=True) as bar:
-        bar.add_task("", total=1, state="")
-        progress = LossProgress(bar)
-        progress.begin("a", 1000, 50)
-        progress.advance(30)
-        progress.begin("b", 20, 50)
-        progress.advance(10)
-        (task,) = bar.tasks
-        assert (task.completed, task.total, task.fields["state"]) == (10, 50, "b after 20 tokens")
-    LossProgress(None).begin("a", 1, 1)
-    LossProgress(None).advance(1)

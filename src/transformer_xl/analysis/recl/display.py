@@ -1,61 +1,8 @@
-"""What a person sees of relative effective context lengths: a bar while losses are computed, and a table."""
+"""What a person reads of relative effective context lengths: a table, and where it misleads."""
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
-from rich.text import Text
+from collections.abc import Mapping, Sequence
 
 from transformer_xl.analysis.recl.measure import Recl
-
-
-class _Rate(ProgressColumn):
-    """Tokens per second, as soon as there are any."""
-
-    def render(self, task: Task) -> Text:
-        """Return it as text."""
-        return Text(f"{task.speed:,.0f} tokens/s" if task.speed else "")
-
-
-class LossProgress:
-    """A bar for the losses of one model at one context after another.
-
-    Args:
-        bar: of rich; None: nothing is shown.
-    """
-
-    def __init__(self, bar: Progress | None) -> None:
-        self._bar = bar
-
-    def begin(self, name: str, context: int, n_token: int) -> None:
-        """Go on to a model and a context at which it scores so many tokens."""
-        if self._bar:
-            self._bar.reset(TaskID(0), total=n_token, state=f"{name} after {context:,} tokens")
-
-    def advance(self, n: int) -> None:
-        """Say how many tokens were scored just now."""
-        if self._bar:
-            self._bar.advance(TaskID(0), n)
-
-
-@contextlib.contextmanager
-def loss_progress() -> Iterator[LossProgress]:
-    """Show a bar with rate and time left on stderr if that is a terminal."""
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield LossProgress(None)
-        return
-    columns = (
-        TextColumn("{task.fields[state]}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        _Rate(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        bar.add_task("", total=1, state="")
-        yield LossProgress(bar)
 
 
 def misleading_lengths(found: Recl) -> list[str]:

@@ -1,0 +1,23 @@
+"""Commands that read tokens show a bar on a terminal, and end as they do elsewhere."""
+
+import pytest
+
+from tests.cli.conftest import Txl
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval run",
+        "eval run --json",
+        "explain run text.txt --out explained",
+        "plot run --against memory --lengths 0,8",
+        "plot run --against position --segments 1",
+        "recl run --delta 10 --max-context 20 --tokens 20",
+    ],
+)
+def test_a_bar_is_shown(txl: Txl, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    answer = txl(*command.split())
+    assert answer.status == 0
+    assert "%" in answer.err and "\x1b[" in answer.err
