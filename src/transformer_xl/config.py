@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model_config import KINDS, AttentionKind, ModelConfig, TransformerXLConfig, VanillaConfig, model_config
+from transformer_xl.model_config import KINDS, AttentionKind, ModelConfig, TransformerXLConfig, model_config
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 Parallelism = Literal["ddp", "fsdp"]
@@ -233,8 +233,7 @@ class RunConfig(Settings):
     @property
     def eval_tgt_len(self) -> int:
         """Tokens per segment in evaluation."""
-        longest = self.model.max_len if isinstance(self.model, VanillaConfig) else None
-        return self.eval.tgt_len or min(self.train.tgt_len, longest or self.train.tgt_len)
+        return self.eval.tgt_len or min(self.train.tgt_len, self.model.longest_segment or self.train.tgt_len)
 
     @property
     def eval_mem_len(self) -> int:

@@ -90,6 +90,11 @@ class ModelConfig(Settings):
         """True for models whose positions count from the end of the segment that is read."""
         return False
 
+    @property
+    def longest_segment(self) -> int | None:
+        """Tokens that can be read at once, at most; None: as many as one likes."""
+        return None
+
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with what only a run knows.
 
@@ -206,6 +211,11 @@ class VanillaConfig(AttentionConfig):
         if self.mem_len:
             raise ValueError(f"mem_len ({self.mem_len}) must be 0: this kind has no memory; kind = 'transformer_xl' has one")
         return self
+
+    @property
+    def longest_segment(self) -> int | None:
+        """Tokens that can be read at once: as many as have positions."""
+        return self.max_len
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with the vocabulary, and as many positions as a segment has."""

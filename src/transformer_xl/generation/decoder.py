@@ -29,7 +29,7 @@ from transformer_xl.model.precision_names import PrecisionName, check_precision
 from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import ModelConfig, TransformerXLConfig, VanillaConfig
+from transformer_xl.model_config import ModelConfig, TransformerXLConfig
 
 
 class Decoder:
@@ -307,8 +307,8 @@ class Decoder:
 
 def _segment_length(config: ModelConfig) -> int:
     """Return how much to read at once; a table of positions tells how long the segments were in training."""
-    if isinstance(config, VanillaConfig):
-        return config.max_len or _TGT_LEN
+    if config.longest_segment:
+        return config.longest_segment
     trained = (config.max_klen or 0) - config.mem_len if isinstance(config, TransformerXLConfig) else 0
     return trained if config.counts_from_end and trained > 0 else _TGT_LEN
 

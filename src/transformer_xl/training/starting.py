@@ -14,7 +14,6 @@ from transformer_xl.model.comparison import compare_parameters
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device, choose_precision
-from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.reading import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import write_environment
@@ -96,17 +95,17 @@ def _check_reading(model: LanguageModel, config: RunConfig) -> None:
     """Refuse now what the first segment or validation would fail at."""
     reading = Reading.of_run(config)
     reading.view(model)
-    if not isinstance(model, Vanilla):
+    longest = config.model.longest_segment
+    if longest is None:
         return
     lengths = {
         "train.tgt_len": SegmentLengths(config.train).longest,
         "eval.tgt_len and eval.ext_len together": reading.tgt_len + reading.ext_len,
     }
     for name, length in lengths.items():
-        if length > model.positions.shape[1]:
+        if length > longest:
             raise ConfigError(
-                f"{name} ({length}) must be at most model.max_len ({model.positions.shape[1]}), the positions that a vanilla "
-                "model learns"
+                f"{name} ({length}) must be at most model.max_len ({longest}), the positions that a vanilla model learns"
             )
 
 

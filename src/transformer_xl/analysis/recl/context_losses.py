@@ -25,7 +25,6 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.token_ids import check_ids
-from transformer_xl.model.vanilla import Vanilla
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,8 @@ def longest_context(model: LanguageModel, *, tgt_len: int, size: int) -> int | N
         tgt_len: tokens per segment.
         size: scored tokens of a block.
     """
-    if isinstance(model, Vanilla):
-        return model.positions.shape[1]
+    if model.config.longest_segment:
+        return model.config.longest_segment
     if isinstance(model, Lstm) and model.mem_len:
         return None
     scored = -(-size // tgt_len) * tgt_len  # the segments that the block lies in
@@ -146,10 +145,11 @@ _Rows = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
 
 
 def _scorer(model: LanguageModel, *, context: int, tgt_len: int, size: int) -> _Scorer:
-    if not isinstance(model, Vanilla):
+    max_len = model.config.longest_segment
+    if max_len is None:
         begin = _beginning(model, n_read=context + size - 1, tgt_len=tgt_len)
         return lambda window_BW: _in_segments(begin, window_BW, context=context, tgt_len=tgt_len)
-    begin, max_len = _beginning_with_states(model), model.positions.shape[1]
+    begin = _beginning_with_states(model)
     if context + size - 1 <= max_len:
         return lambda window_BW: _in_segments(begin, window_BW, context=context, tgt_len=max_len)
 
