@@ -59,6 +59,17 @@ class Reading:
         """Positions before a segment that its tokens may see: the attention length."""
         return self.mem_len + self.ext_len
 
+    def __str__(self) -> str:
+        """Return it in words.
+
+        Example:
+            >>> print(Reading(tgt_len=16, mem_len=0, ext_len=48))
+            segments of 16, 48 read again before each, no memory
+        """
+        again = f", {self.ext_len:,} read again before each" if self.ext_len else ""
+        memory = f"memory of {self.mem_len:,}" if self.mem_len else "no memory"
+        return f"segments of {self.tgt_len:,}{again}, {memory}"
+
     def without_memory(self) -> Self:
         """Return the same without memory."""
         return replace(self, mem_len=0)

@@ -92,7 +92,7 @@ def test_a_dry_run_has_the_parameters_of_the_run(txl: Txl) -> None:
 def test_a_dry_run_says_what_is_compared(txl: Txl) -> None:
     compared = ("train", "tiny.toml", "--corpus", "text.txt", "--dry-run", "--set", "compared_with=enwik8-base")
     last = txl(*compared).out.splitlines()[-1]
-    assert last.startswith("compared with enwik8-base: ")
+    assert last.startswith("compared with the recipe enwik8-base: ")
     assert " parameters to its 41,082,112 with the same vocabulary, -" in last
     assert "did you mean 'enwik8-base'" in txl(*compared[:-1], "compared_with=enwik8-bas").complaint
     assert "compared with" not in txl("train", "tiny.toml", "--corpus", "text.txt", "--dry-run").out
@@ -105,14 +105,14 @@ def test_a_dry_run_says_what_is_compared(txl: Txl) -> None:
             "lstm-ptb",
             [
                 "lstm-ptb: 24,221,600 parameters of kind lstm, vocabulary of 10,000 (words of ptb)",
-                "compared with ptb: 24,221,600 parameters to its 23,965,064 with the same vocabulary, +1.1 %",
+                "compared with the recipe ptb: 24,221,600 parameters to its 23,965,064 with the same vocabulary, +1.1 %",
             ],
         ),
         (
             "vanilla-text8-12",
             [
                 "vanilla-text8-12: 40,964,662 parameters of kind vanilla, vocabulary of 27 (chars of text8)",
-                "compared with text8-base: 40,964,662 parameters to its 40,964,635 with the same vocabulary, +0.0 %",
+                "compared with the recipe text8-base: 40,964,662 parameters to its 40,964,635 with the same vocabulary, +0.0 %",
             ],
         ),
     ],

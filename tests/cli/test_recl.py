@@ -81,7 +81,7 @@ def test_table(txl: Txl, home: Path, workbench: Path) -> None:
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
     assert lines[0] == (
-        f"test split of {home / 'text.txt'}, 40 tokens; context grows by 10 while that gains 1.0% of perplexity on the hardest "
+        f"test split of {home / 'text.txt'}, 40 tokens; context grows by 10 while that gains 1 % of perplexity on the hardest "
         "share r"
     )
     assert [" ".join(line.split()) for line in (lines[2], lines[6])] == [f"group {i} parameters r = 0.25 r = 1" for i in (1, 2)]
@@ -149,7 +149,10 @@ def test_interrupted_it_shows_what_it_has_and_goes_on(txl: Txl, monkeypatch: pyt
     assert result["interrupted"]
     assert result["groups"][0]["models"][0]["recl"] == {"1": {"tokens": 10, "at_least": True}}
     answer = txl(*command)
-    assert (answer.status, answer.out.splitlines()[-1]) == (130, "interrupted; the same command goes on from here")
+    assert (answer.status, answer.out.splitlines()[-1]) == (
+        130,
+        "interrupted, so that lengths with ≥ are not known yet; the same command goes on from here",
+    )
     assert "≥ 10" in answer.out
     stop_at = 0
     assert txl(*command).status == 0
@@ -248,7 +251,7 @@ def test_other_texts(txl: Txl, workbench: Path) -> None:
         ("run --delta 5 --block 6", "--block (6) must be at most --delta (5), or contexts of two steps overlap"),
         ("run --r 0.5;1", "--r '0.5;1' must be shares above 0 and at most 1 with commas between, such as 0.1,0.5,1"),
         ("run --r 0", "--r '0' must be shares above 0"),
-        ("run --threshold 1", "--threshold (1) must be between 0 and 1, such as 0.01"),
+        ("run --threshold 1", "--threshold (1) must be above 0 and below 1, such as 0.01"),
         ("run --tokens 0", "--tokens (0) must be at least 1"),
         ("run --start 0", "--start (0) must be at least 1"),
         ("run --mem-len -1", "--mem-len (-1) must be at least 0"),

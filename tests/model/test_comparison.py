@@ -27,7 +27,7 @@ def test_both_have_the_same_vocabulary() -> None:
     own, other = count_parameters(LSTM), 41_055_436 + (256 - 204) * (512 + 1)
     assert comparison == Comparison("enwik8-base", own=own, other=other)
     assert str(comparison) == (
-        f"compared with enwik8-base: {own:,} parameters to its {other:,} with the same vocabulary, -100.0 %"
+        f"compared with the recipe enwik8-base: {own:,} parameters to its {other:,} with the same vocabulary, -100.0 %"
     )
     assert "+25.0 %" in str(Comparison("other", own=50, other=40))
 
@@ -47,7 +47,7 @@ def test_clusters_of_a_larger_vocabulary() -> None:
     comparison = compare_parameters(run("wt103-base"), LSTM)
     assert comparison is not None
     assert comparison.other is None
-    assert str(comparison).startswith("compared with wt103-base, which cannot have this vocabulary: cutoffs (20000,")
+    assert str(comparison).startswith("compared with the recipe wt103-base, which cannot have this vocabulary: cutoffs (20000,")
 
 
 def test_a_name_that_no_recipe_has() -> None:

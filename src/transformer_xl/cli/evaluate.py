@@ -129,10 +129,10 @@ def evaluate(
     if per_token is not None and score.token_nats is not None:
         _write_tokens(per_token, text.ids, score.token_nats, tokenizer)
     if json_:
-        figures = {"run": str(run), "text": text.what, "precision": chosen, **score.as_dict()}
+        figures = {"run": str(run), "text": text.what, "precision": chosen, "reading": vars(reading), **score.as_dict()}
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
-    _print(score, f"{text.what}, {chosen}")
+    _print(score, f"{text.what}, {reading}, {chosen}")
     if tokenizer.loses:
         print(f"  Not scored: {tokenizer.loses} Compare bits per character and byte with the same vocabulary only.")
     if without:

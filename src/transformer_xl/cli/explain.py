@@ -81,7 +81,8 @@ def explain(
         warn(f"only the first {most:,} of {len(text.ids):,} tokens are explained; --most says how many")
     n_read = (min(len(text.ids), most) - 1) * (2 if remembers(model, reading) else 1)
     what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
-    with token_progress(n_read, "reading", hidden=json_) as advance, room_for(what, "lower --mem-len, --tgt-len or --top"):
+    remedy = "lower --mem-len, --tgt-len, --top or --most"
+    with token_progress(n_read, "reading", hidden=json_) as advance, room_for(what, remedy):
         explanation = explain_text(
             model,
             tokenizer,

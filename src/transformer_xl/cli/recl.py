@@ -132,14 +132,16 @@ def recl(
         facts = {"text": text.what, "tokens": blocks.n_token, "block": size, **steps}
         print(json.dumps(facts | {"groups": [_as_dict(found, opened) for found in known], "interrupted": interrupted}))
     else:
-        print(f"{what}; context grows by {delta:,} while that gains {threshold:.1%} of perplexity on the hardest share r\n")
+        print(
+            f"{what}; context grows by {delta:,} while that gains {100 * threshold:g} % of perplexity on the hardest share r\n"
+        )
         parameters = {name: each.n_parameter for name, each in opened.items()}
         titles = [f"group {i + 1}" if len(groups) > 1 else "effective context" for i in range(len(groups))]
         print("\n\n".join(recl_table(found, parameters, title=title) for title, found in zip(titles, known, strict=False)))
         for line in dict.fromkeys(line for found in known for line in misleading_lengths(found)):
             print(f"\n{line}")
         if interrupted:
-            print("\ninterrupted; the same command goes on from here")
+            print("\ninterrupted, so that lengths with ≥ are not known yet; the same command goes on from here")
         elif any(length.at_least for found in known for own in found.lengths.values() for length in own.values()):
             print(f"\n≥: still gains at {longest:,} tokens; a larger --max-context tells how far it goes")
     if interrupted:
@@ -175,7 +177,7 @@ def _shares(text: str, threshold: float) -> list[float]:
     from transformer_xl.errors import ConfigError
 
     if not 0 < threshold < 1:
-        raise ConfigError(f"--threshold ({threshold:g}) must be between 0 and 1, such as 0.01")
+        raise ConfigError(f"--threshold ({threshold:g}) must be above 0 and below 1, such as 0.01")
     try:
         shares = [float(part) for part in text.split(",")]
     except ValueError:

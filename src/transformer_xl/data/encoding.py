@@ -98,6 +98,8 @@ def encode_file(
     Raises:
         CorpusError: no such file, unreadable, damaged, or text that the tokenizer cannot represent.
     """
+    if path.is_dir():
+        raise CorpusError(f"'{path}' is a directory; name a file")
     if not path.is_file():
         raise CorpusError(f"cannot read '{path}': no such file")
     data = b"".join(read_blocks(Piece(path)))

@@ -31,12 +31,12 @@ class Comparison:
 
         Example:
             >>> print(Comparison("enwik8-base", own=42, other=40))
-            compared with enwik8-base: 42 parameters to its 40 with the same vocabulary, +5.0 %
+            compared with the recipe enwik8-base: 42 parameters to its 40 with the same vocabulary, +5.0 %
         """
         if self.other is None:
-            return f"compared with {self.recipe}, which cannot have this vocabulary: {self.problem}"
+            return f"compared with the recipe {self.recipe}, which cannot have this vocabulary: {self.problem}"
         return (
-            f"compared with {self.recipe}: {self.own:,} parameters to its {self.other:,} with the same vocabulary, "
+            f"compared with the recipe {self.recipe}: {self.own:,} parameters to its {self.other:,} with the same vocabulary, "
             f"{100 * (self.own / self.other - 1):+.1f} %"
         )
 

@@ -104,6 +104,8 @@ def train(
                 held.enter_context(directory.locked())
         held.enter_context(deterministic(config.train.deterministic))
         shown = display or Display()
+        if resume and not goes_on and world.first:
+            shown.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
         run = set_up(directory, config, prepared, shown if world.first else silent_display(), loggers, world, fresh=not goes_on)
         held.callback(run.record.close)
         with stop_signal(once=world.alone) as stopped:

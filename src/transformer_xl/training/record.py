@@ -130,7 +130,7 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
         if points:
             x, y = zip(*points, strict=True)
             name = {"train": "training", "valid": f"validation, {y[-1]:.3f} at the end"}[kind]
-            axes.plot(x, y, label=name, **style)
+            axes.plot(x, y, label=name, **{"marker": "." if len(x) == 1 else "", **style})
     for final in [entry for entry in entries if entry["kind"] == "final" and "loss_without_memory" in entry][-1:]:
         name = f"whole split: {final['loss_without_memory']:.3f} without memory, {final['loss']:.3f} with it"
         axes.axhline(final["loss_without_memory"], label=name, linestyle="--", linewidth=1, color="gray")

@@ -131,7 +131,7 @@ def _restore(run: Run) -> None:
     step = world.from_first(checkpoint.step if checkpoint else None)
     if step is None:
         run.record.rewind(0)
-        run.display.say("no checkpoint yet: starting from the beginning")
+        run.display.warn(f"no checkpoint in '{run.directory.path}' yet: starting from the beginning")
         return
     with world.agreed():
         checkpoint = checkpoint or run.store.load(step)

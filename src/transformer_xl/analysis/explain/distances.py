@@ -28,6 +28,11 @@ class DistanceBins:
     memory_share: np.ndarray
     queries: int
 
+    @property
+    def per_distance(self) -> np.ndarray:
+        """Mean mass of a single distance of each bin, float64 (L, N, bins): wide bins hold more, and are not looked at more."""
+        return self.mass / np.diff(self.edges)
+
 
 class Distances:
     """Adds up attention by distance, segment by segment.

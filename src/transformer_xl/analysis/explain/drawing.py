@@ -30,32 +30,36 @@ def draw_attention(explanation: Explanation) -> "Figure":
     """Draw how far each head looks: its attention by distance, a row per head, and its share of memory."""
     found, heads = explanation.facts.distances, explanation.heads
     assert found is not None and heads is not None
+    from matplotlib.colors import PowerNorm
+
     (n_layer, n_head), reading = heads, explanation.reading
-    mass = found.mass.reshape(n_layer * n_head, -1)
+    mass = found.per_distance.reshape(n_layer * n_head, -1)
     figure = new_figure(width=9, height=2.2 + 0.16 * max(len(mass), 8))
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[5, 1])
+    remembers = reading.mem_len > 0
+    left, *others = figure.subplots(1, 1 + remembers, sharey=True, width_ratios=[5, 1][: 1 + remembers], squeeze=False)[0]
     rows = np.arange(len(mass) + 1) - 0.5
-    mesh = left.pcolormesh(found.edges + 1, rows, mass, cmap="cividis", vmin=0)
+    mesh = left.pcolormesh(found.edges + 1, rows, mass, cmap="cividis", norm=PowerNorm(0.5, vmin=0))
     left.set_xscale("log")
     left.set(xlabel="distance to the token looked at (1: the query's own)", ylabel="layer.head", title="attention by distance")
     left.set_xlim(1, found.edges[-1] + 1)
-    _mark_border(left, reading.tgt_len + reading.ext_len, remembers=reading.mem_len > 0)
+    if remembers:
+        _mark_border(left, reading.tgt_len + reading.ext_len)
     names = [f"{i // n_head + 1}.{i % n_head + 1}" for i in range(len(mass))]
     step = -(-len(names) // 40)
     left.set_yticks(np.arange(0, len(names), step), names[::step], fontsize=7)
     left.invert_yaxis()
     for layer in range(1, n_layer):
         left.axhline(layer * n_head - 0.5, color="white", linewidth=0.8)
-    right.barh(np.arange(len(mass)), found.memory_share.ravel() * 100, color=_HELPED)
-    right.set(xlabel="% in memory", xlim=(0, 100))
-    figure.colorbar(mesh, ax=right, label="share of a head's attention")
+    for right in others:
+        right.barh(np.arange(len(mass)), found.memory_share.ravel() * 100, color=_HELPED)
+        right.set(xlabel="% in memory", xlim=(0, 100))
+    figure.colorbar(mesh, ax=[left, *others][-1], label="share of a head's attention, per distance")
     return figure
 
 
-def _mark_border(axes: "Axes", n_read: int, *, remembers: bool) -> None:
-    if remembers:
-        axes.axvline(n_read + 1, color="white", linewidth=1.5)
-        axes.text(n_read + 1, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
+def _mark_border(axes: "Axes", n_read: int) -> None:
+    axes.axvline(n_read + 1, color="white", linewidth=1.5)
+    axes.text(n_read + 1, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
 
 
 def draw_along(explanation: Explanation) -> "Figure":

@@ -543,6 +543,8 @@ function scale(width) {
   return { bins, x: (distance) => LEFT + Math.log(distance + 1) / most * (width - LEFT - 8) };
 }
 
+const binWidth = (b) => data.edges[b + 1] - data.edges[b]; // wide bins hold more, and are not looked at more
+
 function drawAxis(context, x, height, width) {
   context.fillStyle = plain("soft");
   context.textAlign = "center";
@@ -569,10 +571,10 @@ function drawHeat() {
   $("heat").dataset.height = String(Math.max(160, Math.min(700, 60 + rows * 18)));
   const { context, width, height } = canvas("heat");
   const { bins, x } = scale(width), tall = (height - 14 - BOTTOM) / rows;
-  const most = data.mass.reduce((a, b) => Math.max(a, b), 1e-9);
+  const per = (i) => data.mass[i] / binWidth(i % bins), most = range(0, rows * bins).reduce((a, i) => Math.max(a, per(i)), 1e-9);
   for (let r = 0; r < rows; r++) {
     for (let b = 0; b < bins; b++) {
-      context.fillStyle = shade(Math.sqrt(data.mass[r * bins + b] / most));
+      context.fillStyle = shade(Math.sqrt(per(r * bins + b) / most));
       const from = x(data.edges[b]);
       context.fillRect(from, 14 + r * tall, x(data.edges[b + 1]) - from + 0.5, tall - (r % about.heads === about.heads - 1 ? 2 : 0.5));
     }
@@ -595,7 +597,7 @@ function drawHeat() {
 function drawCurve() {
   const { context, width, height } = canvas("curve");
   const { bins, x } = scale(width), chosen = Number($("head").value), rows = about.layers * about.heads;
-  const mean = (array, b) => (chosen >= 0 ? array[chosen * bins + b] : sum(0, rows, (r) => array[r * bins + b]) / rows);
+  const mean = (array, b) => (chosen >= 0 ? array[chosen * bins + b] : sum(0, rows, (r) => array[r * bins + b]) / rows) / binWidth(b);
   const all = range(0, bins).map((b) => mean(data.mass, b)), far = range(0, bins).map((b) => mean(data.far, b));
   const most = Math.max(...all, 1e-9), y = (v) => height - BOTTOM - v / most * (height - BOTTOM - 22);
   for (let b = 0; b < bins; b++) {
@@ -610,7 +612,7 @@ function drawCurve() {
   for (const part of [0, 0.5, 1]) context.fillText(percent(most * part).replace("< 0.01 %", "0"), LEFT - 6, y(most * part) + 4);
   drawAxis(context, x, height, width);
   const share = chosen >= 0 ? data.share[chosen] : data.share.reduce((a, b) => a + b, 0) / rows;
-  $("curve-caption").textContent = about.mem_len ? `Amber: inside the segment; teal: in memory, ${percent(share)} of the attention in all.` : "Share of the attention by distance; there is no memory.";
+  $("curve-caption").textContent = about.mem_len ? `Share of the attention that a distance gets. Amber: inside the segment; teal: in memory, ${percent(share)} of the attention in all.` : "Share of the attention that a distance gets; there is no memory.";
 }
 
 function drawAll() {

@@ -126,14 +126,15 @@ def measure(
     gains: dict[str, dict[float, dict[int, float]]] = {name: {share: {} for share in shares} for name in losses}
     means: dict[str, dict[int, float]] = {name: {} for name in losses}
     baseline: np.ndarray | None = None
+    ends = longest or {}
 
     def enter(name: str, at: int) -> np.ndarray:
-        """Note what a model's losses say, of the step that leads to them too."""
-        own = losses[name](at)
+        """Note what a model's losses say, of the step that leads to them too; once where they stay the same."""
+        own, at = losses[name](at), min(at, ends.get(name, at))
         means[name][at] = float(own.mean(dtype=np.float64))
         if baseline is not None:
             for share in shares:
-                gains[name][share][at] = relative_gain(baseline, own, share=share)
+                gains[name][share].setdefault(at, relative_gain(baseline, own, share=share))
         return own
 
     def going() -> list[str]:
@@ -149,8 +150,8 @@ def measure(
             enter(name, longer)
             for share, length in lengths[name].items():
                 if length.at_least:
-                    gained = gains[name][share][longer] >= threshold
-                    end = (longest or {}).get(name, longer + 1)
+                    end = ends.get(name, longer + 1)
+                    gained = gains[name][share][min(longer, end)] >= threshold
                     lengths[name][share] = Length(min(longer if gained else context, end), at_least=gained and longer < end)
             yield _snapshot(lengths, gains, means)
         if not going():

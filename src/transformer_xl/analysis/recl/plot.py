@@ -1,5 +1,6 @@
 """A picture of relative effective context lengths: what steps of context gain, a panel for each r, a row for each group."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from transformer_xl.analysis.recl.measure import Recl
 from transformer_xl.pictures import new_figure, save_picture
 
 _LEAST = 1e-4
-"""Smaller gains are drawn at the lower edge."""
+"""Smaller gains, and losses, have no place on a logarithmic axis and are left out."""
 
 
 def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: str) -> None:
@@ -35,10 +36,10 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
             axes.axhline(threshold, color="gray", linestyle="--", linewidth=1)
             for name, lengths in found.lengths.items():
                 gains, length, color = found.gains[name][share], lengths[share], f"C{places[name]}"
-                shown = {context: max(gain, _LEAST) for context, gain in gains.items()}
+                shown = {context: gain if gain >= _LEAST else math.nan for context, gain in gains.items()}
                 axes.plot(list(shown), list(shown.values()), ".-", color=color, label=f"{name}: {length}")
                 marker, size = ">" if length.at_least else "o", 10 + 4 * places[name]  # rings around one another
-                height = shown.get(length.context, threshold)
+                height = shown.get(length.context, threshold)  # the first context: no step leads to it
                 axes.plot(length.context, height, marker, color=color, markersize=size, fillstyle="none")
             axes.set(yscale="log", title=f"r = {share:g}" if len(groups) == 1 else f"group {i + 1}, r = {share:g}")
             axes.legend(frameon=False, fontsize="small")
