@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least, warn
+from transformer_xl.cli.room import room_for
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ def recl(
     blocks = spread_blocks(len(text.ids), longest=longest, n_token=tokens, size=size)
     known: list[Recl] = []
     interrupted = False
-    with token_bar() as bar:
+    what = f"contexts of {longest:,} tokens, {batch_size:,} side by side,"
+    with token_bar() as bar, room_for(what, "lower --max-context, --mem-len or --batch-size"):
         losses = {
             name: CachedLosses(
                 view,
