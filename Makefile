@@ -48,6 +48,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/long_session.py
+	$(BIN)/python benchmarks/explain_page.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/prepare_memory.py
 	$(BIN)/python benchmarks/large_corpus.py

@@ -238,3 +238,9 @@ def test_long_session():
     done = run("long_session.py", "--tiny", "--tokens", 200, "--no-compile", "--threads", 1)
     assert "(+0.00%)" in done.stdout
     assert [line.split()[0] for line in done.stdout.splitlines() if line.startswith(("20 ", "200 "))] == ["20", "200"]
+
+
+def test_explain_page():
+    done = run("explain_page.py", "--bytes", 2000)
+    first, second = (line.split() for line in done.stdout.splitlines() if line.startswith(("1,000 ", "2,000 ")))
+    assert float(second[2]) > float(first[2]) > 0
