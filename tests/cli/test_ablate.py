@@ -91,7 +91,7 @@ def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monk
 def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> None:
     assert "2 runs" in txl(*ABLATE, "--out", "a", "--measure-only").out
     ablation = Ablation.open(workbench / "a")
-    with ablation.claimed(ablation.runs[0]) as ours:
+    with ablation.claimed(ablation.plan.trials[0]) as ours:
         assert ours
         answer = txl(*ABLATE, "--out", "a")
     assert answer.status == 0
@@ -107,11 +107,11 @@ def test_two_processes_share_the_runs(workbench: Path) -> None:
     outputs = [process.communicate(timeout=200) for process in both]
     assert [process.returncode for process in both] == [0, 0], outputs
     ablation = Ablation.open(workbench / "a")
-    for run in ablation.runs:
-        result = ablation.result(run)
+    for trial in ablation.plan.trials:
+        result = ablation.result(trial)
         assert result is not None
         assert result["done"]
-        starts = json.loads((workbench / "a" / run.name / "environment.json").read_text())
+        starts = json.loads((workbench / "a" / trial.name / "environment.json").read_text())
         assert len(starts) == 1  # trained once
     assert any("are done." not in out for out, _ in outputs)  # the last one shows all
     assert (workbench / "a" / "table.md").read_text().count("±") > 3

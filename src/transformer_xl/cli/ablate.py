@@ -14,7 +14,8 @@ from cyclopts import Parameter
 from transformer_xl.cli.options import check_least, names_of, numbers_of
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.ablation.ablation import Ablation, Plan
+    from transformer_xl.analysis.ablation.ablation import Ablation
+    from transformer_xl.analysis.ablation.plan import Plan
     from transformer_xl.analysis.ablation.work import Work
 
 _VALIDATIONS = 10
@@ -89,13 +90,13 @@ def ablate(
     display = AblationDisplay(quiet=quiet)
     keep_freed_memory()
     if dry_run:
-        _print_plan(Work(Ablation(directory, plan), display), rounds=1, json_=json_)
+        _print_forecast(Work(Ablation(directory, plan), display), rounds=1, json_=json_)
         return
     ablation = Ablation.begin(directory, plan)
     work = Work(ablation, display)
     try:
         if measure_only:
-            _print_plan(work, rounds=None, json_=json_)
+            _print_forecast(work, rounds=None, json_=json_)
             return
         _describe(work)
         busy = work.go_on()
@@ -121,7 +122,7 @@ class _Asked:
 
     def plan(self, recipes: Sequence[str], out: Path | None) -> "tuple[Plan, Path]":
         """Return the plan of an ablation of recipes, and where it goes."""
-        from transformer_xl.analysis.ablation.ablation import Plan
+        from transformer_xl.analysis.ablation.plan import Plan
         from transformer_xl.analysis.ablation.variants import AXES, make_variants
 
         self._check()
@@ -169,18 +170,18 @@ class _Asked:
 def _describe(work: "Work") -> None:
     """Say what is done now."""
     ablation = work.ablation
-    n_left = sum(not work.is_done(run) for run in ablation.runs)
-    n_run = len(ablation.runs)
+    n_left = sum(not work.is_done(trial) for trial in ablation.plan.trials)
+    n_run = len(ablation.plan.trials)
     of_them = "" if n_left == n_run else f", {n_run - n_left} of them done"
     seeds = f" with {ablation.plan.seeds} seeds" if ablation.plan.seeds > 1 else ""
     work.watcher.say(f"{ablation.directory}: {len(ablation.plan.variants)} variants{seeds}, {n_run} runs{of_them}")
 
 
-def _print_plan(work: "Work", *, rounds: int | None, json_: bool) -> None:
+def _print_forecast(work: "Work", *, rounds: int | None, json_: bool) -> None:
     """Print what will be trained and how long that takes; with `rounds`, from a measurement that nobody keeps."""
-    from transformer_xl.analysis.ablation.plan import as_text, planned
+    from transformer_xl.analysis.ablation.forecast import as_text, forecast
 
-    rows = planned(work, rounds=rounds)
+    rows = forecast(work, rounds=rounds)
     print(json.dumps({"out": str(work.ablation.directory), "variants": rows}) if json_ else as_text(work.ablation, rows))
 
 

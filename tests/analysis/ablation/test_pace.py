@@ -1,4 +1,4 @@
-"""Equal time: how it is measured, and what steps are made of it."""
+"""The time of a step: how it is measured."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,7 @@ import pytest
 
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.analysis.ablation import pace
-from transformer_xl.analysis.ablation.ablation import Plan, Run, budgeted
 from transformer_xl.analysis.ablation.pace import Pace, measure_paces, n_parameters
-from transformer_xl.analysis.ablation.variants import Variant, make_variants
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.model.kinds import make_model
@@ -25,10 +23,6 @@ def config(tmp_path: Path) -> RunConfig:
 @pytest.fixture
 def corpus(config: RunConfig, tmp_path: Path) -> PreparedCorpus:
     return prepare(config.data, config.tokenizer, cache=tmp_path / "cache")
-
-
-def with_train(config: RunConfig, **changes: object) -> RunConfig:
-    return config.model_copy(update={"train": config.train.model_copy(update=changes)})
 
 
 def test_a_step_takes_the_shortest_time_seen_and_all_take_turns(
@@ -77,45 +71,3 @@ def test_a_real_step_takes_time(config: RunConfig, corpus: PreparedCorpus) -> No
 def test_parameters_are_those_of_the_model(config: RunConfig) -> None:
     model = make_model(config.model.completed(vocab_size=256, tgt_len=5))
     assert n_parameters(config, 256) == sum(p.numel() for p in model.parameters())
-
-
-def variant(config: RunConfig) -> Run:
-    return Run(Variant("it", "tiny", {}, config), 7)
-
-
-def test_equal_time_is_steps_by_pace(config: RunConfig) -> None:
-    paces = {"recurrence": Pace(0.5, 0.6), "no-recurrence": Pace(0.25, 0.3)}
-    config = with_train(config, max_tokens=77, max_epochs=0.5)
-    plan = Plan(make_variants(["quickstart"], recurrence=["yes", "no"]), minutes=2)
-    trains = [budgeted(plan, Run(own, 0), paces).train for own in plan.variants]
-    assert [train.max_steps for train in trains] == [240, 480]
-    assert {(train.max_minutes, train.max_tokens, train.max_epochs) for train in trains} == {(None, None, None)}
-
-
-def test_a_recipes_own_minutes_become_steps(config: RunConfig) -> None:
-    run = variant(with_train(config, max_steps=None, max_minutes=3))
-    train = budgeted(Plan((run.variant,)), run, {"it": Pace(1.0, 1.0)}).train
-    assert (train.max_steps, train.max_minutes, train.seed) == (180, None, 7)
-    run = variant(with_train(config, max_steps=50, max_minutes=3))
-    assert budgeted(Plan((run.variant,)), run, {"it": Pace(1.0, 1.0)}).train.max_steps == 50
-
-
-def test_equal_steps_leave_no_other_budget(config: RunConfig) -> None:
-    run = variant(with_train(config, max_minutes=3, max_tokens=5))
-    train = budgeted(Plan((run.variant,), steps=12), run, {}).train
-    assert (train.max_steps, train.max_minutes, train.max_tokens) == (12, None, None)
-
-
-def test_all_variants_are_validated_on_the_same_text(config: RunConfig) -> None:
-    short = config.model_copy(update={"eval": config.eval.model_copy(update={"max_tokens": 40})})
-    variants = tuple(Variant(name, name, {}, own) for name, own in (("long", config), ("short", short)))
-    plan = Plan(variants, steps=5)
-    assert [budgeted(plan, Run(variant, 0), {}).eval.max_tokens for variant in variants] == [40, 40]
-
-
-def test_validations_are_spread_over_the_budget(config: RunConfig) -> None:
-    run = variant(config)
-    assert budgeted(Plan((run.variant,), steps=25, validations=10), run, {}).train.eval_interval == 3
-    assert budgeted(Plan((run.variant,), steps=25), run, {}).train.eval_interval == config.train.eval_interval
-    own = variant(with_train(config, max_epochs=2))
-    assert budgeted(Plan((own.variant,), validations=10), own, {}).train.eval_interval == config.train.eval_interval

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.analysis.ablation.ablation import Ablation, Plan
+from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.plan import Plan
 from transformer_xl.analysis.ablation.table import as_text, make_table
 from transformer_xl.analysis.ablation.variants import Variant
 from transformer_xl.config import DataConfig, RunConfig
@@ -23,10 +24,10 @@ def result(of: Variant, seed: int, loss: float, tokenizer: str = "a") -> dict[st
 
 def table(directory: Path, variants: list[Variant], tokenizers: tuple[str, str] = ("a", "a"), **plan: Any) -> Any:
     ablation = Ablation.begin(directory, Plan(tuple(variants), seeds=2, **plan))
-    for run in ablation.runs:
-        place = [own.name for own in variants].index(run.variant.name)
-        found = result(run.variant, run.seed, 1.0 + place + 0.2 * run.seed, tokenizers[place])
-        ablation.save_result(run, found)
+    for trial in ablation.plan.trials:
+        place = [own.name for own in variants].index(trial.variant.name)
+        found = result(trial.variant, trial.seed, 1.0 + place + 0.2 * trial.seed, tokenizers[place])
+        ablation.save_result(trial, found)
     return make_table(ablation)
 
 
@@ -41,7 +42,7 @@ def test_a_seed_that_failed_is_told_of(tmp_path: Path) -> None:
     variants = [variant("one"), variant("two")]
     assert "Failed" not in as_text(table(tmp_path, variants))
     ablation = Ablation.open(tmp_path)
-    ablation.save_result(ablation.runs[3], {"variant": "two", "parameters": 5, "failed": "diverged"})
+    ablation.save_result(ablation.plan.trials[3], {"variant": "two", "parameters": 5, "failed": "diverged"})
     found = make_table(ablation)
     assert (found.rows[1].loss.n, found.rows[1].failed) == (1, 1)  # pyright: ignore[reportOptionalMemberAccess]
     assert "Failed, and left out of the means: 1 of two." in as_text(found)

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from transformer_xl.analysis.ablation.ablation import Run
+from transformer_xl.analysis.ablation.plan import Trial
 from transformer_xl.training.display import Display
 
 
@@ -27,9 +27,9 @@ class AblationDisplay:
         if not self.quiet:
             self.console.print(Text(text), soft_wrap=not self.console.is_terminal)
 
-    def training(self, run: Run) -> Display:
+    def training(self, trial: Trial) -> Display:
         """Return what shows how a run is trained."""
-        return _RunDisplay(name=run.name, quiet=self.quiet, console=self.console)
+        return _RunDisplay(name=trial.name, quiet=self.quiet, console=self.console)
 
     @contextlib.contextmanager
     def measuring(self, n: int) -> Iterator[Callable[[str], object]]:
@@ -52,7 +52,7 @@ class AblationDisplay:
             yield report
 
     @contextlib.contextmanager
-    def scoring(self, run: Run, tokens: int) -> Iterator[Callable[[int], object] | None]:
+    def scoring(self, trial: Trial, tokens: int) -> Iterator[Callable[[int], object] | None]:
         """Show a bar of so many tokens; yields what to call with those just scored, None where nobody looks."""
         if self.quiet or not self.console.is_terminal:
             yield None
@@ -64,7 +64,7 @@ class AblationDisplay:
             TimeRemainingColumn(),
         )
         with Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task(f"scoring {run.name}", total=tokens)
+            task = bar.add_task(f"scoring {trial.name}", total=tokens)
             yield lambda n: bar.advance(task, n)
 
 

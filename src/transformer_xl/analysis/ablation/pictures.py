@@ -86,7 +86,7 @@ def _styled(ablation: Ablation) -> list[tuple[Variant, dict[str, Any]]]:
 
 
 def _done(ablation: Ablation, variant: Variant) -> list[dict[str, Any]]:
-    results = [ablation.result(run) for run in ablation.runs if run.variant is variant]
+    results = [ablation.result(trial) for trial in ablation.plan.trials if trial.variant is variant]
     return [result for result in results if result and result.get("done")]
 
 

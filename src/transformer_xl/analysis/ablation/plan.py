@@ -1,53 +1,98 @@
-"""An ablation on paper: what each variant is given, and how long that takes."""
+"""What an ablation compares, and how: variants, seeds, a budget, and how they are scored."""
 
+from dataclasses import dataclass
 from typing import Any
 
-from transformer_xl.analysis.ablation.ablation import Ablation, Run, budgeted, steps_of
-from transformer_xl.analysis.ablation.work import Work, measured
-from transformer_xl.training.display import clock
+from transformer_xl.analysis.ablation.variants import Variant, differences
+from transformer_xl.config import RunConfig
 
 
-def planned(work: Work, *, rounds: int | None) -> list[dict[str, Any]]:
-    """Return name, parameters, steps and expected time of each variant.
+@dataclass(frozen=True)
+class Trial:
+    """One run of an ablation: a variant, trained once.
 
-    Args:
-        work: of the ablation.
-        rounds: measure the time of a step in so many turns, for now only; None: as the ablation measures it, or has done.
-
-    Returns:
-        One entry a variant; `seconds` of a run are those of training, without validation and scoring.
+    Attributes:
+        variant: what is trained.
+        seed: of weights and dropout.
     """
-    ablation = work.ablation
-    variants, parameters = list(ablation.plan.variants), work.parameters()
-    stored = ablation.paces() if ablation.is_stored else {}  # on paper, the directory may hold another plan
-    paces = stored or (work.paces if rounds is None else {})
-    paces = {**measured([v for v in variants if v.name not in paces], work.texts, work.watcher, rounds=rounds or 1), **paces}
-    rows = []
-    for variant in variants:
-        pace = paces[variant.name]
-        config = budgeted(ablation.plan, Run(variant, variant.config.train.seed), paces)
-        steps = steps_of(config)
-        more = parameters[variant.name] / parameters[variants[0].name] - 1
-        row = {"variant": variant.name, "parameters": parameters[variant.name], "more_parameters": more, "steps": steps}
-        row |= {"step_seconds": pace.seconds, "median_step_seconds": pace.median}
-        rows.append(row | {"seconds": None if steps is None else steps * pace.seconds})
-    return rows
+
+    variant: Variant
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Name of its directory."""
+        return f"{self.variant.name}-seed{self.seed}"
 
 
-def as_text(ablation: Ablation, rows: list[dict[str, Any]]) -> str:
-    """Return the plan as a table."""
-    lines = [["variant", "parameters", "", "ms/step", "median", "steps", "time"]]
-    for row in rows:
-        share = f"{row['more_parameters']:+.1%}" if row["more_parameters"] else ""
-        times = [f"{1e3 * row[name]:,.1f}" for name in ("step_seconds", "median_step_seconds")]
-        known = row["steps"] is not None
-        budget = [f"{row['steps']:,}", clock(row["seconds"])] if known else ["?", "?"]
-        lines.append([row["variant"], f"{row['parameters']:,}", share, *times, *budget])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = []
-    for line in lines:
-        cells = (cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
-        text.append("  ".join(cells).rstrip())
-    n_run, total = len(ablation.runs), sum(row["seconds"] or 0 for row in rows) * ablation.plan.seeds
-    note = f"{n_run} runs, {clock(total)} of training in all; validation and scoring come on top."
-    return "\n".join([*text, "", note, f"They go to {ablation.directory}."])
+@dataclass(frozen=True)
+class Plan:
+    """What is compared, and how; frozen when an ablation begins.
+
+    Attributes:
+        variants: that are compared.
+        seeds: each is trained with so many: the recipe's, and those that follow.
+        steps: budget of each run; None: another.
+        minutes: budget of training time, turned into steps by the pace of each variant; None: another, or the recipe's own.
+        validations: so many in each run, for its curve; None: as the recipe says.
+        lengths: attention lengths to score; None: those around the trained one.
+        exact: score vanilla models one position at a time, too.
+        tokens: at most so many of the split are scored; None: all.
+    """
+
+    variants: tuple[Variant, ...]
+    seeds: int = 1
+    steps: int | None = None
+    minutes: float | None = None
+    validations: int | None = None
+    lengths: tuple[int, ...] | None = None
+    exact: bool = False
+    tokens: int | None = None
+
+    @property
+    def trials(self) -> list[Trial]:
+        """All runs in the order in which they are trained: every variant once, then all with the next seed."""
+        return [Trial(variant, variant.config.train.seed + k) for k in range(self.seeds) for variant in self.variants]
+
+    @property
+    def paced(self) -> list[Variant]:
+        """The variants whose budget is time."""
+        return [variant for variant in self.variants if self.minutes_of(variant)]
+
+    def minutes_of(self, variant: Variant) -> float | None:
+        """Return the training time that a variant is given; None: its budget is another."""
+        if self.steps:
+            return None
+        return self.minutes or variant.config.train.max_minutes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        variants = [vars(variant) | {"config": variant.config.model_dump(mode="json")} for variant in self.variants]
+        return vars(self) | {"variants": variants, "lengths": None if self.lengths is None else list(self.lengths)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        """Rebuild it from JSON values."""
+        variants = tuple(Variant(**{**entry, "config": RunConfig(**entry["config"])}) for entry in values["variants"])
+        lengths = values["lengths"]
+        return cls(**{**values, "variants": variants, "lengths": None if lengths is None else tuple(lengths)})
+
+    def difference(self, other: "Plan") -> str | None:
+        """Return in what another plan differs first, as `what (its value) is not that (own value)`; None: in nothing."""
+        for name in ("seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"):
+            own, its = getattr(self, name), getattr(other, name)
+            if own != its:
+                return f"{name} ({_shown(its)}) differs from its {name} ({_shown(own)})"
+        own, its = ([variant.name for variant in plan.variants] for plan in (self, other))
+        if own != its:
+            return f"variants ({', '.join(its)}) differ from its variants ({', '.join(own)})"
+        for one, another in zip(self.variants, other.variants, strict=True):
+            for key, before, after in differences(one.config, another.config):
+                return f"{key} of '{one.name}' ({after!r}) differs from what it was ({before!r})"
+        return None
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "none"
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -107,7 +107,7 @@ class Table:
 
 def make_table(ablation: Ablation) -> Table:
     """Gather what is known of each variant."""
-    results = {run.name: ablation.result(run) for run in ablation.runs}
+    results = {trial.name: ablation.result(trial) for trial in ablation.plan.trials}
     known = [result for result in results.values() if result is not None]
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
@@ -119,7 +119,7 @@ def make_table(ablation: Ablation) -> Table:
         rows.append(_beside(row, rows[0] if rows else row, compared))
     unit = "bpc" if all(result["unit"] in _OF_CHARACTERS for result in scored) else "ppl"
     done = sum(result.get("done", False) or "failed" in result for result in known)
-    return Table(rows, "; ".join(texts), unit, compared, len(ablation.runs), done)
+    return Table(rows, "; ".join(texts), unit, compared, len(ablation.plan.trials), done)
 
 
 def _compared(ablation: Ablation, scored: Sequence[dict[str, Any]]) -> str | None:

@@ -5,8 +5,10 @@ from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Protocol, TypedDict
 
-from transformer_xl.analysis.ablation.ablation import Ablation, Run
+from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.budget import budgeted
 from transformer_xl.analysis.ablation.pace import ROUNDS, Pace, measure_paces, n_parameters
+from transformer_xl.analysis.ablation.plan import Trial
 from transformer_xl.analysis.ablation.variants import Variant
 from transformer_xl.analysis.reading.lengths import readings
 from transformer_xl.analysis.reading.scoring import score
@@ -28,7 +30,7 @@ class Watcher(Protocol):
         """Show a line."""
         ...
 
-    def training(self, run: Run) -> Display:
+    def training(self, trial: Trial) -> Display:
         """Return what shows how a run is trained."""
         ...
 
@@ -36,7 +38,7 @@ class Watcher(Protocol):
         """Show a bar of `n` turns; yields what to call with the name of each."""
         ...
 
-    def scoring(self, run: Run, tokens: int) -> AbstractContextManager[Any]:
+    def scoring(self, trial: Trial, tokens: int) -> AbstractContextManager[Any]:
         """Show a bar of so many tokens; yields what to call with those just scored, or None."""
         ...
 
@@ -79,14 +81,14 @@ class Work:
     def paces(self) -> dict[str, Pace]:
         """Time of a step of each variant whose budget is time; measured once, and stored."""
         ablation = self.ablation
-        if not ablation.paced:
+        if not ablation.plan.paced:
             return {}
         if stored := ablation.paces():
             return stored
         with ablation.alone(lambda: self.watcher.say("another process measures the time of a step; waiting for it")):
             stored = ablation.paces()
             if not stored:
-                stored = measured(ablation.paced, self.texts, self.watcher)
+                stored = measured(ablation.plan.paced, self.texts, self.watcher)
                 ablation.save_paces(stored)
         return stored
 
@@ -110,37 +112,37 @@ class Work:
         paces = self.paces
         while True:
             busy, progressed = [], False
-            for run in self.ablation.runs:
-                if self.is_done(run):
+            for trial in self.ablation.plan.trials:
+                if self.is_done(trial):
                     continue
-                with self.ablation.claimed(run) as ours:
+                with self.ablation.claimed(trial) as ours:
                     if not ours:
-                        busy.append(run.name)
-                    elif not self.is_done(run):
-                        self._finish(run, self.ablation.config_of(run, paces))
+                        busy.append(trial.name)
+                    elif not self.is_done(trial):
+                        self._finish(trial, budgeted(self.ablation.plan, trial, paces))
                         progressed = True
             if not progressed:
                 return busy
 
-    def is_done(self, run: Run) -> bool:
+    def is_done(self, trial: Trial) -> bool:
         """Say whether nothing is left to do for a run."""
-        return is_done(self.ablation.result(run))
+        return is_done(self.ablation.result(trial))
 
-    def _finish(self, run: Run, config: RunConfig) -> None:
-        result = self.ablation.result(run) or self._trained(run, config)
-        self.ablation.save_result(run, result)
+    def _finish(self, trial: Trial, config: RunConfig) -> None:
+        result = self.ablation.result(trial) or self._trained(trial, config)
+        self.ablation.save_result(trial, result)
         if "failed" not in result:
-            self._score(run, result)
+            self._score(trial, result)
 
-    def _trained(self, run: Run, config: RunConfig) -> dict[str, Any]:
+    def _trained(self, trial: Trial, config: RunConfig) -> dict[str, Any]:
         """Train a run, or go on where it was interrupted."""
-        path = self.ablation.path_of(run)
-        parameters = n_parameters(config, self.texts.of(run.variant).tokenizer.vocab_size)
-        facts = {"run": run.name, "variant": run.variant.name, "seed": run.seed, "parameters": parameters}
+        path = self.ablation.path_of(trial)
+        parameters = n_parameters(config, self.texts.of(trial.variant).tokenizer.vocab_size)
+        facts = {"run": trial.name, "variant": trial.variant.name, "seed": trial.seed, "parameters": parameters}
         try:
-            outcome = train(config, out=path, resume=True, display=self.watcher.training(run))
+            outcome = train(config, out=path, resume=True, display=self.watcher.training(trial))
         except TrainingError as error:
-            return self._failed(run, facts, str(error))
+            return self._failed(trial, facts, str(error))
         if not outcome.finished:
             raise KeyboardInterrupt
         last = [entry for entry in read_metrics(path) if entry["kind"] == "train"][-1]
@@ -148,16 +150,16 @@ class Work:
         used = {"steps": outcome.step, "tokens": last["tokens"], "seconds": last["seconds"]}
         return facts | used | {"validation": valid, "scores": []}
 
-    def _failed(self, run: Run, facts: dict[str, Any], why: str) -> dict[str, Any]:
+    def _failed(self, trial: Trial, facts: dict[str, Any], why: str) -> dict[str, Any]:
         """Keep a note of a run that came to nothing."""
-        self.watcher.say(f"{run.name} failed: {why}")
+        self.watcher.say(f"{trial.name} failed: {why}")
         result = facts | {"failed": why}
-        self.ablation.save_result(run, result)
+        self.ablation.save_result(trial, result)
         return result
 
-    def _score(self, run: Run, result: dict[str, Any]) -> None:
+    def _score(self, trial: Trial, result: dict[str, Any]) -> None:
         """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
-        plan, directory = self.ablation.plan, RunDirectory(self.ablation.path_of(run))
+        plan, directory = self.ablation.plan, RunDirectory(self.ablation.path_of(trial))
         config = directory.config()
         wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths, exact=plan.exact)]))
         done = [scored["reading"] for scored in result["scores"]]
@@ -166,18 +168,18 @@ class Work:
             model, tokenizer = load(directory.path, on_damaged=self.watcher.say)
             text = split_text(config, tokenizer, limit=plan.tokens)
             result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind}
-            with self.watcher.scoring(run, len(missing) * (len(text.ids) - 1)) as advance:
+            with self.watcher.scoring(trial, len(missing) * (len(text.ids) - 1)) as advance:
                 for reading in missing:
                     measured = score(model, text, config, reading, on_tokens=advance)
                     if not math.isfinite(measured.nats):
-                        self._failed(run, result, f"losses with an attention length of {reading.length:,} are not finite")
+                        self._failed(trial, result, f"losses with an attention length of {reading.length:,} are not finite")
                         return
                     result["scores"].append(Scored(reading=_as_dict(reading), score=measured.as_dict()))
-                    self.ablation.save_result(run, result)
-        self.ablation.save_result(run, result | {"done": True})
+                    self.ablation.save_result(trial, result)
+        self.ablation.save_result(trial, result | {"done": True})
         own = result["scores"][0]["score"]
         figures = f"{own['loss']:.4f} nats per token, {own['bpc']:.4f} bits per character"
-        self.watcher.say(f"{run.name}: {figures} on {result['text']}")
+        self.watcher.say(f"{trial.name}: {figures} on {result['text']}")
 
 
 def _as_dict(reading: Reading) -> dict[str, int]:
