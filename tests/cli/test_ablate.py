@@ -15,6 +15,7 @@ from tests.cli.conftest import Txl
 from tests.training.helpers import run_bits
 from transformer_xl.analysis.ablation import pace, work
 from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.evaluation import Score
 from transformer_xl.training.trainer import Trainer
 
@@ -61,6 +62,8 @@ def test_table_and_resume(txl: Txl, workbench: Path) -> None:
     assert [(s["reading"]["mem_len"], s["reading"]["ext_len"]) for s in result["scores"]] == [(0, 0), (0, 3)]
     score = json.loads(txl("eval", "a/no-recurrence-seed0", "--ext-len", "3", "--json").out)
     assert result["scores"][1]["score"]["loss"] == pytest.approx(score["loss"], abs=1e-9)
+    (workbench / "text.txt").unlink()
+    assert "difference: from the first variant" in txl("ablate", "--out", "a", "--quiet").out  # it needs no text any more
 
 
 def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,6 +81,7 @@ def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monk
     answer = txl(*ABLATE, "--out", "parts", "--quiet")
     assert (answer.status, answer.err) == (130, "interrupted; go on with: txl ablate --out parts\n")
     first = files(workbench / "parts" / RUNS[0])
+    monkeypatch.setattr(work, "check_start", None)  # both have begun
     assert txl("ablate", "--out", "parts", "--quiet").status == 0
     assert files(workbench / "parts" / RUNS[0]) == first
     assert n_step == 16
@@ -191,22 +195,60 @@ def test_other_kinds_and_seeds(txl: Txl, workbench: Path) -> None:
 
 
 def test_a_run_that_fails_is_noted_and_the_others_go_on(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from transformer_xl.errors import TrainingError
-
     step = Trainer.train_step
 
     def failing(self: Trainer) -> Any:
         if self.model.mem_len:
-            raise TrainingError("it came to nothing")
+            raise CorpusError("it came to nothing")
         return step(self)
 
     monkeypatch.setattr(Trainer, "train_step", failing)
     answer = txl(*ABLATE, "--out", "a")
     assert answer.status == 0
-    assert "recurrence-seed0 failed: it came to nothing" in answer.err
+    assert "recurrence-seed0 failed: it came to nothing; to try again, delete a/results/recurrence-seed0.json" in answer.err
     assert "failed" in answer.out.splitlines()[1]
     assert "failed" not in answer.out.splitlines()[2]
     assert txl(*ABLATE, "--out", "a", "--quiet").err == ""
+
+
+def test_a_run_that_cannot_be_scored_is_noted_and_the_others_go_on(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = work.score
+
+    def failing(model: Any, *arguments: Any, **options: Any) -> Score:
+        if model.mem_len:
+            raise ConfigError("it has no length")
+        return score(model, *arguments, **options)
+
+    monkeypatch.setattr(work, "score", failing)
+    answer = txl(*ABLATE, "--out", "a")
+    assert "recurrence-seed0 failed: it has no length" in answer.err
+    assert "Failed, and left out of the means: 1 of recurrence." in answer.out
+
+
+def test_what_a_later_variant_would_fail_at_is_said_before_the_first_is_trained(txl: Txl, workbench: Path) -> None:
+    tiny = (workbench / "tiny.toml").read_text()
+    sizes, rest = tiny.removesuffix("\n").split("[optim]")
+    sizes = sizes.replace("mem_len = 6", 'kind = "vanilla"').replace("[model]", "[model]\nmax_len = 9")
+    (workbench / "short.toml").write_text(f"{sizes}[optim]{rest}")
+    (workbench / "lost.toml").write_text(tiny + '[data]\ncorpus = "lost.txt"\n')
+    (workbench / "there.toml").write_text(tiny + '[data]\ncorpus = "text.txt"\n')
+    pairs = {
+        (
+            "tiny.toml",
+            "short.toml",
+            "--corpus",
+            "text.txt",
+            "--set",
+            "eval.ext_len=5",
+        ): "variant 'short': eval.tgt_len",
+        ("there.toml", "lost.toml"): "variant 'lost': corpus 'lost.txt'",
+    }
+    for arguments, complaint in pairs.items():
+        for more in ((), ("--dry-run",), ("--minutes", "1")):
+            assert txl("ablate", *arguments, "--out", "a", *more).complaint.startswith(complaint)
+            assert not (workbench / "a").exists()  # so that the mended command is not another plan
+    (workbench / "lost.txt").write_text((workbench / "text.txt").read_text())
+    assert txl("ablate", "there.toml", "lost.toml", "--out", "a", "--steps", "2", "--quiet").status == 0
 
 
 def test_losses_that_are_no_numbers_are_a_failure(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:

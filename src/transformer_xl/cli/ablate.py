@@ -89,11 +89,15 @@ def ablate(
     plan, directory = asked.plan(recipes, out) if recipes else asked.stored_plan(out)
     display = AblationDisplay(quiet=quiet)
     keep_freed_memory()
-    if dry_run:
-        _print_forecast(Work(Ablation(directory, plan), display), rounds=1, json_=json_)
-        return
-    ablation = Ablation.begin(directory, plan)
+    ablation = Ablation(directory, plan)
     work = Work(ablation, display)
+    if not dry_run:
+        ablation.check_directory()
+    work.check()
+    if dry_run:
+        _print_forecast(work, rounds=1, json_=json_)
+        return
+    ablation.begin()
     try:
         if measure_only:
             _print_forecast(work, rounds=None, json_=json_)

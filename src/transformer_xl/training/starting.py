@@ -13,7 +13,7 @@ from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.comparison import compare_parameters
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import choose_device, choose_precision
+from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.reading import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import write_environment
@@ -41,25 +41,13 @@ def set_up(
         world.check_device(device)
         precision, reason = choose_precision(config.train.precision, device)
     world.check_same(device=device.type, precision=precision)
-    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "tgt_len": SegmentLengths(config.train).longest}
-    resolved = {"model": config.model.completed(**sizes).model_dump(), "train": {"precision": precision}}
-    config = RunConfig(**merge(config.model_dump(), resolved))
+    config = _completed(config, corpus, precision)
     with world.agreed():
         comparison = _comparison(config, display, fresh=fresh)
     torch.manual_seed(config.train.seed)
     model = make_model(config.model)
-    training = corpus.splits["train"]
     with world.agreed():
-        stream = SegmentStream(
-            training.ids,
-            batch_size=config.train.batch_size,
-            tgt_len=config.train.tgt_len,
-            document_starts=training.document_starts,
-            rank=world.rank,
-            world_size=world.size,
-            shuffle=config.data.shuffle,
-            seed=config.train.seed,
-        )
+        stream = _stream(config, corpus, world)
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
         _check_reading(model, config)
     trainer = Trainer(model, stream, train=config.train, optim=config.optim, precision=precision, world=world, device=device)
@@ -73,7 +61,7 @@ def set_up(
     n_parameters = sum(p.numel() for p in model.parameters())
     display.say(
         f"{config.name}: {n_parameters:,} parameters, vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind}), "
-        f"{len(training.ids):,} training tokens of {config.data.corpus}"
+        f"{len(corpus.splits['train'].ids):,} training tokens of {config.data.corpus}"
     )
     if comparison:
         display.say(comparison)
@@ -89,6 +77,49 @@ def set_up(
                 directory.save_config(config)
             write_environment(directory.path, seed=config.train.seed, device=device, step=trainer.step)
     return run
+
+
+def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
+    """Refuse what a new run that trains alone would fail at when it starts; no weights are made and nothing is written.
+
+    Args:
+        config: of the run.
+        corpus: of the run, prepared.
+
+    Raises:
+        ConfigError: settings that cannot work together, with this vocabulary or on this machine.
+        CorpusError: a text too short for one segment per lane.
+    """
+    device = choose_device(config.train.device)
+    precision, _ = choose_precision(config.train.precision, device)
+    config = _completed(config, corpus, precision)
+    compare_parameters(config, config.model)
+    with torch.device("meta"):
+        model = make_model(config.model)
+    _stream(config, corpus, World())
+    check_settings(model, train=config.train, precision=precision, world=World(), device=device)
+    _check_reading(model, config)
+
+
+def _completed(config: RunConfig, corpus: PreparedCorpus, precision: Precision) -> RunConfig:
+    """Return the settings with what only text and machine say."""
+    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "tgt_len": SegmentLengths(config.train).longest}
+    resolved = {"model": config.model.completed(**sizes).model_dump(), "train": {"precision": precision}}
+    return RunConfig(**merge(config.model_dump(), resolved))
+
+
+def _stream(config: RunConfig, corpus: PreparedCorpus, world: World) -> SegmentStream:
+    training = corpus.splits["train"]
+    return SegmentStream(
+        training.ids,
+        batch_size=config.train.batch_size,
+        tgt_len=config.train.tgt_len,
+        document_starts=training.document_starts,
+        rank=world.rank,
+        world_size=world.size,
+        shuffle=config.data.shuffle,
+        seed=config.train.seed,
+    )
 
 
 def _check_reading(model: LanguageModel, config: RunConfig) -> None:

@@ -23,7 +23,8 @@ def result(of: Variant, seed: int, loss: float, tokenizer: str = "a") -> dict[st
 
 
 def table(directory: Path, variants: list[Variant], tokenizers: tuple[str, str] = ("a", "a"), **plan: Any) -> Any:
-    ablation = Ablation.begin(directory, Plan(tuple(variants), seeds=2, **plan))
+    ablation = Ablation(directory, Plan(tuple(variants), seeds=2, **plan))
+    ablation.begin()
     for trial in ablation.plan.trials:
         place = [own.name for own in variants].index(trial.variant.name)
         found = result(trial.variant, trial.seed, 1.0 + place + 0.2 * trial.seed, tokenizers[place])

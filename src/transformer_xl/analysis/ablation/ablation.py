@@ -36,30 +36,42 @@ class Ablation:
     def __init__(self, directory: Path, plan: Plan) -> None:
         self.directory, self.plan = directory, plan
 
-    @classmethod
-    def begin(cls, directory: Path, plan: Plan) -> "Ablation":
-        """Begin an ablation, or go on with the same; a plan with more seeds is the same with more to do.
+    def begin(self) -> None:
+        """Store the plan, unless it is; one with more seeds is the same with more to do.
 
         Raises:
-            CheckpointError: the directory holds another one or something else, or cannot be written.
+            CheckpointError: the directory holds another ablation or something else, or cannot be written.
         """
-        with writing(directory):
-            directory.mkdir(parents=True, exist_ok=True)
-            with one_at_a_time(directory / LOCK_FILE, lambda: None):
-                if not (directory / PLAN_FILE).exists():
-                    if {path.name for path in directory.iterdir()} - {LOCK_FILE, RESULTS}:
-                        raise CheckpointError(f"'{directory}' is not empty and holds no ablation; choose another --out")
-                    (directory / RESULTS).mkdir(exist_ok=True)
-                    replace_file(directory / PLAN_FILE, _json(plan.as_dict()))
-                stored = cls.open(directory)
-                if stored.plan.seeds < plan.seeds and not replace(stored.plan, seeds=plan.seeds).difference(plan):
-                    replace_file(directory / PLAN_FILE, _json(plan.as_dict()))  # more of the same
-                    stored = cls(directory, plan)
-        difference = stored.plan.difference(plan)
-        if difference:
+        with writing(self.directory):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with self.alone(lambda: None):
+                stored = self._stored()
+                if stored is None or stored.seeds < self.plan.seeds:
+                    (self.directory / RESULTS).mkdir(exist_ok=True)
+                    replace_file(self.directory / PLAN_FILE, _json(self.plan.as_dict()))
+
+    def check_directory(self) -> None:
+        """Refuse a directory in which this ablation can neither begin nor go on; nothing is written.
+
+        Raises:
+            CheckpointError: the directory holds another ablation or something else, or cannot be read.
+        """
+        with writing(self.directory):
+            self._stored()
+
+    def _stored(self) -> Plan | None:
+        """Return the plan that the directory holds, this one with as many seeds or fewer; None: nothing is there."""
+        path = self.directory
+        if not (path / PLAN_FILE).exists():
+            if path.exists() and {entry.name for entry in path.iterdir()} - {LOCK_FILE, RESULTS}:
+                raise CheckpointError(f"'{path}' is not empty and holds no ablation; choose another --out")
+            return None
+        stored = Ablation.open(path).plan
+        more = replace(stored, seeds=max(stored.seeds, self.plan.seeds))
+        if difference := more.difference(self.plan):
             raise CheckpointError(
-                f"'{directory}' holds an ablation with another plan: {difference}; "
-                f"go on with its own by txl ablate --out {directory}, or choose another --out"
+                f"'{path}' holds an ablation with another plan: {difference}; "
+                f"go on with its own by txl ablate --out {path}, or choose another --out"
             )
         return stored
 
@@ -114,18 +126,19 @@ class Ablation:
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return what became of a run that is trained; None: nothing yet."""
         try:
-            return json.loads(self._result_path(trial).read_text(encoding="utf-8"))
+            return json.loads(self.result_path(trial).read_text(encoding="utf-8"))
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise CheckpointError(f"'{self._result_path(trial)}' is damaged ({error}); delete it to score again") from None
+            raise CheckpointError(f"'{self.result_path(trial)}' is damaged ({error}); delete it to score again") from None
 
     def save_result(self, trial: Trial, result: dict[str, Any]) -> None:
         """Store what became of a run."""
         with writing(self.directory):
-            replace_file(self._result_path(trial), _json(result))
+            replace_file(self.result_path(trial), _json(result))
 
-    def _result_path(self, trial: Trial) -> Path:
+    def result_path(self, trial: Trial) -> Path:
+        """Return the file that says what became of a run."""
         return self.directory / RESULTS / f"{trial.name}.json"
 
     @contextmanager

@@ -15,12 +15,13 @@ from transformer_xl.analysis.reading.scoring import score
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.errors import TrainingError
+from transformer_xl.errors import TrainingError, TxlError
 from transformer_xl.reading import Reading
 from transformer_xl.texts import split_text
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import train
 from transformer_xl.training.record import read_metrics
+from transformer_xl.training.starting import check_start
 
 
 class Watcher(Protocol):
@@ -99,6 +100,22 @@ class Work:
             for variant in self.ablation.plan.variants
         }
 
+    def check(self) -> None:
+        """Prepare the text of every run that is left and check the settings of those that are new, before others take hours.
+
+        Raises:
+            TxlError: what a run would fail at, with the name of its variant.
+        """
+        left = [trial for trial in self.ablation.plan.trials if not self.is_done(trial)]
+        for variant in self.ablation.plan.variants:
+            own = [trial for trial in left if trial.variant is variant]
+            try:
+                corpus = self.texts.of(variant) if own else None
+                if corpus and not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
+                    check_start(variant.config, corpus)  # neither its budget nor its seed would make a difference
+            except TxlError as error:
+                raise type(error)(f"variant '{variant.name}': {error}") from None
+
     def go_on(self) -> list[str]:
         """Train and score whatever no other process has; a signal ends it early.
 
@@ -107,7 +124,7 @@ class Work:
 
         Raises:
             KeyboardInterrupt: a signal ended it; everything is stored.
-            TxlError: any of the package's errors; of training that fails only a note is kept, and the others go on.
+            TxlError: the directory cannot be read or written; of a run that fails only a note is kept, and the others go on.
         """
         paces = self.paces
         while True:
@@ -129,33 +146,28 @@ class Work:
         return is_done(self.ablation.result(trial))
 
     def _finish(self, trial: Trial, config: RunConfig) -> None:
-        result = self.ablation.result(trial) or self._trained(trial, config)
-        self.ablation.save_result(trial, result)
-        if "failed" not in result:
-            self._score(trial, result)
-
-    def _trained(self, trial: Trial, config: RunConfig) -> dict[str, Any]:
-        """Train a run, or go on where it was interrupted."""
-        path = self.ablation.path_of(trial)
         parameters = n_parameters(config, self.texts.of(trial.variant).tokenizer.vocab_size)
         facts = {"run": trial.name, "variant": trial.variant.name, "seed": trial.seed, "parameters": parameters}
+        result = self.ablation.result(trial) or facts
         try:
-            outcome = train(config, out=path, resume=True, display=self.watcher.training(trial))
-        except TrainingError as error:
-            return self._failed(trial, facts, str(error))
+            if "scores" not in result:
+                result = facts | self._trained(trial, config)
+                self.ablation.save_result(trial, result)
+            self._score(trial, result)
+        except TxlError as error:
+            self.watcher.say(f"{trial.name} failed: {error}; to try again, delete {self.ablation.result_path(trial)}")
+            self.ablation.save_result(trial, result | {"failed": str(error)})
+
+    def _trained(self, trial: Trial, config: RunConfig) -> dict[str, Any]:
+        """Train a run, or go on where it was interrupted; returns what it used, and its score of the validation split."""
+        path = self.ablation.path_of(trial)
+        outcome = train(config, out=path, resume=True, display=self.watcher.training(trial))
         if not outcome.finished:
             raise KeyboardInterrupt
         last = [entry for entry in read_metrics(path) if entry["kind"] == "train"][-1]
         valid = outcome.score.as_dict() if outcome.score else None
         used = {"steps": outcome.step, "tokens": last["tokens"], "seconds": last["seconds"]}
-        return facts | used | {"validation": valid, "scores": []}
-
-    def _failed(self, trial: Trial, facts: dict[str, Any], why: str) -> dict[str, Any]:
-        """Keep a note of a run that came to nothing."""
-        self.watcher.say(f"{trial.name} failed: {why}")
-        result = facts | {"failed": why}
-        self.ablation.save_result(trial, result)
-        return result
+        return used | {"validation": valid, "scores": []}
 
     def _score(self, trial: Trial, result: dict[str, Any]) -> None:
         """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
@@ -172,8 +184,7 @@ class Work:
                 for reading in missing:
                     measured = score(model, text, config, reading, on_tokens=advance)
                     if not math.isfinite(measured.nats):
-                        self._failed(trial, result, f"losses with an attention length of {reading.length:,} are not finite")
-                        return
+                        raise TrainingError(f"losses with an attention length of {reading.length:,} are not finite")
                     result["scores"].append(Scored(reading=_as_dict(reading), score=measured.as_dict()))
                     self.ablation.save_result(trial, result)
         self.ablation.save_result(trial, result | {"done": True})
