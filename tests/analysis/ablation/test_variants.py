@@ -70,6 +70,19 @@ def test_a_setting_that_one_of_the_recipes_does_not_have() -> None:
         make_variants(["shakespeare-small", "shakespeare-small-lstm"], overrides=["model.n_head=3"])
 
 
+def test_an_axis_that_no_recipe_has(tmp_path: Path) -> None:
+    recipe = tmp_path / "plain.toml"
+    recipe.write_text('[model]\nkind = "vanilla"\n')
+    for axes, options in (
+        ({"recurrence": ["yes", "no"], "attention": ["shaw"]}, "--recurrence and --attention"),
+        ({"attention": ["shaw"], "loss": ["half"]}, "--attention"),
+    ):
+        with pytest.raises(
+            ConfigError, match=rf"^{options} can vary .* transformer_xl only, .*: plain \(vanilla\); leave that"
+        ):
+            make_variants([str(recipe)], **axes)
+
+
 def test_what_cannot_be_compared(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"variant 'recurrence' .* model.mem_len \(0\) .*--set model.mem_len=N"):
         make_variants(["quickstart"], recurrence=["yes"], overrides=["model.mem_len=0"])

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,7 @@ def make_variants(
         corpus: name, file, directory or glob instead of the recipes' own.
 
     Raises:
-        ConfigError: an unknown recipe, settings that cannot work, or two recipes of one name.
+        ConfigError: an unknown recipe, settings that cannot work, two recipes of one name, or an axis that none of them has.
 
     Example:
         >>> [variant.name for variant in make_variants(["quickstart"], recurrence=["yes", "no"], loss=["half"])]
@@ -83,6 +83,7 @@ def make_variants(
                     "give one of them another name"
                 )
             variants[variant.name] = variant
+    _check_axes(variants.values(), asked)
     return tuple(variants.values())
 
 
@@ -102,6 +103,18 @@ def _of_recipe(
         except ConfigError as error:
             raise ConfigError(f"variant '{'-'.join(parts)}' of recipe '{base.name}': {error}") from None
         yield Variant("-".join(parts), base.name, labels, config)
+
+
+def _check_axes(variants: Collection[Variant], asked: dict[str, Sequence[str] | None]) -> None:
+    """Refuse what is asked of none of the recipes, rather than compare something else."""
+    missing = [f"--{axis}" for axis, values in asked.items() if values and not any(axis in own.labels for own in variants)]
+    if missing:
+        kinds = {own.recipe: own.config.model.kind for own in variants}
+        recipes = ", ".join(f"{recipe} ({kind})" for recipe, kind in kinds.items())
+        raise ConfigError(
+            f"{' and '.join(missing)} can vary models of kind {TransformerXLConfig.kind} only, and no recipe has one: "
+            f"{recipes}; leave that out, or name such a recipe, too"
+        )
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
