@@ -58,6 +58,7 @@ def test_table_and_resume(txl: Txl, workbench: Path) -> None:
         score = json.loads(txl("eval", "a/recurrence-seed0", "--mem-len", length, "--json").out)
         assert scored["score"]["loss"] == pytest.approx(score["loss"], abs=1e-9)
     assert [scored["reading"]["mem_len"] for scored in result["scores"]] == [6, 0, 3]
+    assert result["loses"] == ""
     result = json.loads((workbench / "a/results/no-recurrence-seed0.json").read_text())
     assert [(s["reading"]["mem_len"], s["reading"]["ext_len"]) for s in result["scores"]] == [(0, 0), (0, 3)]
     score = json.loads(txl("eval", "a/no-recurrence-seed0", "--ext-len", "3", "--json").out)
@@ -139,10 +140,13 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(pace, "_timed_step", timed)
     timely = [*ABLATE[:8], "--minutes", "0.01", "--out", "a"]
-    rows = json.loads(txl(*timely, "--dry-run", "--json").out)["variants"]
+    forecast = txl(*timely, "--dry-run", "--json")
+    rows = json.loads(forecast.out)["variants"]
+    assert forecast.err == "measuring the time of a step of each variant, in turn\n"
     assert not (workbench / "a").exists()
     assert [row["steps"] for row in rows] == [6, 12]
     assert json.loads(txl(*timely, "--measure-only", "--json").out)["variants"] == rows
+    assert [txl(*timely, again).err for again in ("--dry-run", "--measure-only")] == ["", ""]  # nothing is left to measure
     monkeypatch.setattr(pace, "_timed_step", lambda _: 0.2)
     rows = json.loads(txl(*timely, "--set", "model.d_inner=40", "--dry-run", "--json").out)["variants"]
     assert [row["steps"] for row in rows] == [3, 3]  # another plan has other times than those that are stored
@@ -257,6 +261,17 @@ def test_losses_that_are_no_numbers_are_a_failure(txl: Txl, monkeypatch: pytest.
     assert answer.status == 0
     assert "recurrence-seed0 failed: losses with an attention length of 6 are not finite" in answer.err
     assert "Failed, and left out of the means: 1 of recurrence, 1 of no-recurrence." in answer.out
+
+
+def test_what_a_tokenizer_loses_is_noted_and_not_compared(txl: Txl, workbench: Path) -> None:
+    recipe = (workbench / "tiny.toml").read_text()
+    (workbench / "words.toml").write_text(f'{recipe}[tokenizer]\nkind = "word"\n')
+    answer = txl("ablate", "words.toml", "tiny.toml", "--corpus", "text.txt", *RARELY, "--steps", "2", "--out", "a", "--quiet")
+    assert "Differences are not given: vocabularies differ, and not all of the text is predicted by words, so" in answer.out
+    assert "picture" not in answer.out
+    assert not list((workbench / "a").glob("*.png"))
+    result = json.loads((workbench / "a/results/words-seed0.json").read_text())
+    assert result["loses"].startswith("Words outside the vocabulary (they become <unk>)")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,8 @@ def ablate(
         set_: section.key=value laid over all recipes; may be repeated.
         corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
         out: directory of the ablation. Default: runs/ablate-RECIPE.
-        lengths: attention lengths to score, with commas between. Default: 0, 1/2, 1, 2 and 4 times that of training.
+        lengths: attention lengths to score, with commas between. Default: 0, 1/2, 1, 2 and 4 times that of training; of a
+            vanilla model 0, 1/2 and 3/4 of its max_len. That of txl eval is always scored.
         exact: score vanilla models one position at a time, too; slow.
         tokens: score at most so many tokens of the test split.
         measure_only: measure the time of a step of each variant, print it, and stop.

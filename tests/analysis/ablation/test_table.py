@@ -16,10 +16,10 @@ def variant(name: str, **data: Any) -> Variant:
     return Variant(name, name, {}, RunConfig(name=name, data=DataConfig(**data)))
 
 
-def result(of: Variant, seed: int, loss: float, tokenizer: str = "a") -> dict[str, Any]:
+def result(of: Variant, seed: int, loss: float, tokenizer: str = "a", **more: Any) -> dict[str, Any]:
     score = {"reading": {"length": 0}, "score": {"loss": loss, "bpc": 2 * loss}}
     facts = {"variant": of.name, "done": True, "text": "test split", "tokenizer": tokenizer, "unit": "byte", "parameters": 5}
-    return facts | {"run": f"{of.name}-seed{seed}", "steps": 1, "tokens": 1, "seconds": 1.0, "scores": [score]}
+    return facts | more | {"run": f"{of.name}-seed{seed}", "steps": 1, "tokens": 1, "seconds": 1.0, "scores": [score]}
 
 
 def table(directory: Path, variants: list[Variant], tokenizers: tuple[str, str] = ("a", "a"), **plan: Any) -> Any:
@@ -56,6 +56,21 @@ def test_other_tokens_are_compared_by_characters_of_the_whole_split_alone(tmp_pa
     part = table(tmp_path / "part", variants, ("a", "b"), tokens=90)
     assert (part.compared, part.rows[1].difference) == (None, None)
     assert table(tmp_path / "same", variants, tokens=90).compared == "loss"
+
+
+def test_other_tokens_are_not_compared_where_some_of_them_leave_text_out(tmp_path: Path) -> None:
+    one, two = variants = [variant("one"), variant("two")]
+    assert "difference: from the first variant" in as_text(table(tmp_path, variants, ("a", "b")))  # older results do not say
+    ablation = Ablation.open(tmp_path)
+    ablation.save_result(ablation.plan.trials[0], result(one, 0, 1.0, "a", loses=""))
+    assert make_table(ablation).compared == "bpc"
+    ablation.save_result(ablation.plan.trials[3], result(two, 1, 1.0, "b", loses="Words outside."))
+    found = make_table(ablation)
+    assert (found.compared, found.rows[1].difference) == (None, None)
+    assert "not given: vocabularies differ, and not all of the text is predicted by two, so that bits" in as_text(found)
+    for trial in ablation.plan.trials:  # all with one vocabulary
+        ablation.save_result(trial, result(trial.variant, trial.seed, 1.0, loses="Words outside."))
+    assert make_table(ablation).compared == "loss"
 
 
 def test_parts_that_are_cut_otherwise_are_not_compared(tmp_path: Path) -> None:

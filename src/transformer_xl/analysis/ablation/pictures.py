@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.comparable import Unit, comparable
 from transformer_xl.analysis.ablation.table import Mean
 from transformer_xl.analysis.ablation.variants import Variant
 from transformer_xl.analysis.plots.styles import variant_styles
@@ -18,12 +19,15 @@ CURVES, LENGTHS = "curves.png", "lengths.png"
 
 
 def draw_lengths(ablation: Ablation) -> Path | None:
-    """Draw loss against attention length, one line a variant; None if there is nothing to draw."""
+    """Draw loss against attention length, one line a variant; None if there is nothing to draw, or nothing to compare."""
+    path, unit = _cleared(ablation, LENGTHS), _unit(ablation, tokens=ablation.plan.tokens)
+    if unit is None:
+        return None
     figure, lines = _figure(ablation), 0
     axes = figure.add_subplot()
     for variant, style in _styled(ablation):
         results = _done(ablation, variant)
-        scores = [list(zip(*_by_length(result), strict=True)) for result in results if len(result["scores"]) > 1]
+        scores = [list(zip(*_by_length(result, unit), strict=True)) for result in results if len(result["scores"]) > 1]
         if not scores:
             continue
         lengths = list(scores[0][0])
@@ -32,7 +36,6 @@ def draw_lengths(ablation: Ablation) -> Path | None:
         lines += 1
     if not lines:
         return None
-    unit = _unit(ablation)
     axes.set_xscale("symlog", base=2, linthresh=_least_length(ablation))
     _ticks(axes)
     axes.set(
@@ -40,14 +43,17 @@ def draw_lengths(ablation: Ablation) -> Path | None:
         ylabel=_NAMES[unit],
         title=f"{ablation.directory.name}: loss and attention length",
     )
-    return _finished(figure, axes, ablation.directory / LENGTHS)
+    return _finished(figure, axes, path)
 
 
 def draw_curves(ablation: Ablation) -> Path | None:
-    """Draw validation loss against training time and against tokens; None if nothing was validated."""
+    """Draw validation loss against training time and against tokens; None if nothing was validated or can be compared."""
+    path, unit = _cleared(ablation, CURVES), _unit(ablation, tokens=None)
+    if unit is None:
+        return None
     figure, lines = _figure(ablation, width=12), 0
     by_time, by_tokens = figure.subplots(1, 2, sharey=True)
-    paces, unit = ablation.paces(), _unit_of_curves(ablation)
+    paces = ablation.paces()
     for variant, style in _styled(ablation):
         curves = [_validations(ablation.directory / result["run"]) for result in _done(ablation, variant)]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
@@ -69,7 +75,7 @@ def draw_curves(ablation: Ablation) -> Path | None:
     by_tokens.set(xlabel="tokens read (millions)")
     by_time.grid(alpha=0.3)
     figure.suptitle(f"{ablation.directory.name}: learning curves")
-    return _finished(figure, by_tokens, ablation.directory / CURVES)
+    return _finished(figure, by_tokens, path)
 
 
 _NAMES = {"bpc": "bits per character", "loss": "nats per token"}
@@ -90,27 +96,28 @@ def _done(ablation: Ablation, variant: Variant) -> list[dict[str, Any]]:
     return [result for result in results if result and result.get("done")]
 
 
-def _unit(ablation: Ablation) -> str:
-    kinds = {result["unit"] for variant in ablation.plan.variants for result in _done(ablation, variant)}
-    return "loss" if "word" in kinds else "bpc"
+def _unit(ablation: Ablation, *, tokens: int | None) -> Unit | None:
+    results = [result for variant in ablation.plan.variants for result in _done(ablation, variant)]
+    return comparable(ablation.plan, results, tokens=tokens).unit
 
 
-def _unit_of_curves(ablation: Ablation) -> str:
-    """Return the unit in which validations can be compared: not tokens, where these are not the same."""
-    tokenizers = {result["tokenizer"] for variant in ablation.plan.variants for result in _done(ablation, variant)}
-    return "loss" if len(tokenizers) < 2 else "bpc"
+def _cleared(ablation: Ablation, name: str) -> Path:
+    """Return where a picture goes, without one that was drawn when there was less to compare."""
+    path = ablation.directory / name
+    path.unlink(missing_ok=True)
+    return path
 
 
-def _by_length(result: dict[str, Any]) -> list[tuple[int, float]]:
+def _by_length(result: dict[str, Any], unit: Unit) -> list[tuple[int, float]]:
     """Return length and loss of all readings but those that only differ in how segments are cut."""
-    unit = "loss" if result["unit"] == "word" else "bpc"
     found = {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
     return sorted(found.items())
 
 
 def _least_length(ablation: Ablation) -> float:
-    lengths = [length for v in ablation.plan.variants for r in _done(ablation, v) for length, _ in _by_length(r) if length > 0]
-    return min(lengths, default=1)
+    results = [result for variant in ablation.plan.variants for result in _done(ablation, variant)]
+    lengths = [scored["reading"]["length"] for result in results for scored in result["scores"]]
+    return min((length for length in lengths if length > 0), default=1)
 
 
 def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], name: str) -> None:

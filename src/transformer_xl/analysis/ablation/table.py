@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.texts import text_difference
+from transformer_xl.analysis.ablation.comparable import comparable
 from transformer_xl.training.display import clock
 
 _OF_CHARACTERS = ("byte", "char", "bpe")
@@ -88,7 +88,8 @@ class Table:
         rows: one for each variant.
         text: what was scored.
         unit: `bpc` or `ppl`, whichever people give for such tokens.
-        compared: in which unit differences are: `loss` or `bpc`; None: texts are not the same, nothing can be compared.
+        compared: in which unit differences are: `loss` or `bpc`; None: nothing can be compared.
+        why_not: why nothing can; empty if something can.
         n_run: runs of the plan.
         n_done: of them done.
     """
@@ -97,6 +98,7 @@ class Table:
     text: str
     unit: str
     compared: str | None
+    why_not: str
     n_run: int
     n_done: int
 
@@ -111,25 +113,15 @@ def make_table(ablation: Ablation) -> Table:
     known = [result for result in results.values() if result is not None]
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
-    compared = _compared(ablation, scored)
+    found = comparable(ablation.plan, scored, tokens=ablation.plan.tokens)
     rows: list[Row] = []
     for variant in ablation.plan.variants:
         own = [result for result in known if result["variant"] == variant.name]
         row = _row(variant.name, variant.labels, own)
-        rows.append(_beside(row, rows[0] if rows else row, compared))
+        rows.append(_beside(row, rows[0] if rows else row, found.unit))
     unit = "bpc" if all(result["unit"] in _OF_CHARACTERS for result in scored) else "ppl"
     done = sum(result.get("done", False) or "failed" in result for result in known)
-    return Table(rows, "; ".join(texts), unit, compared, len(ablation.plan.trials), done)
-
-
-def _compared(ablation: Ablation, scored: Sequence[dict[str, Any]]) -> str | None:
-    """Return the figure by which variants can be compared; None: by none, for their texts are not the same."""
-    first, *others = (variant.config.data for variant in ablation.plan.variants)
-    if len({result["text"] for result in scored}) > 1 or any(text_difference(first, other) for other in others):
-        return None
-    if len({result["tokenizer"] for result in scored}) < 2:
-        return "loss"
-    return "bpc" if ablation.plan.tokens is None else None  # so many tokens of one kind are not as much text as of another
+    return Table(rows, "; ".join(texts), unit, found.unit, found.why_not, len(ablation.plan.trials), done)
 
 
 def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Row:
@@ -241,7 +233,7 @@ def _notes(table: Table) -> list[str]:
     if any(row.loss and row.loss.deviation is not None for row in table.rows):
         notes.append("±: standard deviation between seeds; of a difference its standard error.")
     if table.compared is None:
-        notes.append("Differences are not given: the variants were not scored on the same text.")
+        notes.append(f"Differences are not given: {table.why_not}.")
     elif len(table.rows) > 1:
         compared = "nats per token" if table.compared == "loss" else "bits per character, for tokens are not the same"
         notes.append(f"difference: from the first variant, in {compared}.")

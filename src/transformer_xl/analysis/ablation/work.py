@@ -179,7 +179,7 @@ class Work:
         if missing:
             model, tokenizer = load(directory.path, on_damaged=self.watcher.say)
             text = split_text(config, tokenizer, limit=plan.tokens)
-            result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind}
+            result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind, "loses": tokenizer.loses}
             with self.watcher.scoring(trial, len(missing) * (len(text.ids) - 1)) as advance:
                 for reading in missing:
                     measured = score(model, text, config, reading, on_tokens=advance)
@@ -204,7 +204,9 @@ def is_done(result: dict[str, Any] | None) -> bool:
 
 
 def measured(variants: list[Variant], texts: Texts, watcher: Watcher, *, rounds: int = ROUNDS) -> dict[str, Pace]:
-    """Measure the time of a step of variants in turn."""
+    """Measure the time of a step of variants in turn, if there are any."""
+    if not variants:
+        return {}
     configs = {variant.name: variant.config for variant in variants}
     corpora = {variant.name: texts.of(variant) for variant in variants}
     with watcher.measuring(rounds * len(variants)) as report:

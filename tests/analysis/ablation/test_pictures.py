@@ -1,0 +1,98 @@
+"""What is drawn of an ablation, in which unit, and what is not."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl.analysis.ablation import pictures
+from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
+from transformer_xl.analysis.ablation.plan import Plan
+from transformer_xl.analysis.ablation.variants import Variant
+from transformer_xl.config import DataConfig, RunConfig
+
+
+class Drawn:
+    """An ablation of two runs, and the axes of the picture that was made last."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = directory
+        self.axes: list[Any] = []
+        save = pictures.save_picture
+
+        def saved(figure: Any, path: Path) -> Path:
+            self.axes = figure.axes
+            return save(figure, path)
+
+        monkeypatch.setattr(pictures, "save_picture", saved)
+
+    def ablation(self, *results: dict[str, Any], corpora: tuple[str, str] = ("text", "text"), **plan: Any) -> Ablation:
+        """Two runs; of each its result, and one validation."""
+        variants = [Variant(n, n, {}, RunConfig(name=n, data=DataConfig(corpus=c))) for n, c in zip("ab", corpora, strict=True)]
+        ablation = Ablation(self.directory, Plan(tuple(variants), **plan))
+        ablation.begin()
+        for place, (trial, more) in enumerate(zip(ablation.plan.trials, results, strict=True)):
+            loss = 1.0 + place
+            scores = [{"reading": {"length": n}, "score": {"loss": loss, "bpc": 2 * loss}} for n in (0, 4)]
+            facts = {"run": trial.name, "variant": trial.variant.name, "done": True, "text": "test split", "scores": scores}
+            ablation.save_result(trial, facts | more)
+            ablation.path_of(trial).mkdir(exist_ok=True)
+            valid = {"kind": "valid", "step": 5, "loss": loss, "bpc": 2 * loss, "tokens": 9, "seconds": 1.0}
+            (ablation.path_of(trial) / "metrics.jsonl").write_text(json.dumps(valid) + "\n")
+        return ablation
+
+    def losses(self) -> list[float]:
+        """First loss of each line."""
+        return [float(line.get_ydata()[0]) for line in self.axes[0].get_lines()]
+
+    @property
+    def unit(self) -> str:
+        """What the axis says."""
+        return self.axes[0].get_ylabel()
+
+
+@pytest.fixture
+def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drawn:
+    return Drawn(tmp_path / "a", monkeypatch)
+
+
+WORDS, BYTES = {"tokenizer": "w", "unit": "word"}, {"tokenizer": "b", "unit": "byte"}
+LOSSY = WORDS | {"loses": "Words outside."}
+
+
+def test_losses_of_one_vocabulary_are_per_token(drawn: Drawn) -> None:
+    ablation = drawn.ablation(LOSSY, LOSSY)
+    assert draw_lengths(ablation)
+    assert (drawn.unit, drawn.losses()) == ("nats per token", [1.0, 2.0])
+    assert draw_curves(ablation)
+    assert (drawn.unit, drawn.losses()) == ("validation loss (nats per token)", [1.0, 2.0])
+
+
+def test_losses_of_two_vocabularies_are_all_per_character(drawn: Drawn) -> None:
+    ablation = drawn.ablation(WORDS, BYTES)
+    assert draw_lengths(ablation)
+    assert (drawn.unit, drawn.losses()) == ("bits per character", [2.0, 4.0])
+    assert draw_curves(ablation)
+    assert (drawn.unit, drawn.losses()) == ("validation loss (bits per character)", [2.0, 4.0])
+
+
+def test_what_cannot_be_compared_is_not_drawn_and_what_was_drawn_of_it_goes(drawn: Drawn) -> None:
+    ablation = drawn.ablation(WORDS, BYTES)
+    made = [draw_lengths(ablation), draw_curves(ablation)]
+    assert all(path and path.exists() for path in made)
+    ablation = drawn.ablation(LOSSY, BYTES)
+    assert (draw_lengths(ablation), draw_curves(ablation)) == (None, None)
+    assert not any(path and path.exists() for path in made)
+
+
+def test_texts_that_differ_are_not_drawn(drawn: Drawn) -> None:
+    ablation = drawn.ablation(BYTES, BYTES, corpora=("text", "other"))
+    assert (draw_lengths(ablation), draw_curves(ablation)) == (None, None)
+
+
+def test_the_first_tokens_of_two_vocabularies_have_curves_alone(drawn: Drawn) -> None:
+    ablation = drawn.ablation(WORDS, BYTES, tokens=90)
+    assert draw_lengths(ablation) is None
+    assert draw_curves(ablation)
