@@ -281,6 +281,7 @@ def test_what_a_tokenizer_loses_is_noted_and_not_compared(txl: Txl, workbench: P
         (("--out", "nothing"), "'nothing' holds no ablation"),
         (("--out", "run", "--minutes", "2"), "--minutes is part of a plan"),
         (("tiny.toml", "--out", "run"), "'run' is not empty and holds no ablation"),
+        (("tiny.toml", "--out", "run", "--corpus", "lost.txt"), "'run' is not empty and holds no ablation"),
         (("tiny.toml", "--steps", "2", "--minutes", "2"), "--steps (2) and --minutes (2) are two budgets"),
         (("tiny.toml", "--minutes", "0"), "--minutes (0) must be a number above 0"),
         (("tiny.toml", "--minutes", "nan"), "--minutes (nan) must be a number above 0"),
