@@ -2,12 +2,14 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from transformer_xl.analysis.ablation.plan import Trial
+from transformer_xl.progress import token_progress
 from transformer_xl.training.display import Display
 
 
@@ -51,21 +53,9 @@ class AblationDisplay:
 
             yield report
 
-    @contextlib.contextmanager
-    def scoring(self, trial: Trial, tokens: int) -> Iterator[Callable[[int], object] | None]:
-        """Show a bar of so many tokens; yields what to call with those just scored, None where nobody looks."""
-        if self.quiet or not self.console.is_terminal:
-            yield None
-            return
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=self.console, transient=True) as bar:
-            task = bar.add_task(f"scoring {trial.name}", total=tokens)
-            yield lambda n: bar.advance(task, n)
+    def scoring(self, trial: Trial, tokens: int) -> AbstractContextManager[Callable[[int], object]]:
+        """Show a bar of so many tokens; yields what to call with those just scored."""
+        return token_progress(tokens, f"scoring {trial.name}", hidden=self.quiet)
 
 
 class _RunDisplay(Display):

@@ -40,7 +40,7 @@ class Watcher(Protocol):
         ...
 
     def scoring(self, trial: Trial, tokens: int) -> AbstractContextManager[Any]:
-        """Show a bar of so many tokens; yields what to call with those just scored, or None."""
+        """Show a bar of so many tokens; yields what to call with those just scored."""
         ...
 
 

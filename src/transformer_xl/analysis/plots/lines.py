@@ -77,7 +77,9 @@ def draw(
         if line.look == "level":
             axes.axhline(line.y[0], label=line.name, color=style["color"], linestyle="-.", linewidth=1.5)
             continue
-        look = _LOOKS[line.look] | ({"marker": "."} if len(line.x) == 1 else {})  # a line of one point would not be seen
+        look: dict[str, Any] = _LOOKS[line.look] | (
+            {"marker": "."} if len(line.x) == 1 else {}
+        )  # a line of one point would not be seen
         axes.plot(line.x, line.y, label=line.name, **style | look)
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
