@@ -7,6 +7,7 @@ import torch
 from tests.analysis.explain.models import make, reading
 from transformer_xl.analysis.explain import details
 from transformer_xl.analysis.explain.attention import visit_attention
+from transformer_xl.analysis.explain.distances import Distances
 from transformer_xl.analysis.explain.facts import gather, remembers
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.evaluation import evaluate
@@ -161,3 +162,12 @@ def test_what_cannot_be_read():
         model.softmax.bias[3] = float("nan")
     with pytest.raises(CheckpointError, match="no finite probabilities"):
         gather(model, stream(9), reading(model))
+
+
+def test_a_wide_bin_is_not_looked_at_more():
+    """Attention that is the same at all distances is shown so."""
+    distances = Distances(1, 1, 40)
+    distances.add(0, torch.full((1, 1, 40), 1 / 40), n_memory=0)
+    binned = distances.binned()
+    assert len(set(np.diff(binned.edges))) > 1
+    np.testing.assert_allclose(binned.per_distance, 1 / 40)

@@ -83,6 +83,9 @@ def test_no_length_is_longer_than_what_is_read(longest: int, length: int) -> Non
     losses = {"a": lambda c: np.full(2, 9.0 - min(c, longest) / 10)}
     found = last(measure(losses, shares=[1.0], delta=10, max_context=40, longest={"a": longest, "another": 1}))
     assert found.lengths["a"][1.0] == Length(length, at_least=longest == 99)
+    assert max(found.gains["a"][1.0]) == max(found.losses["a"]) == (length if longest != 10 else 10), "measured where it ends"
+    if longest == 25:  # later steps, of which nothing comes, do not replace the last one that gained
+        assert found.gains["a"][1.0][25] > 0.3
 
 
 def test_what_is_known_on_the_way() -> None:
