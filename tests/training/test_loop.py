@@ -107,7 +107,7 @@ def test_parameters_of_what_is_compared_are_said_at_the_start(start: Start, tmp_
     other.write_text("[model]\nn_layer = 1\nd_model = 8\n")
     start("run", f"compared_with={other}", "train.max_steps=1", display=display)
     assert display.said[1].startswith("compared with the recipe other: ")
-    assert display.said[1].split()[3] == display.said[0].split()[1]
+    assert display.said[1].split()[5] == display.said[0].split()[1]
     with pytest.raises(ConfigError, match="compared_with: unknown recipe 'quickstrat'; did you mean 'quickstart'"):
         start("wrong", "compared_with=quickstrat")
     assert not (tmp_path / "wrong").exists()
