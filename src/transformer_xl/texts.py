@@ -105,14 +105,10 @@ def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, ob
         >>> text_difference(DataConfig(corpus="ptb"), DataConfig(corpus="text8"))
         ('corpus', 'ptb', 'text8')
     """
-    for name in ("corpus", *CUTTING):
+    for name in ("corpus", "split", "document_separator", "documents"):
         if getattr(one, name) != getattr(other, name):
             return name, getattr(one, name), getattr(other, name)
     return None
-
-
-CUTTING = ("split", "document_separator", "documents")
-"""Settings that say how a corpus is cut into splits and documents."""
 
 
 def _predicted(first: str, n_characters: int, n_bytes: int) -> tuple[int, int]:
