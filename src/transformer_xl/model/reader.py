@@ -209,7 +209,10 @@ class Reader:
         h_BTD = self._embed(ids)
         at = int(places)
         hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
-        at_once = max(1, _SCORES_AT_ONCE // (self.config.n_head * tgt_len * self.n_slot))
+        n_score = self.config.n_head * tgt_len * self.n_slot
+        at_once = min(n_row, max(1, _SCORES_AT_ONCE // n_score))
+        # once for all layers: allotted anew, so large a piece comes from the system page by page, slower than the product
+        room = torch.empty(at_once * n_score, dtype=self.dtype, device=self.device)
         for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
             own_keys, own_values = keys[:, rows], values[:, rows]
             parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
@@ -222,6 +225,7 @@ class Reader:
                         own_values[:, part],
                         at=at,
                         hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
+                        room=room,
                         options=self.options,
                     )
                     for part in parts

@@ -39,6 +39,7 @@ def read_segment(
     *,
     at: int,
     hidden: Sequence[tuple[slice, Tensor]],
+    room: Tensor,
     options: LayerOptions,
 ) -> Tensor:
     """Run one layer over a segment of rows whose rings stand at the same place, and remember the segment in them.
@@ -53,6 +54,7 @@ def read_segment(
         values_NBHC: ring of values; written in place.
         at: slot of the segment's first token.
         hidden: slots that some query must not see, each with -inf (B or 1, T, slots) where that is so, else 0.
+        room: for N x B x T x C scores, in the type of keys; what lies there is lost.
         options: of all layers.
 
     Returns:
@@ -67,7 +69,8 @@ def read_segment(
     scale = H**-0.5
     content_query = ((q + weights.content_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N * B, T, H)
     position_query = ((q + weights.position_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N, B * T, H)
-    score = torch.bmm(content_query, keys_NBCH.flatten(0, 1).transpose(1, 2))
+    score = room[: N * B * T * C].view(N * B, T, C)
+    torch.bmm(content_query, keys_NBCH.flatten(0, 1).transpose(1, 2), out=score)
     shifted = _position_scores(position_query, weights, scale, tgt_len=T, n_slot=C)
     oldest, n_far = (at + T) % C, C - shifted.shape[-1]
     for slots, ages in _in_time(oldest, C, slice(n_far, C)):
