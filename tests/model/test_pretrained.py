@@ -140,6 +140,24 @@ def test_a_hub_id_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         TransformerXL.from_pretrained("me/mine")
 
 
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_directory_with_nearly_that_name_is_proposed(
+    absolute: bool, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(*_: Any, **__: Any) -> str:
+        raise LookupError("no such repository")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)
+    (tmp_path / "runs").mkdir()
+    saved.rename(tmp_path / "runs" / "quickstart")
+    monkeypatch.chdir(tmp_path)
+    right = tmp_path / "runs" / "quickstart" if absolute else Path("runs/quickstart")
+    with pytest.raises(CheckpointError, match=rf"; did you mean '{right}'\?$"):
+        TransformerXL.from_pretrained(str(right).replace("start", "strat"))
+    with pytest.raises(CheckpointError, match="; give a run, an exported directory"):
+        TransformerXL.from_pretrained(right.parent / "unlike")
+
+
 def test_a_hub_id_is_downloaded_without_anything_executable(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 

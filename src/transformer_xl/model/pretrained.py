@@ -1,5 +1,6 @@
 """Save a model as `config.json` + `model.safetensors`, and load it from a directory or a hub id."""
 
+import difflib
 import json
 import os
 import tempfile
@@ -137,14 +138,18 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id")
+        hint = _neighbors(Path(source)) or "give a run, an exported directory or a hub id"
+        raise CheckpointError(f"'{source}' is not a directory of a model; {hint}")
     from huggingface_hub import snapshot_download
 
     try:
         patterns = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
         return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
-        raise CheckpointError(f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)})") from None
+        hint = _neighbors(Path(source)) or "give a run, an exported directory, or check the id and the network"
+        raise CheckpointError(
+            f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}); {hint}"
+        ) from None
 
 
 def read_config(path: Path) -> ModelConfig:
@@ -236,6 +241,13 @@ def _past(config: ModelConfig) -> str:
     if isinstance(config, LstmConfig):
         return "a state that goes on from segment to segment"
     return f"a memory of {config.mem_len} tokens per layer"
+
+
+def _neighbors(path: Path) -> str:
+    """Return a hint that names a directory beside a path that does not exist, or nothing if there is none."""
+    beside = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
+    nearest = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
+    return f"did you mean '{path.with_name(nearest[0])}'?" if nearest else ""
 
 
 def _reason(error: Exception) -> str:
