@@ -77,7 +77,7 @@ pytestmark = pytest.mark.usefixtures("runs")
 
 
 def test_table(txl: Txl, home: Path, workbench: Path) -> None:
-    answer = txl("recl", "run", "lstm", "--group", "run, vanilla", *QUICK, "--r", "0.25,1", "--plot", "recl.svg")
+    answer = txl("recl", "run", "lstm", "--group", "run, ./vanilla", *QUICK, "--r", "0.25,1", "--plot", "recl.svg")
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
     assert lines[0] == (
@@ -93,13 +93,13 @@ def test_table(txl: Txl, home: Path, workbench: Path) -> None:
 
 
 def test_json_is_consistent(txl: Txl, home: Path) -> None:
-    answer = txl("recl", "run", "lstm", "vanilla", *QUICK, "--json", "--threshold", "1e-9", "--start", "5")
+    answer = txl("recl", "run", "lstm", "./vanilla", *QUICK, "--json", "--threshold", "1e-9", "--start", "5")
     assert (answer.status, answer.err) == (0, "")
     result = json.loads(answer.out)
     assert result["text"] == f"test split of {home / 'text.txt'}"
     assert (result["tokens"], result["block"], result["delta"], result["start"], result["max_context"]) == (40, 2, 10, 5, 40)
     (group,) = result["groups"]
-    assert [model["run"] for model in group["models"]] == ["run", "lstm", "vanilla"]
+    assert [model["run"] for model in group["models"]] == ["run", "lstm", "./vanilla"]
     assert [model["kind"] for model in group["models"]] == ["transformer_xl", "lstm", "vanilla"]
     for model in group["models"]:
         assert set(model["recl"]) == set(model["gains"]) == {"0.1", "0.5", "1"}

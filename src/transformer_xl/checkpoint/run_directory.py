@@ -13,7 +13,7 @@ loss.png
 
 import fcntl
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -162,6 +162,17 @@ class RunDirectory:
             return f"holds another run ('{self.config().name}', {f'step {steps[-1]:,}' if steps else 'no checkpoint yet'})"
         except TxlError:
             return "holds another run"
+
+
+def short_names(sources: Sequence[str | Path]) -> list[str]:
+    """Return what runs are called beside each other: the names of their directories, or whole paths where these are the same.
+
+    Example:
+        >>> short_names(["runs/a", "runs/b"]), short_names(["old/a", "new/a"])
+        (['a', 'b'], ['old/a', 'new/a'])
+    """
+    names = [Path(source).resolve().name for source in sources]
+    return [name if names.count(name) == 1 else str(source) for source, name in zip(sources, names, strict=True)]
 
 
 def load(

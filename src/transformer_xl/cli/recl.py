@@ -85,6 +85,7 @@ def recl(
     opened = _open(groups, checkpoint, device)
     _check_same(opened, corpus, file)
     _check_memory(opened, {"tgt-len": tgt_len, "mem-len": mem_len})
+    opened, groups = _shortened(opened, groups)
     readings = {name: _reading(each, tgt_len, mem_len) for name, each in opened.items()}
     text = _text(next(iter(opened.values())), split, corpus, file)
 
@@ -154,6 +155,7 @@ def recl(
 class _Opened:
     """A model, and the run that it is of."""
 
+    source: str
     model: "LanguageModel"
     tokenizer: "Tokenizer"
     config: "RunConfig"
@@ -213,8 +215,16 @@ def _open(groups: list[list[str]], checkpoint: Literal["best", "last", "average"
         model, tokenizer = load(name, which=checkpoint, on_damaged=warn)
         is_run = RunDirectory(name).holds_run
         config = RunDirectory(name).config() if is_run else RunConfig(model=model.config)
-        opened[name] = _Opened(model.to(torch_device), tokenizer, config, is_run)
+        opened[name] = _Opened(name, model.to(torch_device), tokenizer, config, is_run)
     return opened
+
+
+def _shortened(opened: dict[str, _Opened], groups: list[list[str]]) -> tuple[dict[str, _Opened], list[list[str]]]:
+    """Return runs and groups by the names that tables and pictures have for them."""
+    from transformer_xl.checkpoint.run_directory import short_names
+
+    short = dict(zip(opened, short_names(list(opened)), strict=True))
+    return {short[name]: each for name, each in opened.items()}, [[short[name] for name in names] for names in groups]
 
 
 def _check_same(opened: dict[str, _Opened], corpus: str | None, file: Path | None) -> None:
@@ -304,7 +314,7 @@ def _as_dict(found: "Recl", opened: dict[str, _Opened]) -> dict[str, Any]:
     return {
         "models": [
             {
-                "run": name,
+                "run": opened[name].source,
                 "kind": opened[name].model.config.kind,
                 "parameters": opened[name].n_parameter,
                 "recl": {f"{r:g}": {"tokens": each.context, "at_least": each.at_least} for r, each in lengths.items()},

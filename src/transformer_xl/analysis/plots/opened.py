@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.checkpoint.run_directory import RunDirectory, short_names
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
@@ -41,11 +41,10 @@ def open_runs(paths: Sequence[Path]) -> list[OpenRun]:
         CheckpointError: one is not the directory of a run.
     """
     paths = list(dict.fromkeys(paths))
-    names = [path.resolve().name for path in paths]
     runs = []
-    for path, name in zip(paths, names, strict=True):
+    for path, name in zip(paths, short_names(paths), strict=True):
         directory = RunDirectory(path)
-        runs.append(OpenRun(name if names.count(name) == 1 else str(path), path, directory.config(), directory.tokenizer()))
+        runs.append(OpenRun(name, path, directory.config(), directory.tokenizer()))
     return runs
 
 
