@@ -1,5 +1,6 @@
 """A picture of relative effective context lengths: what steps of context gain, a panel for each r, a row for each group."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
     shares = list(next(iter(groups[0].lengths.values())))
-    places = {name: place for place, name in enumerate(dict.fromkeys(name for found in groups for name in found.lengths))}
+    places = _places([list(found.lengths) for found in groups])
     figure = new_figure(width=1.5 + 3.5 * len(shares), height=1 + 3.2 * len(groups))
     table = figure.subplots(len(groups), len(shares), squeeze=False, sharex=True, sharey=True)
     for i, (found, row) in enumerate(zip(groups, table, strict=True)):
@@ -51,3 +52,17 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
         axes.set_xlabel("context that the step leads to (tokens)")
     figure.suptitle(title)
     save_picture(figure, path)
+
+
+def _places(groups: Sequence[Sequence[str]]) -> dict[str, int]:
+    """Return a number for each name, small ones first: one for all groups that it is in, and in each of them its own.
+
+    Example:
+        >>> _places([["ours", "lstm"], ["vanilla", "ours"], ["other", "another"], ["other", "lstm"]])
+        {'ours': 0, 'lstm': 1, 'vanilla': 1, 'other': 0, 'another': 1}
+    """
+    places: dict[str, int] = {}
+    for name in dict.fromkeys(name for names in groups for name in names):
+        taken = {places.get(other) for names in groups if name in names for other in names}
+        places[name] = next(place for place in itertools.count() if place not in taken)
+    return places
