@@ -171,8 +171,10 @@ def short_names(sources: Sequence[str | Path]) -> list[str]:
         >>> short_names(["runs/a", "runs/b"]), short_names(["old/a", "new/a"])
         (['a', 'b'], ['old/a', 'new/a'])
     """
+    called = [{Path(source).resolve().name, str(source)} for source in sources]
     names = [Path(source).resolve().name for source in sources]
-    return [name if names.count(name) == 1 else str(source) for source, name in zip(sources, names, strict=True)]
+    unlike = [sum(name in other for other in called) == 1 for name in names]
+    return [name if is_unlike else str(source) for source, name, is_unlike in zip(sources, names, unlike, strict=True)]
 
 
 def load(

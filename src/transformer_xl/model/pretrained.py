@@ -146,9 +146,10 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
         patterns = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
         return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
-        hint = _neighbors(Path(source)) or "give a run, an exported directory, or check the id and the network"
+        hint = _neighbors(Path(source)) or "give a run or an exported directory;"
         raise CheckpointError(
-            f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}); {hint}"
+            f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}); {hint} "
+            "for a hub id check spelling and network"
         ) from None
 
 
@@ -244,8 +245,11 @@ def _past(config: ModelConfig) -> str:
 
 
 def _neighbors(path: Path) -> str:
-    """Return a hint that names a directory beside a path that does not exist, or nothing if there is none."""
-    beside = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
+    """Return a hint that names a model beside a path that does not exist, or nothing if there is none."""
+    try:
+        beside = [other.name for other in path.parent.iterdir() if (other / CONFIG_FILE).is_file()]
+    except OSError:  # no such directory, or one that must not be listed
+        return ""
     nearest = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
     return f"did you mean '{path.with_name(nearest[0])}'?" if nearest else ""
 
