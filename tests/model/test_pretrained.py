@@ -136,7 +136,9 @@ def test_a_hub_id_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    with pytest.raises(CheckpointError, match=r"'me/mine' is neither a directory nor a hub id that can be read \(no route\)"):
+    with pytest.raises(
+        CheckpointError, match=r"'me/mine' is neither a directory nor a hub id that can be read \(no route; for a hub id"
+    ):
         TransformerXL.from_pretrained("me/mine")
 
 
@@ -152,9 +154,9 @@ def test_a_directory_with_nearly_that_name_is_proposed(
     saved.rename(tmp_path / "runs" / "quickstart")
     monkeypatch.chdir(tmp_path)
     right = tmp_path / "runs" / "quickstart" if absolute else Path("runs/quickstart")
-    with pytest.raises(CheckpointError, match=rf"; did you mean '{right}'\?"):
+    with pytest.raises(CheckpointError, match=r"; did you mean 'quickstart'\?$"):
         TransformerXL.from_pretrained(str(right).replace("start", "strat"))
-    with pytest.raises(CheckpointError, match="; give a run"):
+    with pytest.raises(CheckpointError, match=r"; known: quickstart$"):
         TransformerXL.from_pretrained(right.parent / "unlike")
 
 

@@ -244,15 +244,18 @@ def test_rows_are_read_one_group_after_another_where_scores_would_be_many(
         rows.mems = [Mems(mems.hidden, mems.n_valid.clamp(max=n)) for mems, n in zip(rows.mems, (6, 0, 3, 5, 1), strict=True)]
     monkeypatch.setattr(reader_module, "_SCORES_AT_ONCE", at_once)
     groups: list[int] = []
+    rooms: set[int] = set()
 
     def noted(h_BTD: Tensor, *rest: Any, **named: Any) -> Tensor:
         groups.append(len(h_BTD))
+        rooms.add(named["room"].data_ptr())
         return read_segment(h_BTD, *rest, **named)
 
     monkeypatch.setattr(reader_module, "read_segment", noted)
     rows.read(tokens(5, 7), 1e-5)
     size = max(1, at_once // (3 * 7 * 16))
     assert max(groups) == size and sum(groups) == 5 * model.config.n_layer
+    assert len(rooms) == 1, "memory for scores is allotted once"
     rows.read(tokens(5, 7), 1e-5)
 
 

@@ -165,16 +165,14 @@ class RunDirectory:
 
 
 def short_names(sources: Sequence[str | Path]) -> list[str]:
-    """Return what runs are called beside each other: the names of their directories, or whole paths where these are the same.
+    """Return what runs are called beside each other: the names of their directories, or whole paths if two names are the same.
 
     Example:
-        >>> short_names(["runs/a", "runs/b"]), short_names(["old/a", "new/a"])
-        (['a', 'b'], ['old/a', 'new/a'])
+        >>> short_names(["runs/a", "runs/b"]), short_names(["old/a", "new/a", "new/b"])
+        (['a', 'b'], ['old/a', 'new/a', 'new/b'])
     """
-    called = [{Path(source).resolve().name, str(source)} for source in sources]
     names = [Path(source).resolve().name for source in sources]
-    unlike = [sum(name in other for other in called) == 1 for name in names]
-    return [name if is_unlike else str(source) for source, name, is_unlike in zip(sources, names, unlike, strict=True)]
+    return names if len(set(names)) == len(names) else [str(source) for source in sources]
 
 
 def load(

@@ -1,6 +1,5 @@
 """Save a model as `config.json` + `model.safetensors`, and load it from a directory or a hub id."""
 
-import difflib
 import json
 import os
 import tempfile
@@ -12,7 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.model_config import KINDS, LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig, model_config
 
 if TYPE_CHECKING:
@@ -146,10 +145,10 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
         patterns = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
         return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
-        hint = _neighbors(Path(source)) or "give a run or an exported directory;"
+        hint = _neighbors(Path(source)) or "give a run or an exported directory"
         raise CheckpointError(
-            f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}); {hint} "
-            "for a hub id check spelling and network"
+            f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}; for a hub id "
+            f"check spelling and network); {hint}"
         ) from None
 
 
@@ -245,13 +244,12 @@ def _past(config: ModelConfig) -> str:
 
 
 def _neighbors(path: Path) -> str:
-    """Return a hint that names a model beside a path that does not exist, or nothing if there is none."""
+    """Return a hint that names models beside a path that does not exist, or nothing if there is none."""
     try:
         beside = [other.name for other in path.parent.iterdir() if (other / CONFIG_FILE).is_file()]
     except OSError:  # no such directory, or one that must not be listed
         return ""
-    nearest = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.6)
-    return f"did you mean '{path.with_name(nearest[0])}'?" if nearest else ""
+    return did_you_mean(path.name, beside) if beside else ""
 
 
 def _reason(error: Exception) -> str:
