@@ -137,18 +137,18 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        hint = _neighbors(Path(source)) or "give a run, an exported directory or a hub id"
-        raise CheckpointError(f"'{source}' is not a directory of a model; {hint}")
+        raise CheckpointError(
+            f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{_neighbors(Path(source))}"
+        )
     from huggingface_hub import snapshot_download
 
     try:
         patterns = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
         return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
-        hint = _neighbors(Path(source)) or "give a run or an exported directory"
         raise CheckpointError(
             f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}; for a hub id "
-            f"check spelling and network); {hint}"
+            f"check spelling and network); give a run or an exported directory{_neighbors(Path(source))}"
         ) from None
 
 
@@ -244,12 +244,12 @@ def _past(config: ModelConfig) -> str:
 
 
 def _neighbors(path: Path) -> str:
-    """Return a hint that names models beside a path that does not exist, or nothing if there is none."""
+    """Return a clause that names models beside a path that does not exist, or nothing if there is none."""
     try:
         beside = [other.name for other in path.parent.iterdir() if (other / CONFIG_FILE).is_file()]
     except OSError:  # no such directory, or one that must not be listed
         return ""
-    return did_you_mean(path.name, beside) if beside else ""
+    return f"; {did_you_mean(path.name, beside)}" if beside else ""
 
 
 def _reason(error: Exception) -> str:
