@@ -137,9 +137,8 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        raise CheckpointError(
-            f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{_neighbors(Path(source))}"
-        )
+        known = models_beside(Path(source))
+        raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{known}")
     from huggingface_hub import snapshot_download
 
     try:
@@ -148,7 +147,7 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
         raise CheckpointError(
             f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}; for a hub id "
-            f"check spelling and network); give a run or an exported directory{_neighbors(Path(source))}"
+            f"check spelling and network); give a run or an exported directory{models_beside(Path(source))}"
         ) from None
 
 
@@ -243,8 +242,8 @@ def _past(config: ModelConfig) -> str:
     return f"a memory of {config.mem_len} tokens per layer"
 
 
-def _neighbors(path: Path) -> str:
-    """Return a clause that names models beside a path that does not exist, or nothing if there is none."""
+def models_beside(path: Path) -> str:
+    """Return a clause that names the models and runs beside a path that holds none, or nothing if there is none."""
     try:
         beside = [other.name for other in path.parent.iterdir() if (other / CONFIG_FILE).is_file()]
     except OSError:  # no such directory, or one that must not be listed
