@@ -3,9 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 PEER := .venv-peer
+WORKERS ?= 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test faults test-data parity lint format bench clean
+.PHONY: help quickstart test test-slow test-data test-benchmarks faults parity lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -21,16 +23,22 @@ quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: 
 	@echo "  $(BIN)/txl generate runs/quickstart --prompt 'class '  another text every time"
 
 test: $(BIN)/.test  ## the suite
-	$(BIN)/python -m pytest -q
+	$(PYTEST)
 
 faults: $(BIN)/.test  ## kills, full disks and flipped bits at full size
-	$(BIN)/python -m pytest -q -m faults tests
+	$(PYTEST) -m faults tests
 
 test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
-	$(BIN)/python -m pytest -q -m data tests
+	$(PYTEST) -m data tests
+
+test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
+	$(PYTEST) -m benchmarks tests/contract
+
+test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks and parity together
+	$(PYTEST) -m 'faults or data or benchmarks or parity' tests tests/parity/live.py
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 200 random models of Hugging Face, converted, against the original
-	$(BIN)/python -m pytest -q -m parity tests/parity/live.py
+	$(PYTEST) -m parity tests/parity/live.py
 
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .

@@ -1,12 +1,19 @@
 """The model against the loops of `loops.py`: log-probabilities, losses, memory and the gradient of every parameter."""
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
 import pytest
 import torch
+from torch import Tensor
 
 from tests.helpers import assert_close, tiny_model
 from tests.reference.loops import read_row
 from transformer_xl.model.backends import matmul
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.transformer_xl import TransformerXL
 
 VARIANTS = {
     "paper": {},
@@ -52,90 +59,127 @@ KINDS = {
     "al_rfou, zero first memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "zero_first_memory": True},
 }
 SEGMENTS = [3, 7, 1, 4]  # shorter and longer than the memory, and a single token
+BACKENDS = ["equation", "matmul", "matmul, one head at a time", "sdpa"]
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 
 
-@pytest.mark.parametrize("backend", ["equation", "matmul", "matmul, one head at a time", "sdpa"])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_model_equals_loops(variant, dtype, tolerance, backend, monkeypatch):
-    torch.set_default_dtype(dtype)
-    try:
-        model = tiny_model(**VARIANTS[variant])
+def test_model_equals_loops(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model(**VARIANTS[variant])
+    reading = read_by_loops(model, ages=[0, 0, 0])
+    for backend in BACKENDS:
         model.backend = backend.partition(",")[0]
-        if "one head" in backend:
-            monkeypatch.setattr(matmul, "_CACHED_BYTES", 1)
-        compare(model, SEGMENTS, ages=[0, 0, 0], tolerance=tolerance)
-    finally:
-        torch.set_default_dtype(torch.float32)
+        with monkeypatch.context() as patch:
+            if "one head" in backend:
+                patch.setattr(matmul, "_CACHED_BYTES", 1)
+            for dtype in TOLERANCE:
+                compare(model, reading, dtype, backend)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_kinds_of_attention_equal_loops(kind, dtype, tolerance):
-    torch.set_default_dtype(dtype)
-    try:
-        compare(tiny_model(**KINDS[kind]), SEGMENTS, ages=[0, 0, 0], tolerance=tolerance)
-    finally:
-        torch.set_default_dtype(torch.float32)
+def test_other_kinds_of_attention_equal_loops(kind: str) -> None:
+    model = tiny_model(**KINDS[kind])
+    reading = read_by_loops(model, ages=[0, 0, 0])
+    for dtype in TOLERANCE:
+        compare(model, reading, dtype, kind)
 
 
 @pytest.mark.parametrize("kind", ["shaw", "shaw, clamp_len", "vaswani", "al_rfou", "al_rfou, short table"])
-def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind):
-    torch.set_default_dtype(torch.float64)
-    try:
-        compare(tiny_model(**KINDS[kind]), SEGMENTS, ages=[0, 4, 9, 1], tolerance=1e-10)
-    finally:
-        torch.set_default_dtype(torch.float32)
+def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind: str) -> None:
+    model = tiny_model(**KINDS[kind])
+    compare(model, read_by_loops(model, ages=[0, 4, 9, 1]), torch.float64, kind)
 
 
-@pytest.mark.parametrize("backend", ["equation", "matmul", "sdpa"])
 @pytest.mark.parametrize("variant", ["paper", "pre_lnorm", "same_length, clamp_len", "long memory", "untie_r"])
-def test_rows_of_unequal_age_equal_loops(variant, backend):
-    torch.set_default_dtype(torch.float64)
-    try:
-        model = tiny_model(**VARIANTS[variant])
+def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
+    model = tiny_model(**VARIANTS[variant])
+    reading = read_by_loops(model, ages=[0, 4, 9, 1])
+    for backend in ("equation", "matmul", "sdpa"):
         model.backend = backend
-        compare(model, SEGMENTS, ages=[0, 4, 9, 1], tolerance=1e-10)
-    finally:
-        torch.set_default_dtype(torch.float32)
+        compare(model, reading, torch.float64, backend)
 
 
-def compare(model, segments, *, ages, tolerance):
-    """Read segments with the model in one batch and with the loops row by row; row b has read ages[b] tokens before."""
-    config = model.config
-    w = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
-    rows, memories = [], []
-    for age in ages:
-        zeros = [torch.zeros(config.d_model)] * config.mem_len if config.zero_first_memory else []
-        memory, mems = [list(zeros) for _ in range(config.n_layer)], model.init_mems(1)
-        if age:
-            past = torch.randint(config.vocab_size, (1, age))
-            _, memory = read_row(past[0].tolist(), memory, w, config)
-            mems = model(past, mems=mems).mems
-        rows.append(mems)
-        memories.append(memory)
-    mems = Mems.concatenate(rows)
+@dataclass
+class Segment:
+    """What was read, (rows, tokens), and by row what the loops say: (tokens, V), (tokens,) and each layer's memory."""
 
-    total, expected_total = 0.0, 0.0
-    for T in segments:
-        ids = torch.randint(config.vocab_size, (len(ages), T))
-        labels = torch.randint(config.vocab_size, (len(ages), T))
-        out = model(ids, mems=mems, labels=labels)
-        logits = model(ids, mems=mems).logits.log_softmax(-1)
-        mems = out.mems
-        total = total + (out.nll * torch.arange(1.0, T + 1)).sum()
-        for row in range(len(ages)):
-            expected, memories[row] = read_row(ids[row].tolist(), memories[row], w, config)
-            nll = -expected.gather(1, labels[row][:, None])[:, 0]
-            expected_total = expected_total + (nll * torch.arange(1.0, T + 1)).sum()
-            assert_close("log-probabilities", logits[row], expected, tolerance)
-            assert_close("nll", out.nll[row], nll, tolerance)
-            n_valid = int(mems.n_valid[row])
-            assert n_valid == len(memories[row][0])
-            for layer in range(config.n_layer):
-                if n_valid:
-                    assert_close("memory", mems.hidden[layer][row, -n_valid:], torch.stack(memories[row][layer]), tolerance)
-    total.backward()
-    expected_total.backward()
+    ids: Tensor
+    labels: Tensor
+    log_probabilities: list[Tensor]
+    nll: list[Tensor]
+    memories: list[list[list[Tensor]]]
+
+
+@dataclass
+class Reading:
+    """What rows had read before, the segments that they read together, and the gradient of every parameter."""
+
+    past: list[Tensor]
+    segments: list[Segment]
+    gradients: dict[str, Tensor]
+
+
+def read_by_loops(model: TransformerXL, *, ages: list[int]) -> Reading:
+    """Read random segments with the loops in fp64, row by row; row b has read ages[b] tokens before."""
+    with default_dtype(torch.float64):
+        config = model.config
+        w = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
+        past = [torch.randint(config.vocab_size, (1, age)) for age in ages]
+        memories = []
+        for ids in past:
+            zeros = [torch.zeros(config.d_model)] * config.mem_len if config.zero_first_memory else []
+            memory = [list(zeros) for _ in range(config.n_layer)]
+            memories.append(read_row(ids[0].tolist(), memory, w, config)[1] if ids.numel() else memory)
+        segments, total = [], torch.zeros(())
+        for T in SEGMENTS:
+            ids, labels = torch.randint(config.vocab_size, (2, len(ages), T))
+            rows = [read_row(row, memory, w, config) for row, memory in zip(ids.tolist(), memories, strict=True)]
+            memories = [memory for _, memory in rows]
+            nll = [-expected.gather(1, labels[b][:, None])[:, 0] for b, (expected, _) in enumerate(rows)]
+            total = total + weighted(torch.stack(nll))
+            segments.append(Segment(ids, labels, [row.detach() for row, _ in rows], [n.detach() for n in nll], memories))
+        total.backward()
+    return Reading(past, segments, {name: p.grad for name, p in w.items() if p.grad is not None})
+
+
+def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: str) -> None:
+    """Read the same with the model, all rows in one batch."""
+    tolerance, what = TOLERANCE[dtype], f"{what}, {dtype}"
+    with default_dtype(dtype):
+        model = copy.deepcopy(model).to(dtype)
+        starts = [model.init_mems(1) for _ in reading.past]
+        mems = Mems.concatenate(
+            [model(ids, mems=start).mems if ids.numel() else start for ids, start in zip(reading.past, starts, strict=True)]
+        )
+        total = torch.zeros(())
+        for segment in reading.segments:
+            out = model(segment.ids, mems=mems, labels=segment.labels)
+            logits = model(segment.ids, mems=mems).logits.log_softmax(-1)
+            mems, total = out.mems, total + weighted(out.nll)
+            for b, memory in enumerate(segment.memories):
+                assert_close(f"{what}: log-probabilities", logits[b].double(), segment.log_probabilities[b], tolerance)
+                assert_close(f"{what}: nll", out.nll[b].double(), segment.nll[b], tolerance)
+                n_valid = int(mems.n_valid[b])
+                assert n_valid == len(memory[0])
+                for hidden, expected in zip(mems.hidden, memory, strict=True):
+                    if n_valid:
+                        assert_close(f"{what}: memory", hidden[b, -n_valid:].double(), torch.stack(expected), tolerance)
+        total.backward()
+    assert reading.gradients.keys() == dict(model.named_parameters()).keys()
     for name, parameter in model.named_parameters():
-        assert_close(f"gradient of {name}", parameter.grad, w[name].grad, tolerance)
+        assert_close(f"{what}: gradient of {name}", parameter.grad.double(), reading.gradients[name], tolerance)
+
+
+def weighted(nll: Tensor) -> Tensor:
+    """Sum losses (rows, tokens) with a weight for each place, so that none stands for another."""
+    return (nll * torch.arange(1.0, nll.shape[1] + 1)).sum()
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
