@@ -8,7 +8,7 @@ import transformer_xl
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"errors"},
-    {"world", "pictures", "progress"},
+    {"world", "pictures", "progress", "allocator"},
     {"settings"},
     {"model_config"},
     {"config"},

@@ -64,6 +64,7 @@ def evaluate(
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
         json_: print one JSON object.
     """
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.config import RunConfig
     from transformer_xl.errors import ConfigError
@@ -107,6 +108,7 @@ def evaluate(
             text = split_text(config, tokenizer, split=split, corpus=corpus) if file is None else file_text(file, tokenizer)
         settings = {"model": model.config.model_dump(mode="json"), "text": hashlib.sha256(text.ids.tobytes()).hexdigest()}
         world.check_same(**settings, precision=chosen)
+        keep_freed_memory()
 
         def measure(reading: Reading, *, per_token: bool = False) -> "Score":
             with token_progress((len(text.ids) - 1) // world.size, hidden=not world.first) as advance:

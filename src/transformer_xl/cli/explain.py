@@ -55,6 +55,7 @@ def explain(
         checkpoint: the one with the best validation loss, the last, or the last average (train.average).
         json_: print totals as one JSON object.
     """
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.explain.explanation import explain as explain_text
     from transformer_xl.analysis.explain.facts import remembers
     from transformer_xl.analysis.explain.output import check_output, write_explanation
@@ -82,6 +83,7 @@ def explain(
     n_read = (min(len(text.ids), most) - 1) * (2 if remembers(model, reading) else 1)
     what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
     remedy = "lower --mem-len, --tgt-len, --top or --most"
+    keep_freed_memory()
     with token_progress(n_read, "reading", hidden=json_) as advance, room_for(what, remedy):
         explanation = explain_text(
             model,

@@ -64,10 +64,12 @@ def plot(
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are of memory, and --against is {against}; use --against memory")
 
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.plots.curves import XLABELS, learning_curves
     from transformer_xl.analysis.plots.lines import draw
     from transformer_xl.analysis.plots.opened import UNITS, check_comparable, check_curves, open_runs
 
+    keep_freed_memory()
     opened = open_runs(runs)
     check_comparable(opened, unit, warn=warn)
     labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}

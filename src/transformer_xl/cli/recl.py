@@ -89,6 +89,7 @@ def recl(
     readings = {name: _reading(each, tgt_len, mem_len) for name, each in opened.items()}
     text = _text(next(iter(opened.values())), split, corpus, file)
 
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.recl.cached_losses import CachedLosses
     from transformer_xl.analysis.recl.context_losses import spread_blocks
     from transformer_xl.analysis.recl.display import misleading_lengths, recl_table
@@ -97,6 +98,7 @@ def recl(
     from transformer_xl.data.paths import cache_dir
     from transformer_xl.progress import token_bar
 
+    keep_freed_memory()
     longest = first + (max_context - first) // delta * delta
     blocks = spread_blocks(len(text.ids), longest=longest, n_token=tokens, size=size)
     known: list[Recl] = []

@@ -63,7 +63,7 @@ def train(
     if dry_run:
         _dry_run(recipe, corpus, out, set_ or [], resume=resume)
         return
-    from transformer_xl.training.allocator import keep_freed_memory
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.loop import train as run
 

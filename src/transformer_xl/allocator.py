@@ -1,4 +1,4 @@
-"""Keep the memory that one training step frees for the next."""
+"""Keep the memory that one step frees for the next, of training or of scoring."""
 
 import ctypes
 import platform
@@ -10,7 +10,8 @@ def keep_freed_memory() -> bool:
     """Tell glibc not to give memory back to the system between steps.
 
     A step frees hundreds of megabytes and the next asks for the same. By default glibc returns large blocks at once and the
-    system zeroes every page anew: a tenth of a small model's step. It concerns the whole process, so the command line calls it.
+    system zeroes every page anew: a tenth of a small model's step, trained or scored. It concerns the whole process, so the
+    command line calls it.
 
     Returns:
         True if the C library understood; others than glibc are left alone.
