@@ -1,73 +1,112 @@
-"""Runs a function in several processes that work together, as `torchrun` would, but forked: torch is imported once.
+"""Runs functions in several processes that work together, as `torchrun` would, but forked: all tests import torch once.
 
-Usage: python -m tests.forked MODULE:FUNCTION WORLD_SIZE ARGUMENTS_AS_JSON
+Usage: python -m tests.forked
 
-Each process prints what the function returned, or the error that it ended with.
+Forks processes as each line of its standard input says, see `_fork`, and prints a line of JSON with what each of them returned.
 """
 
+import atexit
 import importlib
 import json
 import os
+import select
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
 
-def run_forked(
-    function: str, world_size: int, *arguments: Any, timeout: float = 200, environment: dict[str, str] | None = None
-) -> list[Any]:
-    """Run MODULE:FUNCTION in `world_size` processes and return what each returned: JSON values, or {"error", "type"}.
-
-    A process that died without a word gives {"error": None, "status": its wait status}.
-    """
-    command = [sys.executable, "-m", "tests.forked", function, str(world_size), json.dumps(arguments)]
-    paths = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    more = {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths, "TXL_TIMEOUT_SECONDS": "60", **(environment or {})}
-    child = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **more}, capture_output=True, text=True, timeout=timeout, check=False
-    )
-    print(child.stderr)  # shown if a test fails
-    assert child.returncode == 0
-    return json.loads(child.stdout.splitlines()[-1])
+def run_forked(function: str, world_size: int, *arguments: Any, **options: Any) -> list[Any]:
+    """Run MODULE:FUNCTION in `world_size` processes and return what each returned; see `run_jobs`."""
+    return run_jobs({function: (function, *arguments)}, world_size, **options)[function]
 
 
-def run_jobs(jobs: dict[str, tuple[Any, ...]], world_size: int, **options: Any) -> dict[str, list[Any]]:
+def run_jobs(
+    jobs: dict[str, tuple[Any, ...]], world_size: int, *, timeout: float = 200, environment: dict[str, str] | None = None
+) -> dict[str, list[Any]]:
     """Run several functions, each (MODULE:FUNCTION, its arguments), one after another; as many processes are started once.
 
     Returns:
-        By job, what each process returned; see `run_forked`.
+        By job, what each process returned: JSON values, or {"error", "type"}. A process that died without a word gives
+        {"error": None, "status": its wait status}.
     """
-    outcomes = run_forked("tests.forked:several", world_size, jobs, **options)
+    variables = {**os.environ, "TXL_TIMEOUT_SECONDS": "60", **(environment or {})}
+    with tempfile.NamedTemporaryFile() as log:
+        answer = _ask({"jobs": jobs, "world_size": world_size, "environment": variables, "log": log.name}, timeout)
+        print(log.read().decode(errors="replace"))  # shown if a test fails
+    outcomes = json.loads(answer)
     return {name: [own[name] for own in outcomes] for name in jobs}
 
 
-def several(jobs: dict[str, list[Any]]) -> dict[str, Any]:
-    """Run functions in this process."""
-    return {name: _outcome(_function(function), arguments) for name, (function, *arguments) in jobs.items()}
+def _ask(request: dict[str, Any], timeout: float) -> str:
+    """Let the server do something, and return its line."""
+    server = _server()
+    assert server.stdin and server.stdout
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    if not select.select([server.stdout], [], [], timeout)[0]:
+        _end(server)
+        _server.cache_clear()
+        raise TimeoutError(f"no answer within {timeout} seconds")
+    return server.stdout.readline()
 
 
-def main(function: Callable[..., Any], world_size: int, arguments: list[Any]) -> None:
-    """Fork the processes, and print what they returned."""
+@cache
+def _server() -> "subprocess.Popen[str]":
+    """The process from which all are forked."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    command, pipe = [sys.executable, "-m", "tests.forked"], subprocess.PIPE
+    server = subprocess.Popen(command, cwd=ROOT, env=variables, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+    atexit.register(_end, server)
+    return server
+
+
+def _end(server: "subprocess.Popen[str]") -> None:
+    """End it and what it has forked."""
+    if server.poll() is None:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+
+
+def main() -> None:
     import torch
+    import torch._dynamo  # else each process would do it, when it makes an optimizer
 
     torch.set_num_threads(1)  # a second thread would not survive the fork
-    port = _free_port()
+    for line in sys.stdin:
+        print(json.dumps(_fork(**json.loads(line))), flush=True)
+
+
+def _fork(jobs: dict[str, list[Any]], world_size: int, environment: dict[str, str], log: str) -> list[dict[str, Any]]:
+    """Fork processes that do the jobs, and return what each returned.
+
+    Args:
+        jobs: functions and their arguments.
+        world_size: how many processes.
+        environment: of the processes.
+        log: the file that takes all that they print.
+    """
+    functions = {name: (_function(function), arguments) for name, (function, *arguments) in jobs.items()}
+    environment |= {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     pipes = []
     for rank in range(world_size):
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(reader)
-            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ.clear()
+            os.environ.update(environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+            _redirect(log)
             with os.fdopen(writer, "w") as pipe:
-                json.dump(_outcome(function, arguments), pipe)
+                json.dump({name: _outcome(*job) for name, job in functions.items()}, pipe)
             os._exit(0)
         os.close(writer)
         pipes.append((child, reader))
@@ -76,8 +115,15 @@ def main(function: Callable[..., Any], world_size: int, arguments: list[Any]) ->
         with os.fdopen(reader) as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
-        outcomes.append(json.loads(text) if text else {"error": None, "status": status})
-    print(json.dumps(outcomes))
+        outcomes.append(json.loads(text) if text else {name: {"error": None, "status": status} for name in jobs})
+    return outcomes
+
+
+def _redirect(log: str) -> None:
+    """Read nothing, and print to the log: the server's own streams are for requests and answers."""
+    nothing, shown = os.open(os.devnull, os.O_RDONLY), os.open(log, os.O_WRONLY | os.O_APPEND)
+    for ours, theirs in ((nothing, 0), (shown, 1), (shown, 2)):
+        os.dup2(ours, theirs)
 
 
 def _outcome(function: Callable[..., Any], arguments: list[Any]) -> Any:
@@ -100,4 +146,4 @@ def _function(path: str) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    main(_function(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))
+    main()

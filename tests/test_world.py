@@ -49,7 +49,7 @@ def test_a_dead_process_is_noticed(rank: int) -> None:
 
 def test_a_silent_process_is_not_waited_for_for_ever() -> None:
     begin = time.monotonic()
-    awake, _ = run_forked("tests.world_cases:sleep_in", 2, 1, 20, environment={"TXL_TIMEOUT_SECONDS": "3"})
+    awake, _ = run_forked("tests.world_cases:silent", 2, 1, environment={"TXL_TIMEOUT_SECONDS": "3"})
     assert awake["type"] == "LostContactError"
     assert time.monotonic() - begin < 120
 

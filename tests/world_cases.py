@@ -3,13 +3,15 @@
 import io
 import os
 import signal
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import torch
 
+from transformer_xl.cli import main
+from transformer_xl.cli.writing import Job
 from transformer_xl.errors import ConfigError
+from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined
 
 
@@ -57,13 +59,16 @@ def die(rank: int) -> None:
         world.sum(1)
 
 
-def sleep_in(rank: int, seconds: float) -> None:
-    """One process does not answer in time."""
+def silent(rank: int) -> None:
+    """One process does not answer until another has given it up, and ends it."""
     with joined() as world:
-        world.sum(1)
+        processes = world.exchange(os.getpid())
         if world.rank == rank:
-            time.sleep(seconds)
-        world.sum(1)
+            signal.pause()
+        try:
+            world.sum(1)
+        finally:
+            os.kill(processes[rank], signal.SIGKILL)
 
 
 def alone() -> World:
@@ -74,8 +79,6 @@ def alone() -> World:
 
 def txl_with_bad_losses(*arguments: str) -> dict[str, Any]:
     """Call `txl` where every loss is NaN."""
-    from transformer_xl.training.trainer import Trainer
-
     forward_backward = Trainer._forward_backward
 
     def bad(trainer: Trainer, *arguments: Any) -> Any:
@@ -91,8 +94,6 @@ def txl_with_bad_losses(*arguments: str) -> dict[str, Any]:
 
 def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
     """Call `txl generate`; one process is interrupted when its own texts are written."""
-    from transformer_xl.cli.writing import Job
-
     run = Job.run
 
     def run_and_interrupt(job: Job, *arguments: Any) -> bool:
@@ -111,8 +112,6 @@ def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
 
 def txl(*arguments: str) -> dict[str, Any]:
     """Call `txl`, and return its status and what it printed."""
-    from transformer_xl.cli import main
-
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
             main(list(arguments))
