@@ -5,6 +5,7 @@ import os
 import signal
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -90,6 +91,19 @@ def txl_with_bad_losses(*arguments: str) -> dict[str, Any]:
         return txl(*arguments)
     finally:
         Trainer._forward_backward = forward_backward
+
+
+def txl_that_is_stopped(rank: int, step: int, *arguments: str) -> dict[str, Any]:
+    """Call `txl train`; before a step, one process is sent SIGTERM."""
+    train_step = Trainer.train_step
+
+    def train_step_when_stopped(trainer: Trainer) -> Any:
+        if int(os.environ["RANK"]) == rank and trainer.step == step:
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(trainer)
+
+    with patch.object(Trainer, "train_step", train_step_when_stopped):
+        return txl(*arguments)
 
 
 def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""`torchrun … -m transformer_xl train`: one run of several processes, which survives the death of any of them."""
+"""`torchrun … -m transformer_xl train`: one run of several processes, which survives the death of any of them.
+
+`torchrun` itself takes long to start them; where nothing depends on it they are forked.
+"""
 
 import os
 import signal
@@ -6,13 +9,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.forked import run_forked
 from tests.training.helpers import entries
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training.display import Display
+from transformer_xl.training.environment import read_environment
 from transformer_xl.training.loop import Outcome, train
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +31,11 @@ def torchrun(*arguments: str | Path, options: tuple[str, ...] = (), cwd: Path) -
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src"), "TXL_TIMEOUT_SECONDS": "60"}
     command += ["-m", "transformer_xl", *map(str, arguments)]
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def printed(outcomes: list[dict[str, Any]]) -> str:
+    """What forked processes printed, one after another."""
+    return "".join(outcome["out"] + outcome["err"] for outcome in outcomes)
 
 
 def settings(*more: str) -> list[str]:
@@ -40,9 +51,9 @@ def assert_close(found: list[tuple[str, int, float]], expected: list[tuple[str, 
     assert [entry[2] for entry in found] == pytest.approx([entry[2] for entry in expected], abs=2e-6, rel=0)
 
 
-def wait_for_steps(run: Path, n: int, process: "subprocess.Popen[str]") -> None:
-    """Wait until so many steps are logged."""
-    while not (run / "metrics.jsonl").exists() or len(losses(run)) < n:
+def wait_for_steps(run: Path, n: int, process: "subprocess.Popen[str]", *, start: int = 1) -> None:
+    """Wait until so many steps are logged, by the processes of the first start or of a later one."""
+    while len(read_environment(run)) < start or not (run / "metrics.jsonl").exists() or len(losses(run)) < n:
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.02)
 
@@ -64,34 +75,50 @@ def alone(recipe: str, text: Path, tmp_path: Path) -> list[tuple[str, int, float
     return losses(tmp_path / "alone")
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_costs_an_interval(rank: int, recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
-    run = tmp_path / "together"
-    command = ("train", recipe, "--corpus", text, "--out", run, *settings())
-    process = torchrun(*command, options=("--max-restarts", "2"), cwd=tmp_path)
-    wait_for_steps(run, 9, process)
-    os.kill(workers(process)[rank], signal.SIGKILL)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, output
-    assert "resumed at step" in output and "2 processes" in output
-    assert_close(losses(run), alone)
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
-@pytest.mark.parametrize("to", ["torchrun", "rank 1"])
-def test_a_signal_saves_and_one_process_goes_on(to: str, recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
-    run = tmp_path / "together"
-    process = torchrun("train", recipe, "--corpus", text, "--out", run, *settings(), cwd=tmp_path)
-    wait_for_steps(run, 9, process)
-    os.kill(process.pid if to == "torchrun" else workers(process)[1], signal.SIGTERM)
-    output, _ = process.communicate(timeout=200)
-    assert process.returncode != 0
-    assert output.count("go on with: torchrun with 2 processes: -m transformer_xl train --resume") == 1, output
+def assert_one_goes_on(run: Path, alone: list[tuple[str, int, float]]) -> None:
+    """The last step of a stopped run is saved, and one process goes on from there."""
     assert RunDirectory(run).store().steps()[-1] == max(entry["step"] for entry in entries(run))
     outcome = train(out=run, resume=True, display=Display(quiet=True))
     assert outcome.finished
     assert_close(losses(run), alone)
+
+
+GO_ON = "go on with: torchrun with 2 processes: -m transformer_xl train --resume"
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
+def test_a_killed_process_costs_an_interval(recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
+    """Be it the first, or, after a restart, another."""
+    run = tmp_path / "together"
+    command = ("train", recipe, "--corpus", text, "--out", run, *settings())
+    process = torchrun(*command, options=("--max-restarts", "2"), cwd=tmp_path)
+    for rank, n in ((0, 9), (1, 20)):
+        wait_for_steps(run, n, process, start=rank + 1)
+        os.kill(workers(process)[rank], signal.SIGKILL)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == 0, output
+    assert output.count("resumed at step") == 2 and "2 processes" in output, output
+    assert_close(losses(run), alone)
+
+
+def test_a_signal_to_torchrun_saves_and_one_process_goes_on(recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
+    run = tmp_path / "together"
+    process = torchrun("train", recipe, "--corpus", text, "--out", run, *settings(), cwd=tmp_path)
+    wait_for_steps(run, 9, process)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode != 0
+    assert output.count(GO_ON) == 1, output
+    assert_one_goes_on(run, alone)
+
+
+def test_a_signal_to_one_process_saves_and_one_goes_on(recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
+    run = tmp_path / "together"
+    command = ("train", recipe, "--corpus", str(text), "--out", str(run), *settings())
+    outcomes = run_forked("tests.world_cases:txl_that_is_stopped", 2, 1, 9, *command)
+    assert [outcome["status"] for outcome in outcomes] == [130, 130]
+    assert printed(outcomes).count(GO_ON) == 1
+    assert_one_goes_on(run, alone)
 
 
 def test_a_restart_goes_on_with_its_own_run_only(
@@ -100,7 +127,8 @@ def test_a_restart_goes_on_with_its_own_run_only(
     def start(launch: str, count: int) -> Outcome:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", launch)
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
-        return train(recipe, out=tmp_path / "run", corpus=str(text), overrides=SETTINGS, display=Display(quiet=True))
+        overrides = [*SETTINGS, "train.max_steps=4"]
+        return train(recipe, out=tmp_path / "run", corpus=str(text), overrides=overrides, display=Display(quiet=True))
 
     start("a", 0)
     with pytest.raises(CheckpointError, match="holds another run"):
@@ -108,23 +136,39 @@ def test_a_restart_goes_on_with_its_own_run_only(
     assert start("a", 1).finished
 
 
+BATCH_SIZE = (
+    ["--set", "train.batch_size=5"],
+    "must divide train.batch_size (5), for all processes read as many lanes; use train.batch_size=4 or 6",
+)
+
+
+def assert_told_once(output: str, complaint: str) -> None:
+    told = [line for line in output.splitlines() if line.startswith("txl: error:")]
+    assert len(told) == 1 and complaint in told[0], output
+
+
+def test_torchrun_shows_once_what_is_wrong(recipe: str, text: Path, tmp_path: Path) -> None:
+    wrong, complaint = BATCH_SIZE
+    process = torchrun("train", recipe, "--out", "run", "--corpus", text, *wrong, cwd=tmp_path)
+    output, _ = process.communicate(timeout=200)
+    assert_told_once(output, complaint)
+    assert process.returncode != 0
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        (
-            ["--set", "train.batch_size=5"],
-            "must divide train.batch_size (5), for all processes read as many lanes; use train.batch_size=4 or 6",
-        ),
+        BATCH_SIZE,
         (["--set", "train.attention=flax"], "unknown attention backend 'flax'; did you mean 'flex'?"),
         (["--corpus", "nowhere.txt"], "nowhere.txt"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
 def test_what_is_wrong_is_told_once(recipe: str, text: Path, tmp_path: Path, wrong: list[str], complaint: str) -> None:
-    command = ["train", recipe, "--out", "run", *(() if "--corpus" in wrong else ("--corpus", str(text))), *wrong]
-    process = torchrun(*command, cwd=tmp_path)
-    output, _ = process.communicate(timeout=200)
-    told = [line for line in output.splitlines() if line.startswith("txl: error:")]
-    assert len(told) == 1 and complaint in told[0], output
-    assert process.returncode != 0
-    assert not (tmp_path / "run").exists()
+    run = tmp_path / "run"
+    command = ["train", recipe, "--out", str(run), *(() if "--corpus" in wrong else ("--corpus", str(text))), *wrong]
+    outcomes = run_forked("tests.world_cases:txl", 2, *command)
+    assert_told_once(printed(outcomes), complaint)
+    assert [outcome["status"] for outcome in outcomes] == [1, 1]
+    assert not run.exists()
