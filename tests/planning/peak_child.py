@@ -1,8 +1,8 @@
-"""Trains two steps and prints, as JSON, the most memory that the second took above what the process held before the model.
+"""Trains two steps for each of several settings and prints, as JSON, the most memory that each took above what was held before.
 
 Usage: python -m tests.planning.peak_child SETTINGS
 
-SETTINGS is a JSON object with the sections model and train, and the precision.
+SETTINGS is a JSON list of objects with the sections model and train, and the precision.
 """
 
 import json
@@ -25,12 +25,16 @@ _TINY = {
 }
 
 
-def main(settings: dict[str, Any]) -> None:
+def main(cases: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
+    print(json.dumps([peak(settings) for settings in cases]))
+
+
+def peak(settings: dict[str, Any]) -> int | None:
     two_steps({name: {**value, **_TINY[name]} if name in _TINY else value for name, value in settings.items()})
     with MemoryWatch(torch.device("cpu")) as watch:  # after the libraries have loaded and allotted what they keep
         two_steps(settings)
-        print(json.dumps({"peak": watch.peak}))
+        return watch.peak
 
 
 def two_steps(settings: dict[str, Any]) -> None:
