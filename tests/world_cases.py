@@ -1,8 +1,10 @@
-"""What processes tell each other, for `tests.forked`."""
+"""What processes tell each other, and `txl` called in processes, for `tests.forked`."""
 
 import io
 import os
+import resource
 import signal
+import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 from unittest.mock import patch
@@ -122,6 +124,22 @@ def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
         return txl("generate", *arguments)
     finally:
         Job.run = run
+
+
+def txl_of_its_own(directory: str, *arguments: str) -> dict[str, Any]:
+    """Call `txl` in a directory, where no other process works on the same; so several may be started at once."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        del os.environ[name]
+    os.chdir(directory)
+    return txl(*arguments)
+
+
+def txl_with_small_files(size: int, directory: str, *arguments: str) -> dict[str, Any]:
+    """Call `txl` in a directory, where no file may be larger than so many bytes."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    warnings.simplefilter("error")
+    return txl_of_its_own(directory, *arguments)
 
 
 def txl(*arguments: str) -> dict[str, Any]:

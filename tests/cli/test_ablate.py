@@ -4,14 +4,13 @@ import json
 import math
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.conftest import Txl
+from tests.forked import run_forked
 from tests.training.helpers import run_bits
 from transformer_xl.analysis.ablation import pace, work
 from transformer_xl.analysis.ablation.ablation import Ablation
@@ -107,10 +106,8 @@ def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> No
 
 
 def test_two_processes_share_the_runs(workbench: Path) -> None:
-    command = [sys.executable, "-m", "transformer_xl", *ABLATE, "--seeds", "2", "--out", "a"]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate(timeout=200) for process in both]
-    assert [process.returncode for process in both] == [0, 0], outputs
+    both = run_forked("tests.world_cases:txl_of_its_own", 2, str(workbench), *ABLATE, "--seeds", "2", "--out", "a")
+    assert [answer["status"] for answer in both] == [0, 0], both
     ablation = Ablation.open(workbench / "a")
     for trial in ablation.plan.trials:
         result = ablation.result(trial)
@@ -118,7 +115,7 @@ def test_two_processes_share_the_runs(workbench: Path) -> None:
         assert result["done"]
         starts = json.loads((workbench / "a" / trial.name / "environment.json").read_text())
         assert len(starts) == 1  # trained once
-    assert any("are done." not in out for out, _ in outputs)  # the last one shows all
+    assert any("are done." not in answer["out"] for answer in both)  # the last one shows all
     assert (workbench / "a" / "table.md").read_text().count("±") > 3
 
 

@@ -515,13 +515,14 @@ def test_ctrl_c_ends_one_text_in_good_order(txl: Txl, monkeypatch: pytest.Monkey
     assert (line["finish"], line["tokens"]) == ("interrupted", 9)
 
 
-@pytest.mark.parametrize("options", [("--tokens", "4"), ("--tokens", "99", "--stop", "e")])
+@pytest.mark.parametrize("options", [("--tokens", "4"), ("--tokens", "24", "--stop", "e")])
 def test_texts_that_end_with_ctrl_c_ended_as_they_would_have(
     txl: Txl, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     """Whoever writes interrupted texts again writes none that is whole."""
     command = ("generate", "run", "--prompt", "the", "-n", "4", "--batch-size", "4", "--seed", "4", "--json", *options)
     whole = {line["sample"]: line for line in lines(txl(*command).out)}
+    assert {line["finish"] for line in whole.values()} == ({"length", "stop"} if "--stop" in options else {"length"})
     for step in range(max(line["tokens"] for line in whole.values())):
         with monkeypatch.context() as patch:
             interrupt(patch, step=step)

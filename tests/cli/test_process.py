@@ -2,16 +2,15 @@
 
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Txl
+from tests.cli.conftest import Answer, Txl
+from tests.forked import run_forked
 from tests.training.helpers import differing, run_bits
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
@@ -34,12 +33,6 @@ def command(*arguments: str) -> list[str]:
 def environment(workbench: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # a person has buffers
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-
-
-def run(environment: dict[str, str], *arguments: str, before: Callable[[], object] | None = None, timeout: int = 120):
-    return subprocess.run(
-        command(*arguments), env=environment, capture_output=True, text=True, timeout=timeout, check=False, preexec_fn=before
-    )
 
 
 def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
@@ -96,22 +89,18 @@ def test_ctrl_c_while_writing(environment: dict[str, str]) -> None:
     assert err.startswith(b"interrupted; read ")
 
 
-def limit_files(size: int) -> Callable[[], None]:
-    """A disk that takes no more than `size` bytes per file."""
-
-    def before() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-
-    return before
+def txl_on_a_full_disk(size: int, workbench: Path, *arguments: str) -> Answer:
+    """Call `txl` on a disk that takes no more than `size` bytes per file."""
+    (answer,) = run_forked("tests.world_cases:txl_with_small_files", 1, size, str(workbench), *arguments)
+    return Answer(**answer)
 
 
-def test_a_disk_that_is_full_when_checkpoints_are_saved(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
+def test_a_disk_that_is_full_when_checkpoints_are_saved(workbench: Path, txl: Txl) -> None:
     """Prepared text and log fit, checkpoints do not."""
-    refused = run(environment, *TRAIN, "full", before=limit_files(20_000))
-    assert refused.returncode == 1, refused.stderr
-    lines = refused.stderr.splitlines()
-    assert "Traceback" not in refused.stderr
+    refused = txl_on_a_full_disk(20_000, workbench, *TRAIN, "full")
+    assert refused.status == 1, refused.err
+    lines = refused.err.splitlines()
+    assert "Traceback" not in refused.err
     warnings = [line for line in lines if line.startswith("warning: ")]
     assert all("cannot be saved, earlier ones are intact (File too large); raise the limit" in line for line in warnings)
     assert len(warnings) == 4  # steps 8 to 32; step 40 is the last, an error
@@ -120,11 +109,11 @@ def test_a_disk_that_is_full_when_checkpoints_are_saved(environment: dict[str, s
     assert differing(run_bits(workbench / "full"), run_bits(workbench / "run")) == ["config"]
 
 
-def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
+def test_a_disk_that_is_full_at_the_start(workbench: Path, txl: Txl) -> None:
     assert txl("corpus", "prepare", "text.txt").status == 0
-    refused = run(environment, *TRAIN, "full", before=limit_files(100))
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
+    refused = txl_on_a_full_disk(100, workbench, *TRAIN, "full")
+    assert refused.status == 1
+    (line,) = refused.err.splitlines()
     assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
     assert not (workbench / "full").exists()
 
@@ -133,7 +122,9 @@ def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench
 def test_a_directory_that_is_read_only(environment: dict[str, str], workbench: Path) -> None:
     workbench.chmod(0o500)
     try:
-        refused = run(environment, *TRAIN, "new")
+        refused = subprocess.run(
+            command(*TRAIN, "new"), env=environment, capture_output=True, text=True, timeout=120, check=False
+        )
     finally:
         workbench.chmod(0o700)
     assert "txl: error: cannot write to 'new': Permission denied" in refused.stderr
