@@ -153,10 +153,12 @@ def eval_(
     precisions = _precisions(names, bench.device)
     model = _as_evaluated(bench, mem_len)
 
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.model.frozen import activation_dtype
     from transformer_xl.speed.display import progress_bar, scoring_table
     from transformer_xl.speed.machine import matmul_rate
 
+    keep_freed_memory()  # as txl eval does
     found = _Found()
     modes: list[_ScoringMode] = [(name, size, length) for name in precisions for size in sizes for length in lengths]
     with progress_bar(1 + len(modes)) as progress:

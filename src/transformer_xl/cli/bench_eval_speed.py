@@ -59,6 +59,7 @@ def eval_speed(
     numbers = sorted(numbers_of("lengths", lengths))
     check_least({"tgt-len": (tgt_len, 1), "stride": (stride, 1), "repeats": (repeats, 1)})
     check_picture(plot)
+    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.config import load_recipe
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
@@ -76,6 +77,7 @@ def eval_speed(
     if cpu_time and place.type != "cpu":
         raise ConfigError(f"--cpu-time counts what a processor does, and device {place.type} does the work here; leave it out")
     machine = describe(place)  # before anything loads it
+    keep_freed_memory()  # as txl eval does, whatever it scores
     clamp_len = config.eval.clamp_len
     room = f"an attention length of {numbers[-1]:,} and segments of {tgt_len:,} tokens", "lower --lengths or --tgt-len"
     with room_for(*room):
