@@ -214,5 +214,5 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.usefixtures("one_thread")
 def test_rows_are_isolated_for_ten_thousand_calls() -> None:
     Sessions.n_calls = 0
-    run_state_machine_as_test(Sessions, settings=settings(max_examples=300, stateful_step_count=50, **QUIET))
+    run_state_machine_as_test(Sessions, settings=settings(max_examples=240, stateful_step_count=50, **QUIET))
     assert Sessions.n_calls >= 10_000
