@@ -4,7 +4,8 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 PEER := .venv-peer
 WORKERS ?= 2
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+THREADS ?= 1
+PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test test-slow test-data test-benchmarks faults parity lint format bench clean
@@ -35,10 +36,10 @@ test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
 test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks and parity together
-	$(PYTEST) -m 'faults or data or benchmarks or parity' tests tests/parity/live.py
+	$(PYTEST) -m 'faults or data or benchmarks or parity' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 200 random models of Hugging Face, converted, against the original
-	$(PYTEST) -m parity tests/parity/live.py
+	$(PYTEST) -m parity tests/parity
 
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .

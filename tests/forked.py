@@ -16,12 +16,13 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+_ENVIRONMENT = dict(os.environ)  # before any test changes it
 
 
 def run_forked(function: str, world_size: int, *arguments: Any, **options: Any) -> list[Any]:
@@ -40,29 +41,33 @@ def run_jobs(
     """
     variables = {**os.environ, "TXL_TIMEOUT_SECONDS": "60", **(environment or {})}
     with tempfile.NamedTemporaryFile() as log:
-        answer = _ask({"jobs": jobs, "world_size": world_size, "environment": variables, "log": log.name}, timeout)
-        print(log.read().decode(errors="replace"))  # shown if a test fails
-    outcomes = json.loads(answer)
+        try:
+            outcomes = _ask({"jobs": jobs, "world_size": world_size, "environment": variables, "log": log.name}, timeout)
+        finally:
+            print(log.read().decode(errors="replace"))  # shown if a test fails
     return {name: [own[name] for own in outcomes] for name in jobs}
 
 
-def _ask(request: dict[str, Any], timeout: float) -> str:
-    """Let the server do something, and return its line."""
+def _ask(request: dict[str, Any], timeout: float) -> list[dict[str, Any]]:
+    """Let the server do something, and return its answer. One whose answer was not heard must not answer the next request."""
     server = _server()
     assert server.stdin and server.stdout
-    server.stdin.write(json.dumps(request) + "\n")
-    server.stdin.flush()
-    if not select.select([server.stdout], [], [], timeout)[0]:
+    try:
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        if not select.select([server.stdout], [], [], timeout)[0]:
+            raise TimeoutError(f"no answer within {timeout} seconds")
+        return json.loads(server.stdout.readline())
+    except BaseException:
         _end(server)
         _server.cache_clear()
-        raise TimeoutError(f"no answer within {timeout} seconds")
-    return server.stdout.readline()
+        raise
 
 
 @cache
 def _server() -> "subprocess.Popen[str]":
     """The process from which all are forked."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    variables = {**_ENVIRONMENT, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
     command, pipe = [sys.executable, "-m", "tests.forked"], subprocess.PIPE
     server = subprocess.Popen(command, cwd=ROOT, env=variables, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
     atexit.register(_end, server)
@@ -94,7 +99,7 @@ def _fork(jobs: dict[str, list[Any]], world_size: int, environment: dict[str, st
         environment: of the processes.
         log: the file that takes all that they print.
     """
-    functions = {name: (_function(function), arguments) for name, (function, *arguments) in jobs.items()}
+    modules = {name: importlib.import_module(function.partition(":")[0]) for name, (function, *_) in jobs.items()}
     environment |= {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     pipes = []
     for rank in range(world_size):
@@ -106,7 +111,7 @@ def _fork(jobs: dict[str, list[Any]], world_size: int, environment: dict[str, st
             os.environ.update(environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
             _redirect(log)
             with os.fdopen(writer, "w") as pipe:
-                json.dump({name: _outcome(*job) for name, job in functions.items()}, pipe)
+                json.dump({name: _outcome(modules[name], *job) for name, job in jobs.items()}, pipe)
             os._exit(0)
         os.close(writer)
         pipes.append((child, reader))
@@ -126,9 +131,9 @@ def _redirect(log: str) -> None:
         os.dup2(ours, theirs)
 
 
-def _outcome(function: Callable[..., Any], arguments: list[Any]) -> Any:
+def _outcome(module: ModuleType, function: str, *arguments: Any) -> Any:
     try:
-        return function(*arguments)
+        return getattr(module, function.partition(":")[2])(*arguments)
     except BaseException as error:
         traceback.print_exc()
         return {"error": str(error), "type": type(error).__name__}
@@ -138,11 +143,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _function(path: str) -> Callable[..., Any]:
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,11 @@ onnx = pytest.importorskip("onnx", reason="the extra 'onnx' is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra 'onnx' is not installed")
 pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
 
-# an export takes seconds, and more for each layer: the first two say that layers have memories and biases of their own
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {"clamp_len": 4, "same_length": True},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2, "d_embed": 10, "pre_lnorm": True, "zero_first_memory": True, "untie_r": True},
-    "al_rfou": {"attention": "al_rfou", "n_layer": 1, "max_klen": 8, "n_head": 2, "d_head": 5, "cutoffs": (4, 9)},
-    "shaw": {"attention": "shaw", "n_layer": 1, "max_klen": 9, "final_norm": True},
+    "al_rfou": {"attention": "al_rfou", "max_klen": 8, "n_head": 2, "d_head": 5, "cutoffs": (4, 9)},
+    "shaw": {"attention": "shaw", "max_klen": 9, "final_norm": True},
 }
 
 

@@ -14,6 +14,7 @@ import torch
 from transformer_xl.cli import main
 from transformer_xl.cli.writing import Job
 from transformer_xl.errors import ConfigError
+from transformer_xl.training import record
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined
 
@@ -134,11 +135,17 @@ def txl_of_its_own(directory: str, *arguments: str) -> dict[str, Any]:
     return txl(*arguments)
 
 
-def txl_with_small_files(size: int, directory: str, *arguments: str) -> dict[str, Any]:
-    """Call `txl` in a directory, where no file may be larger than so many bytes."""
+def small_files(size: int) -> None:
+    """From now on, let this process have no file of more than so many bytes."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def txl_with_small_files(size: int, directory: str, *arguments: str) -> dict[str, Any]:
+    """Call `txl` in a directory, where no file may be larger than so many bytes."""
+    small_files(size)
     warnings.simplefilter("error")
+    record._tensorboard = lambda *_: None  # writes files of its own
     return txl_of_its_own(directory, *arguments)
 
 

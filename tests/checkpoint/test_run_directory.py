@@ -192,6 +192,14 @@ def test_no_run(tmp_path: Path, name: str) -> None:
         load(tmp_path / name)
 
 
+def test_only_runs_are_proposed_where_a_run_is_needed(run: RunDirectory) -> None:
+    exported = run.path.with_name("exported")
+    exported.mkdir()
+    (exported / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=f"txl train; known: {run.path.name}$"):
+        RunDirectory(run.path.with_name("exporte")).config()
+
+
 def test_a_run_without_checkpoints(tmp_path: Path, tokenizer: Tokenizer) -> None:
     run = RunDirectory(tmp_path / "run")
     with run.locked():

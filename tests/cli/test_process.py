@@ -12,6 +12,7 @@ import pytest
 from tests.cli.conftest import Answer, Txl
 from tests.forked import run_forked
 from tests.training.helpers import differing, run_bits
+from tests.world_cases import small_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
 
@@ -90,7 +91,7 @@ def test_ctrl_c_while_writing(environment: dict[str, str]) -> None:
 
 
 def txl_on_a_full_disk(size: int, workbench: Path, *arguments: str) -> Answer:
-    """Call `txl` on a disk that takes no more than `size` bytes per file."""
+    """Call `txl`, forked, on a disk that takes no more than `size` bytes per file."""
     (answer,) = run_forked("tests.world_cases:txl_with_small_files", 1, size, str(workbench), *arguments)
     return Answer(**answer)
 
@@ -109,11 +110,19 @@ def test_a_disk_that_is_full_when_checkpoints_are_saved(workbench: Path, txl: Tx
     assert differing(run_bits(workbench / "full"), run_bits(workbench / "run")) == ["config"]
 
 
-def test_a_disk_that_is_full_at_the_start(workbench: Path, txl: Txl) -> None:
+def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
     assert txl("corpus", "prepare", "text.txt").status == 0
-    refused = txl_on_a_full_disk(100, workbench, *TRAIN, "full")
-    assert refused.status == 1
-    (line,) = refused.err.splitlines()
+    refused = subprocess.run(
+        command(*TRAIN, "full"),
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        preexec_fn=lambda: small_files(100),
+    )
+    assert refused.returncode == 1
+    (line,) = refused.stderr.splitlines()
     assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
     assert not (workbench / "full").exists()
 

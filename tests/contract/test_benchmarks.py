@@ -33,13 +33,17 @@ SCRIPTS = [str(path.relative_to(BENCHMARKS)) for folder in ("", "gpu") for path 
 def test_each_says_how_it_is_used():
     """All in one process, where torch is imported once."""
     code = (
-        "import contextlib, runpy, sys\n"
+        "import runpy, sys\n"
+        "paths = sys.path[1:]\n"
         "for script in sys.argv[1:]:\n"
-        "    sys.argv = [script, '--help']\n"
-        "    sys.path[0] = script.rpartition('/')[0]\n"
+        "    sys.argv, sys.path[:] = [script, '--help'], [script.rpartition('/')[0], *paths]\n"
+        "    for name in [name for name in sys.modules if name.partition('.')[0] == 'common']:\n"
+        "        del sys.modules[name]  # each must find its own\n"
         "    print('#', script, flush=True)\n"
-        "    with contextlib.suppress(SystemExit):\n"
+        "    try:\n"
         "        runpy.run_path(script, run_name='__main__')\n"
+        "    except SystemExit as exit:\n"
+        "        assert not exit.code, exit.code\n"
     )
     paths = [str(BENCHMARKS / script) for script in SCRIPTS]
     done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=240)
@@ -72,11 +76,11 @@ def test_prepare_memory(tmp_path):
 
 @pytest.mark.benchmarks
 def test_large_corpus(tmp_path):
-    done = run("large_corpus.py", "--mb", 25, "--directory", tmp_path)
+    done = run("large_corpus.py", "--mb", 50, "--directory", tmp_path)
     rows = [line.split() for line in done.stdout.splitlines()[-4:]]
     assert [row[1] for row in rows] == ["byte", "none", "documents", "shards"]
     assert len({tuple(row[-2:]) for row in rows}) == 1, "not all read the same text"
-    assert all(float(row[3]) < 20 for row in rows[1:]), "reading keeps what it has read: 50 MB of ids in the end"
+    assert all(float(row[3]) < 20 for row in rows[1:]), "reading keeps what it has read: 100 MB of ids in the end"
     assert not list(tmp_path.iterdir()), "the temporary directory is left"
 
 
@@ -104,7 +108,7 @@ def test_without_peer_says_how_to_get_it(script, tmp_path):
 @pytest.mark.benchmarks
 def test_train_step_has_parity_and_times(tmp_path):
     if not PEER_PYTHON.exists():
-        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make bench` sets it up")
+        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
     figures = tmp_path / "figures.json"
     run("train_step.py", "--shape", "tiny", "--repeats", 2, "--peer-python", PEER_PYTHON, "--json", figures)
     result = json.loads(figures.read_text())["shapes"]["tiny"]
@@ -146,7 +150,7 @@ def test_evaluate_tries_out_everything(tmp_path):
 @pytest.mark.benchmarks
 def test_decode_and_evaluate_read_as_the_peer_does(tmp_path):
     if not PEER_PYTHON.exists():
-        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make bench` sets it up")
+        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
     arguments = ["--shape", "tiny", "--repeats", 1, "--threads", 1, "--peer-python", PEER_PYTHON, "--json"]
     run("decode.py", "--parts", "one", "--precisions", "fp32", "--ways", "eager", *arguments, tmp_path / "decode.json")
     run("evaluate.py", *arguments, tmp_path / "evaluate.json")

@@ -443,11 +443,21 @@ def test_weights_are_shared_not_copied() -> None:
 # compiled
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As users have them: compiled loops are shared between threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize(
     ("precision", "batch_size", "tolerance"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("bf16", 3, 0.05), ("int8", 1, 0.05)]
 )
+@pytest.mark.usefixtures("two_threads")
 def test_compiled_steps_are_the_interpreted_ones(precision: InferencePrecision, batch_size: int, tolerance: float) -> None:
     """Around the ring, with rows that sit out. Compiled products are rounded to bf16 less often, hence the wider bounds."""
     model = tiny_model(vocab_size=29, cutoffs=(11,))

@@ -1,7 +1,7 @@
 """Build tiny random TransfoXL models with Hugging Face's code on request, and say what they compute.
 
-Runs in the environment of requirements-huggingface.txt; `live.py` starts it and talks to it in JSON lines, one request and one
-answer per line. The first line on stdout says that it is ready: {"ready": true, "transformers": VERSION}. A request is
+Runs in the environment of requirements-huggingface.txt; `test_live.py` starts it and talks to it in JSON lines, one request
+and one answer per line. The first line on stdout says that it is ready: {"ready": true, "transformers": VERSION}. A request is
 
     {"directory": PATH, "seed": N, "hyperparameters": {of TransfoXLConfig}, "n_segment": S, "batch_size": B, "tgt_len": T,
      "weights": "bin" | "legacy" | "safetensors"}

@@ -76,6 +76,18 @@ def test_model_equals_loops(variant: str, monkeypatch: pytest.MonkeyPatch) -> No
                 compare(model, reading, dtype, backend)
 
 
+def test_two_threads_equal_loops() -> None:
+    model, before = tiny_model(), torch.get_num_threads()
+    reading = read_by_loops(model, ages=[0, 4, 9, 1])
+    torch.set_num_threads(2)
+    try:
+        for backend in ("equation", "matmul", "sdpa"):
+            model.backend = backend
+            compare(model, reading, torch.float64, backend)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_kinds_of_attention_equal_loops(kind: str) -> None:
     model = tiny_model(**KINDS[kind])

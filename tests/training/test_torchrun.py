@@ -92,7 +92,7 @@ def test_a_killed_process_costs_an_interval(recipe: str, text: Path, tmp_path: P
     run = tmp_path / "together"
     command = ("train", recipe, "--corpus", text, "--out", run, *settings())
     process = torchrun(*command, options=("--max-restarts", "2"), cwd=tmp_path)
-    for rank, n in ((0, 9), (1, 20)):
+    for rank, n in ((0, 9), (1, 14)):
         wait_for_steps(run, n, process, start=rank + 1)
         os.kill(workers(process)[rank], signal.SIGKILL)
     output, _ = process.communicate(timeout=200)

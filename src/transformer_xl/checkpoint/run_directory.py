@@ -25,7 +25,7 @@ from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, build, models_beside, read_config, read_weights, resolve
+from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, beside, build, read_config, read_weights, resolve
 
 TOKENIZER_FILE = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
@@ -128,8 +128,9 @@ class RunDirectory:
         try:
             return RunConfig(**json.loads(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, NotADirectoryError):
+            runs = beside(self.path, lambda path: RunDirectory(path).holds_run)
             raise CheckpointError(
-                f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{models_beside(self.path)}"
+                f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}"
             ) from None
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(f"'{path}' is damaged: {error}") from None

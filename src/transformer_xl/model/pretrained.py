@@ -22,6 +22,9 @@ WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_TYPE = TransformerXLConfig.kind
 
+_MOST_NAMES = 5
+"""Models beside a mistyped path that an error lists."""
+
 _NAMES = {"transformer_xl": "A Transformer-XL", "vanilla": "A Transformer without memory", "lstm": "An LSTM"}
 
 _CARD = """---
@@ -137,7 +140,7 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if Path(source).is_dir():
         return Path(source)
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        known = models_beside(Path(source))
+        known = beside(Path(source), _holds_model)
         raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{known}")
     from huggingface_hub import snapshot_download
 
@@ -147,7 +150,7 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
         raise CheckpointError(
             f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}; for a hub id "
-            f"check spelling and network); give a run or an exported directory{models_beside(Path(source))}"
+            f"check spelling and network); give a run or an exported directory{beside(Path(source), _holds_model)}"
         ) from None
 
 
@@ -242,13 +245,20 @@ def _past(config: ModelConfig) -> str:
     return f"a memory of {config.mem_len} tokens per layer"
 
 
-def models_beside(path: Path) -> str:
-    """Return a clause that names the models and runs beside a path that holds none, or nothing if there is none."""
+def beside(path: Path, holds: Callable[[Path], bool]) -> str:
+    """Return a clause that names what lies beside a path and holds what that should, or nothing; a few of many."""
     try:
-        beside = [other.name for other in path.parent.iterdir() if (other / CONFIG_FILE).is_file()]
+        others = sorted(other.name for other in path.parent.iterdir() if holds(other))
     except OSError:  # no such directory, or one that must not be listed
         return ""
-    return f"; {did_you_mean(path.name, beside)}" if beside else ""
+    hint = did_you_mean(path.name, others)
+    if len(others) > _MOST_NAMES and hint.startswith("known"):
+        hint = f"known: {', '.join(others[:_MOST_NAMES])} and {len(others) - _MOST_NAMES} more in '{path.parent}'"
+    return f"; {hint}" if others else ""
+
+
+def _holds_model(path: Path) -> bool:
+    return (path / CONFIG_FILE).is_file()
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,6 @@
 """Hugging Face's TransfoXL against its converted models, over configurations drawn at random.
 
-Not part of the suite: `make parity` builds the peer's environment and runs this file. One long-lived process there
+Not part of the suite: `make parity` builds the peer's environment and runs it. One long-lived process there
 (peer_huggingface.py) makes a tiny random model per configuration; it is converted and must say, remember and learn the same.
 Both sides compute with the same float32 weights in float64: some random models are so ill-conditioned that two correct programs
 differ by more than 1e-5 in float32. The gradients come through a float32 file.

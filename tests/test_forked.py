@@ -1,0 +1,19 @@
+"""The server that tests fork their processes from answers what it is asked, whatever went wrong before."""
+
+import pytest
+
+from tests.forked import run_forked
+
+
+def test_an_answer_that_came_too_late_is_nobody_elses() -> None:
+    with pytest.raises(TimeoutError, match=r"no answer within 0\.5 seconds"):
+        run_forked("time:sleep", 1, 2, timeout=0.5)
+    assert run_forked("operator:add", 2, 1, 2) == [3, 3]
+
+
+def test_a_mistake_in_a_job_is_told_and_forgotten() -> None:
+    (outcome,) = run_forked("operator:nothing_of_that_name", 1)
+    assert outcome["type"] == "AttributeError"
+    with pytest.raises(ValueError, match="Expecting value"):
+        run_forked("no_such_module:add", 1)
+    assert run_forked("operator:add", 1, 1, 2) == [3]
