@@ -1,5 +1,8 @@
 """Tiny models and comparisons that tests share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -26,3 +29,25 @@ def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, 
     scale = max(least, expected.abs().max().item()) if expected.numel() else 1.0
     difference = (actual - expected).abs().max().item() if expected.numel() else 0.0
     assert difference <= tolerance * scale, f"{name}: differs by {difference:.3g} (scale {scale:.3g}, allowed {tolerance:g})"
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Make tensors of this type in the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    """Compute with so many threads in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -32,12 +32,13 @@ class TrainingError(TxlError):
     """Training that cannot go on, for example after too many steps without a finite gradient."""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:
     """Return a hint that names the nearest known name, else all of them.
 
     Args:
         name: what the user wrote.
         known: the names that exist.
+        most: how many of them are told; None: all.
 
     Returns:
         A clause to append to an error message.
@@ -50,4 +51,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     options = sorted(known)
     nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
-    return f"did you mean '{nearest[0]}'?" if nearest else f"known: {', '.join(options)}"
+    if nearest:
+        return f"did you mean '{nearest[0]}'?"
+    told = options[:most]
+    more = f" and {len(options) - len(told)} more" if len(told) < len(options) else ""
+    return f"known: {', '.join(told)}{more}"

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,12 @@ def command(*arguments: str) -> list[str]:
 def environment(workbench: Path) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}  # a person has buffers
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+
+def run(environment: dict[str, str], *arguments: str, before: Callable[[], object] | None = None):
+    return subprocess.run(
+        command(*arguments), env=environment, capture_output=True, text=True, timeout=120, check=False, preexec_fn=before
+    )
 
 
 def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
@@ -112,15 +119,7 @@ def test_a_disk_that_is_full_when_checkpoints_are_saved(workbench: Path, txl: Tx
 
 def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
     assert txl("corpus", "prepare", "text.txt").status == 0
-    refused = subprocess.run(
-        command(*TRAIN, "full"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        preexec_fn=lambda: small_files(100),
-    )
+    refused = run(environment, *TRAIN, "full", before=lambda: small_files(100))
     assert refused.returncode == 1
     (line,) = refused.stderr.splitlines()
     assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
@@ -131,9 +130,7 @@ def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench
 def test_a_directory_that_is_read_only(environment: dict[str, str], workbench: Path) -> None:
     workbench.chmod(0o500)
     try:
-        refused = subprocess.run(
-            command(*TRAIN, "new"), env=environment, capture_output=True, text=True, timeout=120, check=False
-        )
+        refused = run(environment, *TRAIN, "new")
     finally:
         workbench.chmod(0o700)
     assert "txl: error: cannot write to 'new': Permission denied" in refused.stderr

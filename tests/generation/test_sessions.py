@@ -10,7 +10,6 @@ A random sequence of everything that a decoder can be told is followed by three 
 
 import copy
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -200,18 +199,8 @@ def test_rows_are_isolated() -> None:
     run_state_machine_as_test(Sessions, settings=settings(max_examples=30, stateful_step_count=20, **QUIET))
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Models so small gain nothing from a second thread, which waits for a turn where other processes keep the cores busy."""
-    n_thread = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(n_thread)
-
-
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
-@pytest.mark.usefixtures("one_thread")
 def test_rows_are_isolated_for_ten_thousand_calls() -> None:
     Sessions.n_calls = 0
     run_state_machine_as_test(Sessions, settings=settings(max_examples=240, stateful_step_count=50, **QUIET))

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, threads, tiny_model
 from tests.reference.test_equation import KINDS, VARIANTS
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import reader as reader_module
@@ -446,10 +446,8 @@ def test_weights_are_shared_not_copied() -> None:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """As users have them: compiled loops are shared between threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+    with threads(2):
+        yield
 
 
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")), reason="no C++ compiler")

@@ -1,9 +1,7 @@
 """Let a converted model read a golden's stream, and compare what it says, remembers and would learn (see golden_writer.py)."""
 
-import contextlib
 import copy
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from tests.helpers import assert_close
+from tests.helpers import assert_close, default_dtype
 from transformer_xl.model.transformer_xl import TransformerXL
 
 GOLDENS = Path(__file__).with_name("goldens")
@@ -72,7 +70,7 @@ def compare(
     dtype = golden.tensors["log_probs"].dtype
     assert model.config.zero_first_memory == golden.zero_first_memory
     own = copy.deepcopy(model).to(dtype)
-    with _default_dtype(dtype):  # of the sinusoids
+    with default_dtype(dtype):  # of the sinusoids
         _compare_outputs(own, golden, tolerance).backward()
     parameters = dict(own.named_parameters())
     assert parameters.keys() == gradients.keys()
@@ -105,13 +103,3 @@ def _compare_outputs(model: TransformerXL, golden: Golden, tolerance: float) -> 
         # its last ext_len tokens are read again. From then on both orders come to the same.
         model = model.with_context(ext_len=ext_len)
     return total
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

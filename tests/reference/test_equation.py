@@ -1,15 +1,13 @@
 """The model against the loops of `loops.py`: log-probabilities, losses, memory and the gradient of every parameter."""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, default_dtype, threads, tiny_model
 from tests.reference.loops import read_row
 from transformer_xl.model.backends import matmul
 from transformer_xl.model.memory import Mems
@@ -77,15 +75,12 @@ def test_model_equals_loops(variant: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_two_threads_equal_loops() -> None:
-    model, before = tiny_model(), torch.get_num_threads()
+    model = tiny_model()
     reading = read_by_loops(model, ages=[0, 4, 9, 1])
-    torch.set_num_threads(2)
-    try:
+    with threads(2):
         for backend in ("equation", "matmul", "sdpa"):
             model.backend = backend
             compare(model, reading, torch.float64, backend)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -185,13 +180,3 @@ def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: st
 def weighted(nll: Tensor) -> Tensor:
     """Sum losses (rows, tokens) with a weight for each place, so that none stands for another."""
     return (nll * torch.arange(1.0, nll.shape[1] + 1)).sum()
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

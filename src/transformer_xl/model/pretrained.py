@@ -246,15 +246,12 @@ def _past(config: ModelConfig) -> str:
 
 
 def beside(path: Path, holds: Callable[[Path], bool]) -> str:
-    """Return a clause that names what lies beside a path and holds what that should, or nothing; a few of many."""
+    """Return a clause that proposes directories beside a path which does not hold what is asked for, or nothing."""
     try:
-        others = sorted(other.name for other in path.parent.iterdir() if holds(other))
+        others = [other.name for other in path.parent.iterdir() if holds(other)]
     except OSError:  # no such directory, or one that must not be listed
         return ""
-    hint = did_you_mean(path.name, others)
-    if len(others) > _MOST_NAMES and hint.startswith("known"):
-        hint = f"known: {', '.join(others[:_MOST_NAMES])} and {len(others) - _MOST_NAMES} more in '{path.parent}'"
-    return f"; {hint}" if others else ""
+    return f"; {did_you_mean(path.name, others, most=_MOST_NAMES)}" if others else ""
 
 
 def _holds_model(path: Path) -> bool:
