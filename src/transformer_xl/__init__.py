@@ -12,6 +12,8 @@ Public names are imported when they are first used, so that `import transformer_
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from transformer_xl.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
     from transformer_xl.config import RunConfig, load_recipe
@@ -31,8 +33,6 @@ if TYPE_CHECKING:
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig, VanillaConfig
     from transformer_xl.training.loop import train
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "AttentionKind": "model_config",

@@ -32,6 +32,14 @@ class TrainingError(TxlError):
     """Training that cannot go on, for example after too many steps without a finite gradient."""
 
 
+class LostContactError(TrainingError):
+    """Another process died, or did not answer in time."""
+
+
+class ToldElsewhereError(TxlError):
+    """Why this process ends is told by the first one."""
+
+
 def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:
     """Return a hint that names the nearest known name, else all of them.
 

@@ -19,7 +19,6 @@ Needs the extra `onnx`.
 
 import contextlib
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.files import whole_file
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -149,9 +149,5 @@ def _write(program: Any, path: Path, *, n_bytes: int) -> None:
     if n_bytes > 0.9 * _LARGEST_FILE:
         program.save(path, external_data=True)  # the graph names the file of the weights, so it cannot be moved
         return
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        program.save(temporary, external_data=False)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole_file(path) as stray:
+        program.save(stray, external_data=False)

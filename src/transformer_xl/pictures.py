@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.files import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,13 +54,11 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
     Raises:
         CheckpointError: the file cannot be written.
     """
-    temporary = path.with_name(f"{path.stem}.tmp{path.suffix}")
     _take_literally(figure)
     try:
-        figure.savefig(temporary)
-        temporary.replace(path)
+        with whole_file(path) as stray:
+            figure.savefig(stray)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; {remedy}") from None
     return path
 

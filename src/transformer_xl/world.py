@@ -20,7 +20,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from transformer_xl.errors import ConfigError, TrainingError, TxlError
+from transformer_xl.errors import ConfigError, LostContactError, ToldElsewhereError, TrainingError, TxlError
+from transformer_xl.ranks import note_meeting
 
 TIMEOUT_VARIABLE = "TXL_TIMEOUT_SECONDS"
 _TIMEOUT_SECONDS = 1800.0
@@ -29,14 +30,6 @@ _SIGNS_OF_LOST_CONTACT = ("gloo", "nccl", "connection", "timed out", "timeout", 
 
 
 Items = TypeVar("Items", bound=Sequence[Any])
-
-
-class LostContactError(TrainingError):
-    """Another process died, or did not answer in time."""
-
-
-class ToldElsewhereError(TxlError):
-    """Why this process ends is told by the first one."""
 
 
 class World:
@@ -244,6 +237,7 @@ def _initialize(world: World, local_rank: int, seconds: float) -> None:
     # Freeing a group waits for its thread, and that may be waiting for the interpreter's lock, which the one who frees it
     # holds. So it is left when the interpreter ends, and freed after that, when its thread has long been idle.
     _groups.append(dist.group.WORLD)
+    note_meeting()
     atexit.register(_leave)
 
 
@@ -277,22 +271,6 @@ def _meeting_place(store: Store, world: World, seconds: float) -> str:
 def _leave() -> None:
     with suppress(RuntimeError, ValueError):  # those who died do not take leave
         dist.destroy_process_group()
-
-
-def is_reporter() -> bool:
-    """Say whether this process shows things to people: the only one, or the first of those that `torchrun` started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
-def have_met() -> bool:
-    """Say whether this process has met others, so that one can tell of what goes wrong in another."""
-    return bool(_groups)
-
-
-def restarts() -> int:
-    """Return how many times `torchrun` has started the processes anew after one of them failed."""
-    text = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return int(text) if text.isdecimal() else 0
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

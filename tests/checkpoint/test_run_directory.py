@@ -46,7 +46,7 @@ def test_a_run_is_created_and_read_back(tmp_path: Path, tokenizer: Tokenizer) ->
     assert run.config() == CONFIG
     assert run.tokenizer().fingerprint == tokenizer.fingerprint
     assert run.store().steps() == []
-    assert sorted(path.name for path in run.path.iterdir()) == [".lock", "checkpoints", "config.json", "tokenizer.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.json", "tokenizer.json"]
 
 
 def test_an_empty_directory_will_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -62,7 +62,7 @@ def test_what_a_killed_start_leaves_is_in_nobodys_way(tmp_path: Path, tokenizer:
     with run.locked():
         run.create(CONFIG, tokenizer)
     (run.path / "config.json").rename(run.path / "config.json.tmp")
-    (run.path / "tokenizer.json.tmp-12-abc").touch()
+    (run.path / "tokenizer.json.12.tmp.json").touch()
     assert not run.holds_run
     with run.locked():
         run.create(CONFIG, tokenizer)
@@ -103,7 +103,7 @@ def test_a_start_that_fails_leaves_nothing(
     if failing == "tokenizer":
         monkeypatch.setattr(type(tokenizer), "save", full)
     else:
-        monkeypatch.setattr("transformer_xl.checkpoint.disk.os.fsync", full)
+        monkeypatch.setattr("transformer_xl.files.os.fsync", full)
     run = RunDirectory(tmp_path / "run")
     with (
         pytest.raises(CheckpointError, match=r"cannot write to '.*run': No space left on device; free disk space"),

@@ -7,13 +7,15 @@ import transformer_xl
 
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
-    {"errors"},
-    {"world", "pictures", "progress", "allocator"},
+    {"version", "errors", "ranks", "console", "allocator"},
+    {"files"},
+    {"world", "pictures"},
     {"settings"},
     {"model_config"},
     {"config"},
     {"model", "data"},
     {"checkpoint", "reading", "texts"},
+    {"opening"},
     {"evaluation", "generation", "conversion"},
     {"training", "huggingface", "onnx", "speed", "planning"},
     {"analysis"},

@@ -69,7 +69,7 @@ def test_a_run_leaves_what_the_directory_promises(start: Start, tmp_path: Path) 
     assert outcome.picture == tmp_path / "run" / "loss.png"
     assert outcome.picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in outcome.directory.iterdir())
-    assert names == [".lock", "checkpoints", "config.json", "environment.json", "loss.png", "metrics.jsonl", "tokenizer.json"]
+    assert names == ["checkpoints", "config.json", "environment.json", "loss.png", "metrics.jsonl", "tokenizer.json"]
     log = entries(outcome.directory)
     assert [entry["step"] for entry in log if entry["kind"] == "train"] == list(range(4, 41, 4))
     assert [entry["step"] for entry in log if entry["kind"] == "valid"] == [16, 32, 40]

@@ -11,18 +11,17 @@ loss.png
 .lock             held by the process that trains here
 """
 
-import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.checkpoint.disk import remove, replace_file, stray_name
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.files import locked, remove, replace_file, stray_name
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, beside, build, read_config, read_weights, resolve
@@ -58,26 +57,20 @@ class RunDirectory:
         Raises:
             CheckpointError: another process trains here, or the directory cannot be written.
         """
-        lock = self.path / LOCK_FILE
-        with self._writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-            file = lock.open("w")
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise CheckpointError(
-                    f"another process is training in '{self.path}'; wait until it ends, or choose another --out"
-                ) from None
-            except OSError:  # a file system that cannot lock
-                pass
-            try:
-                yield
-            finally:
-                with suppress(OSError):
-                    if list(self.path.iterdir()) == [lock]:
-                        lock.unlink()
-                        self.path.rmdir()
+
+        def refuse() -> None:
+            raise CheckpointError(f"another process is training in '{self.path}'; wait until it ends, or choose another --out")
+
+        with ExitStack() as held:
+            with self._writing():
+                self.path.mkdir(parents=True, exist_ok=True)
+                held.callback(self._remove_if_empty)
+                held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
+            yield
+
+    def _remove_if_empty(self) -> None:
+        with suppress(OSError):  # it holds something
+            self.path.rmdir()
 
     def check_free(self) -> None:
         """Make sure that a run can be started here.

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.checkpoint.disk import regular_size
+from transformer_xl.files import regular_size
 
 _MAX_BYTES = 64 * 2**10  # ours take a few hundred; a huge file must not be read before it is known to be ours
 

@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.checkpoint.disk import FileRecord, regular_size, sync_directory, write_file
 from transformer_xl.checkpoint.sealed_json import read_sealed, seal
 from transformer_xl.checkpoint.state_file import MAX_STATE_BYTES, decode_state, encode_state
 from transformer_xl.checkpoint.tensor_file import encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import FileRecord, regular_size, sync_directory, write_file
 
 MODEL_FILE = "model.safetensors"
 TRAINING_FILE = "training.safetensors"

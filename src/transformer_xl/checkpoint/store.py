@@ -14,7 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.checkpoint.disk import (
+from transformer_xl.checkpoint.sealed_json import read_sealed, seal
+from transformer_xl.checkpoint.snapshot import FORMAT, Checkpoint, read_snapshot, write_snapshot
+from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.files import (
     discard_directory,
     make_directory,
     remove,
@@ -22,9 +25,6 @@ from transformer_xl.checkpoint.disk import (
     stray_name,
     sync_directory,
 )
-from transformer_xl.checkpoint.sealed_json import read_sealed, seal
-from transformer_xl.checkpoint.snapshot import FORMAT, Checkpoint, read_snapshot, write_snapshot
-from transformer_xl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

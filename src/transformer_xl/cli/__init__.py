@@ -6,7 +6,6 @@ import sys
 
 from cyclopts import App, CycloptsError
 
-from transformer_xl import __version__
 from transformer_xl.cli import (
     ablate,
     bench,
@@ -21,7 +20,9 @@ from transformer_xl.cli import (
     recl,
     train,
 )
-from transformer_xl.errors import TxlError
+from transformer_xl.errors import LostContactError, ToldElsewhereError, TxlError
+from transformer_xl.ranks import have_met, local_rank, rank
+from transformer_xl.version import __version__
 
 app = App(
     name="txl",
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
     except TxlError as error:
         if _speaks(error):
             print(f"txl: error: {_one_line(error)}", file=sys.stderr)
-        if type(error).__name__ == "LostContactError":  # threads still wait for those who are gone, and would abort the exit
+        if isinstance(error, LostContactError):  # threads still wait for those who are gone, and would abort the exit
             sys.stderr.flush()
             os._exit(1)
         sys.exit(1)
@@ -81,11 +82,9 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _speaks(error: Exception) -> bool:
     """Say whether this process tells of an error: where there are several, the first one does for all, if it can know of it."""
-    rank, local_rank = (os.environ.get(name, "0") for name in ("RANK", "LOCAL_RANK"))
-    world = sys.modules.get("transformer_xl.world")
-    if world is None or not world.have_met():  # what all on a machine find wrong with the command that they were given
-        return local_rank == "0"
-    return rank == "0" or type(error).__name__ not in ("ToldElsewhereError", "LostContactError")
+    if not have_met():  # what all on a machine find wrong with the command that they were given
+        return local_rank() == 0
+    return rank() == 0 or not isinstance(error, (ToldElsewhereError, LostContactError))
 
 
 def _one_line(error: Exception) -> str:

@@ -194,7 +194,7 @@ def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool
     """Write and print the table, and say what is missing."""
     from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
     from transformer_xl.analysis.ablation.table import as_markdown, as_text, make_table
-    from transformer_xl.checkpoint.disk import replace_file
+    from transformer_xl.files import replace_file
 
     table = make_table(ablation)
     with ablation.alone(lambda: None):

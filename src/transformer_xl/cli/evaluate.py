@@ -67,11 +67,11 @@ def evaluate(
     from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.config import RunConfig
+    from transformer_xl.console import progress
     from transformer_xl.errors import ConfigError
     from transformer_xl.evaluation import evaluate as score_stream
     from transformer_xl.model.precision import choose_device
     from transformer_xl.model.precision_names import precision_of_segments
-    from transformer_xl.progress import token_progress
     from transformer_xl.reading import Reading
     from transformer_xl.texts import file_text, split_text
     from transformer_xl.world import joined
@@ -111,7 +111,7 @@ def evaluate(
         keep_freed_memory()
 
         def measure(reading: Reading, *, per_token: bool = False) -> "Score":
-            with token_progress((len(text.ids) - 1) // world.size, hidden=not world.first) as advance:
+            with progress("scoring", (len(text.ids) - 1) // world.size, hidden=not world.first) as bar:
                 return score_stream(
                     model.to(torch_device),
                     text.ids,
@@ -120,7 +120,7 @@ def evaluate(
                     n_bytes=text.n_bytes,
                     precision=chosen,
                     per_token=per_token,
-                    on_tokens=advance,
+                    on_tokens=bar.advance,
                     world=world,
                 )
 

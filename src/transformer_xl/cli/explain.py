@@ -61,9 +61,9 @@ def explain(
     from transformer_xl.analysis.explain.output import check_output, write_explanation
     from transformer_xl.checkpoint.run_directory import RunDirectory, load
     from transformer_xl.config import RunConfig
+    from transformer_xl.console import progress
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
-    from transformer_xl.progress import token_progress
     from transformer_xl.reading import Reading
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
@@ -84,7 +84,7 @@ def explain(
     what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
     remedy = "lower --mem-len, --tgt-len, --top or --most"
     keep_freed_memory()
-    with token_progress(n_read, "reading", hidden=json_) as advance, room_for(what, remedy):
+    with progress("reading", n_read, hidden=json_) as bar, room_for(what, remedy):
         explanation = explain_text(
             model,
             tokenizer,
@@ -96,7 +96,7 @@ def explain(
             most=most,
             n_characters=text.n_characters,
             precision=chosen,
-            on_tokens=advance,
+            on_tokens=bar.advance,
         )
     path = write_explanation(explanation, out)
     figures = explanation.totals.as_dict()

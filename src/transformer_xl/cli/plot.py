@@ -120,19 +120,19 @@ class _Texts:
 
 def _against_memory(runs: "Sequence[OpenRun]", unit: "Unit", lengths: list[int] | None, texts: _Texts) -> "list[Line]":
     from transformer_xl.analysis.plots.memory import memory_line, n_scored
-    from transformer_xl.progress import token_progress
+    from transformer_xl.console import progress
 
     lines = []
     for run in runs:
         model, text = texts.load(run)
-        with token_progress(n_scored(run, lengths) * (len(text.ids) - 1), run.name) as advance:
-            lines.append(memory_line(run, model, text, unit=unit, lengths=lengths, on_tokens=advance))
+        with progress(run.name, n_scored(run, lengths) * (len(text.ids) - 1)) as bar:
+            lines.append(memory_line(run, model, text, unit=unit, lengths=lengths, on_tokens=bar.advance))
     return lines
 
 
 def _against_position(runs: "Sequence[OpenRun]", unit: "Unit", segments: int, texts: _Texts) -> "tuple[list[Line], list[int]]":
     from transformer_xl.analysis.plots.positions import position_lines, segment_readings
-    from transformer_xl.progress import token_progress
+    from transformer_xl.console import progress
 
     sizes = [reading.tgt_len for run in runs for _, reading in segment_readings(run)]
     span = segments * max(sizes)
@@ -140,6 +140,6 @@ def _against_position(runs: "Sequence[OpenRun]", unit: "Unit", segments: int, te
     for run in runs:
         model, text = texts.load(run)
         n_line = len(segment_readings(run))
-        with token_progress(n_line * (len(text.ids) - 1), run.name) as advance:
-            lines += position_lines(run, model, text, span=span, unit=unit, on_tokens=advance)
+        with progress(run.name, n_line * (len(text.ids) - 1)) as bar:
+            lines += position_lines(run, model, text, span=span, unit=unit, on_tokens=bar.advance)
     return lines, list(range(0, span + 1, max(sizes)))

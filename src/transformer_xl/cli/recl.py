@@ -95,8 +95,8 @@ def recl(
     from transformer_xl.analysis.recl.display import misleading_lengths, recl_table
     from transformer_xl.analysis.recl.measure import measure
     from transformer_xl.analysis.recl.plot import draw_recl
+    from transformer_xl.console import progress
     from transformer_xl.data.paths import cache_dir
-    from transformer_xl.progress import token_bar
 
     keep_freed_memory()
     longest = first + (max_context - first) // delta * delta
@@ -104,7 +104,7 @@ def recl(
     known: list[Recl] = []
     interrupted = False
     what = f"contexts of {longest:,} tokens, {batch_size:,} side by side,"
-    with token_bar() as bar, room_for(what, "lower --max-context, --mem-len or --batch-size"):
+    with progress() as bar, room_for(what, "lower --max-context, --mem-len or --batch-size"):
         losses = {
             name: CachedLosses(
                 view,

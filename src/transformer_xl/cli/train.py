@@ -53,8 +53,8 @@ def train(
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
             Of other models than transformer_xl: only the parameters.
     """
+    from transformer_xl.ranks import is_reporter
     from transformer_xl.training.loggers import check_loggers
-    from transformer_xl.world import is_reporter
 
     if is_reporter():
         check_loggers(logger or [])

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_xl.checkpoint.disk import remove, stray_name, sync_directory
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import remove, stray_name, sync_directory
 
 
 def check_free(target: Path) -> None:

@@ -22,8 +22,8 @@ from transformer_xl.data.files import COMPRESSED, Chunk, Piece, is_text, read_bl
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
 from transformer_xl.data.paths import absolute_corpus, data_dir
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
-from transformer_xl.data.waiting import one_at_a_time
 from transformer_xl.errors import CorpusError, did_you_mean
+from transformer_xl.files import locked
 
 PYTHON_STDLIB = "python-stdlib"
 
@@ -321,7 +321,7 @@ def fetch(name: str, *, progress: bool = True) -> Path:
         raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with one_at_a_time(folder / ".lock", partial(_say_who_is_waited_for, name)):  # the processes of a run come together
+        with locked(folder / ".lock", on_busy=partial(_say_who_is_waited_for, name)):  # the processes of a run come together
             _fetch(corpus, folder, progress=progress)
     except OSError as error:
         raise CorpusError(

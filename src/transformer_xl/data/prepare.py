@@ -53,8 +53,8 @@ from transformer_xl.data.shards import (
     write_shards,
 )
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
-from transformer_xl.data.waiting import one_at_a_time
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.files import locked
 
 FORMAT = 1
 """Version of the directory's layout and of the places at which text is cut."""
@@ -212,7 +212,7 @@ def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(directory.parent, but=unfinished)
-        with one_at_a_time(directory.with_name(directory.name + ".lock"), partial(_say_who_is_waited_for, name)):
+        with locked(directory.with_name(directory.name + ".lock"), on_busy=partial(_say_who_is_waited_for, name)):
             if _is_good(directory, verify=verify):
                 return
             _take_up(directory, unfinished)

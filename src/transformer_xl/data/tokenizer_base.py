@@ -3,8 +3,6 @@
 import codecs
 import hashlib
 import json
-import os
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -14,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from transformer_xl.errors import TokenizerError
+from transformer_xl.files import whole_file
 
 FORMAT = 1
 """Version of the JSON files."""
@@ -109,13 +108,8 @@ class Tokenizer(ABC):
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part."""
-        path = Path(path)
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{uuid.uuid4().hex[:8]}")
-        try:
-            temporary.write_text(json.dumps(self.to_dict()), encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole_file(Path(path)) as stray:
+            stray.write_text(json.dumps(self.to_dict()), encoding="utf-8")
 
     @cached_property
     def fingerprint(self) -> str:

@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.disk import STRAY_SUFFIX, regular_size, sync_directory, write_file
 from transformer_xl.checkpoint.sealed_json import canonical
 from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import STRAY_SUFFIX, regular_size, sync_directory, write_file
 from transformer_xl.model.language_model import LanguageModel
 
 FORMAT = "transformer_xl session"

@@ -1,7 +1,6 @@
 """Save a model as `config.json` + `model.safetensors`, and load it from a directory or a hub id."""
 
 import json
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
+from transformer_xl.files import replace_file, whole_file
 from transformer_xl.model_config import KINDS, LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig, model_config
 
 if TYPE_CHECKING:
@@ -66,8 +66,9 @@ class PretrainedMixin:
         weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            _replace(folder / WEIGHTS_FILE, lambda path: save_file(weights, path))
-            _replace(folder / CONFIG_FILE, lambda path: path.write_text(json.dumps(values, indent=2) + "\n"))
+            with whole_file(folder / WEIGHTS_FILE) as stray:
+                save_file(weights, stray)
+            replace_file(folder / CONFIG_FILE, (json.dumps(values, indent=2) + "\n").encode())
         except (OSError, SafetensorError) as error:
             raise CheckpointError(
                 f"cannot write the model to '{folder}': {error}; free space or choose another directory"
@@ -261,13 +262,3 @@ def _holds_model(path: Path) -> bool:
 def _reason(error: Exception) -> str:
     """Return the first line of what an exception says."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-def _replace(path: Path, write: Any) -> None:
-    """Write a file beside its final place, then move it there, so that a crash leaves the old one."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

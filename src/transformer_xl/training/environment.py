@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-import transformer_xl
-from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import replace_file
+from transformer_xl.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
 
@@ -78,14 +78,14 @@ def describe_environment(*, seed: int, device: torch.device, step: int = 0) -> d
         "seed": seed,
         "command": sys.argv,
         "versions": _versions(),
-        "commit": _commit(Path(transformer_xl.__file__).parent),
+        "commit": _commit(Path(__file__).parent),
         "machine": _machine(device),
         "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
 
 
 def _versions() -> dict[str, str]:
-    found = {"transformer_xl": transformer_xl.__version__, "python": platform.python_version()}
+    found = {"transformer_xl": __version__, "python": platform.python_version()}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
+from transformer_xl.files import replace_file
 
 IDENTITY_FILE = "loggers.json"
 PROJECT = "transformer_xl"

@@ -12,6 +12,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.evaluation import Score
+from transformer_xl.ranks import restarts
 from transformer_xl.training.determinism import deterministic
 from transformer_xl.training.display import Display, clock
 from transformer_xl.training.environment import begun_by_this_launch
@@ -23,7 +24,7 @@ from transformer_xl.training.starting import set_up
 from transformer_xl.training.stopping import stop_signal
 from transformer_xl.training.trainer import StepResult
 from transformer_xl.training.validation import score_of_average, score_split, validate
-from transformer_xl.world import joined, restarts
+from transformer_xl.world import joined
 
 
 @dataclass(frozen=True)

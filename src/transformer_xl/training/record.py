@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.checkpoint.disk import replace_file
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import replace_file
 from transformer_xl.pictures import new_figure, save_picture
 from transformer_xl.training.loggers import open_loggers
 

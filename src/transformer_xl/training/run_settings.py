@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from transformer_xl import __version__
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.errors import CheckpointError
+from transformer_xl.version import __version__
 
 _FIXED_SECTIONS = ("model", "tokenizer", "data")  # what a checkpoint depends on: a resumed run cannot change it
 _FIXED_KEYS = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from transformer_xl.errors import CheckpointError, TrainingError
+from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError
 from transformer_xl.training.run import Best, Run
-from transformer_xl.world import ToldElsewhereError
 
 
 def save(run: Run, *, best: Best | None = None, must: bool) -> int | None:

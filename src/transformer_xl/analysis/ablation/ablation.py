@@ -8,21 +8,23 @@ VARIANT-seedN/           an ordinary run
 table.md  curves.png  lengths.png
 """
 
-import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.analysis.ablation.pace import Pace
 from transformer_xl.analysis.ablation.plan import Plan, Trial
-from transformer_xl.checkpoint.disk import replace_file
-from transformer_xl.data.waiting import one_at_a_time
 from transformer_xl.errors import CheckpointError
+from transformer_xl.files import locked, replace_file
 
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
+
+
+class _TakenError(Exception):
+    """Another process has the run."""
 
 
 class Ablation:
@@ -144,22 +146,23 @@ class Ablation:
     @contextmanager
     def claimed(self, trial: Trial) -> Iterator[bool]:
         """Keep other processes from a run until the block ends; yields False if another has it."""
-        with writing(self.directory):
-            file = (self.directory / RESULTS / f".{trial.name}.lock").open("w")
-        with file:
+
+        def give_up() -> None:
+            raise _TakenError
+
+        with ExitStack() as held:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                with writing(self.directory):
+                    held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
+            except _TakenError:
                 yield False
                 return
-            except OSError:  # a file system that cannot lock
-                pass
             yield True
 
     @contextmanager
     def alone(self, on_wait: Callable[[], object]) -> Iterator[None]:
         """Wait until no other process is in such a block."""
-        with one_at_a_time(self.directory / LOCK_FILE, on_wait):
+        with locked(self.directory / LOCK_FILE, on_busy=on_wait):
             yield
 
 

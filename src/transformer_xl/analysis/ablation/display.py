@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from transformer_xl.analysis.ablation.plan import Trial
-from transformer_xl.progress import token_progress
+from transformer_xl.console import Bar, progress
 from transformer_xl.training.display import Display
 
 
@@ -53,9 +53,9 @@ class AblationDisplay:
 
             yield report
 
-    def scoring(self, trial: Trial, tokens: int) -> AbstractContextManager[Callable[[int], object]]:
-        """Show a bar of so many tokens; yields what to call with those just scored."""
-        return token_progress(tokens, f"scoring {trial.name}", hidden=self.quiet)
+    def scoring(self, trial: Trial, tokens: int) -> AbstractContextManager[Bar]:
+        """Show a bar of so many tokens; which is told of those just scored."""
+        return progress(f"scoring {trial.name}", tokens, hidden=self.quiet)
 
 
 class _RunDisplay(Display):

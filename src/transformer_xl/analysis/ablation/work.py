@@ -40,7 +40,7 @@ class Watcher(Protocol):
         ...
 
     def scoring(self, trial: Trial, tokens: int) -> AbstractContextManager[Any]:
-        """Show a bar of so many tokens; yields what to call with those just scored."""
+        """Show a bar of so many tokens; which is told of those just scored."""
         ...
 
 
@@ -180,9 +180,9 @@ class Work:
             model, tokenizer = load(directory.path, on_damaged=self.watcher.say)
             text = split_text(config, tokenizer, limit=plan.tokens)
             result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind, "loses": tokenizer.loses}
-            with self.watcher.scoring(trial, len(missing) * (len(text.ids) - 1)) as advance:
+            with self.watcher.scoring(trial, len(missing) * (len(text.ids) - 1)) as bar:
                 for reading in missing:
-                    measured = score(model, text, config, reading, on_tokens=advance)
+                    measured = score(model, text, config, reading, on_tokens=bar.advance)
                     if not math.isfinite(measured.nats):
                         raise TrainingError(f"losses with an attention length of {reading.length:,} are not finite")
                     result["scores"].append(Scored(reading=_as_dict(reading), score=measured.as_dict()))

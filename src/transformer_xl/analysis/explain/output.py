@@ -6,8 +6,8 @@ from pathlib import Path
 from transformer_xl.analysis.explain.drawing import pictures
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.page import page
-from transformer_xl.checkpoint.disk import make_directory, replace_file
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import save_picture
 
 PAGE, TOTALS = "index.html", "explain.json"

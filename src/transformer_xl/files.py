@@ -1,15 +1,23 @@
-"""Writes and deletions that survive a killed process and a lost power supply; reads that follow no links (POSIX)."""
+"""Files: written whole or not at all, deleted whole, read without following links, and held by one process at a time (POSIX).
 
+What is written survives a killed process and a lost power supply.
+"""
+
+import fcntl
 import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 STRAY_SUFFIX = ".tmp"
 """What the names of unfinished or half-deleted things end with; nothing that ends so is ever read."""
+
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,78 @@ def replace_file(path: Path, data: bytes) -> None:
     write_file(stray, [data])
     stray.replace(path)
     sync_directory(path.parent)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Let somebody else's writer give a file new content at once: a reader sees the old file or the new, never a mixture.
+
+    Args:
+        path: the file; it need not exist, its directory does.
+
+    Yields:
+        Another name in the same directory with the same ending, for the block to write. It becomes `path` when the block ends,
+        and is removed when the block fails. No other process writes under that name.
+
+    Raises:
+        OSError: if the file cannot be moved to its place; the old content is then still there.
+    """
+    stray = path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
+    try:
+        yield stray
+        with stray.open("rb") as file:
+            os.fsync(file.fileno())
+        stray.replace(path)
+    finally:
+        stray.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+@contextmanager
+def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock file `path` while the block runs; a process that dies lets go of it.
+
+    A file system that cannot lock is trusted.
+
+    Args:
+        path: a file that exists only for this, and that is removed afterwards; its directory exists.
+        on_busy: called once if another process holds it. If it returns, this process waits; an error that it raises goes on.
+
+    Raises:
+        OSError: if the file cannot be made.
+    """
+    told = False
+    while True:
+        with path.open("a") as file:
+            if _lock(file.fileno()) and _is_still(path, file.fileno()):
+                try:
+                    yield
+                finally:
+                    with suppress(OSError):
+                        path.unlink()
+                return
+        if not told:
+            on_busy()
+            told = True
+        time.sleep(_POLL_SECONDS)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _is_still(path: Path, descriptor: int) -> bool:
+    """Say whether the file that was opened is the one that others find: the one before may have been removed meanwhile."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def sync_directory(directory: Path) -> None:

@@ -1,0 +1,165 @@
+"""What people see in a terminal: lines, tables, and one kind of progress bar, on stderr where there is a terminal."""
+
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+Unit = Literal["tokens", "bytes"]
+
+
+def say(message: str, *, quiet: bool = False) -> None:
+    """Write a line to stderr."""
+    if not quiet:
+        print(message, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+    """Write a warning to stderr."""
+    say(f"warning: {message}")
+
+
+def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
+    """Return rows of text as aligned columns.
+
+    Args:
+        rows: cells, as many in each row; the first row is the head.
+        n_left: so many columns are flush left, the others flush right.
+
+    Example:
+        >>> print(table([["name", "n"], ["a", "12"], ["bcdef", "3"]]))
+        name    n
+        a      12
+        bcdef   3
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = (cell.ljust(w) if i < n_left else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def markdown(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
+    """Return rows of text as a table in Markdown; the arguments are those of `table`.
+
+    Example:
+        >>> print(markdown([["name", "n"], ["a", "12"]]))
+        | name | n |
+        |---|---:|
+        | a | 12 |
+    """
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    rule = "".join("---|" if i < n_left else "---:|" for i in range(len(rows[0])))
+    return "\n".join([head, f"|{rule}", *body])
+
+
+def short(n: float, units: Sequence[str]) -> str:
+    """Return a number in three digits and the unit that fits, as data sheets write it.
+
+    Args:
+        n: in the first unit.
+        units: each a thousand times the one before.
+
+    Example:
+        >>> short(1_234_000_000, ("B", "kB", "MB", "GB")), short(56_700, ("B", "kB")), short(0, ("B",))
+        ('1.23 GB', '56.7 kB', '0 B')
+    """
+    i = 0
+    while n >= 999.5 and i < len(units) - 1:
+        n, i = n / 1000, i + 1
+    return f"{n:.3g} {units[i]}"
+
+
+class Bar:
+    """Shows what is being done, how much of it is done, how fast it goes and how long it still takes.
+
+    Args:
+        bar: of rich; None: nothing is shown.
+    """
+
+    def __init__(self, bar: "Progress | None") -> None:
+        self._bar = bar
+
+    def begin(self, what: str, total: float | None = None, *, done: float = 0) -> None:
+        """Go on to something else.
+
+        Args:
+            what: is done next.
+            total: how much of it there is; None: that is not known.
+            done: how much of it was done before.
+        """
+        if self._bar:
+            self._bar.reset(self._bar.task_ids[0], total=total, completed=done, description=what)
+
+    def advance(self, n: float = 1) -> None:
+        """Say how much was done since the last call."""
+        if self._bar:
+            self._bar.advance(self._bar.task_ids[0], n)
+            self._draw()
+
+    def note(self, text: str) -> None:
+        """Show a text beside the bar."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], note=text)
+            self._draw()
+
+    def _draw(self) -> None:
+        if self._bar and not self._bar.live.auto_refresh:
+            self._bar.refresh()
+
+
+@contextlib.contextmanager
+def progress(
+    what: str = "", total: float | None = None, *, unit: Unit | None = "tokens", hidden: bool = False, threaded: bool = True
+) -> Iterator[Bar]:
+    """Show a bar on stderr while the block runs, if that is a terminal; it disappears at the end.
+
+    Args:
+        what: is being done.
+        total: how much of it there is, in units; None: that is not known.
+        unit: tokens or bytes, of which the rate is shown; None: things of which no rate is of interest.
+        hidden: show nothing.
+        threaded: redraw ten times a second. False: only when the bar is told something, so that no thread takes time from
+            what is being timed.
+
+    Yields:
+        The bar, to be told what is done.
+    """
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    if hidden or not console.is_terminal:
+        yield Bar(None)
+        return
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:,.0f} tokens/s" if task.speed else "", no_wrap=True)
+
+    rate = {"tokens": [Rate()], "bytes": [DownloadColumn(), TransferSpeedColumn()], None: []}[unit]
+    columns = [
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        *rate,
+        *([TimeRemainingColumn()] if unit else []),
+        TextColumn("{task.fields[note]}", markup=False),
+    ]
+    with Progress(*columns, console=console, transient=True, auto_refresh=threaded) as bar:
+        bar.add_task(what, total=total, note="")
+        yield Bar(bar)

@@ -1,0 +1,65 @@
+import errno
+from pathlib import Path
+
+import pytest
+
+from transformer_xl import files
+from transformer_xl.files import locked, whole_file
+
+
+def test_a_file_that_was_removed_before_it_was_locked_keeps_nobody_out(tmp_path: Path, monkeypatch) -> None:
+    """Who held it removes it, and a third may have made it anew: two would hold what they take for the same file."""
+    path, lock, n_tries = tmp_path / "lock", files._lock, []
+
+    def late(descriptor: int) -> bool:
+        n_tries.append(1)
+        if len(n_tries) == 1:
+            path.unlink()
+        return lock(descriptor)
+
+    monkeypatch.setattr(files, "_lock", late)
+    with locked(path, on_busy=lambda: None):
+        assert path.exists()
+    assert len(n_tries) == 2
+    assert not path.exists()
+
+
+def test_nobody_waits_where_files_cannot_be_locked(tmp_path: Path, monkeypatch) -> None:
+    def refuse(*args: object) -> None:
+        raise OSError(errno.ENOLCK, "no locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", refuse)
+    with locked(tmp_path / "lock", on_busy=lambda: pytest.fail("it waits")):
+        assert (tmp_path / "lock").exists()
+
+
+def test_a_failure_lets_go(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt), locked(tmp_path / "lock", on_busy=lambda: pytest.fail("it waits")):
+            raise KeyboardInterrupt
+    assert not (tmp_path / "lock").exists()
+
+
+def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_text("old")
+    with pytest.raises(RuntimeError), whole_file(path) as stray:
+        assert stray.suffix == ".png"
+        stray.write_text("half of the n")
+        raise RuntimeError
+    assert path.read_text() == "old"
+    with whole_file(path) as stray:
+        stray.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_who_is_refused_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise BlockingIOError
+
+    with locked(tmp_path / "lock", on_busy=refuse):
+        with pytest.raises(BlockingIOError), locked(tmp_path / "lock", on_busy=refuse):
+            pytest.fail("two hold it")
+        assert (tmp_path / "lock").exists()
