@@ -35,8 +35,8 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks and parity together
-	$(PYTEST) -m 'faults or data or benchmarks or parity' tests
+test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks, parity, slow tests, and Hypothesis with many examples
+	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 200 random models of Hugging Face, converted, against the original
 	$(PYTEST) -m parity tests/parity

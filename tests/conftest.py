@@ -13,7 +13,11 @@ if not torch.cuda.is_available():  # without a GPU, Triton's kernels run in its 
 from hypothesis import HealthCheck, settings
 from torch.utils._device import _device_constructors
 
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+from tests.helpers import examples
+
+settings.register_profile(
+    "suite", max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("suite")
 
 _empty = torch.empty

@@ -1,5 +1,6 @@
 """Tiny models and comparisons that tests share."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,6 +11,14 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
 TINY = {"vocab_size": 13, "n_layer": 2, "d_model": 10, "n_head": 3, "d_head": 4, "d_inner": 14, "dropout": 0.0, "mem_len": 5}
+
+THOROUGH = os.environ.get("TXL_THOROUGH") == "1"
+"""Whether Hypothesis tries as many examples as it can find use for (`make test-slow`), or a few (`make test`)."""
+
+
+def examples(thorough: int) -> int:
+    """Return how many examples a test tries: all of them where time is given, a tenth and at least 5 in the suite."""
+    return thorough if THOROUGH else min(thorough, max(5, thorough // 10))
 
 
 def tiny_model(**changes) -> TransformerXL:

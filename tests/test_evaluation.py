@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import tiny_model
+from tests.helpers import examples, tiny_model
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.model.memory import Mems
@@ -42,7 +42,7 @@ def test_one_token_at_a_time_is_the_naive_loop() -> None:
     assert score.token_nats.dtype == np.float32
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(n=st.integers(2, 60), tgt_len=st.integers(1, 20), batch_size=st.integers(1, 12), mem_len=st.integers(1, 4))
 def test_with_equal_contexts_no_division_matters(n: int, tgt_len: int, batch_size: int, mem_len: int) -> None:
     """`same_length` gives every token the last mem_len tokens per layer, so only exact warm-up of lanes gives equal nats."""
@@ -57,7 +57,7 @@ def test_with_equal_contexts_no_division_matters(n: int, tgt_len: int, batch_siz
     assert score.nats == pytest.approx(float(score.token_nats.sum(dtype=np.float64)), abs=1e-4)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(n=st.integers(2, 90), tgt_len=st.integers(1, 40), batch_size=st.integers(1, 100), mem_len=st.integers(0, 3))
 def test_every_token_is_counted_once(n: int, tgt_len: int, batch_size: int, mem_len: int) -> None:
     """A model whose nats depend on the token alone: the bias of the softmax."""
@@ -108,7 +108,7 @@ def with_extended_context(model: TransformerXL, ids: np.ndarray, tgt_len: int, e
     return nats
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     n=st.integers(2, 60),
     tgt_len=st.integers(1, 9),

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.checkpoint.helpers import as_bytes, assert_same, assert_same_tensors, never, numbered
+from tests.helpers import examples
 from transformer_xl.checkpoint.sealed_json import seal, unseal
 from transformer_xl.checkpoint.snapshot import read_snapshot
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
@@ -73,7 +74,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     step=st.integers(0, 10**18 - 1), model=tensor_dicts, training=tensor_dicts, state=st.dictionaries(st.text(), json_values)
 )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import examples
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, shown, truth, truths
@@ -74,7 +75,7 @@ def native_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(data=st.data())
 def test_a_table_covers_the_model_exactly_and_is_its_own_way_back(form, data):
     config = data.draw(configs(form))

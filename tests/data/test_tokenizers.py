@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import examples
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.files import cut_chunks
 from transformer_xl.data.tokenizers import (
@@ -60,7 +61,7 @@ def test_bytes_take_any_bytes(data: bytes) -> None:
 
 
 @ALL
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(data=st.data())
 def test_stream_decoder_agrees_with_decode(kind: str, data: st.DataObject) -> None:
     tokenizer = TRAINED[kind]
@@ -70,7 +71,7 @@ def test_stream_decoder_agrees_with_decode(kind: str, data: st.DataObject) -> No
     _check_stream(tokenizer, data.draw(of_text | any_ids))
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.lists(st.sampled_from([0x41, 0x80, 0xA0, 0xBF, 0xC3, 0xE2, 0x82, 0xAC, 0xED, 0xF0, 0x9F, 0x99, 0x82, 0xF4, 0xFF])))
 def test_stream_decoder_agrees_on_broken_utf8(ids: list[int]) -> None:
     _check_stream(TRAINED["byte"], ids)
@@ -89,7 +90,7 @@ def test_stream_gives_complete_characters_only() -> None:
     assert decoder.finish() == "\ufffd"
 
 
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(text=st.text("ab'9. \n\t\r\x1c\x85\xa0\u2028²東") | UNICODE)
 def test_bpe_by_segments_is_bpe_by_the_library(text: str) -> None:
     tokenizer = TRAINED["bpe"]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import examples
 from transformer_xl.config import DataConfig
 from transformer_xl.data import tokenizers, vocabulary
 from transformer_xl.data.files import cut_chunks
@@ -29,7 +30,7 @@ TEXT = st.text(st.sampled_from("the Theé1,x@-.\"'s \t\r\n_\x0b\x1c\x85\xa0\u202
 
 
 @ALL
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 @given(text=TEXT, chunk_bytes=st.integers(8, 40))
 def test_encoding_in_chunks_is_encoding_as_a_whole(name: str, text: str, chunk_bytes: int) -> None:
     tokenizer, words = TOKENIZERS[name], text.encode("utf-8", "ignore").decode().replace("\r", " ").split("\n")
@@ -48,7 +49,7 @@ def test_ids_are_ids(name: str, text: str) -> None:
 
 
 @ALL
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(data=st.data())
 def test_stream_decoder_agrees_with_decode(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
@@ -233,7 +234,7 @@ JSON = SCALAR | st.lists(SCALAR, max_size=3) | st.dictionaries(st.text(max_size=
 CHANGES = st.fixed_dictionaries({}, optional={name: JSON for name in [*WORD_FIELDS, *SYMBOL_FIELDS] if name != "kind"})
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(base=st.sampled_from([WORD_FIELDS, SYMBOL_FIELDS]), changes=CHANGES)
 def test_any_json_makes_a_tokenizer_or_its_error(base: dict, changes: dict) -> None:
     try:

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers import examples
 from transformer_xl.data.word_spacing import JOINS, LineWriter, MosesSpacing, PlainSpacing
 
 SIGNS = ["'", '"', "``", "''", "„", "“", "`", ",", ".", "?!", ")", "(", "[", "$", "£", "¿", "%", "...", "-", "'s", "n't", "'t"]
@@ -13,7 +14,7 @@ def written(spacing: PlainSpacing, words: list[str]) -> str:
 
 
 @pytest.mark.parametrize("language", ["en", "de", "ko"])
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(words=st.lists(st.sampled_from(SIGNS + WORDS)))
 def test_spacing_is_that_of_sacremoses(language: str, words: list[str]) -> None:
     sacremoses = pytest.importorskip("sacremoses")

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, examples, tiny_model
 from tests.model.test_reader import graphs_only  # noqa: F401
 from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
@@ -88,7 +88,7 @@ def test_single_tokens_see_what_the_model_sees(name: str) -> None:
         assert torch.equal(decoder.scores.full(), decoder.scores.full())
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(name=st.sampled_from(sorted(KEPT)), tgt_len=st.integers(1, 45), at=st.lists(st.integers(0, 40), max_size=9))
 def test_no_cut_makes_a_difference(name: str, tgt_len: int, at: list[int]) -> None:
     """Fed as tensors and as lists, the text cut anywhere, read in pieces of any length."""
@@ -155,7 +155,7 @@ def test_memory_keeps_its_size() -> None:
 # rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 def test_rows_are_cut_independently(data: st.DataObject) -> None:
     """Three rows read the same text, each in pieces of its own, some calls bringing nothing for some rows."""

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 from torch import Tensor
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, examples, tiny_model
 from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.streams import KeptStreams
@@ -196,12 +196,12 @@ QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 def test_rows_are_isolated() -> None:
-    run_state_machine_as_test(Sessions, settings=settings(max_examples=30, stateful_step_count=20, **QUIET))
+    run_state_machine_as_test(Sessions, settings=settings(max_examples=examples(30), stateful_step_count=20, **QUIET))
 
 
 @pytest.mark.faults
 @pytest.mark.timeout(1800)
 def test_rows_are_isolated_for_ten_thousand_calls() -> None:
     Sessions.n_calls = 0
-    run_state_machine_as_test(Sessions, settings=settings(max_examples=240, stateful_step_count=50, **QUIET))
+    run_state_machine_as_test(Sessions, settings=settings(max_examples=examples(240), stateful_step_count=50, **QUIET))
     assert Sessions.n_calls >= 10_000

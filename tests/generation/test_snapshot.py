@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tests.checkpoint.test_damage import flip_bit, truncate
 from tests.checkpoint.test_faults import FAULTS, Fault, fail_call, fail_writes, small_disk
-from tests.helpers import tiny_model
+from tests.helpers import examples, tiny_model
 from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.errors import CheckpointError
 from transformer_xl.generation import snapshot
@@ -102,7 +102,7 @@ def act(decoder: Decoder, action: tuple[str, Any]) -> Tensor:
 
 
 @pytest.mark.parametrize(("kind", "precision"), CASES)
-@settings(max_examples=6)
+@settings(max_examples=examples(6))
 @given(before=st.lists(ACTIONS, max_size=6), after=st.lists(ACTIONS, min_size=1, max_size=4))
 def test_a_session_goes_on_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory, kind: str, precision: str, before: list[Any], after: list[Any]

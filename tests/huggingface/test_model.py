@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, examples, tiny_model
 from tests.huggingface.conftest import Saved
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.errors import CheckpointError, ConfigError
@@ -124,7 +124,7 @@ def padded_rows(draw: Any) -> list[tuple[int, int, int]]:
     return rows
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.lists(padded_rows(), min_size=1, max_size=3).filter(lambda segments: len({len(rows) for rows in segments}) == 1),
     st.sampled_from([{}, {"same_length": True}, {"zero_first_memory": True}, {"pre_lnorm": True, "clamp_len": 3}, ADAPTIVE]),

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, examples, tiny_model
 from transformer_xl.model.memory import Mems, join
 
 
@@ -92,7 +92,7 @@ KINDS = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_left_padded_rows_read_as_if_alone(data):
     """Rows are fed different numbers of tokens, call after call; each must equal the row fed alone without padding."""
@@ -116,7 +116,7 @@ def test_left_padded_rows_read_as_if_alone(data):
             assert int(mems.n_valid[row]) == int(alone[row].n_valid[0])
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""

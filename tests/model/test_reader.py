@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.helpers import assert_close, threads, tiny_model
+from tests.helpers import assert_close, examples, threads, tiny_model
 from tests.reference.test_equation import KINDS, VARIANTS
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import reader as reader_module
@@ -136,7 +136,7 @@ def test_a_window_limits_what_tokens_see_where_training_did_not() -> None:
             assert_close("model", logits(one, actual[:, t]), right[:, 0], 1e-10)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=st.data())
 def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
     """Segments of all rows and of one, steps of some, resets, in any order; each row against a model that reads it alone."""

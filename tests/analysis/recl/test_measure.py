@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.recl.oracle import Oracle, repeating
+from tests.helpers import examples
 from transformer_xl.analysis.recl.cached_losses import CachedLosses
 from transformer_xl.analysis.recl.context_losses import spread_blocks
 from transformer_xl.analysis.recl.measure import Length, Recl, hardest, measure, relative_gain
@@ -127,7 +128,7 @@ def by_loops(losses: list[list[list[float]]], share: float, threshold: float) ->
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(groups())
 def test_measure_is_its_definition(group: Group) -> None:
     losses, share, threshold = group

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conversion.hostile import name, storage, tensor, tuple_of, value, whole
+from tests.helpers import examples
 from transformer_xl.conversion.readers import pickle_child
 from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickle_files import read_pickle
@@ -203,7 +204,7 @@ def containers(inner):
 LEAVES = st.none() | st.booleans() | st.integers(-(2**200), 2**200) | st.floats(allow_nan=False) | st.text()
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     st.recursive(LEAVES, containers, max_leaves=20),
     st.sampled_from(PROTOCOLS),

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.helpers import examples
 from transformer_xl.conversion.readers import tensor_bundle
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.errors import CheckpointError
@@ -164,7 +165,7 @@ NAMES = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_
 SHAPES = st.lists(st.integers(0, 4), max_size=4)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     shapes=st.dictionaries(NAMES, st.tuples(SHAPES, st.sampled_from(list(CODES))), max_size=12),
     n_shards=st.integers(1, 3),
