@@ -5,7 +5,8 @@ with status 1, so a traceback always means a defect of ours.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class TxlError(Exception):
@@ -64,3 +65,30 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) ->
     told = options[:most]
     more = f" and {len(options) - len(told)} more" if len(told) < len(options) else ""
     return f"known: {', '.join(told)}{more}"
+
+
+@contextmanager
+def room_for(what: str, remedy: str) -> Iterator[None]:
+    """Turn memory that cannot be had inside the block into an error that a user can mend.
+
+    Args:
+        what: needs it, such as "a text".
+        remedy: what to do, such as "lower --mem-len".
+
+    Raises:
+        ConfigError: it cannot be had.
+
+    Example:
+        >>> with room_for("all of it", "take less"):
+        ...     raise MemoryError
+        Traceback (most recent call last):
+        transformer_xl.errors.ConfigError: memory for all of it cannot be had here; take less
+    """
+    try:
+        yield
+    except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+        # torch has a class of its own for the memory of a GPU only, and sizes overflow before memory does
+        signs = ("allocate", "out of memory", "verflow")
+        if not (isinstance(error, (MemoryError, OverflowError)) or any(sign in str(error) for sign in signs)):
+            raise
+        raise ConfigError(f"memory for {what} cannot be had here; {remedy}") from None

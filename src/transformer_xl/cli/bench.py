@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import App, Parameter
 
-from transformer_xl.cli.options import check_least, names_of, numbers_of, warn
+from transformer_xl.cli.options import check_least, names_of, numbers_of
+from transformer_xl.console import warn
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:

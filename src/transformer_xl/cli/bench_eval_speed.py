@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import check_least, numbers_of
-from transformer_xl.cli.room import room_for
+from transformer_xl.errors import room_for
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:

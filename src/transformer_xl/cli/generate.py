@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Group, Parameter
 
 from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
-from transformer_xl.cli.room import room_for
 from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamPrinter, TextPrinter, gathered_output, say
+from transformer_xl.errors import room_for
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer

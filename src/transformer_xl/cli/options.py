@@ -1,9 +1,91 @@
-"""What several commands make of their options: lists, limits, and warnings."""
+"""Options that several commands have: their types, groups of them, and what is checked of them."""
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from cyclopts import Parameter
+
+from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from transformer_xl.opening import Opened
+    from transformer_xl.texts import Text
+
+Flag = Annotated[bool, Parameter(negative="")]
+"""An option without a value and without a --no- form."""
+
+Json = Annotated[bool, Parameter(name="--json", negative="")]
+"""Whether JSON is printed; the parameter is called `json_`."""
+
+Repeated = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)]
+"""Values of an option that may be given several times, with one value each time."""
+
+Overrides = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
+"""Settings laid over a recipe, such as train.steps=100; the parameter is called `set_`."""
+
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+"""The precision in which a model is used: its name, or auto."""
+
+FloatPrecision = Literal["auto", "fp32", "bf16", "fp16"]
+"""The same where weights cannot be rounded to int8."""
+
+Split = Literal["train", "valid", "test"]
+"""A split of a corpus."""
+
+Which = Literal["best", "last", "average"]
+"""Which weights of a run."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Opening:
+    """How a run or a model is opened.
+
+    Args:
+        device: auto, cpu, cuda, cuda:N or mps.
+        checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
+    """
+
+    device: str = "auto"
+    checkpoint: Which = "best"
+
+    def open(self, run: str | Path, *, on_damaged: Callable[[str], None] = warn) -> "Opened":
+        """Open a run, an exported model or a hub id; see `opening.open_run`."""
+        from transformer_xl.opening import open_run
+
+        return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class TextChoice:
+    """Which text is read.
+
+    Args:
+        split: train, valid or test. Default: test, or valid where there is none.
+        corpus: another corpus than the run's, or a directory that holds the run's named corpus.
+        file: score this text file, plain or compressed, whole, instead of a split.
+    """
+
+    split: Split | None = None
+    corpus: str | None = None
+    file: Path | None = None
+
+    def check(self) -> None:
+        """Refuse a file and a split at once, before a large model is loaded.
+
+        Raises:
+            ConfigError: both are given.
+        """
+        if self.file is not None and (self.split is not None or self.corpus is not None):
+            raise ConfigError("--file scores a whole file; leave --split and --corpus out")
+
+    def text(self, opened: "Opened") -> "Text":
+        """Return the text, as the tokens of what was opened."""
+        return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
 
 def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
@@ -43,8 +125,3 @@ def check_least(limits: dict[str, tuple[int | None, int]]) -> None:
     for option, (value, least) in limits.items():
         if value is not None and value < least:
             raise ConfigError(f"--{option} ({value}) must be at least {least}")
-
-
-def warn(message: str) -> None:
-    """Print a warning on stderr."""
-    print(f"warning: {message}", file=sys.stderr)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import check_least, numbers_of, warn
+from transformer_xl.cli.options import check_least, numbers_of
+from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import check_least, warn
-from transformer_xl.cli.room import room_for
+from transformer_xl.cli.options import check_least
+from transformer_xl.console import warn
+from transformer_xl.errors import room_for
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.cli.room import room_for
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, room_for
 
 
 @pytest.mark.parametrize("n", [10**14, 10**18, 10**19, 10**30])
