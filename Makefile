@@ -5,10 +5,11 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c const
 PEER := .venv-peer
 WORKERS ?= 2
 THREADS ?= 1
+CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-slow test-data test-benchmarks faults parity lint format bench clean
+.PHONY: help quickstart check test test-slow test-data test-benchmarks faults parity lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,6 +23,9 @@ quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: 
 	@echo "  $(BIN)/txl train --corpus YOUR.txt --out runs/mine     your own text: a file, a directory or a glob"
 	@echo "  $(BIN)/txl eval runs/quickstart --mem-len 512          the same weights with a longer memory"
 	@echo "  $(BIN)/txl generate runs/quickstart --prompt 'class '  another text every time"
+
+check: $(BIN)/.test  ## what tells early that something is wrong, in under two minutes
+	$(PYTEST) $(CHECKS)
 
 test: $(BIN)/.test  ## the suite
 	$(PYTEST)

@@ -83,7 +83,7 @@ def _end(server: "subprocess.Popen[str]") -> None:
 
 def main() -> None:
     import torch
-    import torch._dynamo  # else each process would do it, when it makes an optimizer
+    import torch._dynamo  # noqa: F401  # else each process would do it, when it makes an optimizer
 
     torch.set_num_threads(1)  # a second thread would not survive the fork
     for line in sys.stdin:

@@ -22,6 +22,7 @@ LAYERS = [
     {"cli"},
     {"__main__"},
 ]
+PACKAGE = "transformer_xl"
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
@@ -37,11 +38,12 @@ def imported_parts(path):
             names = [alias.name for alias in node.names]
         for name in names:
             parts = name.split(".")
-            if parts[0] == "transformer_xl" and len(parts) > 1 and parts[1] in LEVEL:
-                yield parts[1]
+            if parts[0] == "transformer_xl":
+                yield parts[1] if len(parts) > 1 else PACKAGE
 
 
 def test_imports_point_downwards():
+    """What the package itself imports when it is imported is the version alone, so that nothing imports itself through it."""
     wrong, seen = [], 0
     for path in sorted(ROOT.rglob("*.py")):
         own = path.relative_to(ROOT).parts[0].removesuffix(".py")
@@ -50,10 +52,55 @@ def test_imports_point_downwards():
         assert own in LEVEL, f"{path} belongs to no layer; add its folder to LAYERS and to docs/design.md"
         for part in imported_parts(path):
             seen += 1
-            if part != own and LEVEL[part] >= LEVEL[own]:
+            if part not in LEVEL:
+                wrong.append(f"{path.relative_to(ROOT)} imports the package itself, or what is no module of it: {part}")
+            elif part != own and LEVEL[part] >= LEVEL[own]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {part}")
     assert seen > 50
     assert not wrong, "\n".join(wrong)
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(["transformer_xl", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def imported_at_once(path):
+    """Yield the modules that Python imports before it has run a file: not those of functions or of `if TYPE_CHECKING`."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_importing_a_file_never_imports_it_again():
+    """No circles, `__init__` files included: importing a module imports the packages that it lies in."""
+    paths = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
+    needs = {}
+    for name, path in paths.items():
+        wanted = {module for module in imported_at_once(path) if module in paths}
+        wanted |= {parent for module in wanted for parent in parents(module) if parent in paths}
+        needs[name] = wanted - {name, *parents(name)}
+    assert needs["transformer_xl"] == {"transformer_xl.version"}
+    done = set()
+
+    def visit(name, way):
+        assert name not in way, " imports ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for other in sorted(needs[name]):
+                visit(other, [*way, name])
+            done.add(name)
+
+    for name in paths:
+        visit(name, [])
+    assert len(done) == len(paths)
+
+
+def parents(module):
+    parts = module.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def test_models_know_nothing_of_training_files_or_commands():

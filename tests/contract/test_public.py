@@ -1,9 +1,13 @@
 """The public names are those of the README, and the recipes and documents that are shipped work."""
 
+import inspect
+import itertools
 import re
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 import transformer_xl as txl
 from transformer_xl.config import recipe_names
@@ -20,6 +24,38 @@ def test_public_names_are_frozen():
     assert set(txl.__all__) == NAMES
     for name in NAMES:
         assert getattr(txl, name).__doc__, name
+
+
+def documented(owner):
+    """Return what the `Args:` section of a docstring describes."""
+    _, _, rest = inspect.cleandoc(owner.__doc__ or "").partition("Args:\n")
+    section = itertools.takewhile(lambda line: not line or line.startswith("    "), rest.splitlines())
+    return {found.group(1) for line in section if (found := re.match(r"    \*{0,2}(\w+)(?: \([^)]*\))?:", line))}
+
+
+def public_callables():
+    for name in sorted(NAMES):
+        owner = getattr(txl, name)
+        if inspect.isfunction(owner):
+            yield name, owner, owner
+        elif inspect.isclass(owner):
+            if not issubclass(owner, (BaseModel, Exception)) and not is_dataclass(owner) and "__init__" in vars(owner):
+                yield name, owner, owner.__init__
+            for method, function in inspect.getmembers(owner, inspect.isroutine):
+                own = (getattr(function, "__module__", None) or "").startswith("transformer_xl")
+                if own and not method.startswith("_") and "\n" in (function.__doc__ or ""):
+                    yield f"{name}.{method}", function, function
+
+
+def test_docstrings_of_public_names_describe_all_arguments():
+    wrong, seen = [], 0
+    for name, owner, function in public_callables():
+        parameters = set(inspect.signature(function).parameters) - {"self", "cls"}
+        seen += bool(parameters)
+        if parameters != documented(owner):
+            wrong.append(f"{name}: {sorted(parameters ^ documented(owner))}")
+    assert seen > 30
+    assert not wrong, "\n".join(wrong)
 
 
 def test_unknown_public_name_is_an_attribute_error():

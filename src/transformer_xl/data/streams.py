@@ -170,6 +170,9 @@ class SegmentStream:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go to a position that `state_dict` returned, whatever the world size was.
 
+        Args:
+            state: what it returned.
+
         Raises:
             ConfigError: it belongs to another text or layout, or is damaged.
         """

@@ -290,6 +290,9 @@ class Decoder:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Forget what was read, and go on from what `state_dict` returned, which stays as it is.
 
+        Args:
+            state: names and tensors.
+
         Raises:
             ValueError: it is of a decoder that was opened otherwise; nothing is taken over then.
         """

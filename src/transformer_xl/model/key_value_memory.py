@@ -111,6 +111,9 @@ class KeyValueMemory:
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over what `state_dict()` of a memory of the same shape returned, in place.
 
+        Args:
+            state: names and tensors.
+
         Raises:
             ValueError: names, shapes or types that are not this memory's; nothing has been taken over then.
         """
