@@ -1,14 +1,17 @@
 """What is scored, and how much text its tokens stand for."""
 
+import hashlib
+import tracemalloc
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError
-from transformer_xl.texts import file_text, split_text, text_difference
+from transformer_xl.texts import Text, file_text, split_text, text_difference
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +62,15 @@ def test_a_file_is_a_text_of_two_tokens_at_least(tmp_path: Path) -> None:
 def test_texts_differ_by_what_they_are_cut_of() -> None:
     assert text_difference(DataConfig(directory="here"), DataConfig(directory="there", shuffle="documents")) is None
     assert text_difference(DataConfig(), DataConfig(documents="lines")) == ("documents", "files", "lines")
+
+
+def test_a_mapped_text_is_hashed_without_being_copied(tmp_path: Path) -> None:
+    np.arange(3_000_001, dtype=np.uint32).tofile(tmp_path / "ids")
+    text = Text("ids", np.memmap(tmp_path / "ids", np.uint32, "r"), 1, 1)
+    tracemalloc.start()
+    try:
+        found = text.digest()
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+    assert found == hashlib.sha256((tmp_path / "ids").read_bytes()).hexdigest()

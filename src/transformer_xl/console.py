@@ -17,9 +17,9 @@ def say(message: str, *, quiet: bool = False) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-def warn(message: str) -> None:
+def warn(message: str, *, quiet: bool = False) -> None:
     """Write a warning to stderr."""
-    say(f"warning: {message}")
+    say(f"warning: {message}", quiet=quiet)
 
 
 def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:

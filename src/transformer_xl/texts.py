@@ -1,5 +1,6 @@
 """What is scored: a split of a run's corpus or its beginning, or a file."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError
+
+_PIECE = 1 << 20
+"""Ids that are hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,13 @@ class Text:
     n_characters: int
     n_bytes: int
     is_whole: bool = True
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the ids, read piece by piece: they may be mapped from a file larger than memory."""
+        found = hashlib.sha256()
+        for begin in range(0, len(self.ids), _PIECE):
+            found.update(np.ascontiguousarray(self.ids[begin : begin + _PIECE]))
+        return found.hexdigest()
 
 
 def split_text(

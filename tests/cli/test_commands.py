@@ -2,13 +2,16 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.texts import Text, beginning
 
 
 def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) -> None:
@@ -72,6 +75,22 @@ def test_eval_of_a_split_is_what_training_said(txl: Txl, workbench: Path) -> Non
     final = json.loads((workbench / "run" / "metrics.jsonl").read_text().splitlines()[-1])
     score = json.loads(txl("eval", "run", "--split", "valid", "--json", "--checkpoint", "last", "--precision", "fp32").out)
     assert score["loss"] == pytest.approx(final["loss"], abs=1e-6)
+
+
+def test_one_process_makes_no_copy_of_a_split(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be larger than memory, and there is nobody to compare its hash with."""
+
+    class Mapped(np.ndarray):
+        def tobytes(self, *_: object, **__: object) -> bytes:
+            raise AssertionError("the whole split is copied")
+
+    def mapped(*arguments: Any, **options: Any) -> Text:
+        text = beginning(*arguments, **options)
+        return replace(text, ids=text.ids.view(Mapped))
+
+    monkeypatch.setattr("transformer_xl.texts.beginning", mapped)
+    monkeypatch.setattr(Text, "digest", None)
+    assert txl("eval", "run").status == 0
 
 
 def test_eval_options_reach_the_reader(txl: Txl) -> None:
