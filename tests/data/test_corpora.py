@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import splits as splits_module
-from transformer_xl.data.corpora import Corpus, choose_corpus, corpus_names, find_corpus
-from transformer_xl.data.files import EVERY_LINE
+from transformer_xl.data.corpora import Corpus, cache_dir, choose_corpus, corpus_names, data_dir, find_corpus
 from transformer_xl.data.named import NAMED, SPLITS
 from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
+from transformer_xl.data.text_files import EVERY_LINE
 from transformer_xl.errors import ConfigError, CorpusError
 
 _DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
@@ -249,3 +249,17 @@ def test_a_line_that_is_most_of_a_text_is_cut(tmp_path) -> None:
     path.write_text("a" * 99 + "\n")
     pieces = [splits_by_ratio([path], (0.8, 0.1, 0.1), EVERY_LINE)[name] for name in SPLITS]
     assert [(piece.start, piece.stop) for (piece,) in pieces] == [(0, 80), (80, 90), (90, None)]
+
+
+def test_directories(monkeypatch) -> None:
+    for name in ("TXL_CACHE", "TXL_DATA", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/home/someone")
+    assert cache_dir() == Path("/home/someone/.cache/transformer_xl")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert cache_dir() == Path("/xdg/transformer_xl")
+    monkeypatch.setenv("TXL_CACHE", "~/cache")
+    assert cache_dir() == Path("/home/someone/cache")
+    assert data_dir() == Path("/home/someone/cache/corpora")
+    monkeypatch.setenv("TXL_DATA", "/data")
+    assert data_dir() == Path("/data")

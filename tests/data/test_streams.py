@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.data import order as order_module
-from transformer_xl.data.order import ShuffledText
-from transformer_xl.data.permutation import Permutation
-from transformer_xl.data.sharded_ids import ShardedIds
+from transformer_xl.data.order import Permutation, ShuffledText
+from transformer_xl.data.shards import ShardedIds
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.helpers import examples
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.data.files import cut_chunks
+from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import (
     BPETokenizer,
     ByteTokenizer,

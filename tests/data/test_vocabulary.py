@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.helpers import examples
 from transformer_xl.config import DataConfig
 from transformer_xl.data import tokenizers, vocabulary
-from transformer_xl.data.files import cut_chunks
 from transformer_xl.data.prepare import prepare
+from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import SymbolTokenizer, Tokenizer, VocabularyTokenizer, load_tokenizer, tokenizer_from_dict
 from transformer_xl.errors import TokenizerError
 

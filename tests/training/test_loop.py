@@ -14,7 +14,7 @@ import torch
 from tests.training.helpers import differing, entries, run_bits
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
-from transformer_xl.data.paths import absolute_corpus
+from transformer_xl.data.corpora import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
 from transformer_xl.training import loop, validation
 from transformer_xl.training.display import Display

@@ -84,7 +84,7 @@ def prepare(
         json_: print one JSON object.
     """
     from transformer_xl.config import DataConfig, TokenizerConfig
-    from transformer_xl.data.paths import absolute_corpus
+    from transformer_xl.data.corpora import absolute_corpus
     from transformer_xl.data.prepare import prepare as encode
 
     settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)

@@ -132,7 +132,7 @@ def is_piped() -> bool:
 
 
 def _content(path: Path) -> bytes:
-    from transformer_xl.data.files import Piece, read_blocks
+    from transformer_xl.data.text_files import Piece, read_blocks
     from transformer_xl.errors import CorpusError
 
     if path == STDIN:

@@ -97,7 +97,7 @@ def recl(
     from transformer_xl.analysis.recl.measure import measure
     from transformer_xl.analysis.recl.plot import draw_recl
     from transformer_xl.console import progress
-    from transformer_xl.data.paths import cache_dir
+    from transformer_xl.data.corpora import cache_dir
 
     keep_freed_memory()
     longest = first + (max_context - first) // delta * delta

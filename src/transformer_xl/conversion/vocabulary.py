@@ -11,7 +11,7 @@ from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickle_files import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.settings_file import read_json
-from transformer_xl.data.foreign_vocabulary import from_vocab_state, from_vocab_txt
+from transformer_xl.conversion.vocabulary_state import from_vocab_state, from_vocab_txt
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 

@@ -18,10 +18,9 @@ from pathlib import Path
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
-from transformer_xl.data.paths import absolute_corpus, data_dir
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
+from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
 from transformer_xl.errors import CorpusError, did_you_mean
 from transformer_xl.files import locked
 
@@ -30,6 +29,34 @@ PYTHON_STDLIB = "python-stdlib"
 CHUNK_BYTES = 1 << 20
 
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
+
+
+def cache_dir() -> Path:
+    """Return the directory for files that can be made again.
+
+    Returns:
+        `$TXL_CACHE` if set, else `$XDG_CACHE_HOME/transformer_xl`, else `~/.cache/transformer_xl`. It need not exist yet.
+    """
+    if chosen := os.environ.get("TXL_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base).expanduser() if base else Path.home() / ".cache") / "transformer_xl"
+
+
+def absolute_corpus(corpus: str) -> str:
+    """Return a path or glob as an absolute one, so that it means the same from anywhere; names stay names."""
+    path = Path(corpus).expanduser()
+    return str(path.absolute()) if path.exists() or any(sign in corpus for sign in "*?[/") else corpus
+
+
+def data_dir() -> Path:
+    """Return the directory in which named corpora are looked for and to which they are downloaded.
+
+    Returns:
+        `$TXL_DATA` if set, else `corpora` in `cache_dir()`. It need not exist yet.
+    """
+    chosen = os.environ.get("TXL_DATA")
+    return Path(chosen).expanduser() if chosen else cache_dir() / "corpora"
 
 
 class Corpus:

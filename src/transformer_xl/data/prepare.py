@@ -32,17 +32,15 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config import DataConfig, TokenizerConfig
-from transformer_xl.data.corpora import Corpus, find_corpus
+from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
-from transformer_xl.data.files import COMPRESSED, EVERY_LINE, content_sha256
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.order import TokenIds
-from transformer_xl.data.paths import cache_dir
 from transformer_xl.data.progress import byte_progress
-from transformer_xl.data.sharded_ids import ShardedIds
 from transformer_xl.data.shards import (
     DamagedError,
     Shard,
+    ShardedIds,
     check_file,
     join_documents,
     new_file,
@@ -52,11 +50,12 @@ from transformer_xl.data.shards import (
     split_files,
     write_shards,
 )
+from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.files import locked
 
-FORMAT = 1
+FORMAT = 2
 """Version of the directory's layout and of the places at which text is cut."""
 
 SMALL_BYTES = 4 << 20
@@ -416,7 +415,7 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
             raise DamagedError(directory / _TOKENIZER, "is another tokenizer")
         dtype = id_dtype(tokenizer.vocab_size)
         splits = {split: _open_split(directory, split, dtype, manifest["splits"][split]) for split in SPLITS}
-        n_shards = len(manifest["splits"]["train"].get("shards", [0]))
+        n_shards = len(manifest["splits"]["train"]["shards"])
         hashes = [manifest["files"][f"{name}.bin"]["sha256"] for name in shard_names("train", n_shards)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(directory / _MANIFEST, " ".join(str(error).split()) or type(error).__name__) from None
@@ -441,7 +440,7 @@ def _check_files(directory: Path, files: dict[str, dict[str, Any]], *, verify: b
 
 def _open_split(directory: Path, split: SplitName, dtype: np.dtype, counts: dict[str, Any]) -> TokenSplit:
     n_tokens = counts["n_tokens"]
-    lengths = counts.get("shards", [n_tokens])  # one, before there were several
+    lengths = counts["shards"]
     paths = [directory / f"{name}.bin" for name in shard_names(split, len(lengths))]
     for path, length in zip(paths, lengths, strict=True):
         if path.stat().st_size != length * dtype.itemsize:

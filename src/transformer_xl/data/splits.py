@@ -4,7 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
 
-from transformer_xl.data.files import (
+from transformer_xl.data.named import SPLITS, SplitName
+from transformer_xl.data.text_files import (
     BLOCK_BYTES,
     EVERY_LINE,
     Piece,
@@ -13,7 +14,6 @@ from transformer_xl.data.files import (
     read_blocks,
     read_chunks,
 )
-from transformer_xl.data.named import SPLITS, SplitName
 
 Splits = Mapping[SplitName, tuple[Piece, ...]]
 

@@ -1,7 +1,7 @@
 """Tokenizers that hold somebody else's vocabulary exactly: its words, in its order of ids, found in text by its rules.
 
 `VocabularyTokenizer` has words; `SymbolTokenizer` has bytes written as numbers (enwik8), or characters (text8), and takes
-ordinary text. Both are made from foreign files by `transformer_xl.data.foreign_vocabulary`.
+ordinary text. Both are made from foreign files by `transformer_xl.conversion.vocabulary_state`.
 
 Reference: kimiyoung/transformer-xl `pytorch/utils/vocabulary.py` and `data_utils.py`, `prep_text8.py`, and the script by which
 they prepare enwik8, salesforce/awd-lstm-lm `data/enwik8/prep_enwik8.py`.
@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data.moses import moses_splitter
+from transformer_xl.data.moses import LineWriter, moses_splitter
 from transformer_xl.data.tokenizer_base import FORMAT, PieceTokenizer, StreamDecoder, Tokenizer
-from transformer_xl.data.word_spacing import LineWriter
 from transformer_xl.errors import TokenizerError
 
 MAX_WORDS = 1 << 23

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.permutation import GroupedPermutation, Permutation
+from transformer_xl.data.order import GroupedPermutation, Permutation
 
 KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 1000))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.data.foreign_vocabulary import from_vocab_state, from_vocab_txt, original_vocabulary, to_vocab_state
+from transformer_xl.conversion.vocabulary_state import from_vocab_state, from_vocab_txt, original_vocabulary, to_vocab_state
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,

@@ -8,7 +8,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.files import (
+from transformer_xl.data.text_files import (
     BLOCK_BYTES,
     Piece,
     code_point_border,
