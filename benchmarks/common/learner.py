@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.model.language_model import RunLayer, run_layer
+from transformer_xl.model.call import Execution, RunLayer, run_layer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -46,14 +46,14 @@ class OurLearner:
     """Ours.
 
     Args:
-        model: shared by others, so that how it computes is set before each step.
+        model: shared by others.
         rows: B.
         backend: of attention.
         run: calls a layer; perhaps compiled.
     """
 
     def __init__(self, model: TransformerXL, rows: int, backend: str, run: RunLayer = run_layer) -> None:
-        self._model, self._backend, self._run = model, backend, run
+        self._model, self._execution = model, Execution(backend, run_layer=run)
         self.mems = full_memory(model.config, rows, model.device)
 
     @property
@@ -61,8 +61,7 @@ class OurLearner:
         return self._model
 
     def loss(self, segment: Tensor) -> Tensor:
-        self.model.backend, self.model.run_layer = self._backend, self._run
-        out = self.model(segment[:, :-1], mems=self.mems, labels=segment[:, 1:])
+        out = self.model(segment[:, :-1], mems=self.mems, labels=segment[:, 1:], execution=self._execution)
         self.mems = out.mems
         assert out.nll is not None
         return out.nll.mean()

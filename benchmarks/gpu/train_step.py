@@ -40,7 +40,7 @@ from torch import nn
 
 import transformer_xl
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.language_model import run_layer
+from transformer_xl.model.call import run_layer
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.speed.machine import matmul_rate

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from transformer_xl.evaluation import Score, evaluate
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
+    from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.language_model import LanguageModel, ModelOutput
     from transformer_xl.model.lstm import Lstm
@@ -38,6 +39,7 @@ _HOMES = {
     "AttentionKind": "model_config",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
+    "Execution": "model.call",
     "KeyValueMemory": "model.key_value_memory",
     "LanguageModel": "model.language_model",
     "Lstm": "model.lstm",
@@ -45,6 +47,7 @@ _HOMES = {
     "Mems": "model.memory",
     "ModelOutput": "model.language_model",
     "Reader": "model.reader",
+    "Rows": "model.call",
     "RunConfig": "config",
     "Score": "evaluation",
     "SegmentStream": "data.streams",
@@ -66,6 +69,7 @@ __all__ = [
     "AttentionKind",
     "Converted",
     "Decoder",
+    "Execution",
     "KeyValueMemory",
     "LanguageModel",
     "Lstm",
@@ -73,6 +77,7 @@ __all__ = [
     "Mems",
     "ModelOutput",
     "Reader",
+    "Rows",
     "RunConfig",
     "Score",
     "SegmentStream",

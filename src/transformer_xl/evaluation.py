@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.call import Rows
 from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel, describe_reading
@@ -228,7 +229,7 @@ def _nats_of_states(
             return
         n_pad = None if segment.n_pad is None else segment.n_pad.to(model.device)
         with autocast(model.device, precision):
-            out = model(segment.ids.to(model.device), mems=mems, labels=segment.labels.to(model.device), n_pad=n_pad)
+            out = model(segment.ids.to(model.device), mems=mems, labels=segment.labels.to(model.device), rows=Rows(n_pad=n_pad))
         mems = out.mems
         yield segment, out.nll.cpu()
 

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.files import whole_file
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -87,13 +88,13 @@ class _Segment(nn.Module):
 
     def __init__(self, model: TransformerXL) -> None:
         super().__init__()
-        self.model = model.with_context()  # a view, so that the backend of the caller's model stays
-        self.model.backend = "equation"  # the others are written for one processor, not for an exporter
+        self.model = model
         self.eval()
 
     def forward(self, ids: Tensor, n_pad: Tensor, n_valid: Tensor, mems: list[Tensor]) -> tuple[Tensor, ...]:
         # n_pad is always given: without it, whether anything is masked is asked of the values, which a graph cannot
-        out = self.model(ids, mems=Mems(tuple(mems), n_valid), n_pad=n_pad)
+        execution = Execution(backend="equation")  # the others are written for one processor, not for an exporter
+        out = self.model(ids, mems=Mems(tuple(mems), n_valid), rows=Rows(n_pad=n_pad), execution=execution)
         assert out.logits is not None  # no labels are given
         return (out.logits, out.mems.n_valid, *out.mems.hidden)
 
@@ -118,7 +119,7 @@ def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
                 verbose=False,
             )
     finally:
-        model.train(was_training)  # a view shares its modules with the model
+        model.train(was_training)  # `_Segment` holds the caller's model
 
 
 @contextlib.contextmanager

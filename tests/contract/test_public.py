@@ -14,9 +14,9 @@ from transformer_xl.config import recipe_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "AttentionKind", "Converted", "Decoder", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Mems", "ModelOutput",
-    "Reader", "RunConfig", "Score", "SegmentStream", "TransformerXL", "TransformerXLConfig", "TxlError", "Vanilla",
-    "VanillaConfig", "convert", "evaluate", "generate", "load", "load_recipe", "prepare", "train",
+    "AttentionKind", "Converted", "Decoder", "Execution", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Mems",
+    "ModelOutput", "Reader", "Rows", "RunConfig", "Score", "SegmentStream", "TransformerXL", "TransformerXLConfig", "TxlError",
+    "Vanilla", "VanillaConfig", "convert", "evaluate", "generate", "load", "load_recipe", "prepare", "train",
 }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.evaluation import evaluate
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.model.call import Rows
 from transformer_xl.model.lstm import Lstm, LstmLayer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model_config import LstmConfig
@@ -51,7 +52,7 @@ def test_a_document_begins_without_a_past(model: Lstm) -> None:
     tokens, starts = ids(2, 9), torch.zeros(2, 9, dtype=torch.bool)
     starts[0, 4] = starts[1, 0] = starts[1, 7] = True
     past = model(ids(2, 5, seed=1)).mems
-    out = model(tokens, mems=past, document_starts=starts)
+    out = model(tokens, mems=past, rows=Rows(document_starts=starts))
     first, second = model(tokens[:1, :4], mems=past.select(slice(0, 1))), model(tokens[:1, 4:])
     torch.testing.assert_close(out.logits[:1], torch.cat([first.logits, second.logits], dim=1), rtol=0, atol=1e-12)
     third, fourth = model(tokens[1:, :7]), model(tokens[1:, 7:])
@@ -62,7 +63,7 @@ def test_a_document_begins_without_a_past(model: Lstm) -> None:
 
 def test_padding_is_not_read(model: Lstm) -> None:
     tokens, past = ids(3, 6), model(ids(3, 5, seed=1)).mems
-    out = model(tokens, mems=past, n_pad=torch.tensor([0, 2, 6]))
+    out = model(tokens, mems=past, rows=Rows(n_pad=torch.tensor([0, 2, 6])))
     for row, n_pad in enumerate([0, 2]):
         alone = model(tokens[row : row + 1, n_pad:], mems=past.select(slice(row, row + 1)))
         torch.testing.assert_close(out.logits[row, n_pad:], alone.logits[0], rtol=0, atol=1e-12)
@@ -112,7 +113,7 @@ def test_dropconnect_takes_hidden_weights_only_and_one_mask_a_segment() -> None:
     layer.drop_weight.register_forward_hook(lambda _, inputs, output: seen.extend([*inputs, output]))
     starts = torch.zeros(1, 8, dtype=torch.bool)
     starts[0, 3] = True  # two pieces
-    model(ids(1, 8), document_starts=starts)
+    model(ids(1, 8), rows=Rows(document_starts=starts))
     whole, drawn = seen
     assert whole is layer.lstm.weight_hh_l0
     assert 0.3 < (drawn == 0).double().mean() < 0.7

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import assert_close, examples, tiny_model
+from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems, join
 
 
@@ -106,7 +107,7 @@ def test_left_padded_rows_read_as_if_alone(data):
         T = max(lengths)
         ids = tokens(B, T)
         n_pad = T - torch.tensor(lengths)
-        out = model(ids, mems=mems, n_pad=n_pad)
+        out = model(ids, mems=mems, rows=Rows(n_pad=n_pad))
         assert torch.isfinite(out.logits).all()
         mems = out.mems
         for row, length in enumerate(lengths):
@@ -129,7 +130,7 @@ def test_documents_inside_a_segment_see_only_themselves(data):
     starts[0, torch.tensor([0, *lengths]).cumsum(0)[:-1]] = True
     mems, logits = model.init_mems(1), []
     for at in range(0, sum(lengths), T):
-        out = model(ids[:, at : at + T], mems=mems, document_starts=starts[:, at : at + T])
+        out = model(ids[:, at : at + T], mems=mems, rows=Rows(document_starts=starts[:, at : at + T]))
         mems = out.mems
         logits.append(out.logits)
     logits = torch.cat(logits, dim=1)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.evaluation import evaluate
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.vanilla import CausalAttention, Vanilla
 from transformer_xl.model_config import VanillaConfig
@@ -73,7 +74,7 @@ def test_it_is_its_definition(options: dict[str, bool]) -> None:
 
 def test_padding_moves_positions_and_is_not_seen() -> None:
     model, tokens = build(), ids(2, 7)
-    h_BTD, _ = model.read(tokens, n_pad=torch.tensor([0, 3]))
+    h_BTD, _ = model.read(tokens, rows=Rows(n_pad=torch.tensor([0, 3])))
     torch.testing.assert_close(h_BTD[0], by_loops(model, tokens[0]), rtol=0, atol=1e-12)
     torch.testing.assert_close(h_BTD[1, 3:], by_loops(model, tokens[1, 3:]), rtol=0, atol=1e-12)
 
@@ -84,7 +85,7 @@ def test_a_document_sees_nothing_of_the_one_before() -> None:
     starts[0, 3] = True
     changed = tokens.clone()
     changed[0, 1] = (changed[0, 1] + 1) % 13
-    one, other = (model.read(own, document_starts=starts)[0] for own in (tokens, changed))
+    one, other = (model.read(own, rows=Rows(document_starts=starts))[0] for own in (tokens, changed))
     assert torch.equal(one[0, 3:], other[0, 3:])
     assert not torch.equal(one[0, 1:3], other[0, 1:3])
     torch.testing.assert_close(one[1], by_loops(model, tokens[1]), rtol=0, atol=1e-12)
@@ -118,12 +119,11 @@ def test_scored_as_the_paper_scores_it() -> None:
 def test_layers_stop_predicting_one_after_another(progress: float, predicting: int) -> None:
     """Of three, the first until 1/6 of the training, the second until 2/6, the last one always."""
     model, tokens, labels = build(intermediate_losses=True).train(), ids(2, 7), ids(2, 7, seed=1)
-    model.progress = progress
-    out = model(tokens, labels=labels)
+    out = model(tokens, labels=labels, progress=progress)
     plain = model.eval()(tokens, labels=labels)
     assert plain.auxiliary is None
     torch.testing.assert_close(out.nll, plain.nll)
-    outputs = model._layers(tokens, None, None)
+    outputs = model._layers(tokens, Rows(), Execution())
     expected = sum(model.softmax.nll(h, labels, model.embedding).sum() for h in outputs[-predicting:-1])
     assert out.auxiliary.item() == pytest.approx(float(torch.as_tensor(expected).detach()), rel=1e-6)
 
@@ -132,7 +132,7 @@ def test_later_tokens_count_by_half() -> None:
     model, tokens, labels = build(n_target=3).train(), ids(2, 7), ids(2, 7, seed=1)
     labels[0, 5] = -100
     out = model(tokens, labels=labels)
-    h_BTD = model._layers(tokens, None, None)[-1]
+    h_BTD = model._layers(tokens, Rows(), Execution())[-1]
     expected = 0.0
     for ahead, softmax in enumerate(model.later_targets, start=1):
         logits = softmax.logits(h_BTD, model.embedding)

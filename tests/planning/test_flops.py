@@ -9,6 +9,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.planning.cases import config, tokens, work
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -20,11 +21,10 @@ CPU = torch.device("cpu")
 def seen(changes: dict[str, Any], backend: Any, precision: Any, *, checkpointing: bool = False) -> tuple[int, int, Flops]:
     """What the counter sees forward and backward, and what is counted."""
     model = TransformerXL(config(**changes))
-    model.backend, model.checkpoint_layers = backend, checkpointing
     ids, labels = tokens()
     # attention of PyTorch's own is counted only where it is written out
     with FlopCounterMode(display=False) as forward, autocast(CPU, precision), sdpa_kernel(SDPBackend.MATH):
-        out = model(ids, mems=model.init_mems(len(ids)), labels=labels)
+        out = model(ids, mems=model.init_mems(len(ids)), labels=labels, execution=Execution(backend, checkpointing))
         assert out.nll is not None
     with FlopCounterMode(display=False) as backward, sdpa_kernel(SDPBackend.MATH):
         out.nll.sum().backward()
@@ -119,10 +119,9 @@ def test_what_fused_kernels_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(InterpreterBuilder, "create_dot", counted)
     settings = config(n_layer=1, d_model=32, n_head=2, d_head=16, mem_len=96)
     model = TransformerXL(settings)
-    model.backend = "triton"
     ids, labels = tokens(3, 32)
     mems = Mems(tuple(torch.randn(3, 96, 32) for _ in model.layers), torch.full((3,), 96))
-    out = model(ids, mems=mems, labels=labels)
+    out = model(ids, mems=mems, labels=labels, execution=Execution("triton"))
     assert out.nll is not None
     out.nll.sum().backward()
     fused, plain = (count_flops(work(settings, rows=3, tgt_len=32, backend=name)) for name in ("triton", "equation"))

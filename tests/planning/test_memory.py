@@ -14,6 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from tests.planning.cases import config, tokens, work
 from transformer_xl.config import OptimConfig, RunConfig, TrainConfig
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -69,7 +70,6 @@ def test_memory_occupies_the_tensor_that_it_is_the_end_of(mem_len: int) -> None:
 def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend: str, rows: int, segments: int = 1) -> int:
     """Return the bytes that autograd keeps, besides parameters and the memory that was given."""
     model = TransformerXL(settings)
-    model.backend = backend
     ids, labels = tokens(rows, 16)
     n_kept = 16 if settings.mem_len <= 16 else settings.mem_len + 16
     longer = [torch.randn(rows, n_kept, settings.d_model) for _ in model.layers]
@@ -87,7 +87,7 @@ def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend:
     with saved_tensors_hooks(keep, lambda x: x):
         for _ in range(segments):
             with autocast(CPU, precision):
-                mems = model(ids, mems=mems, labels=labels, keep_graph=segments > 1).mems
+                mems = model(ids, mems=mems, labels=labels, execution=Execution(backend), keep_graph=segments > 1).mems
     return sum(size for size, _ in found.values())
 
 

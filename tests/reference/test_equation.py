@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from tests.helpers import assert_close, default_dtype, threads, tiny_model
 from tests.reference.loops import read_row
 from transformer_xl.model.backends import matmul
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -66,12 +68,11 @@ def test_model_equals_loops(variant: str, monkeypatch: pytest.MonkeyPatch) -> No
     model = tiny_model(**VARIANTS[variant])
     reading = read_by_loops(model, ages=[0, 0, 0])
     for backend in BACKENDS:
-        model.backend = backend.partition(",")[0]
         with monkeypatch.context() as patch:
             if "one head" in backend:
                 patch.setattr(matmul, "_CACHED_BYTES", 1)
             for dtype in TOLERANCE:
-                compare(model, reading, dtype, backend)
+                compare(model, reading, dtype, variant, backend)
 
 
 def test_two_threads_equal_loops() -> None:
@@ -79,8 +80,7 @@ def test_two_threads_equal_loops() -> None:
     reading = read_by_loops(model, ages=[0, 4, 9, 1])
     with threads(2):
         for backend in ("equation", "matmul", "sdpa"):
-            model.backend = backend
-            compare(model, reading, torch.float64, backend)
+            compare(model, reading, torch.float64, "two threads", backend)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -102,8 +102,7 @@ def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
     model = tiny_model(**VARIANTS[variant])
     reading = read_by_loops(model, ages=[0, 4, 9, 1])
     for backend in ("equation", "matmul", "sdpa"):
-        model.backend = backend
-        compare(model, reading, torch.float64, backend)
+        compare(model, reading, torch.float64, variant, backend)
 
 
 @dataclass
@@ -149,19 +148,20 @@ def read_by_loops(model: TransformerXL, *, ages: list[int]) -> Reading:
     return Reading(past, segments, {name: p.grad for name, p in w.items() if p.grad is not None})
 
 
-def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: str) -> None:
+def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: str, backend: str = "auto") -> None:
     """Read the same with the model, all rows in one batch."""
-    tolerance, what = TOLERANCE[dtype], f"{what}, {dtype}"
+    tolerance, what = TOLERANCE[dtype], f"{what}, {backend}, {dtype}"
     with default_dtype(dtype):
         model = copy.deepcopy(model).to(dtype)
+        read = partial(model, execution=Execution(backend.partition(",")[0]))
         starts = [model.init_mems(1) for _ in reading.past]
         mems = Mems.concatenate(
-            [model(ids, mems=start).mems if ids.numel() else start for ids, start in zip(reading.past, starts, strict=True)]
+            [read(ids, mems=start).mems if ids.numel() else start for ids, start in zip(reading.past, starts, strict=True)]
         )
         total = torch.zeros(())
         for segment in reading.segments:
-            out = model(segment.ids, mems=mems, labels=segment.labels)
-            logits = model(segment.ids, mems=mems).logits.log_softmax(-1)
+            out = read(segment.ids, mems=mems, labels=segment.labels)
+            logits = read(segment.ids, mems=mems).logits.log_softmax(-1)
             mems, total = out.mems, total + weighted(out.nll)
             for b, memory in enumerate(segment.memories):
                 assert_close(f"{what}: log-probabilities", logits[b].double(), segment.log_probabilities[b], tolerance)

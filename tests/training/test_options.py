@@ -61,7 +61,7 @@ def test_layers_are_run_again_in_the_backward_pass(
 
 def test_attention_is_computed_by_the_backend_named() -> None:
     plain, named = tiny_trainer(), tiny_trainer(train={"attention": "equation"})
-    assert (plain.model.backend, named.model.backend) == ("auto", "equation")
+    assert (plain.execution.backend, named.execution.backend) == ("auto", "equation")
     one, other = plain.train_step(), named.train_step()
     assert other.nats == pytest.approx(one.nats, rel=1e-6)
 

@@ -21,6 +21,7 @@ from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.huggingface.padding import Padding
+from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import WEIGHTS_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -166,11 +167,11 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if padding is not None:
             ids = padding.turn(input_ids.masked_fill(~real_BT, 0))
             targets = None if targets is None else padding.turn(targets)
-        n_pad = None if padding is None else padding.n_pad
+        rows = Rows() if padding is None else Rows(n_pad=padding.n_pad)
 
         # labels are scored without the scores of all tokens where these would be gigabytes
         without_logits = targets is not None and (bool(self.config.cutoffs) or self.config.vocab_size > MANY_TOKENS)
-        out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, n_pad=n_pad)
+        out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, rows=rows)
         if past_key_values is not None:
             past_key_values.advance(out.mems, input_ids.shape[1])
         result = TransformerXLCausalLMOutput(

@@ -6,17 +6,16 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import PretrainedMixin
@@ -50,10 +49,6 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
 
     Attributes:
         config: as given.
-        backend: name of the attention backend, see `choose_backend`; kinds with one way to attend have no choice.
-        checkpoint_layers: keep only what enters each layer, and compute the rest of it again in the backward pass.
-        run_layer: calls a layer in training; `run_layer`, or the same compiled.
-        progress: share of the training's budget that is used up; some losses fade with it.
         mem_len: positions of memory that a forward pass keeps.
         clamp_len: largest distance told apart; None: no limit.
         same_length: every query sees `mem_len` keys, itself included.
@@ -71,10 +66,6 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         if config.vocab_size is None:
             raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
         self.config = config
-        self.backend = "auto"
-        self.checkpoint_layers = False
-        self.run_layer: RunLayer = run_layer
-        self.progress = 0.0
         self.mem_len, self.ext_len = config.mem_len, 0
         self.clamp_len: int | None = None
         self.same_length = False
@@ -185,9 +176,10 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         *,
         mems: Mems | None = None,
         labels: Tensor | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
         keep_graph: bool = False,
+        progress: float = 0.0,
     ) -> ModelOutput:
         """Read one segment after the memory of those before it.
 
@@ -195,10 +187,11 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
             ids: int64 (B, T), token ids.
             mems: memory returned by the last call, or `init_mems`; None: empty.
             labels: int64 (B, T), the tokens that follow `ids`, shifted by the caller; -100 is not scored.
-            document_starts: bool (B, T), True where a token begins a new document, which sees nothing from before it.
-            n_pad: int64 (B,), padding tokens at the left of each row; they are neither seen nor remembered.
+            rows: padding and beginnings of documents.
+            execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one; the
                 caller detaches it (`Mems.detach`) where that is to end.
+            progress: share of the training's budget that is used up; some auxiliary losses fade with it.
 
         Returns:
             logits, or with labels nats per token, and the new memory.
@@ -207,7 +200,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
             ValueError: shapes that do not fit together.
         """
         _check_shapes(ids, mems, labels, self.config.n_layer)
-        h_BTD, new_mems = self.read(ids, mems=mems, document_starts=document_starts, n_pad=n_pad, keep_graph=keep_graph)
+        h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
@@ -220,8 +213,8 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         ids: Tensor,
         *,
         mems: Mems | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
@@ -229,26 +222,11 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
     def _embed(self, ids: Tensor) -> Tensor:
         return self.drop_words(self.embedding(ids), ids)
 
-    def _run(self, layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
-        """Run a layer; with `checkpoint_layers` its backward pass computes it again, with the same random numbers."""
-        run = self.run_layer if self.training else run_layer
-        if self.checkpoint_layers and torch.is_grad_enabled():
-            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **attention))
-        return run(layer, h_BTD, **attention)
-
 
 def describe_reading(model: LanguageModel) -> str:
     """Return how a model relates tokens to what came before, in words."""
     attention = getattr(model.config, "attention", None)
     return f"attention '{attention}'" if attention else f"a model of kind '{model.config.kind}'"
-
-
-RunLayer = Callable[..., Tensor]
-
-
-def run_layer(layer: nn.Module, h_BTD: Tensor, **attention: Any) -> Tensor:
-    """Call a layer."""
-    return layer(h_BTD, **attention)
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout
 from transformer_xl.model.language_model import LanguageModel, make_softmax
 from transformer_xl.model.memory import Mems
@@ -138,8 +139,8 @@ class Lstm(LanguageModel):
         ids: Tensor,
         *,
         mems: Mems | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return what the softmax is computed of, (B, T, D), and the state after the segment, without its last `ext_len`."""
@@ -147,21 +148,21 @@ class Lstm(LanguageModel):
         old = (self.init_mems(B) if mems is None else mems).hidden
         kept = max(T - self.ext_len, 0)
         cuts = {0, kept, T}
-        if document_starts is not None:
-            cuts |= set(document_starts.any(dim=0).nonzero().flatten().tolist())
-        if n_pad is not None:
-            cuts |= set(n_pad.clamp(max=T).tolist())
+        if rows.document_starts is not None:
+            cuts |= set(rows.document_starts.any(dim=0).nonzero().flatten().tolist())
+        if rows.n_pad is not None:
+            cuts |= set(rows.n_pad.clamp(max=T).tolist())
         x_BTD = self.drop_input(self._embed(ids))
         states = []
         for i, layer in enumerate(self._own_layers()):
             state = old[i] if self.mem_len else old[i].new_zeros(B, 1, 2 * layer.lstm.hidden_size)
-            x_BTD, state = self._run(
+            x_BTD, state = execution.run(
                 layer,
                 x_BTD,
                 state_B1W=state,
                 cuts=sorted(cuts),
-                document_starts=document_starts,
-                n_pad=n_pad,
+                document_starts=rows.document_starts,
+                n_pad=rows.n_pad,
                 kept=kept,
             )
             state = state.to(self.dtype)  # whatever the precision of products, so that states kept apart fit one another

@@ -23,6 +23,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.absolute import AbsoluteAttention, add_positions
 from transformer_xl.model.attention import first_keys
 from transformer_xl.model.backends import choose_backend
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, make_softmax
 from transformer_xl.model.layers import AttentionBlock, RelativeAttention, make_layer
 from transformer_xl.model.memory import Mems, join
@@ -107,18 +108,18 @@ class TransformerXL(LanguageModel):
         ids: Tensor,
         *,
         mems: Mems | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
-        batch_size, T = ids.shape
+        (batch_size, T), n_pad = ids.shape, rows.n_pad
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
         first_BT, n_own = first_keys(
-            document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
+            rows.document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
-        positions = self._positions(mems.length + T, ids.device)
+        positions = self._positions(mems.length + T, ids.device, execution.backend)
         h_BTD = self._embed(ids)
         if self.config.attention != AttentionKind.VASWANI:
             h_BTD = self.drop_input(h_BTD)
@@ -126,7 +127,7 @@ class TransformerXL(LanguageModel):
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self._enter(i, mems.hidden[i], h_BTD, n_pad)
             remembered.append(self._remember(mem_BMD, h_BTD, n_pad, keep_graph=keep_graph))
-            h_BTD = self._run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
+            h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
         return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
 
@@ -144,7 +145,7 @@ class TransformerXL(LanguageModel):
         limited = distances if self.clamp_len is None else distances.clamp(max=self.clamp_len)
         return sinusoids(limited.flatten(), self.config.d_model, self.dtype).unflatten(0, distances.shape)
 
-    def _positions(self, n_key: int, device: torch.device) -> list[dict[str, Any]]:
+    def _positions(self, n_key: int, device: torch.device, backend: str) -> list[dict[str, Any]]:
         """Return what each layer's attention is told about positions."""
         layers = range(self.config.n_layer)
         if self.config.attention == AttentionKind.TRANSFORMER_XL:
@@ -152,7 +153,7 @@ class TransformerXL(LanguageModel):
             r_SD = self.drop_input(sinusoids(distances, self.config.d_model, self.dtype))
             u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
             dropatt = self.config.dropatt if self.training else 0.0
-            attend = choose_backend(self.backend, device, dtype=self.dtype, dropatt=dropatt, d_head=self.config.d_head)
+            attend = choose_backend(backend, device, dtype=self.dtype, dropatt=dropatt, d_head=self.config.d_head)
             return [{"r_SD": r_SD, "r_w_bias": u[owner(i)], "r_r_bias": v[owner(i)], "attend": attend} for i in layers]
         if self.config.attention == AttentionKind.SHAW:
             distances = key_distances(n_key, clamp_len=None, device=device)

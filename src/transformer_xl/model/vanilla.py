@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention import first_keys, hidden_keys
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, ModelOutput, make_softmax
 from transformer_xl.model.layers import AttentionBlock, make_layer
 from transformer_xl.model.memory import Mems
@@ -97,18 +98,18 @@ class Vanilla(LanguageModel):
         *,
         mems: Mems | None = None,
         labels: Tensor | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
         keep_graph: bool = False,
+        progress: float = 0.0,
     ) -> ModelOutput:
         """Read one segment; in training, with labels, the losses of other layers and targets are `auxiliary`."""
-        own: dict[str, Any] = {"mems": mems, "document_starts": document_starts, "n_pad": n_pad, "keep_graph": keep_graph}
         auxiliary = self.config.intermediate_losses or self.config.n_target > 1
         if labels is None or not self.training or not auxiliary:
-            return super().forward(ids, labels=labels, **own)
-        layers = self._layers(ids, document_starts, n_pad)
+            return super().forward(ids, mems=mems, labels=labels, rows=rows, execution=execution, keep_graph=keep_graph)
+        layers = self._layers(ids, rows, execution)
         states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]
-        losses = [self._losses(states[i], labels) for i in self._predicting()]
+        losses = [self._losses(states[i], labels) for i in self._predicting(progress)]
         nll, _ = losses[-1]
         others = sum((own_nll.sum() for own_nll, _ in losses[:-1]), torch.zeros((), device=nll.device))
         later = sum((rest for _, rest in losses), torch.zeros((), device=nll.device))
@@ -119,39 +120,39 @@ class Vanilla(LanguageModel):
         ids: Tensor,
         *,
         mems: Mems | None = None,
-        document_starts: Tensor | None = None,
-        n_pad: Tensor | None = None,
+        rows: Rows = Rows(),
+        execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return what the softmax is computed of, (B, T, D), and a memory of nothing."""
-        *_, h_BTD = self._layers(ids, document_starts, n_pad)
+        *_, h_BTD = self._layers(ids, rows, execution)
         return self.drop_output(self.final_norm(h_BTD)), self.init_mems(len(ids))
 
-    def _layers(self, ids: Tensor, document_starts: Tensor | None, n_pad: Tensor | None) -> list[Tensor]:
+    def _layers(self, ids: Tensor, rows: Rows, execution: Execution) -> list[Tensor]:
         """Return the output of every layer."""
-        batch_size, T = ids.shape
+        (batch_size, T), n_pad = ids.shape, rows.n_pad
         if self.positions.shape[1] < T:
             raise ConfigError(
                 f"a segment of {T} tokens is longer than the {self.positions.shape[1]} positions that this vanilla model "
                 "learned; read at most so many at once (tgt_len and ext_len together)"
             )
         first_BT, place = None, torch.arange(T, device=ids.device)
-        if n_pad is not None or document_starts is not None:
+        if n_pad is not None or rows.document_starts is not None:
             nothing = torch.zeros(batch_size, dtype=torch.int64, device=ids.device)
-            first_BT, _ = first_keys(document_starts, nothing, n_pad, tgt_len=T, memory_length=0, window=None)
+            first_BT, _ = first_keys(rows.document_starts, nothing, n_pad, tgt_len=T, memory_length=0, window=None)
         if n_pad is not None:
             place = (place - n_pad.unsqueeze(1)).clamp(min=0)
         h_BTD = self.drop_input(self._embed(ids))
         outputs = []
         for layer, table in zip(self.layers, self.positions, strict=True):
-            h_BTD = self._run(layer, h_BTD + table[place], first_BT=first_BT)
+            h_BTD = execution.run(layer, h_BTD + table[place], first_BT=first_BT)
             outputs.append(h_BTD)
         return outputs
 
-    def _predicting(self) -> list[int]:
+    def _predicting(self, progress: float) -> list[int]:
         """Return the layers that predict now: layer l of n in the first l / 2n of training, and the last one always."""
         n = self.config.n_layer
-        early = [i for i in range(n - 1) if self.config.intermediate_losses and self.progress < (i + 1) / (2 * n)]
+        early = [i for i in range(n - 1) if self.config.intermediate_losses and progress < (i + 1) / (2 * n)]
         return [*early, n - 1]
 
     def _losses(self, h_BTD: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,12 @@
 import torch
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.model.call import RunLayer, run_layer
 from transformer_xl.model.compiled import cannot_compile
-from transformer_xl.model.language_model import LanguageModel, run_layer
 
 
-def compile_layers(model: LanguageModel) -> None:
-    """Let a model compile its layers when they are first used in training with tensors of a shape.
+def compiled_layer(device: torch.device) -> RunLayer:
+    """Return `run_layer`, compiled when a layer is first used in training with tensors of a shape.
 
     Layers are alike, so that one is compiled for all; compiling the whole model takes as many times as long, and leaves the
     choice of a backend, which is no arithmetic, to the compiler.
@@ -16,8 +16,8 @@ def compile_layers(model: LanguageModel) -> None:
     Raises:
         ConfigError: nothing can be compiled here.
     """
-    check_compiler(model.device)
-    model.run_layer = torch.compile(run_layer)
+    check_compiler(device)
+    return torch.compile(run_layer)
 
 
 def check_compiler(device: torch.device) -> None:

@@ -20,12 +20,13 @@ from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.model.backends import choose_backend
+from transformer_xl.model.call import Execution, Rows, run_layer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig
 from transformer_xl.training.averages import Average
-from transformer_xl.training.compiling import check_compiler, compile_layers
+from transformer_xl.training.compiling import check_compiler, compiled_layer
 from transformer_xl.training.feed import Feed
 from transformer_xl.training.lengths import SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
@@ -58,7 +59,7 @@ class Trainer:
     """A model in training.
 
     Args:
-        model: how it computes attention, and what it keeps for the backward pass, is set as `train` says.
+        model: with weights to begin from.
         stream: of the training split.
         train: budget, lanes, seed.
         optim: optimizer and schedule.
@@ -88,11 +89,10 @@ class Trainer:
         check_settings(model, train=train, precision=precision, world=self.world, device=device)
         self.clip = optim.clip
         self.precision: Precision = precision
-        model.backend, model.checkpoint_layers = train.attention, train.checkpoint_layers
         self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision, device=device)
         self.device = model.device
-        if train.compile:
-            compile_layers(model)
+        run = compiled_layer(self.device) if train.compile else run_layer
+        self.execution = Execution(train.attention, train.checkpoint_layers, run)
         if self.world.rank:  # the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
@@ -139,10 +139,9 @@ class Trainer:
         rate = self.schedule.factor(self.step, progress)
 
         self.model.train()
-        self.model.progress = progress
         self.optimizers.zero_grad()
         n_scored = sum(segment.ids[:, self._first_scored(segment) :].numel() for segment in segments) * self.world.size
-        own_nats, new_mems = self._forward_backward(segments, n_scored)
+        own_nats, new_mems = self._forward_backward(segments, n_scored, progress)
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
             self.scaler.unscale_(optimizer)
@@ -171,6 +170,9 @@ class Trainer:
         first = self._first_scored(segment)
         return labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100) if first else labels
 
+    def _rows(self, segment: Segment) -> Rows:
+        return Rows(document_starts=segment.document_starts.to(self.device)) if self.config.reset_at_documents else Rows()
+
     def _next_segments(self) -> list[Segment]:
         """Read what one update learns from; it ends where an epoch ends, for memory does not go on there."""
         progress, segments = self.progress, []
@@ -180,7 +182,7 @@ class Trainer:
             segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
         return segments
 
-    def _forward_backward(self, segments: list[Segment], n_scored: int) -> tuple[Tensor, list[Mems]]:
+    def _forward_backward(self, segments: list[Segment], n_scored: int, progress: float) -> tuple[Tensor, list[Mems]]:
         """Accumulate gradients of the mean loss over groups of lanes; return summed nats and the memories."""
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
@@ -193,8 +195,10 @@ class Trainer:
                             segment.ids.to(self.device),
                             mems=mems,
                             labels=self._labels(segment),
-                            document_starts=segment.document_starts.to(self.device) if self.config.reset_at_documents else None,
+                            rows=self._rows(segment),
+                            execution=self.execution,
                             keep_graph=len(group) > 1,
+                            progress=progress,
                         )
                     mems = out.mems
                     losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)

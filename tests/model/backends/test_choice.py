@@ -11,6 +11,7 @@ from transformer_xl.model import backends
 from transformer_xl.model.attention import relative_attention
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.backends.matmul import matmul_attention
+from transformer_xl.model.call import Execution, Rows
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -39,11 +40,10 @@ def test_names():
 
 def test_model_says_that_its_backend_is_unknown():
     model = tiny_model()
-    model.backend = "flash"
     with pytest.raises(
         ConfigError, match="unknown attention backend 'flash'; known: auto, equation, flex, matmul, sdpa, triton"
     ):
-        model(torch.zeros(1, 2, dtype=torch.int64))
+        model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("flash"))
 
 
 def test_a_gpu_gets_the_fused_kernels(gpu):
@@ -99,9 +99,8 @@ def test_triton_has_no_room_for_very_wide_heads(gpu, dtype, widest):
 def test_model_says_how_wide_its_heads_are():
     pytest.importorskip("triton", reason="Triton is not installed")
     model = tiny_model(d_head=130)
-    model.backend = "triton"
     with pytest.raises(ConfigError, match=r"d_head \(130\)"):
-        model(torch.zeros(1, 2, dtype=torch.int64))
+        model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("triton"))
 
 
 def test_flex_has_no_gradients_on_a_cpu():
@@ -118,9 +117,8 @@ def test_flex_has_gradients_on_a_gpu():
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_a_model_that_was_trained_with_dropatt_reads_with_flex():
     model = tiny_model(dropatt=0.1)
-    model.backend = "flex"
     with torch.no_grad():
-        model(torch.zeros(1, 2, dtype=torch.int64))
+        model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("flex"))
 
 
 def test_flex_has_no_dropout():
@@ -137,9 +135,8 @@ def test_model_reads_with_it(name):
     ids = torch.randint(13, (2, 21))
 
     def read(backend):
-        model.backend = backend
-        mems = model(ids[:, :9]).mems.reset(torch.tensor([True, False]))
-        return model(ids[:, 9:], mems=mems, n_pad=torch.tensor([0, 3])).logits
+        mems = model(ids[:, :9], execution=Execution(backend)).mems.reset(torch.tensor([True, False]))
+        return model(ids[:, 9:], mems=mems, rows=Rows(n_pad=torch.tensor([0, 3])), execution=Execution(backend)).logits
 
     with torch.no_grad():
         real = torch.arange(12) >= torch.tensor([[0], [3]])
