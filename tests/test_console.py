@@ -28,6 +28,35 @@ def test_on_a_terminal_it_says_what_and_how_fast(monkeypatch: pytest.MonkeyPatch
     assert "a [text]" in shown and "100%" in shown and "tokens/s" in shown
 
 
+def test_it_counts_things() -> None:
+    with Progress(disable=True) as shown:
+        shown.add_task("", total=2, note="")
+        bar = Bar(shown)
+        (task,) = shown.tasks
+        bar.next("first")
+        bar.note("1 of 2")
+        assert (task.completed, task.description, task.fields["note"]) == (0, "first", "1 of 2")
+        bar.next("second")
+        assert (task.completed, task.description, task.fields["note"]) == (1, "second", "")
+
+
+def test_what_is_timed_is_not_disturbed(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "120")
+    now = 0.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    with progress(total=2, unit=None, threaded=False) as bar:
+        assert bar._bar is not None
+        assert not bar._bar.live.auto_refresh  # no thread of its own
+        bar.next("first")
+        assert "first" in capfd.readouterr().err
+        bar.note("1 of 2")  # too soon to be drawn again
+        assert capfd.readouterr().err == ""
+        now = 0.3
+        bar.note("2 of 2")
+        assert "2 of 2" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("hidden", [True, False])
 def test_elsewhere_it_shows_nothing(hidden: bool, capfd: pytest.CaptureFixture[str]) -> None:
     with progress("it", 2000, hidden=hidden) as bar:

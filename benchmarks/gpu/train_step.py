@@ -39,11 +39,11 @@ from common.training_shapes import TRAINING_SHAPES, TrainingShape
 from torch import nn
 
 import transformer_xl
+from transformer_xl.cost.machine import matmul_rate
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import run_layer
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.speed.machine import matmul_rate
 from transformer_xl.training.compiling import check_compiler
 
 BACKENDS = ("matmul", "sdpa", "flex", "triton")

@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -83,6 +84,7 @@ class Bar:
 
     def __init__(self, bar: "Progress | None") -> None:
         self._bar = bar
+        self._drawn = 0.0
 
     def begin(self, what: str, total: float | None = None, *, done: float = 0) -> None:
         """Go on to something else.
@@ -93,7 +95,15 @@ class Bar:
             done: how much of it was done before.
         """
         if self._bar:
-            self._bar.reset(self._bar.task_ids[0], total=total, completed=done, description=what)
+            self._bar.reset(self._bar.task_ids[0], total=total, completed=done, description=what, note="")
+            self._draw(0.0)
+
+    def next(self, what: str) -> None:
+        """Go on to the next one of the things that the bar counts; the one before is done."""
+        if self._bar:
+            task = self._bar.tasks[0]
+            self._bar.update(task.id, advance=1 if task.description else 0, description=what, note="")
+            self._draw(0.0)
 
     def advance(self, n: float = 1) -> None:
         """Say how much was done since the last call."""
@@ -107,9 +117,12 @@ class Bar:
             self._bar.update(self._bar.task_ids[0], note=text)
             self._draw()
 
-    def _draw(self) -> None:
-        if self._bar and not self._bar.live.auto_refresh:
+    def _draw(self, seconds: float = 0.2) -> None:
+        """Draw now what no thread draws, unless it was drawn within so many seconds."""
+        now = time.monotonic()
+        if self._bar and not self._bar.live.auto_refresh and now - self._drawn >= seconds:
             self._bar.refresh()
+            self._drawn = now
 
 
 @contextlib.contextmanager
@@ -123,8 +136,8 @@ def progress(
         total: how much of it there is, in units; None: that is not known.
         unit: tokens or bytes, of which the rate is shown; None: things of which no rate is of interest.
         hidden: show nothing.
-        threaded: redraw ten times a second. False: only when the bar is told something, so that no thread takes time from
-            what is being timed.
+        threaded: redraw ten times a second. False: only when the bar is told something, and five times a second at most, so
+            that little time is taken from what is being timed.
 
     Yields:
         The bar, to be told what is done.

@@ -14,10 +14,10 @@ import torch
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.cost import machine, measure
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.speed import machine, measure
 
 DECODE = ("bench", "decode", "run", "--no-compile", "--tokens", "3")
 EVAL = ("bench", "eval", "run", "--tokens", "20")

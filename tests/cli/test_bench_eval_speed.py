@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.speed import rereading
+from transformer_xl.cost import rereading
 
 ONE = ("bench", "eval-speed", "tiny.toml", "--lengths", "12,7", "--tgt-len", "4", "--repeats", "1", "--precision", "fp32")
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cli.conftest import Txl
 from transformer_xl.config import load_recipe, recipe_names
-from transformer_xl.speed import machine
+from transformer_xl.cost import machine
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ LAYERS = [
     {"checkpoint", "reading", "texts"},
     {"opening"},
     {"evaluation", "generation", "conversion"},
-    {"training", "huggingface", "onnx", "speed", "planning"},
+    {"training", "huggingface", "onnx", "cost"},
     {"analysis"},
     {"cli"},
     {"__main__"},

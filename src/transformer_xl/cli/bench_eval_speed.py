@@ -3,11 +3,10 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from transformer_xl.cli.options import check_least, numbers_of
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Overrides, check_least, numbers_of
+from transformer_xl.console import progress
 from transformer_xl.errors import room_for
 from transformer_xl.pictures import check_picture
 
@@ -24,12 +23,12 @@ def eval_speed(
     tgt_len: int = 256,
     stride: int | None = None,
     repeats: int = 3,
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
+    precision: FloatPrecision = "auto",
+    set_: Overrides = None,
     plot: Path | None = None,
     device: str = "auto",
-    cpu_time: Annotated[bool, Parameter(negative="")] = False,
-    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    cpu_time: Flag = False,
+    json_: Json = False,
 ) -> None:
     """Measure how much longer a token takes a vanilla Transformer that reads its whole context anew (the paper's table 9).
 
@@ -61,12 +60,11 @@ def eval_speed(
     check_picture(plot)
     from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.config import load_recipe
+    from transformer_xl.cost.display import draw_rereading, processor_and_threads, rereading_table
+    from transformer_xl.cost.machine import describe
+    from transformer_xl.cost.rereading import Race, count_parameters, make_sides, rereading_figures, run
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
-    from transformer_xl.speed.display import draw_rereading, progress_bar, rereading_table
-    from transformer_xl.speed.figures import rereading_figures
-    from transformer_xl.speed.machine import describe
-    from transformer_xl.speed.rereading import Race, count_parameters, make_sides, run
 
     config = load_recipe(recipe, set_ or [])
     model, ids = _model_and_text(config)
@@ -85,10 +83,10 @@ def eval_speed(
             model, ids, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
         )
     races, interrupted = [Race(length) for length in numbers], False
-    with progress_bar(repeats * len(numbers)) as progress, room_for(*room):
+    with progress(total=repeats * len(numbers), unit=None, threaded=False) as bar, room_for(*room):
         try:
             clock = time.process_time if cpu_time else time.perf_counter
-            run(sides, races, n_round=repeats, clock=clock, report=progress.next)
+            run(sides, races, n_round=repeats, clock=clock, report=bar.next)
         except KeyboardInterrupt:
             interrupted = True
     figures = [rereading_figures(entry, sides) for entry in races if entry.ours]
@@ -105,7 +103,7 @@ def eval_speed(
         "machine": machine,
     }
     if plot:
-        where = f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads, {chosen}"
+        where = f"{processor_and_threads(machine)}, {chosen}"
         draw_rereading(plot, figures, title=f"a token of a vanilla Transformer, against {config.name}", machine=where)
     if json_:
         print(json.dumps(facts | {"figures": figures, "interrupted": interrupted}))
@@ -119,9 +117,9 @@ def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
     """Return the settings of ours, and tokens as frequent as in a text of words."""
     import numpy as np
 
+    from transformer_xl.cost.work import with_vocabulary
     from transformer_xl.errors import ConfigError
     from transformer_xl.model_config import TransformerXLConfig
-    from transformer_xl.planning.work import with_vocabulary
 
     if not isinstance(config.model, TransformerXLConfig) or config.model.counts_from_end:
         what = getattr(config.model, "attention", config.model.kind)
@@ -137,11 +135,10 @@ def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
 
 def _describe(config: "RunConfig", facts: dict[str, Any]) -> str:
     """Return in a few lines what is compared, and where."""
-    parameters, machine = facts["parameters"], facts["machine"]
-    ours, whole, positions = (parameters[name] for name in ("ours", "vanilla", "vanilla_positions"))
+    from transformer_xl.cost.display import machine_line
+
+    ours, whole, positions = (facts["parameters"][name] for name in ("ours", "vanilla", "vanilla_positions"))
     with_table, without = (f"{n:,} ({n / ours - 1:+.1%})" for n in (whole, whole - positions))
-    names = ", ".join(str(machine[name]) for name in ("processor", "gpu") if name in machine)
-    load = f", load {machine['load']}" if "load" in machine else ""
     clamp_len = f"distances beyond {facts['clamp_len']} alike" if facts["clamp_len"] else "all distances told apart"
     return (
         f"{config.name}: {ours:,} parameters; vanilla of the same sizes {with_table} with learned positions for the training's "
@@ -149,5 +146,5 @@ def _describe(config: "RunConfig", facts: dict[str, Any]) -> str:
         f"ours reads segments of {facts['tgt_len']:,} with kept keys and values, {clamp_len}; "
         f"vanilla a whole context for every token; both {facts['precision']}, one row"
         f"{'; seconds of the processor' if facts['cpu_time'] else ''}\n"
-        f"{names}; {machine['cores']} cores, {machine['threads']} threads{load}; torch {machine['torch']}"
+        f"{machine_line(facts['machine'])}"
     )

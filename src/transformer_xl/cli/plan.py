@@ -1,16 +1,9 @@
 """`txl plan`."""
 
 import json
-import os
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from cyclopts import Parameter
-
-if TYPE_CHECKING:
-    from transformer_xl.planning.hardware import Hardware
-
-_BYTES_READ = 1 << 28
-"""So many are read to measure the memory: more than caches hold, and a tenth of a second."""
+from transformer_xl.cli.options import Json, Overrides
 
 
 def plan(
@@ -19,7 +12,7 @@ def plan(
     *,
     gpus: int = 1,
     per_machine: int = 8,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
+    set_: Overrides = None,
     gpu: str = "h100",
     flops: float | None = None,
     bandwidth: float | None = None,
@@ -27,7 +20,7 @@ def plan(
     network: float | None = None,
     efficiency: float | None = None,
     divide: Literal["ddp", "fsdp"] | None = None,
-    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    json_: Json = False,
 ) -> None:
     """Count what a run will need, on paper: memory, operations, bytes sent, time. Nothing is trained and nothing written.
 
@@ -55,46 +48,14 @@ def plan(
         json_: print one JSON object.
     """
     from transformer_xl.config import load_recipe
-    from transformer_xl.planning.display import table
-    from transformer_xl.planning.hardware import gpu as data_sheet
-    from transformer_xl.planning.hardware import with_figures
-    from transformer_xl.planning.plan import make_plan
+    from transformer_xl.cost import hardware
+    from transformer_xl.cost.plan import make_plan
+    from transformer_xl.cost.plan_table import plan_table
 
     config = load_recipe(recipe, set_ or [])
-    hardware = with_figures(
-        data_sheet(gpu, config.train.precision),
-        flops=flops,
-        bandwidth=bandwidth,
-        memory=memory,
-        network=network,
-        efficiency=efficiency,
-    )
+    sheet = hardware.gpu(gpu, config.train.precision)
+    known = {"flops": flops, "bandwidth": bandwidth, "memory": memory, "network": network, "efficiency": efficiency}
+    device = hardware.with_figures(sheet, **known)
     division = divide or ("fsdp" if config.train.parallel == "fsdp" else None)
-    planned = make_plan(config, hardware, gpus=gpus, per_machine=per_machine, division=division)
-    print(json.dumps(planned.as_dict()) if json_ else table(planned))
-
-
-def this_machine(device: str, precision: str) -> "Hardware":
-    """Measure, in a second or two, how fast a device of this machine multiplies and reads memory."""
-    import torch
-
-    from transformer_xl.model.precision import choose_device, choose_precision
-    from transformer_xl.planning.hardware import measured
-    from transformer_xl.speed.machine import matmul_rate, memory_bandwidth
-
-    place = choose_device(device)
-    chosen, _ = choose_precision(precision, place)
-    on_cpu = place.type == "cpu"
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]
-    if place.type == "cuda":
-        memory = torch.cuda.get_device_properties(place).total_memory
-    else:
-        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return measured(
-        torch.cuda.get_device_name(place) if place.type == "cuda" else f"this machine's {place.type}",
-        flops=matmul_rate(place, dtype),
-        bandwidth=memory_bandwidth(place, n_bytes=_BYTES_READ),
-        memory=memory,
-        precision=chosen,
-        on_cpu=on_cpu,
-    )
+    planned = make_plan(config, device, gpus=gpus, per_machine=per_machine, division=division)
+    print(json.dumps(planned.as_dict()) if json_ else plan_table(planned))

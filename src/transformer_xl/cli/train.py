@@ -101,19 +101,19 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
 
 def _print_plan(config: "RunConfig") -> "ModelConfig":
     """Print what a run needs; return its model's settings, complete."""
-    from transformer_xl.cli.plan import this_machine
-    from transformer_xl.planning.display import table
-    from transformer_xl.planning.plan import make_plan
+    from transformer_xl.cost.hardware import this_machine
+    from transformer_xl.cost.plan import make_plan
+    from transformer_xl.cost.plan_table import plan_table
 
     plan = make_plan(config, this_machine(config.train.device, config.train.precision))
-    print(table(plan))
+    print(plan_table(plan))
     return plan.model
 
 
 def _print_size(config: "RunConfig") -> "ModelConfig":
     """Print the parameters of a model that no plan is made of; return its settings, complete."""
+    from transformer_xl.cost.work import vocabulary
     from transformer_xl.model.comparison import count_parameters
-    from transformer_xl.planning.work import vocabulary
 
     size, origin = vocabulary(config)
     model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)

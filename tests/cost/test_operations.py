@@ -3,17 +3,19 @@
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.planning.cases import config, tokens, work
+from tests.cost.cases import config, tokens, work
+from tests.helpers import tiny_model
+from transformer_xl.cost.operations import Flops, count_flops, flops_per_token
 from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.planning.flops import Flops, count_flops
 
 CPU = torch.device("cpu")
 
@@ -69,7 +71,7 @@ def test_layers_that_are_computed_again() -> None:
 
 
 def test_scores_in_chunks_are_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("model.softmax", "planning.flops"):
+    for module in ("model.softmax", "cost.work"):
         monkeypatch.setattr(f"transformer_xl.{module}._CHUNK_ELEMENTS", 29 * 3)
     forward, backward, counted = seen({}, "equation", "bf16")
     assert (forward, backward) == (counted.forward, counted.backward + counted.repeated)
@@ -129,3 +131,34 @@ def test_what_fused_kernels_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     borders = 3 * 3 * 2 * (2 * 32 * 32 * 16)  # of the first tile in three loops over keys, for each row and head
     assert sum(flops) - borders == plain.attention + fused.repeated
     assert fused.repeated == 11 * product
+
+
+# of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory
+MATRICES = 36 * 10 + 10 * 12 + 14 * 10 + 10 * 14  # of a layer
+ADAPTIVE = {"cutoffs": (4, 8), "div_val": 2}
+
+
+def test_operations_of_a_token() -> None:
+    text = np.arange(13)
+    seen = 5 + (1 + 2 + 3 + 4) / 4  # all of the memory, and on average half of the segment
+    assert flops_per_token(tiny_model(), text, tgt_len=4) == 2 * (2 * (MATRICES + 3 * seen * 12) + 130)
+    assert flops_per_token(tiny_model(same_length=True), text, tgt_len=4) == 2 * (2 * (MATRICES + 3 * 5 * 12) + 130)
+    absolute = tiny_model(attention="vaswani")
+    assert flops_per_token(absolute, text, tgt_len=4) == 2 * (2 * (MATRICES + 2 * seen * 12) + 130)
+
+
+def test_operations_are_those_that_torch_counts() -> None:
+    """Of a single token without memory there is nothing to save, but that the key of its distance is projected anew."""
+    for changes in ({}, {"d_embed": 6}):
+        model = tiny_model(mem_len=0, **changes)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            model(torch.tensor([[3]]))
+        assert flops_per_token(model, np.array([3]), tgt_len=1) == counter.get_total_flops() - 2 * 2 * 10 * 12
+
+
+def test_tails_take_operations_of_their_own_tokens() -> None:
+    model = tiny_model(**ADAPTIVE)
+    base = 2 * (MATRICES + 3 * (5 + 2.5) * 12) + 2 * 10 + 4 * 10 + 100  # layers, tails as classes, the head
+    frequent, rare, rarest = 100, 4 * 5 + 50 + 50, 5 * 2 + 20 + 20  # projected into the model, and scored
+    for ids, own in (([0, 3], frequent), ([4, 7], rare), ([8, 12], rarest), ([0, 4, 8, 8], (frequent + rare + 2 * rarest) / 4)):
+        assert flops_per_token(model, np.array(ids), tgt_len=4) == pytest.approx(2 * (base + own))

@@ -1,6 +1,6 @@
-"""What is counted: one forward and backward pass of one process, and the model that makes it.
+"""What a training pass is counted of: the lanes, the segment, the precision, and the model that reads them.
 
-The model is built on the meta device: it has every shape and no numbers, so that nothing about it is said twice.
+The model is built on the meta device: it has every shape and no numbers, so every size is stated once, in the model's code.
 """
 
 import math
@@ -12,14 +12,14 @@ import torch
 
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
-from transformer_xl.model.softmax import Embedding, TokenSoftmax
+from transformer_xl.model.softmax import _CHUNK_ELEMENTS, Embedding
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
+from transformer_xl.model_config import AttentionKind, ModelConfig, TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
-"""Backends that are counted: the paper's equation for operations alone, and those that `auto` takes."""
+"""Backends that are counted: the paper's equation (operations only), and those that `auto` takes."""
 
 _VOCABULARIES = {  # corpus, kind of token: number of tokens, as docs/recipes.md counts them
     ("ptb", "word"): 10_000,
@@ -44,7 +44,7 @@ class Work:
         backend: of attention.
         on_cpu: a processor does it, whose dropout and attention keep other tensors than a GPU's.
         checkpointing: layers are computed again in the backward pass instead of being kept.
-        shares: of tokens that belong to each cluster of the softmax, head first.
+        shares: of the tokens, by cluster of the softmax, head first.
         segments: read one after another, with gradients through the memory between them.
     """
 
@@ -70,7 +70,7 @@ class Work:
 
     @property
     def attention_width(self) -> int:
-        """Width of all heads together."""
+        """A, width of all heads together."""
         return self.model.config.n_head * self.model.config.d_head
 
     @property
@@ -79,20 +79,35 @@ class Work:
         return 4 if self.precision == "fp32" else 2
 
     @property
-    def by_distance(self) -> bool:
-        """True if scores have a part of their own for distances."""
-        return self.model.config.attention in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
+    def changes_memory(self) -> bool:
+        """Whether learned numbers change the memory before a layer projects it, so that its products have two gradients."""
+        return self.model.config.pre_lnorm or adds_positions(self.model.config)
+
+
+def compares_distances(config: ModelConfig) -> bool:
+    """Say whether attention scores have a part of their own for distances."""
+    return getattr(config, "attention", None) in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
+
+
+def adds_positions(config: ModelConfig) -> bool:
+    """Say whether learned positions are added to what enters every layer."""
+    return getattr(config, "attention", None) == AttentionKind.AL_RFOU
+
+
+def has_backends(config: ModelConfig) -> bool:
+    """Say whether attention is computed by one of several backends."""
+    return getattr(config, "attention", None) == AttentionKind.TRANSFORMER_XL
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """What scoring one cluster of the vocabulary takes.
+    """One cluster of the vocabulary, as the softmax scores it.
 
     Attributes:
-        n_class: tokens, and in the head one more for each tail.
+        n_class: tokens; in the head, one more for each tail.
         width: of their vectors.
         projected: hidden states are projected to that width first.
-        share: of all tokens that are scored here; all of them in the head.
+        share: of all tokens that are scored here; the head scores all of them.
     """
 
     n_class: int
@@ -100,11 +115,31 @@ class Cluster:
     projected: bool
     share: float
 
+    @property
+    def tokens_at_once(self) -> int:
+        """How many tokens are scored at once."""
+        return max(1, math.floor(_CHUNK_ELEMENTS / self.n_class))
+
 
 def build(config: TransformerXLConfig) -> TransformerXL:
     """Return the model without its numbers."""
     with torch.device("meta"):
         return TransformerXL(config)
+
+
+def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
+    """Return the clusters of a model's softmax, head first; a plain softmax has one.
+
+    Args:
+        model: on any device.
+        shares: of the tokens that belong to each cluster.
+    """
+    parts, classes = model.softmax.clusters(cast(Embedding, model.embedding))
+    n_tail = 0 if classes is None else len(classes[0])
+    return [
+        Cluster(len(bias) + (n_tail if i == 0 else 0), vectors.shape[1], projection is not None, 1.0 if i == 0 else share)
+        for i, ((projection, vectors, bias), share) in enumerate(zip(parts, shares, strict=True))
+    ]
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
@@ -127,30 +162,17 @@ def vocabulary(config: RunConfig) -> tuple[int, str]:
     """
     model, tokenizer, corpus = config.model, config.tokenizer, config.data.corpus
     if model.vocab_size:
-        size, origin = model.vocab_size, "as set"
-    elif tokenizer.kind == "byte":
-        size, origin = 256, "bytes"
-    elif tokenizer.kind == "bpe":
-        size, origin = tokenizer.vocab_size or _BPE, "bpe, as set" if tokenizer.vocab_size else "bpe, the default"
-    elif (corpus, tokenizer.kind) in _VOCABULARIES:
-        size, origin = _VOCABULARIES[corpus, tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
-    else:
-        raise ConfigError(
-            f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
-            "for a plan say it with --set model.vocab_size=N"
-        )
-    return size, origin
-
-
-def clusters(model: TransformerXL, shares: Sequence[float]) -> list[Cluster]:
-    """Return the clusters of the softmax, head first; a plain softmax is one."""
-    softmax = cast("TokenSoftmax | AdaptiveSoftmax", model.softmax)
-    parts, classes = softmax.clusters(cast(Embedding, model.embedding))
-    n_tail = 0 if classes is None else len(classes[0])
-    return [
-        Cluster(len(bias) + (n_tail if i == 0 else 0), vectors.shape[1], projection is not None, 1.0 if i == 0 else share)
-        for i, ((projection, vectors, bias), share) in enumerate(zip(parts, shares, strict=True))
-    ]
+        return model.vocab_size, "as set"
+    if tokenizer.kind == "byte":
+        return 256, "bytes"
+    if tokenizer.kind == "bpe":
+        return tokenizer.vocab_size or _BPE, "bpe, as set" if tokenizer.vocab_size else "bpe, the default"
+    if (corpus, tokenizer.kind) in _VOCABULARIES:
+        return _VOCABULARIES[corpus, tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
+    raise ConfigError(
+        f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
+        "for a plan say it with --set model.vocab_size=N"
+    )
 
 
 def zipf_shares(cutoffs: Sequence[int], vocab_size: int) -> tuple[float, ...]:

@@ -2,19 +2,25 @@
 
 import textwrap
 from collections.abc import Iterator
+from functools import partial
 
-from transformer_xl.planning.plan import USABLE, Plan
+from transformer_xl.console import short
+from transformer_xl.cost.plan import USABLE, Plan
+
+_bytes = partial(short, units=("B", "kB", "MB", "GB", "TB", "PB"))
+_flops = partial(short, units=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
 
 _WIDTH = 100
 
 
-def table(plan: Plan) -> str:
+def plan_table(plan: Plan) -> str:
     """Return the plan as lines of a name, a figure and what it is made of."""
     rows = list(_rows(plan))
     left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
     lines = [f"{name:{left}}  {figure:>{middle}}  {note}".rstrip() for name, figure, note in rows]
-    notes = [*(("advice", text) for text in plan.advice), *(("assumed", text) for text in plan.assumptions)]
-    return "\n".join([_title(plan), *lines, "", *(line for kind, text in notes for line in _note(kind, text))])
+    notes = [*(f"advice: {text}" for text in plan.advice), *(f"assumed: {text}" for text in plan.assumptions)]
+    wrapped = [line for note in notes for line in textwrap.wrap(note, _WIDTH, subsequent_indent="  ")]
+    return "\n".join([_title(plan), *lines, "", *wrapped])
 
 
 def _title(plan: Plan) -> str:
@@ -32,10 +38,9 @@ def _rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "tokens of a step", f"{plan.tokens_per_step:,}", f"{lanes}{', checkpointing' if layout.checkpointing else ''}"
     usable = USABLE * plan.hardware.memory
     yield "memory of a device", _bytes(memory.total), f"{'fits' if plan.fits else 'DOES NOT FIT'} {_bytes(usable)} usable"
-    parts = ("weights", "gradients", "optimizer", "mems", "activations", "logits", "lowered", "gathered")
-    for part in parts:
-        if getattr(memory, part):
-            yield f"  {part}", _bytes(getattr(memory, part)), _MEMORY_NOTES.get(part, "")
+    for part, n_byte in vars(memory).items():
+        if n_byte:
+            yield f"  {part}", _bytes(n_byte), _MEMORY_NOTES.get(part, "")
     yield "operations of a token", _flops(flops.needed), f"forward {_flops(flops.forward)}, backward {_flops(flops.backward)}"
     yield "  of attention", f"{flops.attention / flops.needed:.0%}", f"there for the memory: {flops.memory / flops.needed:.0%}"
     yield "  repeated", f"{flops.repeated / flops.needed:.0%}", "in the backward pass, to save memory"
@@ -61,31 +66,6 @@ _MEMORY_NOTES = {
     "lowered": "weights in the precision of the products",
     "gathered": "of other devices, a part at a time",
 }
-
-
-def _note(kind: str, text: str) -> list[str]:
-    return textwrap.wrap(f"{kind}: {text}", _WIDTH, subsequent_indent="  ")
-
-
-def _bytes(n: float) -> str:
-    """Return bytes in decimal units, as data sheets do.
-
-    Example:
-        >>> _bytes(1_234_000_000), _bytes(56_700), _bytes(0)
-        ('1.23 GB', '56.7 kB', '0 B')
-    """
-    return _short(n, ("B", "kB", "MB", "GB", "TB", "PB"))
-
-
-def _flops(n: float) -> str:
-    return _short(n, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
-
-
-def _short(n: float, units: tuple[str, ...]) -> str:
-    i = 0
-    while n >= 999.5 and i < len(units) - 1:
-        n, i = n / 1000, i + 1
-    return f"{n:.3g} {units[i]}"
 
 
 def _seconds(s: float) -> str:

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from transformer_xl.speed.figures import compare_with_one_row, decoding_figures, scoring_figures
-from transformer_xl.speed.measure import Decoding, Scoring
-from transformer_xl.speed.needs import SessionBytes
+from transformer_xl.cost.bench import compare_with_one_row, decoding_figures, scoring_figures
+from transformer_xl.cost.decoding import SessionBytes
+from transformer_xl.cost.measure import Decoding, Scoring
 
 DECODING = Decoding(
     n_row=4,

@@ -1,21 +1,28 @@
-"""What a memory is worth in time: a token scored with it, and by a vanilla model that reads a whole segment anew for each.
+"""What a memory is worth in time: a token scored with it, and by a vanilla model that reads a whole segment anew for it.
 
 The setting of the paper's table 9. Both sides see as many positions, itself among them, and have the same sizes and precision:
 
     vanilla   reads L tokens, and predicts the one that follows them (the last S of them with a stride of S)
     ours      reads a segment after a memory of L positions whose keys and values are kept, and predicts all its tokens
 
-Weights are random, for time does not depend on them; tokens are drawn from a text, for with an adaptive softmax it does.
+Weights are random, because time does not depend on them; tokens are drawn from a text, because with an adaptive softmax it does
+depend on how rare they are.
 """
 
+import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.cost.machine import Clock, seconds_of
+from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.frozen import activation_dtype
 from transformer_xl.model.memory import Mems
@@ -24,7 +31,6 @@ from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model_config import TransformerXLConfig, VanillaConfig
-from transformer_xl.speed.machine import Clock, seconds_of
 
 PUBLISHED = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times longer a token takes the vanilla model, by attention length: arXiv 1901.02860, table 9 (on one GPU)."""
@@ -170,22 +176,54 @@ def run(
         report: told what comes next.
     """
     runners = [_Runner(sides, entry.length) for entry in races]
-    with torch.no_grad():
-        for i in range(n_round):
-            for entry, runner in zip(races, runners, strict=True):
-                report(f"round {i + 1} of {n_round}, attention length {entry.length:,}")
-                _run(entry, runner, sides, clock)
-
-
-def _run(entry: Race, runner: "_Runner", sides: Sides, clock: Clock) -> None:
     device, stride = sides.ours.device, sides.stride
-    vanilla = seconds_of(lambda: runner.read_anew(1), device, clock)
-    strided = [seconds_of(lambda: runner.read_anew(stride), device, clock) / stride] if stride else []
-    runner.read_on(1)
-    ours = seconds_of(lambda: runner.read_on(_SEGMENTS), device, clock) / (_SEGMENTS * sides.tgt_len)
-    entry.vanilla.append(vanilla)
-    entry.strided += strided
-    entry.ours.append(ours)
+    with torch.no_grad():
+        for i, (entry, runner) in itertools.product(range(n_round), zip(races, runners, strict=True)):
+            report(f"round {i + 1} of {n_round}, attention length {entry.length:,}")
+            vanilla = seconds_of(partial(runner.read_anew, 1), device, clock)
+            strided = [seconds_of(partial(runner.read_anew, stride), device, clock) / stride] if stride else []
+            runner.read_on(1)
+            ours = seconds_of(partial(runner.read_on, _SEGMENTS), device, clock) / (_SEGMENTS * sides.tgt_len)
+            entry.vanilla.append(vanilla)
+            entry.strided += strided
+            entry.ours.append(ours)
+
+
+def rereading_figures(race: Race, sides: Sides) -> dict[str, Any]:
+    """Return the figures of both sides at one attention length, with the operations that a token takes each of them.
+
+    Args:
+        race: what was measured, a round at least.
+        sides: the two models, and the text whose words say how often the tails of an adaptive softmax are needed.
+    """
+    length, ids = race.length, sides.text
+
+    def vanilla_flops(n_predicted: int) -> float:
+        return flops_per_token(sides.vanilla.with_context(ext_len=length - n_predicted), ids, tgt_len=n_predicted)
+
+    theirs, ours = vanilla_flops(1), flops_per_token(with_length(sides.ours, length), ids, tgt_len=sides.tgt_len)
+    strided = sides.stride and {
+        "tokens": sides.stride,
+        "vanilla_seconds": _spread(race.strided),
+        "slowdown": _spread(race.strided_slowdowns),
+        "flops_ratio": vanilla_flops(sides.stride) / ours,
+    }
+    return {
+        "length": length,
+        "rounds": len(race.ours),
+        "vanilla_seconds": _spread(race.vanilla),
+        "our_seconds": _spread(race.ours),
+        "slowdown": _spread(race.slowdowns),
+        "published_slowdown": PUBLISHED.get(length),
+        "vanilla_flops": theirs,
+        "our_flops": ours,
+        "flops_ratio": theirs / ours,
+        **({"stride": strided} if strided else {}),
+    }
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 class _Runner:

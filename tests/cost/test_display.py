@@ -1,16 +1,15 @@
-"""Tables, bar and picture."""
+"""Tables and picture."""
 
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-from rich.progress import Progress, TextColumn
 
-from tests.speed.test_figures import DECODING
+from tests.cost.test_bench import DECODING
+from tests.cost.test_rereading import measured as race_figures
+from transformer_xl.cost.bench import Figures, decoding_figures, scoring_figures
+from transformer_xl.cost.display import decoding_tables, draw, draw_rereading, loss_table, rereading_table, scoring_table
+from transformer_xl.cost.measure import Decoding, Scoring
 from transformer_xl.errors import CheckpointError
-from transformer_xl.speed.display import ProgressBar, decoding_tables, draw, loss_table, progress_bar, scoring_table
-from transformer_xl.speed.figures import Figures, decoding_figures, scoring_figures
-from transformer_xl.speed.measure import Decoding, Scoring
 
 UNKNOWN = Decoding(1, 0.04, (0.5,), None, None, None, None)
 
@@ -65,34 +64,18 @@ def test_picture(tmp_path: Path) -> None:
         draw(tmp_path / "gone" / "a.png", figures(), title="", machine="")
 
 
-def test_bar_counts_what_is_done(tmp_path: Path) -> None:
-    with (tmp_path / "screen").open("w") as screen:
-        console = Console(file=screen, force_terminal=True, width=80)
-        bar = Progress(TextColumn("{task.completed} {task.fields[state]}"), console=console, auto_refresh=False)
-        bar.add_task("", total=2, state="")
-        shown = ProgressBar(bar)
-        shown.next("first")
-        assert (bar.tasks[0].completed, bar.tasks[0].fields["state"]) == (0, "first")
-        shown.report("1 of 2")
-        assert bar.tasks[0].fields["state"] == "first: 1 of 2"
-        shown.report("2 of 2")  # too soon to be drawn again
-        assert bar.tasks[0].fields["state"] == "first: 1 of 2"
-        shown.next("second")
-        assert (bar.tasks[0].completed, bar.tasks[0].fields["state"]) == (1, "second")
+def test_table_of_rereading() -> None:
+    lines = rereading_table(race_figures()).splitlines()
+    assert lines[1].split()[:6] == ["10", "3,000", "10.0", "300", "200–400", "-"]
+    assert lines[2].split()[:6] == ["800", "20,000", "10.0", "2,000", "2,000–2,000", "363"]
+    assert lines[0].split("  ")[-2:] == ["every 3: ms", "slowdown"]
+    assert lines[1].split()[-2:] == ["500", "50.0"]
+    assert "medians of 1–3 rounds" in lines[3]
 
 
-def test_bar_is_for_terminals(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    with progress_bar(2) as bar:
-        bar.next("first")
-        bar.report("1 of 2")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("TERM", "xterm")
-    with progress_bar(2) as bar:
-        assert bar._bar is not None
-        assert not bar._bar.live.auto_refresh  # no thread of its own
-        bar.next("first")
-        bar.report("1 of 2")
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "first: 1 of 2" in captured.err
+def test_picture_of_rereading(tmp_path: Path) -> None:
+    path = tmp_path / "speed.svg"
+    draw_rereading(path, race_figures(), title="a token", machine="a machine")
+    text = path.read_text(encoding="utf-8")
+    for shown in ("a token", "a machine", "measured here", "operations", "table 9", "3 tokens at a time"):
+        assert f"<!-- {shown}" in text or shown in text, shown

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.speed.clock import Clock
-from transformer_xl.speed.machine import MemoryWatch, describe, matmul_rate, memory_bandwidth
+from tests.cost.clock import Clock
+from transformer_xl.cost.machine import MemoryWatch, describe, matmul_rate, memory_bandwidth
 
 CPU = torch.device("cpu")
 ROOT = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ def file_read(path: Path) -> None:
 @pytest.mark.parametrize("call", ["held_and_freed()", "freed_before()", "file_read(Path(sys.argv[1]))"])
 def test_memory_that_is_held_and_that_was(tmp_path: Path, call: str) -> None:
     """In a process of its own: what other tests left in the heap would be taken again, and seem to cost nothing."""
-    program = f"import sys; from pathlib import Path; from tests.speed.test_machine import *; {call}"
+    program = f"import sys; from pathlib import Path; from tests.cost.test_machine import *; {call}"
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path / "file"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -1,7 +1,6 @@
 """What is timed on both sides is what is counted; figures, table and picture follow from it."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,15 +9,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.cost.clock import Clock
 from tests.helpers import TINY
-from tests.speed.clock import Clock
 from transformer_xl.config import load_recipe
+from transformer_xl.cost import rereading
+from transformer_xl.cost.bench import Figures
+from transformer_xl.cost.display import rereading_table
+from transformer_xl.cost.rereading import Race, Sides, count_parameters, make_sides, rereading_figures, run, with_length
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig, VanillaConfig
-from transformer_xl.speed import rereading
-from transformer_xl.speed.display import draw_rereading, rereading_table
-from transformer_xl.speed.figures import Figures, rereading_figures
-from transformer_xl.speed.rereading import Race, Sides, count_parameters, make_sides, run, with_length
 
 CPU = torch.device("cpu")
 WIDTH = 12  # of all heads together
@@ -150,20 +149,3 @@ def test_figures() -> None:
     assert first["slowdown"] == pytest.approx({"median": 300, "min": 200, "max": 400})
     assert first["stride"]["slowdown"]["median"] == 50
     assert (second["published_slowdown"], second["rounds"]) == (363, 1)
-
-
-def test_table() -> None:
-    lines = rereading_table(measured()).splitlines()
-    assert lines[1].split()[:6] == ["10", "3,000", "10.0", "300", "200–400", "-"]
-    assert lines[2].split()[:6] == ["800", "20,000", "10.0", "2,000", "2,000–2,000", "363"]
-    assert lines[0].split("  ")[-2:] == ["every 3: ms", "slowdown"]
-    assert lines[1].split()[-2:] == ["500", "50.0"]
-    assert "medians of 1–3 rounds" in lines[3]
-
-
-def test_picture(tmp_path: Path) -> None:
-    path = tmp_path / "speed.svg"
-    draw_rereading(path, measured(), title="a token", machine="a machine")
-    text = path.read_text(encoding="utf-8")
-    for shown in ("a token", "a machine", "measured here", "operations", "table 9", "3 tokens at a time"):
-        assert f"<!-- {shown}" in text or shown in text, shown

@@ -1,19 +1,22 @@
 """What is timed is what users call, with full memory, and nothing else; the clock stands still but for it."""
 
+import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.cost.clock import Clock
 from tests.helpers import tiny_model
-from tests.speed.clock import Clock
+from transformer_xl import cost
+from transformer_xl.cost.measure import measure_decoding, measure_scoring
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.streams import KeptStreams
 from transformer_xl.model.reader import Reader
-from transformer_xl.speed.measure import measure_decoding, measure_scoring
 
 SLOTS = 80
 TEXT = np.random.default_rng(0).integers(0, 13, 150).astype(np.uint16)
@@ -153,3 +156,13 @@ def test_as_many_lanes_as_asked_for(tgt_len: int, lanes: int) -> None:
     """However short the text: lanes that were too short to warm up the next would be fewer."""
     measured = measure_scoring(tiny_model(), TEXT[:10], tgt_len=tgt_len, batch_size=lanes, precision="int8", n_token=1)
     assert (measured.n_row, len(measured.seconds)) == (lanes, 3)
+
+
+def test_what_is_measured_is_measured_from_outside() -> None:
+    """Nothing private of other classes is looked at, which may change without notice."""
+    public = {"_asdict"}  # of named tuples
+    for path in sorted(Path(cost.__path__[0]).glob("*.py")):
+        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)]
+        others = [node for node in nodes if not (isinstance(node.value, ast.Name) and node.value.id == "self")]
+        private = {node.attr for node in others if node.attr.startswith("_") and not node.attr.startswith("__")}
+        assert private <= public, path.name

@@ -1,75 +1,27 @@
-"""What a person sees of measurements: a bar while they are taken, tables, and a picture. Figures are those of `figures.py`."""
+"""What a person sees of measurements: tables and pictures."""
 
-import contextlib
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
-
+from transformer_xl.console import table
+from transformer_xl.cost.bench import Figures, mode_name
 from transformer_xl.pictures import new_figure, save_picture
-from transformer_xl.speed.figures import Figures
 
 _MODE = ("precision", "code", "rows")
 _SPEED = ("ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", "limit ms", "time/limit")
 _HELD = ("held", "peak", "counted", "keys+values", "positions", "weights")
 
 
-class ProgressBar:
-    """A bar that is drawn between what is timed, and never by another thread, which would take time from it.
-
-    Args:
-        bar: of rich; None: nothing is shown.
-    """
-
-    _SECONDS = 0.2
-
-    def __init__(self, bar: Progress | None) -> None:
-        self._bar, self._drawn, self._what = bar, 0.0, ""
-
-    def next(self, what: str) -> None:
-        """Go on to the next thing."""
-        if self._bar:
-            self._bar.update(TaskID(0), advance=1 if self._what else 0, state=what)
-            self._bar.refresh()
-        self._what = what
-
-    def report(self, state: str) -> None:
-        """Say how far it is."""
-        now = time.monotonic()
-        if self._bar and now - self._drawn > self._SECONDS:
-            self._bar.update(TaskID(0), state=f"{self._what}: {state}")
-            self._bar.refresh()
-            self._drawn = now
+def machine_line(machine: Mapping[str, str | float]) -> str:
+    """Return what `machine.describe` says, in one line."""
+    names = ", ".join(str(machine[name]) for name in ("processor", "gpu") if name in machine)
+    load = f", load {machine['load']}" if "load" in machine else ""
+    return f"{names}; {machine['cores']} cores, {machine['threads']} threads{load}; torch {machine['torch']}"
 
 
-@contextlib.contextmanager
-def progress_bar(total: int) -> Iterator[ProgressBar]:
-    """Show a bar on stderr if that is a terminal.
-
-    Args:
-        total: number of things that are measured one after another.
-    """
-    console = Console(stderr=True, highlight=False)
-    if not console.is_terminal:
-        yield ProgressBar(None)
-        return
-    columns = (BarColumn(bar_width=20), TextColumn("{task.fields[state]}"))
-    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
-        bar.add_task("", total=total, state="")
-        yield ProgressBar(bar)
-
-
-def mode_name(figures: Figures) -> str:
-    """Return what was measured, in words.
-
-    Example:
-        >>> mode_name({"precision": "int8", "compiled": True, "rows": 4})
-        'int8 compiled, 4 rows'
-    """
-    rows = f", {figures['rows']} rows" if figures["rows"] > 1 else ""
-    return f"{figures['precision']} {'compiled' if figures['compiled'] else 'eager'}{rows}"
+def processor_and_threads(machine: Mapping[str, str | float]) -> str:
+    """Return what of it stands under a picture."""
+    return f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads"
 
 
 def decoding_tables(measured: Sequence[Figures]) -> str:
@@ -83,24 +35,24 @@ def decoding_tables(measured: Sequence[Figures]) -> str:
             [
                 *name,
                 f"{entry['ready_seconds']:.1f}",
-                _short(step["median"], 1e-3),
-                f"{_short(step['min'], 1e-3)}–{_short(step['max'], 1e-3)}",
-                _short(entry["tokens_per_second"]),
-                _short(entry["of_one_row"]),
-                _short(entry["bytes_per_step"], 1e6),
-                _short(entry["limit_seconds"], 1e-3),
-                _short(entry["time_over_limit"]),
+                _digits(step["median"], 1e-3),
+                f"{_digits(step['min'], 1e-3)}–{_digits(step['max'], 1e-3)}",
+                _digits(entry["tokens_per_second"]),
+                _digits(entry["of_one_row"]),
+                _digits(entry["bytes_per_step"], 1e6),
+                _digits(entry["limit_seconds"], 1e-3),
+                _digits(entry["time_over_limit"]),
             ]
         )
         parts = (entry["resident_bytes"], entry["peak_bytes"], *map(counted.get, ("total", "memory", "positions", "weights")))
-        held.append([*name, *(_short(part, 1e6) for part in parts)])
+        held.append([*name, *(_digits(part, 1e6) for part in parts)])
     return "\n".join(
         [
-            *_table(speeds, n_left=2),
+            table(speeds, n_left=2),
             "A step is one token of each row. MB/step: weights, keys and values that it reads; limit: the time this takes.",
             "",
             "MB that the decoder adds to the model: measured, at its peak, and by count",
-            *_table(held, n_left=2),
+            table(held, n_left=2),
         ]
     )
 
@@ -108,9 +60,7 @@ def decoding_tables(measured: Sequence[Figures]) -> str:
 def loss_table(losses: Sequence[Figures]) -> str:
     """Return what each precision costs."""
     rows = [[entry["precision"], f"{entry['loss']:.4f}", f"{entry['difference']:+.4f}"] for entry in losses]
-    return "\n".join(
-        [f"loss on {losses[0]['tokens']:,} tokens", *_table([["precision", "nats/token", "more than fp32"], *rows], n_left=1)]
-    )
+    return f"loss on {losses[0]['tokens']:,} tokens\n" + table([["precision", "nats/token", "more than fp32"], *rows])
 
 
 def scoring_table(measured: Sequence[Figures]) -> str:
@@ -120,16 +70,16 @@ def scoring_table(measured: Sequence[Figures]) -> str:
             entry["precision"],
             str(entry["tgt_len"]),
             str(entry["batch_size"]),
-            _short(entry["tokens_per_second"]),
-            _short(entry["flops_per_token"], 1e6),
-            _short(entry["limit_tokens_per_second"]),
+            _digits(entry["tokens_per_second"]),
+            _digits(entry["flops_per_token"], 1e6),
+            _digits(entry["limit_tokens_per_second"]),
             f"{entry['reached']:.0%}",
         ]
         for entry in measured
     ]
     head = ["precision", "tgt_len", "lanes", "tokens/s", "MFLOP/token", "limit tokens/s", "reached"]
     limit = "limit: large matrix products, of as many operations as a token needs, would reach this."
-    return "\n".join([*_table([head, *rows], n_left=1), limit])
+    return f"{table([head, *rows])}\n{limit}"
 
 
 def rereading_table(measured: Sequence[Figures]) -> str:
@@ -143,22 +93,22 @@ def rereading_table(measured: Sequence[Figures]) -> str:
         rows.append(
             [
                 f"{entry['length']:,}",
-                _short(entry["vanilla_seconds"]["median"], 1e-3),
-                _short(entry["our_seconds"]["median"], 1e-3),
-                _short(slowdown["median"]),
-                f"{_short(slowdown['min'])}–{_short(slowdown['max'])}",
+                _digits(entry["vanilla_seconds"]["median"], 1e-3),
+                _digits(entry["our_seconds"]["median"], 1e-3),
+                _digits(slowdown["median"]),
+                f"{_digits(slowdown['min'])}–{_digits(slowdown['max'])}",
                 "-" if published is None else f"{published:,}",
-                _short(entry["vanilla_flops"], 1e9),
-                _short(entry["our_flops"], 1e6),
-                _short(entry["flops_ratio"]),
-                *(_short(s["vanilla_seconds"]["median"], 1e-3) for s in strided),
-                *(_short(s["slowdown"]["median"]) for s in strided),
+                _digits(entry["vanilla_flops"], 1e9),
+                _digits(entry["our_flops"], 1e6),
+                _digits(entry["flops_ratio"]),
+                *(_digits(s["vanilla_seconds"]["median"], 1e-3) for s in strided),
+                *(_digits(s["slowdown"]["median"]) for s in strided),
             ]
         )
     rounds = sorted({entry["rounds"] for entry in measured})
     return "\n".join(
         [
-            *_table(rows, n_left=0),
+            table(rows, n_left=0),
             f"Per predicted token; medians of {'–'.join(map(str, rounds))} rounds, of times and of each round's slowdown. "
             "paper: arXiv 1901.02860, table 9, on a GPU.",
             "FLOP: operations that a token needs, keys that it may not see left out; ratio: vanilla's to ours.",
@@ -217,7 +167,7 @@ def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -
     axes = figure.add_subplot()
     colors = ["tab:blue" if entry["compiled"] else "tab:gray" for entry in measured]
     bars = axes.barh(places, [entry["tokens_per_second"] for entry in measured], color=colors)
-    axes.bar_label(bars, [_short(entry["tokens_per_second"]) for entry in measured], padding=6)
+    axes.bar_label(bars, [_digits(entry["tokens_per_second"]) for entry in measured], padding=6)
     limits = [(entry["rows"] / entry["limit_seconds"], i) for i, entry in enumerate(measured) if entry["limit_seconds"]]
     if limits:
         axes.plot(*zip(*limits, strict=True), "k|", markersize=14, label="limit: memory cannot be read faster")
@@ -229,17 +179,7 @@ def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -
     save_picture(figure, path)
 
 
-def _table(rows: Sequence[Sequence[str]], *, n_left: int) -> list[str]:
-    """Return lines of columns, the first ones flush left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = (x.ljust(w) if i < n_left else x.rjust(w) for i, (x, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(cells).rstrip())
-    return lines
-
-
-def _short(value: float | None, unit: float = 1.0) -> str:
+def _digits(value: float | None, unit: float = 1.0) -> str:
     """Return a figure with three digits at least, or a dash."""
     if value is None:
         return "-"

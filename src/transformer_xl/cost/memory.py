@@ -1,4 +1,4 @@
-"""Memory of one process: what it holds between steps, and the most that a step adds.
+"""Memory of one process that trains: what it holds between steps, and the most that a step adds.
 
 Activations are what the backward pass needs of each layer, counted tensor by tensor; tests compare with what autograd keeps.
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from transformer_xl.config import OptimConfig
-from transformer_xl.model_config import AttentionKind
-from transformer_xl.planning.flops import tokens_of_chunk
-from transformer_xl.planning.work import Work, clusters
+from transformer_xl.cost.work import Work, adds_positions, clusters, compares_distances, has_backends
 
 _FP32 = 4
 _NORM = 2 * _FP32  # mean and scale of a token
@@ -58,12 +56,11 @@ def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: i
         n_group: passes of a step, each over its own lanes.
         n_share: processes among which weights, gradients and optimizer are divided.
     """
-    parameters = list(work.model.parameters())
-    size = _FP32 * sum(p.numel() for p in parameters)
+    size = _FP32 * sum(p.numel() for p in work.model.parameters())
     return Memory(
-        weights=_divided(size, n_share),
-        gradients=_divided(size, n_share),
-        optimizer=_divided(optimizer_bytes(work.model, optim), n_share),
+        weights=-(-size // n_share),
+        gradients=-(-size // n_share),
+        optimizer=-(-optimizer_bytes(work.model, optim) // n_share),
         mems=2 * n_group * mems_bytes(work),
         activations=activation_bytes(work) + _working_bytes(work),
         logits=logits_bytes(work),
@@ -74,7 +71,18 @@ def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: i
 
 def optimizer_bytes(model: nn.Module, optim: OptimConfig) -> int:
     """Return the bytes of moments and counters of a whole model."""
-    return sum(_moments(name, p, optim) for name, p in model.named_parameters())
+
+    def of(name: str, parameter: Tensor) -> int:
+        size = _FP32 * parameter.numel()
+        if optim.optimizer == "lamb":
+            return 2 * size
+        if optim.optimizer == "sgd":
+            return size if optim.momentum else 0
+        if optim.optimizer == "muon" and name.startswith("layers.") and parameter.dim() == 2:
+            return size
+        return 2 * size + _FP32  # and a counter
+
+    return sum(of(name, parameter) for name, parameter in model.named_parameters())
 
 
 def mems_bytes(work: Work) -> int:
@@ -91,17 +99,12 @@ def activation_bytes(work: Work) -> int:
     """Return the bytes that all layers keep for the backward pass."""
     config = work.model.config
     n_layer = config.n_layer * work.segments
-    linked = linked_mems_bytes(work)
+    # the backward pass reads the memories between the segments of a pass, where they are not changed before they are read
+    is_read, is_joined = config.pre_lnorm or work.checkpointing, work.tgt_len < work.model.mem_len
+    linked = (work.segments - 1) * mems_bytes(work) if is_read and is_joined else 0
     if work.checkpointing:  # what enters each layer, and one layer's while its gradients are computed
         return linked + n_layer * work.n_token * config.d_model * _FP32 + layer_bytes(work)
     return linked + n_layer * layer_bytes(work)
-
-
-def linked_mems_bytes(work: Work) -> int:
-    """Return the bytes of the memories between the segments of a pass, where the backward pass reads them as they are."""
-    is_read = work.model.config.pre_lnorm or work.checkpointing
-    is_joined = work.tgt_len < work.model.mem_len
-    return (work.segments - 1) * mems_bytes(work) if is_read and is_joined else 0
 
 
 def layer_bytes(work: Work) -> int:
@@ -114,21 +117,10 @@ def logits_bytes(work: Work) -> int:
     kept, largest = 0.0, 0.0
     for cluster in clusters(work.model, work.shares):
         n = work.n_token * cluster.share
-        chunk = min(n, tokens_of_chunk(cluster)) * cluster.n_class
-        kept += 0 if n > tokens_of_chunk(cluster) else work.segments * chunk * _FP32
+        chunk = min(n, cluster.tokens_at_once) * cluster.n_class
+        kept += 0 if n > cluster.tokens_at_once else work.segments * chunk * _FP32
         largest = max(largest, chunk * (2 * _FP32 + (work.element if work.element != _FP32 else 0)))
     return round(kept + largest)
-
-
-def _moments(name: str, parameter: Tensor, optim: OptimConfig) -> int:
-    size = _FP32 * parameter.numel()
-    if optim.optimizer == "lamb":
-        return 2 * size
-    if optim.optimizer == "sgd":
-        return size if optim.momentum else 0
-    if optim.optimizer == "muon" and name.startswith("layers.") and parameter.dim() == 2:
-        return size
-    return 2 * size + _FP32  # and a counter
 
 
 def _attention_bytes(work: Work) -> int:
@@ -137,20 +129,18 @@ def _attention_bytes(work: Work) -> int:
     is_lowered = e != _FP32
     n = _entering_bytes(work)
     n += X * D * e if is_lowered else 0  # queries are projected apart from keys and values: two copies
-    if config.attention == AttentionKind.AL_RFOU:
-        n += S * _INDEX  # of positions in their table
+    n += S * _INDEX if adds_positions(config) else 0  # of positions in their table
     # the memory's states, unless Mems has them as they are read: in one piece
-    changed = config.pre_lnorm or config.attention == AttentionKind.AL_RFOU
-    n += B * M * D * e if is_lowered or changed or (work.tgt_len != M and B > 1) else 0
+    n += B * M * D * e if is_lowered or work.changes_memory or (work.tgt_len != M and B > 1) else 0
     n += B * M * _NORM if config.pre_lnorm else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
-    if config.attention == AttentionKind.TRANSFORMER_XL:
-        n += X * A * e + S * A * e + (S * D * e if is_lowered else 0)  # queries with u and with v; r
-        n += _scores_bytes(work)
-    elif config.attention == AttentionKind.SHAW:
-        n += X * A * e + S * A * e + B * work.tgt_len * S + _weights_bytes(work)
+    if not compares_distances(config):
+        return n + B * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # a mask, a sum of each query
+    n += X * A * e + S * A * e  # queries with another bias, and keys of distances
+    if has_backends(config):
+        n += (S * D * e if is_lowered else 0) + _scores_bytes(work)
     else:
-        n += B * work.tgt_len * S * e + X * config.n_head * _FP32  # the mask as a bias, a sum for each query
+        n += B * work.tgt_len * S + _weights_bytes(work)
     return n + _closing_bytes(work)
 
 
@@ -211,7 +201,7 @@ def lowered_bytes(work: Work) -> int:
         return 0
     config, A, K = work.model.config, work.attention_width, work.segments
     # of those that project the memory only where its states have a gradient; of those for distances never
-    n_memory = K if config.pre_lnorm or config.attention == AttentionKind.AL_RFOU else K - 1
+    n_memory = K if work.changes_memory else K - 1
     layer = config.d_model * (K * (4 * A + 2 * config.d_inner) + n_memory * 2 * A)
     vocabulary = sum(cluster.n_class * cluster.width for cluster in clusters(work.model, work.shares))
     return work.element * (config.n_layer * layer + K * vocabulary)  # each segment lowers them anew
@@ -222,7 +212,3 @@ def _largest_unit(work: Work) -> int:
     layer = sum(p.numel() for p in work.model.layers[0].parameters())
     rest = sum(p.numel() for name, p in work.model.named_parameters() if not name.startswith("layers."))
     return _FP32 * max(layer, rest)
-
-
-def _divided(n_bytes: int, n_share: int) -> int:
-    return -(-n_bytes // n_share)

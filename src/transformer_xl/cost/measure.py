@@ -1,4 +1,4 @@
-"""Measure decoding and scoring: what is timed is a step of `Decoder`, and `evaluate`.
+"""Measure decoding and scoring as users call them: a step of `Decoder`, and `evaluate`.
 
 Shapes: B rows, T tokens.
 """
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from transformer_xl.cost.decoding import SessionBytes, bytes_per_token, session_bytes, slots_per_row
+from transformer_xl.cost.machine import Clock, MemoryWatch
 from transformer_xl.evaluation import evaluate
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.speed.machine import Clock, MemoryWatch
-from transformer_xl.speed.needs import SessionBytes, bytes_per_token, session_bytes, slots_per_row
 
 _N_WARM_UP = 3
 """Steps, and segments, that are not timed: allocators and caches settle in them."""
@@ -150,7 +150,7 @@ def measure_scoring(
 ) -> Scoring:
     """Time `evaluate` from its first segments on, when lanes are warmed up; it is stopped when enough is measured.
 
-    A segment costs the same whether memory is full or not, for shapes are constant.
+    A segment costs the same whether memory is full or not, because shapes are constant.
 
     Args:
         model: with the memory that it is to read with.

@@ -2,20 +2,18 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.planning.cases import run_config
+from tests.cost.cases import run_config
 from transformer_xl.config import load_recipe, recipe_names
+from transformer_xl.cost.hardware import Hardware, gpu, measured
+from transformer_xl.cost.plan import USABLE, make_plan
+from transformer_xl.cost.plan_table import plan_table
+from transformer_xl.cost.work import with_vocabulary
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.planning.display import table
-from transformer_xl.planning.hardware import Hardware, gpu, measured, with_figures
-from transformer_xl.planning.plan import USABLE, make_plan
-from transformer_xl.planning.traffic import Traffic, count_traffic
-from transformer_xl.planning.work import build, with_vocabulary, zipf_shares
 
 ROUND = Hardware(
     name="round",
@@ -82,12 +80,6 @@ def test_an_average_is_as_large_as_the_weights() -> None:
     assert averaged.memory.optimizer == plain.memory.optimizer + plain.memory.weights
 
 
-def test_rings() -> None:
-    assert count_traffic(1000, n_process=1, division="ddp", n_pass=3) == Traffic(0, 0)
-    assert count_traffic(1000, n_process=4, division="ddp", n_pass=3) == Traffic(reduced=2 * 0.75 * 4000)
-    assert count_traffic(1000, n_process=4, division="fsdp", n_pass=3) == Traffic(3 * 0.75 * 4000, 2 * 3 * 0.75 * 4000)
-
-
 def test_between_machines_the_network_counts() -> None:
     inside, across = (make_plan(run_config(), ROUND, gpus=4, per_machine=n) for n in (4, 2))
     assert inside.timing.send == pytest.approx(inside.traffic.total / 1e10)
@@ -124,7 +116,7 @@ def test_budget(limits: dict[str, Any], tokens: int | None) -> None:
         assert plan.budget.steps == tokens / 40
         assert plan.budget.seconds == tokens / plan.tokens_per_second
     else:
-        assert "in epochs: the length of the corpus tells" in table(plan)
+        assert "in epochs: the length of the corpus tells" in plan_table(plan)
 
 
 def test_a_budget_of_minutes() -> None:
@@ -190,7 +182,7 @@ def test_every_recipe_whose_vocabulary_is_known_has_a_plan(name: str) -> None:
     except ConfigError:
         config = load_recipe(name, ["model.vocab_size=10000"])
     plan = make_plan(config, gpu("h100", config.train.precision))
-    lines = table(plan).splitlines()
+    lines = plan_table(plan).splitlines()
     assert len(lines) <= 36
     assert max(map(len, lines)) <= 120
     assert json.loads(json.dumps(plan.as_dict()))["parameters"] == plan.parameters
@@ -201,51 +193,6 @@ def test_scale_1b_is_a_billion_parameters_and_a_trillion_tokens() -> None:
     plan = make_plan(load_recipe("scale-1b"), gpu("h100", "auto"), gpus=64)
     assert 0.95e9 < plan.parameters < 1.05e9
     assert plan.budget.tokens == 1e12
-
-
-def test_the_documentation_shows_this_plan() -> None:
-    figures = table(make_plan(load_recipe("scale-1b"), gpu("h100", "auto"), gpus=64)).partition("\n\n")[0]
-    assert figures in (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
-
-
-def test_vocabularies() -> None:
-    for name, size in (("enwik8-base", 256), ("wt103-base", 267_735), ("scale-1b", 65_536), ("shakespeare-char", 65)):
-        assert with_vocabulary(load_recipe(name))[0].vocab_size == size
-    assert with_vocabulary(load_recipe("wt103-base", ["model.vocab_size=300_000"]))[0].vocab_size == 300_000
-    with pytest.raises(ConfigError, match=r"how many words 'mine.txt' has .*--set model.vocab_size=N"):
-        with_vocabulary(load_recipe("wt103-base", ["data.corpus=mine.txt"]))
-
-
-def test_parameters_are_counted_without_allotting_them() -> None:
-    settings, _ = with_vocabulary(load_recipe("wt103-large"))
-    model = build(settings)
-    assert sum(p.numel() for p in model.parameters()) == 285_170_506
-    assert {p.device.type for p in model.parameters()} == {"meta"}
-
-
-def test_shares_of_zipfs_law_are_those_of_the_sum() -> None:
-    weights = [1 / k for k in range(1, 1001)]
-    shares = zipf_shares((100, 400), 1000)
-    expected = [sum(weights[a:b]) / sum(weights) for a, b in ((0, 100), (100, 400), (400, 1000))]
-    assert shares == pytest.approx(expected, rel=1e-3)
-
-
-def test_data_sheets_and_what_is_known_better() -> None:
-    assert gpu("H100", "auto").precision == "bf16"
-    assert gpu("v100", "auto").precision == "fp16"
-    assert gpu("a100", "fp32").flops == 19.5e12
-    assert not gpu("v100", "auto").fuses
-    changed = with_figures(gpu("h100", "auto"), flops=500, memory=96, network=400, efficiency=0.4)
-    assert (changed.flops, changed.memory, changed.network, changed.efficiency) == (500e12, 96e9, 400e9, 0.4)
-    assert changed.origin == "data sheet; flops, memory as given"
-    assert changed.bandwidth == gpu("h100", "auto").bandwidth
-    with pytest.raises(ConfigError, match=r"unknown GPU 'h1000'; did you mean 'h100'\?; or give --flops"):
-        gpu("h1000", "auto")
-    for figure in ("flops", "efficiency"):
-        with pytest.raises(ConfigError, match=rf"--{figure} \(-1\) must be above 0"):
-            with_figures(gpu("h100", "auto"), **{figure: -1.0})
-    with pytest.raises(ConfigError, match=r"--efficiency \(30\) must be at most 1"):
-        with_figures(gpu("h100", "auto"), efficiency=30.0)
 
 
 def test_the_cited_efficiency_follows_from_nvidias_figures() -> None:

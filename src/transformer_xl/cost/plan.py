@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transformer_xl.config import RunConfig
+from transformer_xl.cost.hardware import Hardware
+from transformer_xl.cost.memory import Memory, count_memory
+from transformer_xl.cost.operations import Flops, count_flops
+from transformer_xl.cost.traffic import Division, Traffic, count_traffic
+from transformer_xl.cost.work import Backend, Work, build, has_backends, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
-from transformer_xl.planning.flops import Flops, count_flops
-from transformer_xl.planning.hardware import Hardware
-from transformer_xl.planning.memory import Memory, count_memory
-from transformer_xl.planning.traffic import Division, Traffic, count_traffic
-from transformer_xl.planning.work import Backend, Work, build, with_vocabulary, zipf_shares
+from transformer_xl.model_config import TransformerXLConfig
 
 USABLE = 0.92
 """Share of a device's memory that can be planned with; the rest is for its libraries and for gaps between tensors."""
@@ -99,7 +99,7 @@ class Plan:
         timing: of a step.
         tokens_per_second: of all devices, if sending hides behind computing.
         budget: of the recipe.
-        hardware: of which all this is said.
+        hardware: the device that it is planned for.
         advice: what to change, and warnings.
         assumptions: what the figures rest on.
     """
@@ -181,7 +181,14 @@ def make_plan(
         ConfigError: lanes that cannot be divided, or a vocabulary that only the text can tell.
     """
     train = config.train
-    _check(config, gpus, per_machine)
+    if gpus < 1 or per_machine < 1:
+        raise ConfigError(f"--gpus ({gpus}) and --per-machine ({per_machine}) must be at least 1")
+    n_group = gpus * train.accumulate
+    if train.batch_size % n_group:
+        raise ConfigError(
+            f"train.batch_size ({train.batch_size}) must be a multiple of --gpus ({gpus}) times train.accumulate "
+            f"({train.accumulate}), such as {math.ceil(train.batch_size / n_group) * n_group}"
+        )
     model_config, origin = with_vocabulary(config)
     backend: Backend = "triton" if hardware.fuses and train.attention in ("auto", "triton") else "matmul"
     shares = zipf_shares(model_config.cutoffs, model_config.vocab_size or 1)
@@ -206,9 +213,9 @@ def make_plan(
     # of layers that are divided, each segment gathers and reduces the weights by itself
     n_segment = n_pass * train.tbptt_segments
     traffic = count_traffic(n_parameter, n_process=gpus, division=layout.division, n_pass=n_segment)
-    timing = _timing(
-        n_pass * of_pass.needed, n_pass * _checkpointed(of_pass, layout), memory, traffic, layout, hardware, n_segment
-    )
+    # what kernels repeat is part of their efficiency; what checkpointing repeats is not
+    n_flop = n_pass * (of_pass.needed + (of_pass.forward if layout.checkpointing else 0.0))
+    timing = _timing(n_flop, memory, traffic, layout, hardware, n_segment)
     tokens_per_step = train.batch_size * train.tgt_len * train.tbptt_segments
     rate = tokens_per_step / timing.overlapped
     return Plan(
@@ -231,26 +238,8 @@ def make_plan(
     )
 
 
-def _check(config: RunConfig, gpus: int, per_machine: int) -> None:
-    lanes, accumulate = config.train.batch_size, config.train.accumulate
-    if gpus < 1 or per_machine < 1:
-        raise ConfigError(f"--gpus ({gpus}) and --per-machine ({per_machine}) must be at least 1")
-    if lanes % (gpus * accumulate):
-        raise ConfigError(
-            f"train.batch_size ({lanes}) must be a multiple of --gpus ({gpus}) times train.accumulate ({accumulate}), "
-            f"such as {math.ceil(lanes / (gpus * accumulate)) * gpus * accumulate}"
-        )
-
-
-def _checkpointed(flops: Flops, layout: Layout) -> float:
-    """Return what checkpointing repeats; what kernels repeat is part of their efficiency."""
-    return flops.forward if layout.checkpointing else 0.0
-
-
-def _timing(
-    needed: float, repeated: float, memory: Memory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int
-) -> Timing:
-    compute = (needed + repeated) / (hardware.flops * hardware.efficiency)
+def _timing(n_flop: float, memory: Memory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int) -> Timing:
+    compute = n_flop / (hardware.flops * hardware.efficiency)
     update = _UPDATE_TOUCHES * memory.weights / hardware.bandwidth
     send = traffic.total / (hardware.network if layout.machines > 1 else hardware.link)
     # gradients of whole copies travel during the last backward pass alone, two thirds of it; shares of them all the time
@@ -270,16 +259,15 @@ def _budget(config: RunConfig, tokens_per_step: int, rate: float) -> Budget:
 
 
 def _advice(case: _Case, layout: Layout, memory: Memory, timing: Timing) -> Iterator[str]:
-    have = USABLE * case.hardware.memory
-    if memory.total > have:
-        problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {have / 1e9:,.1f} usable"
+    usable = USABLE * case.hardware.memory
+    if memory.total > usable:
+        problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {usable / 1e9:,.1f} usable"
         remedy = next((other for other in _remedies(case, layout) if case.fits(other)), None)
         if remedy is None:
             held = memory.weights + memory.gradients + memory.optimizer
             yield f"{problem}, {held / 1e9:,.1f} of them weights, gradients and optimizer; take more GPUs or a smaller model"
         else:
-            changes = ", ".join(_changes(layout, remedy))
-            yield f"{problem}; with {changes} it takes {case.memory_of(remedy).total / 1e9:,.1f} GB"
+            yield f"{problem}; with {', '.join(_changes(layout, remedy))} it takes {case.memory_of(remedy).total / 1e9:,.1f} GB"
     elif layout.checkpointing and case.fits(replace(layout, checkpointing=False)):
         yield "fits without train.checkpoint_layers, which costs a third more time"
     if timing.send > timing.compute:
@@ -318,7 +306,7 @@ def _assumptions(
     if layout.gpus > 1:
         between = f"{hardware.network / 1e9:g} GB/s between machines" if layout.machines > 1 else "links of one machine"
         yield f"{between}; rings; fp32 gradients and weights; lanes of all machines alike"
-    if model.attention == AttentionKind.TRANSFORMER_XL:
+    if has_backends(model):
         how = "the fused kernels" if backend == "triton" else "batched products (matmul)"
         yield f"attention by {how}"
     if not hardware.on_cpu and model.d_model < _WIDE:

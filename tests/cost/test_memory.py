@@ -12,15 +12,10 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from tests.planning.cases import config, tokens, work
+from tests.cost.cases import config, tokens, work
 from transformer_xl.config import OptimConfig, RunConfig, TrainConfig
-from transformer_xl.model.call import Execution
-from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import autocast
-from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.planning.hardware import measured
-from transformer_xl.planning.memory import (
+from transformer_xl.cost.hardware import measured
+from transformer_xl.cost.memory import (
     activation_bytes,
     count_memory,
     layer_bytes,
@@ -28,8 +23,13 @@ from transformer_xl.planning.memory import (
     mems_bytes,
     optimizer_bytes,
 )
-from transformer_xl.planning.plan import make_plan
-from transformer_xl.planning.work import build
+from transformer_xl.cost.plan import make_plan
+from transformer_xl.cost.work import build
+from transformer_xl.model.call import Execution
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.precision import autocast
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training.optim import Optimizers
 
 ROOT = Path(__file__).parents[2]
@@ -177,7 +177,7 @@ PEAKS: list[dict[str, Any]] = [
 def peaks() -> list[int]:
     """Bytes, not times: other load on the machine makes no difference. What is freed goes back to the system at once."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.planning.peak_child", json.dumps(PEAKS)],
+        [sys.executable, "-m", "tests.cost.peak_child", json.dumps(PEAKS)],
         env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,

@@ -1,6 +1,6 @@
 """Trains two steps for each of several settings and prints, as JSON, the most memory that each took above what was held before.
 
-Usage: python -m tests.planning.peak_child SETTINGS
+Usage: python -m tests.cost.peak_child SETTINGS
 
 SETTINGS is a JSON list of objects with the sections model and train, and the precision.
 """
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.cost.machine import MemoryWatch
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.speed.machine import MemoryWatch
 from transformer_xl.training.trainer import Trainer
 
 _TINY = {

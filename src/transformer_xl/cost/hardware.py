@@ -1,9 +1,13 @@
-"""What machines can do: figures of GPUs' data sheets, or such as were given or measured."""
+"""What a device can do, for a plan: figures of a GPU's data sheet, figures that were given, or figures measured here."""
 
+import os
 from dataclasses import dataclass, replace
 
+import torch
+
+from transformer_xl.cost import machine
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.precision import Precision
+from transformer_xl.model.precision import Precision, choose_device, choose_precision
 
 STATED_EFFICIENCY = 0.3
 MEASURED_EFFICIENCY = 0.5
@@ -74,6 +78,9 @@ _SHEETS = {
 }
 _NETWORK = 50e9  # one link of 400 Gb/s
 
+_BYTES_READ = 1 << 28
+"""So many are read to measure the memory: more than caches hold, and a tenth of a second."""
+
 
 def gpu(name: str, precision: str) -> Hardware:
     """Return what a GPU's data sheet says.
@@ -142,8 +149,35 @@ def with_figures(
     return replace(hardware, **changed)
 
 
+def this_machine(device: str, precision: str) -> Hardware:
+    """Measure, in a second or two, how fast a device of this machine multiplies and reads memory.
+
+    Args:
+        device: auto, cpu, cuda, cuda:N or mps.
+        precision: of a run, such as `auto`.
+
+    Raises:
+        ConfigError: no such device here, or a precision that it cannot have.
+    """
+    place = choose_device(device)
+    chosen, _ = choose_precision(precision, place)
+    if place.type == "cuda":
+        name, memory = torch.cuda.get_device_name(place), torch.cuda.get_device_properties(place).total_memory
+    else:
+        name, memory = f"this machine's {place.type}", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]
+    return measured(
+        name,
+        flops=machine.matmul_rate(place, dtype),
+        bandwidth=machine.memory_bandwidth(place, n_bytes=_BYTES_READ),
+        memory=memory,
+        precision=chosen,
+        on_cpu=place.type == "cpu",
+    )
+
+
 def measured(name: str, *, flops: float, bandwidth: float, memory: float, precision: Precision, on_cpu: bool) -> Hardware:
-    """Return a device of which nothing is stated and everything measured."""
+    """Return a device whose figures were all measured."""
     return Hardware(
         name=name,
         flops=flops,

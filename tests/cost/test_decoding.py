@@ -1,24 +1,16 @@
-"""Bytes and operations, counted by hand."""
+"""Bytes of decoding, counted by hand."""
 
-import ast
-from pathlib import Path
-
-import numpy as np
 import pytest
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from tests.helpers import tiny_model
-from transformer_xl import speed
-from transformer_xl.generation.decoder import Decoder
-from transformer_xl.speed.needs import (
+from transformer_xl.cost.decoding import (
     BytesPerToken,
     SessionBytes,
     bytes_per_token,
-    flops_per_token,
     session_bytes,
     slots_per_row,
 )
+from transformer_xl.generation.decoder import Decoder
 
 # of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory
 MATRICES = 36 * 10 + 10 * 12 + 14 * 10 + 10 * 14  # of a layer
@@ -100,39 +92,3 @@ def test_where_tokens_are_read_again_nothing_is_counted(changes) -> None:
     assert bytes_per_token(decoder) is None
     assert session_bytes(decoder) is None
     assert slots_per_row(decoder) == decoder.mem_len + 64
-
-
-def test_operations_of_a_token() -> None:
-    text = np.arange(13)
-    seen = 5 + (1 + 2 + 3 + 4) / 4  # all of the memory, and on average half of the segment
-    assert flops_per_token(tiny_model(), text, tgt_len=4) == 2 * (2 * (MATRICES + 3 * seen * 12) + 130)
-    assert flops_per_token(tiny_model(same_length=True), text, tgt_len=4) == 2 * (2 * (MATRICES + 3 * 5 * 12) + 130)
-    absolute = tiny_model(attention="vaswani")
-    assert flops_per_token(absolute, text, tgt_len=4) == 2 * (2 * (MATRICES + 2 * seen * 12) + 130)
-
-
-def test_operations_are_those_that_torch_counts() -> None:
-    """Of a single token without memory there is nothing to save, but that the key of its distance is projected anew."""
-    for changes in ({}, {"d_embed": 6}):
-        model = tiny_model(mem_len=0, **changes)
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            model(torch.tensor([[3]]))
-        assert flops_per_token(model, np.array([3]), tgt_len=1) == counter.get_total_flops() - 2 * 2 * 10 * 12
-
-
-def test_tails_take_operations_of_their_own_tokens() -> None:
-    model = tiny_model(**ADAPTIVE)
-    base = 2 * (MATRICES + 3 * (5 + 2.5) * 12) + 2 * 10 + 4 * 10 + 100  # layers, tails as classes, the head
-    frequent, rare, rarest = 100, 4 * 5 + 50 + 50, 5 * 2 + 20 + 20  # projected into the model, and scored
-    for ids, own in (([0, 3], frequent), ([4, 7], rare), ([8, 12], rarest), ([0, 4, 8, 8], (frequent + rare + 2 * rarest) / 4)):
-        assert flops_per_token(model, np.array(ids), tgt_len=4) == pytest.approx(2 * (base + own))
-
-
-def test_what_is_measured_is_measured_from_outside() -> None:
-    """Nothing private of other classes is looked at, which may change without notice."""
-    public = {"_asdict"}  # of named tuples
-    for path in sorted(Path(speed.__path__[0]).glob("*.py")):
-        nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Attribute)]
-        others = [node for node in nodes if not (isinstance(node.value, ast.Name) and node.value.id == "self")]
-        private = {node.attr for node in others if node.attr.startswith("_") and not node.attr.startswith("__")}
-        assert private <= public, path.name

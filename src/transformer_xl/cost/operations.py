@@ -1,0 +1,199 @@
+"""The one count of floating-point operations: those of matrix products, a multiplication and an addition counted as two.
+
+`products` counts a pass of any model by its own weights. Two readers of it say what is in a pass:
+
+    count_flops       what training computes: hidden keys, too, and the memory projected anew; what the gradients need;
+                      what the backward pass computes again
+    flops_per_token   what scoring a text needs at least: each token projected once, and compared with the keys that it may see
+
+Sums, norms and softmaxes are left out, as by `torch.utils.flop_counter`, with which tests compare.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import numpy as np
+
+from transformer_xl.cost.work import Work, clusters, compares_distances, has_backends
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.softmax import Embedding
+from transformer_xl.model_config import AttentionConfig
+
+Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]
+"""What a product is for: projecting tokens, remembered states or distances; scores by content and by distance, and averages of
+values; vectors of tokens on the way in and on the way out."""
+
+_ATTENTION: frozenset[Part] = frozenset({"content", "distance", "values"})
+_VOCABULARY: frozenset[Part] = frozenset({"embedding", "softmax"})
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Operations of a training pass, or of a token of it.
+
+    Attributes:
+        forward: of the forward pass.
+        backward: what the gradients need.
+        repeated: what is computed again in the backward pass to save memory.
+        attention: the part of forward and backward that compares with keys and averages values.
+        memory: the part of forward and backward that there is for the memory: projecting it and attending to it.
+    """
+
+    forward: float
+    backward: float
+    repeated: float
+    attention: float
+    memory: float
+
+    @property
+    def needed(self) -> float:
+        """Forward and backward, whatever is computed again."""
+        return self.forward + self.backward
+
+    def __truediv__(self, n: float) -> "Flops":
+        return Flops(self.forward / n, self.backward / n, self.repeated / n, self.attention / n, self.memory / n)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass, in the numbers that its operations depend on.
+
+    Attributes:
+        n_read: tokens that the layers read.
+        n_scored: tokens that are scored.
+        n_pair: pairs of a query and a key, in a layer.
+        n_apart: pairs that are compared by distance.
+        shares: of the tokens, by cluster of the softmax, head first.
+        n_remembered: states of the memory that each layer projects again; 0 where keys and values are kept.
+        n_distance: distances whose keys each layer projects again; 0 where they are kept.
+        everywhere: every token is looked up in every cluster of the embedding, not only in its own.
+    """
+
+    n_read: float
+    n_scored: float
+    n_pair: float
+    n_apart: float
+    shares: Sequence[float]
+    n_remembered: float = 0
+    n_distance: float = 0
+    everywhere: bool = False
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrix products of a forward pass.
+
+    Attributes:
+        part: what they are for.
+        flops: operations of all of them.
+        in_chunks: training computes them again in the backward pass, because they are too large to be kept.
+    """
+
+    part: Part
+    flops: float
+    in_chunks: bool = False
+
+
+def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
+    """Yield the matrix products of a forward pass of a model, which may be on the meta device."""
+    weights = [(name, weight.numel()) for name, weight in model.layers.named_parameters() if weight.dim() == 2]
+    of_positions = sum(n for name, n in weights if _PROJECTS_DISTANCES in name)
+    yield Product("tokens", 2 * done.n_read * (sum(n for _, n in weights) - of_positions))
+    yield Product("distances", 2 * done.n_distance * of_positions)
+    config = model.config
+    if isinstance(config, AttentionConfig):
+        width = config.n_layer * config.n_head * config.d_head
+        yield Product("memory", 2 * done.n_remembered * config.d_model * 2 * width)
+        yield Product("content", 2 * done.n_pair * width)
+        yield Product("distance", 2 * done.n_apart * width)
+        yield Product("values", 2 * done.n_pair * width)
+    embedding = cast(Embedding, model.embedding)
+    projections = [embedding.projection_of(i) for i in range(len(done.shares))]  # one may serve several clusters
+    for projection in {id(x): x for x in projections if x is not None}.values():
+        share = sum(share for own, share in zip(projections, done.shares, strict=True) if own is projection)
+        yield Product("embedding", 2 * done.n_read * (1.0 if done.everywhere else share) * projection.numel())
+    for cluster in clusters(model, done.shares):
+        n = done.n_scored * cluster.share
+        if cluster.projected:
+            yield Product("softmax", 2 * n * config.d_model * cluster.width)
+        yield Product("softmax", 2 * n * cluster.width * cluster.n_class, in_chunks=n > cluster.tokens_at_once)
+
+
+_PROJECTS_DISTANCES = "r_net"
+
+
+def count_flops(work: Work) -> Flops:
+    """Count the operations of a training pass, of all its segments."""
+    M, S, K = work.model.mem_len, work.n_key, work.segments
+    n_pair = work.n_token * S
+    done = Pass(
+        n_read=work.n_token,
+        n_scored=work.n_token,
+        n_pair=n_pair,
+        n_apart=n_pair if compares_distances(work.model.config) else 0,
+        shares=work.shares,
+        n_remembered=work.rows * M,
+        n_distance=S,  # once for all rows
+        everywhere=True,
+    )
+    # states of the first memory need no gradient, unless learned numbers change them first; sinusoids of distances never do
+    n_gradient: dict[Part, float] = {"memory": 2 if work.changes_memory else 2 - 1 / K, "distances": 1}
+    of_memory: dict[Part, float] = {"memory": 1.0, **dict.fromkeys(_ATTENTION, M / S)}
+    again = _repeats(work)
+    forward = backward = repeated = attention = memory = 0.0
+    for product in products(work.model, done):
+        flops, part = K * product.flops, product.part
+        gradients = flops * n_gradient.get(part, 2)
+        forward += flops
+        backward += gradients
+        repeated += flops * (again[part] + product.in_chunks + (work.checkpointing and part not in _VOCABULARY))
+        attention += (flops + gradients) * (part in _ATTENTION)
+        memory += (flops + gradients) * of_memory.get(part, 0.0)
+    return Flops(forward, backward, repeated, attention, memory)
+
+
+def _repeats(work: Work) -> Counter[Part]:
+    """Return how many products the backward pass of attention repeats.
+
+    Only the paper's attention has backends that repeat any. The fused ones have three kernels, for queries, keys and distances.
+    Each computes its scores and their gradients itself; the last two compute scores by distance in two halves, and the last
+    one its gradient, too.
+    """
+    if not has_backends(work.model.config):
+        return Counter()
+    if work.backend == "triton":
+        return Counter(content=3, distance=1 + 2 + 2 + 1, values=2)
+    again = int(work.backend == "matmul" and work.precision == "fp32")
+    return Counter(content=again, distance=again)
+
+
+def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> float:
+    """Count what scoring a text needs per token, whatever a program does beyond it.
+
+    Every token is projected once, compared with the keys that it may see, and scored; a tail of an adaptive softmax counts for
+    the tokens that belong to it.
+
+    Args:
+        model: with the memory that it reads with.
+        ids: integers (N,), the text.
+        tgt_len: tokens per segment.
+
+    Returns:
+        Floating-point operations on average, a multiplication and an addition counted as two.
+    """
+    length = tgt_len + model.ext_len
+    n_read = length / tgt_len
+    seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
+    apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if compares_distances(model.config) else []
+    borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(cast(Embedding, model.embedding))[0]])
+    shares = np.bincount(np.searchsorted(borders, ids, side="right"), minlength=len(borders)) / len(ids)
+    done = Pass(
+        n_read=n_read,
+        n_scored=1,
+        n_pair=n_read * sum(seen) / length,
+        n_apart=n_read * sum(apart) / length,
+        shares=shares.tolist(),
+    )
+    return float(sum(product.flops for product in products(model, done)))

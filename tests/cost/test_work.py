@@ -1,0 +1,29 @@
+"""The model that is counted, and its vocabulary."""
+
+import pytest
+
+from transformer_xl.config import load_recipe
+from transformer_xl.cost.work import build, with_vocabulary, zipf_shares
+from transformer_xl.errors import ConfigError
+
+
+def test_vocabularies() -> None:
+    for name, size in (("enwik8-base", 256), ("wt103-base", 267_735), ("scale-1b", 65_536), ("shakespeare-char", 65)):
+        assert with_vocabulary(load_recipe(name))[0].vocab_size == size
+    assert with_vocabulary(load_recipe("wt103-base", ["model.vocab_size=300_000"]))[0].vocab_size == 300_000
+    with pytest.raises(ConfigError, match=r"how many words 'mine.txt' has .*--set model.vocab_size=N"):
+        with_vocabulary(load_recipe("wt103-base", ["data.corpus=mine.txt"]))
+
+
+def test_parameters_are_counted_without_allotting_them() -> None:
+    settings, _ = with_vocabulary(load_recipe("wt103-large"))
+    model = build(settings)
+    assert sum(p.numel() for p in model.parameters()) == 285_170_506
+    assert {p.device.type for p in model.parameters()} == {"meta"}
+
+
+def test_shares_of_zipfs_law_are_those_of_the_sum() -> None:
+    weights = [1 / k for k in range(1, 1001)]
+    shares = zipf_shares((100, 400), 1000)
+    expected = [sum(weights[a:b]) / sum(weights) for a, b in ((0, 100), (100, 400), (400, 1000))]
+    assert shares == pytest.approx(expected, rel=1e-3)
