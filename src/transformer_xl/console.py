@@ -95,7 +95,7 @@ class Bar:
             done: how much of it was done before.
         """
         if self._bar:
-            self._bar.reset(self._bar.task_ids[0], total=total, completed=done, description=what, note="")
+            self._bar.reset(self._bar.task_ids[0], total=total, completed=int(done), description=what, note="")
             self._draw(0.0)
 
     def next(self, what: str) -> None:

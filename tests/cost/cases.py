@@ -1,5 +1,6 @@
 """Tiny models and the work that is counted of them."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from transformer_xl.config import RunConfig, TrainConfig
 from transformer_xl.cost.work import Backend, Work, build
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
 SIZES: dict[str, Any] = {
@@ -16,7 +18,9 @@ SIZES: dict[str, Any] = {
     "max_klen": 40,
 }
 
-_built = cache(build)  # nothing changes a model whose numbers are not there, so all works of it share one
+_built: Callable[[Any], TransformerXL] = cache(
+    build
+)  # nothing changes a model whose numbers are not there, so all works of it share one
 
 
 def config(**changes: Any) -> TransformerXLConfig:

@@ -72,11 +72,13 @@ def test_a_step_of_the_decoder_is_timed(monkeypatch: pytest.MonkeyPatch, clock: 
 
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_decoder_is_made_as_asked(monkeypatch: pytest.MonkeyPatch, compile: bool) -> None:
-    made, make = [], Decoder.__init__
+    made: list[dict[str, Any]] = []
+    make = Decoder.__init__
 
     def made_eager(self: Decoder, model: Any, **options: Any) -> None:
-        made.append(options)
-        make(self, model, **options | {"compile": False})  # the compiler would take seconds
+        made.append(dict(options))
+        options |= {"compile": False}  # the compiler would take seconds
+        make(self, model, **options)
 
     monkeypatch.setattr(Decoder, "__init__", made_eager)
     measure_decoding(tiny_model(), TEXT, precision="bf16", compile=compile, n_row=2, n_token=1)

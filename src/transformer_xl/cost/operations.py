@@ -9,7 +9,6 @@
 Sums, norms and softmaxes are left out, as by `torch.utils.flop_counter`, with which tests compare.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
@@ -148,13 +147,13 @@ def count_flops(work: Work) -> Flops:
         gradients = flops * n_gradient.get(part, 2)
         forward += flops
         backward += gradients
-        repeated += flops * (again[part] + product.in_chunks + (work.checkpointing and part not in _VOCABULARY))
+        repeated += flops * (again.get(part, 0) + product.in_chunks + (work.checkpointing and part not in _VOCABULARY))
         attention += (flops + gradients) * (part in _ATTENTION)
         memory += (flops + gradients) * of_memory.get(part, 0.0)
     return Flops(forward, backward, repeated, attention, memory)
 
 
-def _repeats(work: Work) -> Counter[Part]:
+def _repeats(work: Work) -> dict[Part, int]:
     """Return how many products the backward pass of attention repeats.
 
     Only the paper's attention has backends that repeat any. The fused ones have three kernels, for queries, keys and distances.
@@ -162,11 +161,11 @@ def _repeats(work: Work) -> Counter[Part]:
     one its gradient, too.
     """
     if not has_backends(work.model.config):
-        return Counter()
+        return {}
     if work.backend == "triton":
-        return Counter(content=3, distance=1 + 2 + 2 + 1, values=2)
+        return {"content": 3, "distance": 1 + 2 + 2 + 1, "values": 2}
     again = int(work.backend == "matmul" and work.precision == "fp32")
-    return Counter(content=again, distance=again)
+    return {"content": again, "distance": again}
 
 
 def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> float:
