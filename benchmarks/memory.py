@@ -19,10 +19,10 @@ from common.report import facts, progress, table
 
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.evaluation import evaluate
 from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.trainer import Trainer
 
 Work = Literal["train", "evaluate"]

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from transformer_xl.data.prepare import prepare
     from transformer_xl.data.streams import SegmentStream
     from transformer_xl.errors import TxlError
-    from transformer_xl.evaluation import Score, evaluate
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
     from transformer_xl.model.call import Execution, Rows
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig, VanillaConfig
+    from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.training.loop import train
 
 _HOMES = {
@@ -49,7 +49,7 @@ _HOMES = {
     "Reader": "model.reader",
     "Rows": "model.call",
     "RunConfig": "config",
-    "Score": "evaluation",
+    "Score": "reading.evaluation",
     "SegmentStream": "data.streams",
     "TransformerXL": "model.transformer_xl",
     "TransformerXLConfig": "model_config",
@@ -57,7 +57,7 @@ _HOMES = {
     "Vanilla": "model.vanilla",
     "VanillaConfig": "model_config",
     "convert": "conversion.convert",
-    "evaluate": "evaluation",
+    "evaluate": "reading.evaluation",
     "generate": "generation.generate",
     "load": "checkpoint.run_directory",
     "load_recipe": "config",

@@ -16,7 +16,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 from transformer_xl.texts import Text, file_text, split_text
 
 Which = Literal["best", "last", "average"]

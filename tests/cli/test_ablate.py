@@ -15,7 +15,7 @@ from tests.training.helpers import run_bits
 from transformer_xl.analysis.ablation import pace, work
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.evaluation import Score
+from transformer_xl.reading.evaluation import Score
 from transformer_xl.training.trainer import Trainer
 
 RARELY = ("--set", "train.eval_interval=99")

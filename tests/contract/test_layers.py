@@ -16,7 +16,7 @@ LAYERS = [
     {"model", "data"},
     {"checkpoint", "reading", "texts"},
     {"opening"},
-    {"evaluation", "generation", "conversion"},
+    {"generation", "conversion"},
     {"training", "huggingface", "onnx", "cost"},
     {"analysis"},
     {"cli"},

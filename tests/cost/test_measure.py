@@ -15,7 +15,7 @@ from transformer_xl import cost
 from transformer_xl.cost.measure import measure_decoding, measure_scoring
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.streams import KeptStreams
+from transformer_xl.reading.stream import KeptKeys
 from transformer_xl.model.reader import Reader
 
 SLOTS = 80
@@ -44,8 +44,8 @@ def test_a_step_of_the_decoder_is_timed(monkeypatch: pytest.MonkeyPatch, clock: 
     steps, fills = [], []
 
     def step(decoder: Decoder, ids: torch.Tensor) -> None:
-        assert isinstance(decoder._streams, KeptStreams)
-        steps.append((ids, decoder._streams.memory.n_valid.clone(), decoder._streams.memory.end.clone()))
+        assert isinstance(decoder._stream, KeptKeys)
+        steps.append((ids, decoder._stream.memory.n_valid.clone(), decoder._stream.memory.end.clone()))
         clock.pass_(next(takes))
 
     def top(scores: Scores, n: int) -> None:

@@ -70,7 +70,7 @@ def cut(ids: Sequence[int], at: list[int]) -> list[list[int]]:
 
 def state(decoder: Decoder) -> list[Tensor]:
     """Everything that a decoder knows, copied."""
-    return [*(x.clone() for x in decoder._streams.state_dict().values()), decoder.scores.full()]
+    return [*(x.clone() for x in decoder._stream.state_dict().values()), decoder.scores.full()]
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -145,11 +145,11 @@ def test_another_memory_than_in_training(name: str, mem_len: int) -> None:
 
 def test_memory_keeps_its_size() -> None:
     decoder = Decoder(tiny_model(), batch_size=2, tgt_len=3)
-    sizes = {name: (x.shape, x.data_ptr()) for name, x in decoder._streams.state_dict().items()}
+    sizes = {name: (x.shape, x.data_ptr()) for name, x in decoder._stream.state_dict().items()}
     for _ in range(30):
         decoder.feed(torch.zeros(2, 3, dtype=torch.int64))
         decoder.feed([[1] * 5, []])
-    assert {name: (x.shape, x.data_ptr()) for name, x in decoder._streams.state_dict().items()} == sizes
+    assert {name: (x.shape, x.data_ptr()) for name, x in decoder._stream.state_dict().items()} == sizes
 
 
 # rows
@@ -532,7 +532,7 @@ def test_fp64_models_are_read_in_fp64() -> None:
     decoder = Decoder(tiny_model().double())
     scores = decoder.feed(IDS)
     assert scores.dtype == torch.float32
-    kept = [x.dtype for name, x in decoder._streams.state_dict().items() if name.startswith(("keys", "values"))]
+    kept = [x.dtype for name, x in decoder._stream.state_dict().items() if name.startswith(("keys", "values"))]
     assert set(kept) == {torch.float64}
 
 
@@ -635,10 +635,8 @@ def test_memory_can_be_taken_from_a_model_with_a_window() -> None:
 
 def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
-    keep = Decoder._keep_keys
-    monkeypatch.setattr(
-        Decoder, "_keep_keys", lambda self, model, chosen: (opened.append(chosen), keep(self, model, chosen))[1]
-    )
+    open_one = Decoder._open
+    monkeypatch.setattr(Decoder, "_open", lambda self, chosen: (opened.append(chosen), open_one(self, chosen))[1])
     monkeypatch.setattr("transformer_xl.generation.choice.cannot_compile", lambda device: "there is none")
     decoder = Decoder(tiny_model(), compile="auto", expected_tokens=10**9)
     assert opened == ["fp32"]

@@ -13,15 +13,15 @@ import torch
 
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.streams import KeptStreams
+from transformer_xl.reading.stream import KeptKeys
 
 NOISE_MB = 1.0
 """What resident memory may differ by at the end of a steady stretch: pages that the allocator gets and does not give back."""
 
 
 def memory_bytes(decoder: Decoder) -> int:
-    assert isinstance(decoder._streams, KeptStreams)
-    return sum(x.untyped_storage().nbytes() for x in decoder._streams.state_dict().values())
+    assert isinstance(decoder._stream, KeptKeys)
+    return sum(x.untyped_storage().nbytes() for x in decoder._stream.state_dict().values())
 
 
 def anonymous_bytes() -> int:
@@ -77,13 +77,13 @@ def test_bytes_are_those_of_the_formula(options: dict[str, Any], precision: Any,
     """n_layer x B x C x 2 x N x H numbers and two counters per row; C is the window and a piece, rounded up to pieces or 16."""
     model, B = tiny_model(**options), 3
     decoder = Decoder(model, batch_size=B, precision=precision)
-    assert isinstance(decoder._streams, KeptStreams)
-    C = decoder._streams.memory.n_slot
+    assert isinstance(decoder._stream, KeptKeys)
+    C = decoder._stream.memory.n_slot
     seen = (model.window or model.mem_len + 1) + decoder.tgt_len
     assert seen <= C < seen + max(decoder.tgt_len, 16)
     config = model.config
     assert memory_bytes(decoder) == config.n_layer * B * C * 2 * config.n_head * config.d_head * itemsize + 16 * B
-    assert decoder._streams.memory.n_bytes == memory_bytes(decoder)
+    assert decoder._stream.memory.n_bytes == memory_bytes(decoder)
 
 
 @pytest.mark.parametrize("options", [{}, {"same_length": True}, {"attention": "shaw", "max_klen": 4}])
@@ -108,9 +108,9 @@ def test_counters_do_not_run_out() -> None:
     ids = torch.randint(0, 13, (2, 60))
     for each in (decoder, old):
         each.feed(ids[:, :20])
-    assert isinstance(old._streams, KeptStreams)
-    n_slot = old._streams.memory.n_slot
-    old._streams.memory.end.add_(2**62 // n_slot * n_slot)
+    assert isinstance(old._stream, KeptKeys)
+    n_slot = old._stream.memory.n_slot
+    old._stream.memory.end.add_(2**62 // n_slot * n_slot)
     for at in range(20, 60, 4):
         assert torch.equal(old.step(ids[:, at]).full(), decoder.step(ids[:, at]).full())
         assert torch.equal(old.feed(ids[:, at + 1 : at + 4]), decoder.feed(ids[:, at + 1 : at + 4]))

@@ -24,8 +24,8 @@ from torch import Tensor
 from tests.helpers import assert_close, examples, tiny_model
 from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.streams import KeptStreams
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.stream import KeptKeys
 
 MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
@@ -117,16 +117,16 @@ class Sessions(RuleBasedStateMachine):
             self.texts[row], self.broken[row] = [], False
         self.is_exact = self.is_exact or bool(rows[self.watched])
         self.check([[]] * B)
-        if isinstance(self.decoder._streams, KeptStreams) and not self.model.config.zero_first_memory:
-            memory = self.decoder._streams.memory
+        if isinstance(self.decoder._stream, KeptKeys) and not self.model.config.zero_first_memory:
+            memory = self.decoder._stream.memory
             assert all(x[:, rows].count_nonzero() == 0 for x in (*memory.keys, *memory.values)), "something is left"
 
-    @precondition(lambda self: isinstance(self.decoder._streams, KeptStreams))
+    @precondition(lambda self: isinstance(self.decoder._stream, KeptKeys))
     @rule(row=st.integers(0, B - 1), wrong=st.sampled_from([float("nan"), float("inf")]))
     def break_row(self, row: int, wrong: float) -> None:
         """A row goes wrong; no other may, and it heals when it is reset."""
-        streams = self.decoder._streams
-        assert isinstance(streams, KeptStreams)
+        streams = self.decoder._stream
+        assert isinstance(streams, KeptKeys)
         for x in (*streams.memory.keys, *streams.memory.values):
             x[:, row] = wrong
         self.broken[row] = True

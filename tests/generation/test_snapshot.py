@@ -161,7 +161,7 @@ def test_what_was_read_before_is_wiped(tmp_path: Path) -> None:
     decoder_of().save(path)
     other = decoder_of()
     other.feed(torch.ones(B, 9, dtype=torch.int64))
-    keys = other._streams.state_dict()["keys.0"]
+    keys = other._stream.state_dict()["keys.0"]
     assert keys.any()
     other.load(path)
     assert not keys.any(), "a text that nobody reads any more stays in memory, or the memory was not taken over in place"

@@ -9,11 +9,11 @@ import torch
 
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
-from transformer_xl.evaluation import evaluate
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import Chosen, Finished, Request, text_seed, write
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.evaluation import evaluate
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5], [6, 7], [8, 9, 10, 11, 12, 0], [3, 1]]
 LENGTHS = [7, 2, 11, 0, 5, 20]

@@ -13,9 +13,9 @@ from tests.training.helpers import MODEL, OPTIM
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.evaluation import evaluate
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.parallel import whole
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined

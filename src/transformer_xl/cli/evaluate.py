@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data.tokenizers import Tokenizer
-    from transformer_xl.evaluation import Score
-    from transformer_xl.reading import Reading
+    from transformer_xl.reading.evaluation import Score
+    from transformer_xl.reading.how import Reading
 
 
 def evaluate(
@@ -58,8 +58,8 @@ def evaluate(
     """
     from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.errors import ConfigError
-    from transformer_xl.evaluation import evaluate as score_stream
     from transformer_xl.model.precision_names import precision_of_segments
+    from transformer_xl.reading.evaluation import evaluate as score_stream
     from transformer_xl.world import joined
 
     with joined() as world:

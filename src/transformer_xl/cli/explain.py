@@ -65,7 +65,7 @@ def explain(
     from transformer_xl.console import progress
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
-    from transformer_xl.reading import Reading
+    from transformer_xl.reading.how import Reading
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
     if top > _MOST_TOP:

@@ -292,7 +292,7 @@ def _reading(opened: _Opened, tgt_len: int | None, mem_len: int | None) -> "tupl
     Without memory a segment is all that is read at once, however few tokens of it are scored at a time.
     """
     from transformer_xl.model_config import TransformerXLConfig
-    from transformer_xl.reading import Reading
+    from transformer_xl.reading.how import Reading
 
     if not isinstance(opened.model.config, TransformerXLConfig):
         tgt_len = mem_len = None

@@ -7,9 +7,9 @@ from typing import Literal, NamedTuple
 import torch
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.streams import KeptStreams
 from transformer_xl.model.compiled import cannot_compile
 from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.reading.stream import KeptKeys
 
 Compile = bool | Literal["auto"]
 
@@ -19,17 +19,17 @@ COMPILE_SECONDS = 10.0
 _TRIALS = 5
 
 
-def fastest_streams(
-    open_streams: Callable[[InferencePrecision], KeptStreams],
+def fastest_stream(
+    open_stream: Callable[[InferencePrecision], KeptKeys],
     precisions: Sequence[InferencePrecision],
     *,
     compile: Compile,
     expected_tokens: int,
-) -> tuple[KeptStreams, str]:
+) -> tuple[KeptKeys, str]:
     """Open streams in the way that steps fastest.
 
     Args:
-        open_streams: opens empty streams in a precision.
+        open_stream: opens empty streams in a precision.
         precisions: to choose from; a single one is taken without a trial.
         compile: True: compile; False: do not; "auto": where it can be expected to pay within the tokens expected.
         expected_tokens: about how many tokens will be read one by one.
@@ -43,17 +43,17 @@ def fastest_streams(
     if compile not in (True, False, "auto"):
         raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
     if compile is True:
-        tried = {precision: _compiled(open_streams(precision)) for precision in precisions}
+        tried = {precision: _compiled(open_stream(precision)) for precision in precisions}
         best = min(tried.values(), key=lambda found: found.seconds)
         if best.problem:
             raise ConfigError(f"compile (True) cannot work here: {best.problem}; use compile='auto' or False")
         return best.streams, _reason([(f"{name} compiled", found.seconds) for name, found in tried.items()])
     if compile is False and len(precisions) == 1:
-        return open_streams(precisions[0]), "as set"
+        return open_stream(precisions[0]), "as set"
 
     figures, best, seconds = [], None, float("inf")
     for precision in precisions:
-        streams = open_streams(precision)
+        streams = open_stream(precision)
         taken = _seconds_per_step(streams)
         figures.append((precision, taken))
         if taken < seconds:
@@ -62,7 +62,7 @@ def fastest_streams(
     if compile is False or seconds * expected_tokens <= 2 * COMPILE_SECONDS:
         return best, _reason(figures)
     # the narrowest numbers are read fastest; streams that are open already are not opened again, for rings may be large
-    candidate = best if best.reader.precision == precisions[-1] else open_streams(precisions[-1])
+    candidate = best if best.reader.precision == precisions[-1] else open_stream(precisions[-1])
     found = _compiled(candidate)
     if found.seconds < seconds:
         return candidate, _reason([*figures, (f"{precisions[-1]} compiled", found.seconds)])
@@ -73,7 +73,7 @@ def fastest_streams(
 class _Compiled(NamedTuple):
     """Streams with compiled code, the seconds of their step, and what went wrong if something did."""
 
-    streams: KeptStreams
+    streams: KeptKeys
     seconds: float
     problem: str | None = None
 
@@ -84,7 +84,7 @@ def _reason(figures: Sequence[tuple[str, float]]) -> str:
     return f"measured per token: {', '.join(f'{name} {seconds * 1e3:.1f} ms' for name, seconds in figures)}"
 
 
-def _compiled(streams: KeptStreams) -> _Compiled:
+def _compiled(streams: KeptKeys) -> _Compiled:
     from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
     problem = cannot_compile(streams.reader.device)
@@ -98,7 +98,7 @@ def _compiled(streams: KeptStreams) -> _Compiled:
         return _Compiled(streams, float("inf"), f"the compiler failed ({lines[0] if lines else type(error).__name__})")
 
 
-def _seconds_per_step(streams: KeptStreams) -> float:
+def _seconds_per_step(streams: KeptKeys) -> float:
     """Time steps in which no row reads: they compute the same and remember nothing. The first is not counted."""
     device, n_row = streams.reader.device, streams.memory.batch_size
     nothing = torch.zeros(n_row, dtype=torch.int64, device=device)

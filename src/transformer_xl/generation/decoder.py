@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.choice import Compile, fastest_streams
+from transformer_xl.generation.choice import Compile, fastest_stream
 from transformer_xl.generation.given import (
     Ids,
     Mask,
@@ -19,17 +20,14 @@ from transformer_xl.generation.given import (
 )
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import Session, load_session, save_session
-from transformer_xl.generation.streams import CarriedStreams, KeptStreams, ReadAgain, Streams
 from transformer_xl.model.frozen import InferencePrecision
-from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.language_model import LanguageModel, describe_reading
-from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.model.precision_names import PrecisionName, check_precision
-from transformer_xl.model.reader import Reader, keeps_keys
+from transformer_xl.model.reader import keeps_keys
 from transformer_xl.model.token_ids import check_ids
-from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import ModelConfig, TransformerXLConfig
+from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
 
 
 class Decoder:
@@ -82,28 +80,20 @@ class Decoder:
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or _segment_length(model.config)
-        if keeps_keys(self.model) and self.mem_len > 0:  # without a memory, what a token sees begins anew with each segment
-            relative = self.model
+        if keeps_keys(self.model) and self.mem_len > 0:
             precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
-            streams, self.reason = fastest_streams(
-                lambda chosen: self._keep_keys(relative, chosen), precisions, compile=compile, expected_tokens=expected_tokens
+            self._stream, self.reason = fastest_stream(
+                lambda chosen: cast(KeptKeys, self._open(chosen)), precisions, compile=compile, expected_tokens=expected_tokens
             )
-            self._streams: Streams = streams
-            self._softmax = streams.reader.softmax
-            self.precision: InferencePrecision = streams.reader.precision
         else:
-            self.precision, self.reason = self._precision_of_reading_again(precision, compile)
-            if isinstance(self.model, Lstm) and self.mem_len:
-                self._streams = CarriedStreams(self.model, batch_size, precision=self.precision)
-            else:
-                self._streams = ReadAgain(self.model, batch_size, tgt_len=self.tgt_len, precision=self.precision)
-            self._softmax = FrozenSoftmax(self.model.softmax, self.model.embedding, self.precision)
+            chosen, self.reason = self._precision_of_reading_again(precision, compile)
+            self._stream = self._open(chosen)
+        self.precision: InferencePrecision = self._stream.precision
         wide = torch.promote_types(model.dtype, torch.float32)
         self._hidden = torch.full((batch_size, model.config.d_model), torch.nan, dtype=wide, device=model.device)
 
-    def _keep_keys(self, model: TransformerXL, precision: InferencePrecision) -> KeptStreams:
-        window = model.window or self.mem_len + 1
-        return KeptStreams(Reader(model, tgt_len=self.tgt_len, precision=precision, window=window), self.batch_size)
+    def _open(self, precision: InferencePrecision) -> Stream:
+        return open_stream(self.model, self.batch_size, tgt_len=self.tgt_len, precision=precision, token_by_token=True)
 
     def _precision_of_reading_again(self, precision: str, compile: Compile) -> tuple[Precision, str]:
         if precision == "int8" or compile is True:
@@ -121,9 +111,9 @@ class Decoder:
         )
 
     @property
-    def kept(self) -> KeptStreams | None:
+    def kept(self) -> KeptKeys | None:
         """Keys and values of what was read, and the frozen weights; None for models that are read again and again."""
-        return self._streams if isinstance(self._streams, KeptStreams) else None
+        return self._stream if isinstance(self._stream, KeptKeys) else None
 
     @property
     def compiled(self) -> bool:
@@ -165,8 +155,8 @@ class Decoder:
         self._check(ids_BT)
         if ids_BT.shape[1] == 1:
             self._step(ids_BT[:, 0], None)
-        elif self._streams.together():
-            self._hidden = self._streams.read(slice(None), ids_BT.to(self.model.device)).to(self._hidden.dtype)
+        elif self._stream.together():
+            self._hidden = self._stream.advance(ids_BT.to(self.model.device)).to(self._hidden.dtype)
         else:
             return self._read_rows(list(ids_BT))
         return self.scores
@@ -180,7 +170,7 @@ class Decoder:
         for row, own in enumerate(rows):
             if len(own) > 1:
                 piece = own.unsqueeze(0).to(self.model.device)
-                self._hidden[row] = self._streams.read(slice(row, row + 1), piece)[0]
+                self._hidden[row] = self._stream.advance(piece, rows=slice(row, row + 1))[0]
         return self.scores
 
     def step(self, ids: Ids, *, active: Mask | None = None) -> Scores:
@@ -203,7 +193,7 @@ class Decoder:
         return self.scores
 
     def _step(self, ids: Tensor, active: Tensor | None) -> None:
-        hidden = self._streams.step(ids.to(self.model.device), active).to(self._hidden.dtype)
+        hidden = self._stream.step(ids.to(self.model.device), active).to(self._hidden.dtype)
         if active is not None:
             hidden = torch.where(active.to(hidden.device).unsqueeze(1), hidden, self._hidden)
         self._hidden = hidden
@@ -212,17 +202,13 @@ class Decoder:
     def scores(self) -> Scores:
         """Scores of each row's next token, after all that was read; NaN for rows that have read nothing."""
         hidden = self._hidden
-        head, tails = self._head(hidden)
+        head, tails = self._stream.head(hidden)
         return Scores(
             head,
             tails=tails,
-            compute_tail=lambda i, rows: self._softmax.tail(i, hidden[rows], tails[rows, i]),
-            borders=self._softmax.borders,
+            compute_tail=lambda i, rows: self._stream.softmax.tail(i, hidden[rows], tails[rows, i]),
+            borders=self._stream.softmax.borders,
         )
-
-    @torch.no_grad()
-    def _head(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return self._softmax.head(hidden) if self.kept is None else self.kept.reader.head(hidden)
 
     def reset(self, rows: Mask | None = None) -> None:
         """Forget what was read; nothing of it is left in memory.
@@ -236,7 +222,7 @@ class Decoder:
         forget = torch.ones(self.batch_size, dtype=torch.bool)
         if rows is not None:
             forget = one_flag_for_each_row(rows, self.batch_size, "rows").cpu()
-        self._streams.reset(forget)
+        self._stream.reset(forget)
         self._hidden = self._hidden.masked_fill(forget.to(self._hidden.device).unsqueeze(1), torch.nan)
 
     def _check(self, ids: Tensor) -> None:
@@ -300,11 +286,11 @@ class Decoder:
         hidden = rest.pop(_HIDDEN, None)
         if hidden is None or hidden.shape != self._hidden.shape:
             raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
-        self._streams.load_state_dict(rest)
+        self._stream.load_state_dict(rest)
         self._hidden = hidden.to(self.model.device, copy=True)
 
     def _session(self) -> Session:
-        state = {**self._streams.state_dict(), _HIDDEN: self._hidden}
+        state = {**self._stream.state_dict(), _HIDDEN: self._hidden}
         return Session(state, self.model, tgt_len=self.tgt_len, precision=self.precision)
 
 

@@ -11,8 +11,8 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenize
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.evaluation import Score
 from transformer_xl.ranks import restarts
+from transformer_xl.reading.evaluation import Score
 from transformer_xl.training.determinism import deterministic
 from transformer_xl.training.display import Display, clock
 from transformer_xl.training.environment import begun_by_this_launch

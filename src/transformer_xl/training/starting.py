@@ -14,7 +14,7 @@ from transformer_xl.model.comparison import compare_parameters
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import write_environment
 from transformer_xl.training.lengths import SegmentLengths

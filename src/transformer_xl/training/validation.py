@@ -5,9 +5,9 @@ import math
 import numpy as np
 
 from transformer_xl.data.prepare import TokenSplit
-from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.generation.generate import generate
-from transformer_xl.reading import Reading
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.how import Reading
 from transformer_xl.texts import beginning
 from transformer_xl.training.run import Best, Run
 

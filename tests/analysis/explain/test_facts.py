@@ -10,7 +10,7 @@ from transformer_xl.analysis.explain.attention import visit_attention
 from transformer_xl.analysis.explain.distances import Distances
 from transformer_xl.analysis.explain.facts import gather, remembers
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
-from transformer_xl.evaluation import evaluate
+from transformer_xl.reading.evaluation import evaluate
 
 
 def stream(n, vocab_size=13):

@@ -12,8 +12,8 @@ from transformer_xl.analysis.plots.positions import by_position, position_lines,
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CorpusError
-from transformer_xl.evaluation import evaluate
 from transformer_xl.model.kinds import make_model
+from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.texts import Text
 
 IDS = np.random.default_rng(0).integers(0, 11, 131)

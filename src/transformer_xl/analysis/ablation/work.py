@@ -16,7 +16,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import TrainingError, TxlError
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 from transformer_xl.texts import split_text
 from transformer_xl.training.display import Display
 from transformer_xl.training.loop import train

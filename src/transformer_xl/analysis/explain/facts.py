@@ -22,7 +22,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model_config import AttentionConfig
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 
 _SAMPLED = 256
 """Segments, evenly spaced, whose attention is averaged by distance."""

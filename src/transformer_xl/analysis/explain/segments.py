@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from transformer_xl.analysis.reading.scoring import score
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import LstmConfig, VanillaConfig
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 from transformer_xl.texts import Text
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))

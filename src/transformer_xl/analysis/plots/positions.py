@@ -15,7 +15,7 @@ from transformer_xl.analysis.reading.scoring import score
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import VanillaConfig
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 from transformer_xl.texts import Text
 
 SEGMENTS = 3

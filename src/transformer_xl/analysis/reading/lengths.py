@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from transformer_xl.config import RunConfig
 from transformer_xl.model_config import LstmConfig, VanillaConfig
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))
 """Of the length in training, that an ablation scores."""

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from transformer_xl.config import RunConfig
-from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
 from transformer_xl.model.precision_names import precision_of_segments
-from transformer_xl.reading import Reading
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.how import Reading
 from transformer_xl.texts import Text
 
 

@@ -5,7 +5,7 @@ import pytest
 from transformer_xl.config import load_recipe
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 
 
 def test_a_run_is_read_as_its_settings_say_but_for_what_is_changed() -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.helpers import examples, tiny_model
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
-from transformer_xl.evaluation import Score, evaluate
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.reading.evaluation import Score, evaluate
 
 
 def some_ids(n: int, seed: int = 0) -> np.ndarray:
@@ -141,6 +141,23 @@ def test_mode_context_and_random_state_are_left_as_they_were(training: bool) -> 
     assert (model.mem_len, model.same_length, model.clamp_len) == (5, False, None)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("kind", [{}, {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5}])
+def test_a_model_in_training_is_read_in_evaluation_mode(kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else kinds compute losses for training only, and layers that were compiled for training run on other shapes."""
+    model, modes = tiny_model(dropout=0.5, **kind), []
+    read = TransformerXL.read
+
+    def watched(self: TransformerXL, *args: Any, **kwargs: Any) -> Any:
+        modes.append(self.training)
+        return read(self, *args, **kwargs)
+
+    monkeypatch.setattr(TransformerXL, "read", watched)
+    expected = evaluate(model, some_ids(30), tgt_len=5, ext_len=2)
+    assert evaluate(model.train(), some_ids(30), tgt_len=5, ext_len=2).nats == expected.nats
+    assert len(modes) > 2
+    assert not any(modes)
 
 
 def test_the_mode_comes_back_after_an_error_too() -> None:

@@ -1,0 +1,181 @@
+"""Score a model on a token stream: summed nats with their counts; every other unit is derived last.
+
+The stream is read as one text. Every token but the very first, which nothing precedes, is predicted once, the first of each
+segment too. Read in several lanes side by side, each lane first reads the tokens before its part, uncounted, so that its memory
+is as warm as if it had come from there.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.precision_names import PrecisionName, precision_of_segments
+from transformer_xl.model.token_ids import check_ids
+from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
+from transformer_xl.reading.stream import KeptKeys, open_stream, scoring
+from transformer_xl.world import World
+
+
+@dataclass(frozen=True)
+class Score:
+    """The outcome of `evaluate`.
+
+    Attributes:
+        nats: total negative log-likelihood, summed in float64.
+        tokens: predicted tokens.
+        n_characters: characters that these tokens stand for; the number of tokens where it was not given.
+        n_bytes: UTF-8 bytes that they stand for; None where it was not given.
+        seconds: time it took.
+        token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
+    """
+
+    nats: float
+    tokens: int
+    n_characters: int
+    n_bytes: int | None
+    seconds: float
+    token_nats: np.ndarray | None = field(default=None, repr=False)
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def ppl(self) -> float:
+        """Perplexity per token; infinite where it exceeds a float."""
+        return math.exp(self.loss) if self.loss < 709 else math.inf
+
+    @property
+    def bpc(self) -> float:
+        """Bits per character."""
+        return self.nats / self.n_characters / math.log(2)
+
+    @property
+    def bpb(self) -> float | None:
+        """Bits per UTF-8 byte, None if the number of bytes is not known."""
+        return None if self.n_bytes is None else self.nats / self.n_bytes / math.log(2)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Predicted tokens per second."""
+        return self.tokens / max(self.seconds, 1e-9)
+
+    def as_dict(self) -> dict[str, float | int | None]:
+        """Return all figures, for JSON, which knows no infinity: None stands for it."""
+        names = ("nats", "tokens", "n_characters", "n_bytes", "loss", "ppl", "bpc", "bpb", "seconds", "tokens_per_second")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
+
+
+def evaluate(
+    model: LanguageModel,
+    token_ids: np.ndarray | torch.Tensor,
+    *,
+    tgt_len: int = 128,
+    mem_len: int | None = None,
+    batch_size: int = 1,
+    same_length: bool | None = None,
+    clamp_len: int | None = None,
+    ext_len: int = 0,
+    n_characters: int | None = None,
+    n_bytes: int | None = None,
+    precision: PrecisionName = "fp32",
+    per_token: bool = False,
+    on_tokens: Callable[[int], object] | None = None,
+    world: World | None = None,
+) -> Score:
+    """Score a whole stream, every token counted once, with warm memory.
+
+    Several processes divide the lanes, and each returns the score of all of them; if they hold parts of the weights only, all
+    read all lanes.
+
+    Args:
+        model: its mode (training or not) is restored afterwards.
+        token_ids: integers (N,), N ≥ 2; may be memory-mapped.
+        tgt_len: tokens per segment.
+        mem_len: positions of memory; None: the model's; 0: none.
+        batch_size: lanes read side by side, at most; fewer where lanes would be too short to warm up the next.
+        same_length: the same number of keys for every query; None: as the model does.
+        clamp_len: largest distance told apart; None: as the model does.
+        ext_len: tokens before each segment that are read again with it instead of being remembered (the authors' extended
+            context); their states are as new as the segment's, at the price of computing them twice.
+        n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
+        n_bytes: bytes of the predicted text, for `Score.bpb`.
+        precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
+            multiplies natively.
+        per_token: keep the nats of every token.
+        on_tokens: called with the number of tokens just scored here, for progress bars.
+        world: the processes that score the stream together, each with the same arguments; None: this one alone.
+
+    Returns:
+        The score.
+
+    Raises:
+        CorpusError: fewer than two tokens.
+        TokenizerError: ids outside the model's vocabulary.
+        ConfigError: sizes below 1, an unknown precision, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
+        ValueError: ids that are no integers, or of another shape.
+
+    Example:
+        >>> from transformer_xl.model_config import TransformerXLConfig
+        >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
+        >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
+        5
+    """
+    ids = np.asarray(token_ids)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
+        raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
+    n_predicted = len(ids) - 1
+    if n_predicted < 1:
+        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
+    if tgt_len < 1 or batch_size < 1 or ext_len < 0:
+        raise ConfigError(
+            f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
+        )
+    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    chosen = precision_of_segments(precision, model.device)
+    everyone = world or World()
+    world = World() if model.is_sharded else everyone
+    token_nats = torch.zeros(n_predicted) if per_token else None
+    begin, total = time.perf_counter(), 0.0
+    with scoring(model):
+        view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
+        n_lane = max(1, min(batch_size, n_predicted // max(view.reach(tgt_len) + ext_len, 1)))
+        lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
+        for segment, nll in _nats(view, lanes, tgt_len, chosen):
+            total += float(nll.double().sum())
+            if token_nats is not None:
+                token_nats[segment.places[segment.is_scored]] = nll[segment.is_scored].float()
+            if on_tokens:
+                on_tokens(int(segment.is_scored.sum()))
+    # all go on with the same bits: where each has read all lanes, unequal devices may differ in the last one
+    (total,) = (everyone.from_first(total),) if model.is_sharded else world.sum(total)
+    if token_nats is not None:
+        world.add_(token_nats)
+    seconds = time.perf_counter() - begin
+    kept = None if token_nats is None else token_nats.numpy()
+    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, kept)
+
+
+def _nats(view: LanguageModel, lanes: Lanes, tgt_len: int, precision: InferencePrecision) -> Iterator[tuple[Cut, torch.Tensor]]:
+    """Yield each segment of all lanes with the nats of its tokens, fp32 (lanes, W) on the CPU, 0 where there is no label."""
+    if not lanes.n_lane:
+        return
+    reach = view.reach(tgt_len)
+    n_cold = lanes.n_cold if reach else lanes.n_lane  # rows that begin without memory
+    stream = open_stream(view, lanes.n_lane - n_cold or n_cold, tgt_len=tgt_len, precision=precision)
+    if n_cold < lanes.n_lane:  # the memory of a lane is what stands before it, as far back as the layers reach
+        for ids in lanes.before(reach):
+            stream.score(ids, torch.full_like(ids, NOT_SCORED))
+        if n_cold:
+            stream.prepend(n_cold)
+    for segment in lanes.segments(pad_left=not isinstance(stream, KeptKeys)):
+        yield segment, stream.score(segment.ids, segment.labels, n_pad=segment.n_pad).cpu()

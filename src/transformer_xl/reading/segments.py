@@ -1,0 +1,174 @@
+"""The one way to cut a text into the segments that a model reads, and to say which of their tokens are scored.
+
+Every token but the first is predicted once. Models read them in `Lanes` side by side with memory, or as many segments at once
+where there is no memory (`segments`), or in `windows`, each of which begins without memory.
+
+Shapes: B rows, W tokens that each reads.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.world import World, parts
+
+NOT_SCORED = -100
+"""The label of tokens that are not scored, as torch has it."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What one forward pass reads, on the CPU.
+
+    Attributes:
+        ids: int64 (B, W), the tokens read.
+        labels: int64 (B, W), the tokens that follow them; -100 where they are not scored.
+        places: int64 (B, W), where in the text the tokens read stand, counted from 0; so `labels` stand one place later.
+        n_pad: int64 (B,), how many tokens at the left of each row are padding; None: no row has any.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    places: Tensor
+    n_pad: Tensor | None = None
+
+    @property
+    def is_scored(self) -> Tensor:
+        """Which tokens are predicted and scored, bool (B, W)."""
+        return self.labels >= 0
+
+    @property
+    def n_context(self) -> int:
+        """Columns before the first one that some row scores."""
+        return int(self.is_scored.any(dim=0).int().argmax())
+
+
+def cut(ids: np.ndarray, begin: Tensor, end: Tensor, *, scored: Tensor, pad_left: bool = True) -> Cut:
+    """Cut one segment for each row out of a text.
+
+    Args:
+        ids: integers (N,); may be memory-mapped.
+        begin: int64 (B,), place of the first token that each row reads.
+        end: int64 (B,), place after the last one, at most N - 1.
+        scored: int64 (B,), place of the first token whose successor is scored.
+        pad_left: shorter rows end with the others, because some models count positions from the end of a segment. False: they
+            begin with the others, and what they read after their end is not scored; for models that do not mind.
+
+    Example:
+        >>> text = np.arange(10, 16)
+        >>> one = cut(text, torch.tensor([0, 1]), torch.tensor([2, 4]), scored=torch.tensor([0, 3]))
+        >>> one.ids.tolist(), one.labels.tolist(), one.n_pad.tolist()
+        ([[10, 10, 11], [11, 12, 13]], [[-100, 11, 12], [-100, -100, 14]], [1, 0])
+    """
+    last, width = len(ids) - 1, int((end - begin).max())
+    places = end[:, None] + torch.arange(-width, 0) if pad_left else begin[:, None] + torch.arange(width)
+    n_pad = width - (end - begin)
+    inputs = ids[places.clamp(min=0, max=last).numpy()].astype(np.int64)
+    targets = ids[(places + 1).clamp(min=0, max=last).numpy()].astype(np.int64)
+    is_scored = (places >= scored[:, None]) & (places < end[:, None])
+    labels = torch.from_numpy(targets).masked_fill(~is_scored, NOT_SCORED)
+    return Cut(torch.from_numpy(inputs), labels, places, n_pad if pad_left and n_pad.any() else None)
+
+
+class Lanes:
+    """A text cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none.
+
+    Each of several processes has some of them.
+
+    Args:
+        ids: integers (N,), N ≥ 2; may be memory-mapped.
+        n_lane: lanes in all, at most; fewer where rounding up to whole segments leaves lanes empty.
+        tgt_len: tokens per segment.
+        ext_len: tokens before each segment that are read again with it.
+        world: the processes; None: this one alone.
+
+    Attributes:
+        length: n, predicted tokens of a lane, a multiple of `tgt_len`; the last lane may have fewer.
+        n_lane: lanes of this process.
+        n_cold: how many of them (0 or 1) begin with the text, and so without memory.
+    """
+
+    def __init__(self, ids: np.ndarray, n_lane: int, *, tgt_len: int, ext_len: int = 0, world: World | None = None) -> None:
+        self._ids, self._tgt_len, self._ext_len = ids, tgt_len, ext_len
+        self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where one lane's segments would
+        n_all = math.ceil((len(ids) - 1) / self.length)
+        self._own = parts(range(n_all), world or World())
+        self.n_lane = len(self._own)
+        self.n_cold = int(0 in self._own)
+
+    def segments(self, *, pad_left: bool) -> Iterator[Cut]:
+        """Yield what all lanes read, segment by segment: the extended context, and `tgt_len` tokens to score.
+
+        Where the text begins or ends within, a lane has fewer; see `cut` for `pad_left`.
+        """
+        last = len(self._ids) - 1
+        for at in range(0, self.length, self._tgt_len):
+            first = torch.tensor(self._own) * self.length + at
+            end = (first + self._tgt_len).clamp(max=last)
+            begin = torch.minimum((first - self._ext_len).clamp(min=0), end)
+            if not int((end - begin).max()):  # the last lane is shorter, and may be this process's only one
+                return
+            yield cut(self._ids, begin, end, scored=first, pad_left=pad_left)
+
+    def before(self, n: int) -> Iterator[Tensor]:
+        """Yield the segments in which lanes, but that which begins the text, read the last `n` tokens before them.
+
+        Args:
+            n: a multiple of `tgt_len`, at most the length of a lane less `ext_len`.
+
+        Yields:
+            int64 (n_lane - n_cold, ext_len + tgt_len).
+        """
+        begins = [b * self.length for b in self._own if b > 0]
+        warm = torch.from_numpy(np.stack([self._ids[b - n - self._ext_len : b] for b in begins]).astype(np.int64))
+        yield from warm.unfold(1, self._ext_len + self._tgt_len, self._tgt_len).unbind(1)
+
+
+def segments(ids: np.ndarray, *, tgt_len: int, ext_len: int = 0, rows: int = 1) -> Iterator[Cut]:
+    """Yield the segments of a text in order, as one lane reads them.
+
+    Args:
+        ids: integers (N,), N ≥ 2; may be memory-mapped.
+        tgt_len: tokens per segment.
+        ext_len: tokens before each segment that are read again with it.
+        rows: so many segments side by side, at most, where they are equally long; for reading without memory.
+
+    Example:
+        >>> [(each.places + 1).tolist() for each in segments(np.arange(6), tgt_len=2, rows=2)]
+        [[[1, 2], [3, 4]], [[5]]]
+    """
+    last = len(ids) - 1
+    spans = ((max(at - ext_len, 0), at, min(at + tgt_len, last)) for at in range(0, last, tgt_len))
+    for _, alike in itertools.groupby(spans, lambda span: (span[1] - span[0], span[2] - span[1])):
+        while together := list(itertools.islice(alike, rows)):
+            begin, scored, end = torch.tensor(together).unbind(1)
+            yield cut(ids, begin, end, scored=scored)
+
+
+def windows(ids: np.ndarray, starts: np.ndarray, *, size: int, context: int, tgt_len: int) -> Iterator[Cut]:
+    """Yield what is read to score blocks of tokens side by side, each from the `context` tokens before it alone.
+
+    Segments end with the blocks, so the first one is the short one, and the scored tokens stand at the same place, the end of a
+    segment, whatever the context.
+
+    Args:
+        ids: integers (N,); may be memory-mapped.
+        starts: int64 (B,), place of the first scored token of each block.
+        size: scored tokens of a block.
+        context: tokens before each block, at least 1.
+        tgt_len: tokens per segment.
+
+    Example:
+        >>> cuts = windows(np.arange(9), np.array([5]), size=2, context=3, tgt_len=3)
+        >>> [(each.ids.tolist(), each.labels.tolist()) for each in cuts]
+        [([[2]], [[-100]]), ([[3, 4, 5]], [[-100, 5, 6]])]
+    """
+    first = torch.from_numpy(starts)
+    n_read = context + size - 1
+    for begin, end in itertools.pairwise(sorted({0, *range(n_read, 0, -tgt_len)})):
+        yield cut(ids, first - context + begin, first - context + end, scored=first - 1)
