@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from transformer_xl.cli.prompts import STDIN, Prompt, beginning, from_file, is_piped, many, nothing, typed
-from transformer_xl.cli.showing import JsonPrinter, Printer, ReadingBar, StreamPrinter, TextPrinter, gathered_output, say
+from transformer_xl.cli.prompts import STDIN, beginning, from_file, is_piped, many, nothing, typed
+from transformer_xl.cli.showing import JsonPrinter, ReadingBar, StreamPrinter, TextPrinter, gathered_output, say
 from transformer_xl.errors import room_for
+from transformer_xl.generation.requests import Prompt
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -152,11 +153,11 @@ def generate(
         ),
     )
     from transformer_xl.checkpoint.run_directory import load
-    from transformer_xl.cli.writing import Interrupts, Job, StoppedReading
+    from transformer_xl.generation.job import Interrupts, Job, Printer, StoppedReading
+    from transformer_xl.generation.requests import check_seed, fresh_seed
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.session import TextSession
     from transformer_xl.generation.stopping import Stopping
-    from transformer_xl.generation.writing import check_seed, fresh_seed
     from transformer_xl.model.precision import choose_device
     from transformer_xl.world import joined, parts
 
@@ -234,13 +235,13 @@ def generate(
             with ReadingBar(sum(len(prompt.ids) for prompt in given), hidden=quiet or n_texts > 1) as bar:
                 if session is None or memory is None:
                     with Interrupts() as late, gathered_output(world):  # one that is done waits for the texts of the others
-                        interrupted = job.run(given, printer, bar)
+                        interrupted = job.run(given, printer, bar.advance)
                     interrupted = world.any(interrupted or late.noted)
                 elif read_only:
-                    interrupted = job.ask(session, given, printer, bar)
+                    interrupted = job.ask(session, given, printer, bar.advance)
                 else:
                     with Interrupts() as interrupts:  # what was shown is saved, though somebody grew impatient
-                        interrupted = job.go_on(session, given[0], printer, bar)
+                        interrupted = job.go_on(session, given[0], printer, bar.advance)
                         session.save(memory)
                         interrupted = interrupted or interrupts.noted
         except StoppedReading:

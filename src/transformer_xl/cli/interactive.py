@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.cli.prompts import Prompt, beginning, line_end, nothing, typed
+from transformer_xl.cli.prompts import beginning, line_end, nothing, typed
 from transformer_xl.cli.showing import ReadingBar, StreamPrinter, say
-from transformer_xl.cli.writing import Interrupts, Job, StoppedReading
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean
+from transformer_xl.generation.job import Interrupts, Job, StoppedReading
+from transformer_xl.generation.requests import Prompt, check_seed, text_seed
 from transformer_xl.generation.session import TextSession
-from transformer_xl.generation.writing import check_seed, text_seed
 
 HELP = """\
 Type text and press Enter: the model reads it and goes on. An empty line lets it go on as it is.
@@ -135,7 +135,7 @@ class Conversation:
         printer = StreamPrinter(echo=False, tokenizer=self._session.tokenizer)
         with ReadingBar(len(prompt.ids), hidden=self._quiet) as bar:
             try:
-                interrupted = job.go_on(self._session, prompt, printer, bar)
+                interrupted = job.go_on(self._session, prompt, printer, bar.advance)
             except StoppedReading:
                 say(f"\nstopped reading; {self._session.n_tokens:,} tokens are remembered")
                 return

@@ -4,34 +4,16 @@ import json
 import os
 import stat
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    import numpy as np
+from transformer_xl.generation.requests import Prompt
 
+if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
 
 STDIN = Path("-")
 """What stands for standard input."""
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A text to go on from.
-
-    Attributes:
-        ids: its tokens, (n,), int64.
-        origin: how to name it in JSON: as `prompt` the text, as `prompt_file` where it came from.
-        seed: of its own, if it has one.
-        shown: whether it was typed, so that it is shown before what is written.
-    """
-
-    ids: "np.ndarray"
-    origin: dict[str, str]
-    seed: int | None = None
-    shown: bool = False
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
@@ -164,7 +146,7 @@ def _is_object(line: str) -> bool:
 
 def _fields(line: str) -> dict[str, Any]:
     from transformer_xl.errors import ConfigError, CorpusError, did_you_mean
-    from transformer_xl.generation.writing import check_seed
+    from transformer_xl.generation.requests import check_seed
 
     try:
         given = json.loads(line)

@@ -6,69 +6,20 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from transformer_xl.cli.prompts import Prompt
     from transformer_xl.data.tokenizers import Tokenizer
-    from transformer_xl.generation.transcript import Transcript
-    from transformer_xl.generation.writing import Chosen, Finished
+    from transformer_xl.generation.job import Sample
+    from transformer_xl.generation.requests import Chosen, Finished
     from transformer_xl.world import World
 
 _BAR_FROM = 4096
 """Tokens from which on reading a prompt takes long enough to show how far it is."""
 
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-
-
-@dataclass
-class Text:
-    """A text while it is written.
-
-    Attributes:
-        number: in order of all texts.
-        prompt: what it goes on from.
-        prompt_number: in order of the prompts.
-        sample: number among the texts of one prompt.
-        seed: of the text.
-        transcript: tokens to text.
-        piece: what the last token added.
-        begun: when, by `time.perf_counter`.
-        n_read: tokens of the prompt so far.
-        reading: seconds that they took.
-        n_written: tokens of the text so far.
-    """
-
-    number: int
-    prompt: "Prompt"
-    prompt_number: int
-    sample: int
-    seed: int
-    transcript: "Transcript"
-    piece: str = field(default="", init=False)
-    begun: float = field(default_factory=time.perf_counter, init=False)
-    n_read: int = field(default=0, init=False)
-    reading: float = field(default=0.0, init=False)
-    n_written: int = field(default=0, init=False)
-
-
-class Printer(Protocol):
-    """Shows texts while they are written, and when they are finished."""
-
-    def begin(self, text: Text) -> None:
-        """Show what a text goes on from, before it is read."""
-        ...
-
-    def token(self, text: Text, chosen: "Chosen") -> None:
-        """Show one more token."""
-        ...
-
-    def end(self, text: Text, finished: "Finished", rest: str) -> None:
-        """Show the end of a text, the rest of which is certain only now."""
-        ...
 
 
 def show(text: str) -> None:
@@ -84,15 +35,15 @@ class StreamPrinter:
     def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer") -> None:
         self._echo, self._tokenizer, self._last = echo, tokenizer, "\n"
 
-    def begin(self, text: Text) -> None:
+    def begin(self, text: "Sample") -> None:
         """Show the prompt as the model reads it, if it was typed."""
         self._show(_echoed(text, self._echo, self._tokenizer))
 
-    def token(self, text: Text, chosen: "Chosen") -> None:
+    def token(self, text: "Sample", chosen: "Chosen") -> None:
         """Show what the token adds."""
         self._show(text.piece)
 
-    def end(self, text: Text, finished: "Finished", rest: str) -> None:
+    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
         """Show the rest, and end the line."""
         self._show(rest)
         if self._last != "\n":
@@ -112,15 +63,15 @@ class TextPrinter:
         self._waiting: dict[int, str] = {}
         self._next = first
 
-    def begin(self, text: Text) -> None:
+    def begin(self, text: "Sample") -> None:
         """Begin with the prompt, if it is shown."""
         self._pieces[text.number] = [_echoed(text, self._echo, self._tokenizer)]
 
-    def token(self, text: Text, chosen: "Chosen") -> None:
+    def token(self, text: "Sample", chosen: "Chosen") -> None:
         """Keep what the token adds."""
         self._pieces[text.number].append(text.piece)
 
-    def end(self, text: Text, finished: "Finished", rest: str) -> None:
+    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
         """Show all texts whose turn it is."""
         whole = "".join([*self._pieces.pop(text.number), rest])
         interrupted = ", interrupted" if finished.reason == "interrupted" else ""
@@ -139,11 +90,11 @@ class JsonPrinter:
         self._pieces: dict[int, list[str]] = {}
         self._tokens: dict[int, list[dict[str, Any]]] = {}
 
-    def begin(self, text: Text) -> None:
+    def begin(self, text: "Sample") -> None:
         """Begin with nothing."""
         self._pieces[text.number], self._tokens[text.number] = [], []
 
-    def token(self, text: Text, chosen: "Chosen") -> None:
+    def token(self, text: "Sample", chosen: "Chosen") -> None:
         """Keep what the token adds, and print it if streaming."""
         self._pieces[text.number].append(text.piece)
         if self._logprobs:
@@ -152,7 +103,7 @@ class JsonPrinter:
             line = {"prompt_index": text.prompt_number, "sample": text.sample, "text": text.piece}
             self._print(line | (self._report(chosen) if self._logprobs else {"token": chosen.token}))
 
-    def end(self, text: Text, finished: "Finished", rest: str) -> None:
+    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
         """Print the text."""
         line = {
             "prompt_index": text.prompt_number,
@@ -252,42 +203,7 @@ def say(message: str, *, quiet: bool = False) -> None:
         print(message, file=sys.stderr, flush=True)
 
 
-@dataclass
-class Totals:
-    """Tokens and seconds of all texts."""
-
-    n_read: int = 0
-    n_written: int = 0
-    reading: float = 0.0
-    writing: float = 0.0
-
-    def add(self, finished: "Finished") -> None:
-        """Count a finished text in."""
-        self.n_read += finished.n_read
-        self.n_written += finished.n_written
-        self.reading += finished.reading
-
-    def of_all(self, world: "World") -> "Totals":
-        """Return the tokens of all processes, and the seconds of the slowest."""
-        n_read, n_written, reading, writing = zip(*world.exchange(list(vars(self).values())), strict=True)
-        return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
-
-    def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
-        """Return in one line whether it was interrupted, what was read and written and how fast, by what, and the seed."""
-        parts = []
-        if self.n_read:
-            parts.append(f"read {_figures(self.n_read, self.reading)}")
-        if self.n_written:
-            parts.append(f"wrote {_figures(self.n_written, self.writing)}")
-        begin = ["interrupted"] if interrupted else []
-        return "; ".join([*begin, ", ".join(parts) or "nothing to do", machine, f"seed {seed}"])
-
-
-def _figures(n: int, seconds: float) -> str:
-    return f"{n:,} token{'s' if n != 1 else ''} in {seconds:.2f} s ({n / max(seconds, 1e-9):,.0f} tokens/s)"
-
-
-def _echoed(text: Text, echo: bool | None, tokenizer: "Tokenizer") -> str:
+def _echoed(text: "Sample", echo: bool | None, tokenizer: "Tokenizer") -> str:
     """Return the prompt as the model reads it, if it is to be shown; by default, if it was typed.
 
     A character that it ends within is completed by the text.

@@ -4,134 +4,25 @@ A text depends on its prompt, its seed and the sampling alone: every row draws f
 rows read and write makes no difference. (In exact arithmetic; another number of rows may round differently.)
 """
 
-import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
-from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, FinishReason, Request
+from transformer_xl.generation.requests import check_seed as check_seed
+from transformer_xl.generation.requests import fresh_seed as fresh_seed
+from transformer_xl.generation.requests import text_seed as text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 
-FinishReason = Literal["length", "stop", "interrupted"]
-"""Why a text ended: all tokens written, a stop token or string came, or somebody had enough."""
-
-EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps"
-
 _PIECE = 1024
 """Tokens of a prompt read between two calls of `on_read`; any number gives the same scores."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A text to write.
-
-    Attributes:
-        prompt: token ids to go on from; may be empty where the row has read something already.
-        seed: of the text, 0 … 2^64 - 1; see `text_seed`.
-        max_new_tokens: how many tokens to write at most.
-        stop_tokens: ids that end the text and are not part of it.
-        ends: called with every token of the text; says whether it was the last and why, or None.
-        history: tokens that the row has read before, as far as a repetition penalty is to look at them.
-        generator: on the CPU, whose next random numbers are drawn; None: a new one with the seed.
-
-    Raises:
-        ConfigError: a negative number of tokens, or a seed out of range.
-    """
-
-    prompt: Sequence[int] | np.ndarray
-    seed: int
-    max_new_tokens: int = 200
-    stop_tokens: Collection[int] = frozenset()
-    ends: Callable[[int], FinishReason | None] | None = None
-    history: Sequence[int] = ()
-    generator: torch.Generator | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 0:
-            raise ConfigError(f"max_new_tokens ({self.max_new_tokens}) must be at least 0")
-        check_seed(self.seed)
-
-
-class Chosen(NamedTuple):
-    """A token of a text.
-
-    Attributes:
-        text: number of the request, in order.
-        token: its id.
-        log_probability: nats that the model itself gave it, whatever the sampling made of them; None unless asked for.
-        likeliest: the likeliest tokens and their log-probabilities, the likeliest first.
-    """
-
-    text: int
-    token: int
-    log_probability: float | None
-    likeliest: tuple[tuple[int, float], ...]
-
-
-class Finished(NamedTuple):
-    """The end of a text.
-
-    Attributes:
-        text: number of the request, in order.
-        reason: why it ended.
-        n_read: tokens of the prompt.
-        n_written: tokens of the text.
-        reading: seconds that reading the prompt took.
-        writing: seconds from then to the end; other rows' prompts were read in between.
-        stop_token: the stop token that came; None if the text ended otherwise.
-    """
-
-    text: int
-    reason: FinishReason
-    n_read: int
-    n_written: int
-    reading: float
-    writing: float
-    stop_token: int | None = None
-
-
-def check_seed(seed: int) -> int:
-    """Return a seed that can be one.
-
-    Raises:
-        ConfigError: outside 0 … 2^64 - 1.
-    """
-    if not 0 <= seed < 1 << 64:
-        raise ConfigError(f"seed ({seed}) must be between 0 and 2^64 - 1; leave it out to get another text each time")
-    return seed
-
-
-def fresh_seed() -> int:
-    """Return a seed that nobody has chosen."""
-    return secrets.randbits(32)
-
-
-def text_seed(seed: int, prompt: int, sample: int) -> int:
-    """Return the seed of one of many texts, from which it can be written again alone.
-
-    The very first text has the seed itself. The others have the first 32 bits that numpy's
-    `SeedSequence([seed, prompt, sample])` generates, so that neighboring seeds do not give the same texts in another order.
-
-    Args:
-        seed: of all of them.
-        prompt: number of the prompt, from 0 on.
-        sample: number of the text among those of one prompt, from 0 on.
-
-    Example:
-        >>> text_seed(7, 0, 0), text_seed(7, 0, 1) == text_seed(8, 0, 0)
-        (7, False)
-    """
-    check_seed(seed)
-    if prompt == sample == 0:
-        return seed
-    return int(np.random.SeedSequence([seed, prompt, sample]).generate_state(1)[0])
 
 
 def write(

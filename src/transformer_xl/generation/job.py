@@ -1,4 +1,4 @@
-"""Writes the texts that `txl generate` was asked for, and prints them."""
+"""`Job`: many texts for some prompts, written up to an interrupt, and handed to a printer as they come."""
 
 import contextlib
 import itertools
@@ -8,21 +8,103 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from transformer_xl.cli.prompts import Prompt
-from transformer_xl.cli.showing import Printer, ReadingBar, Text, Totals
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Prompt, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session import TextSession
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.transcript import Transcript
-from transformer_xl.generation.writing import Chosen, Finished, FinishReason, Request, text_seed, write
+from transformer_xl.generation.writing import write
+from transformer_xl.world import World
 
 _Events = Iterator[Chosen | Finished]
+
+
+@dataclass
+class Sample:
+    """A text while it is written.
+
+    Attributes:
+        number: in order of all texts.
+        prompt: what it goes on from.
+        prompt_number: in order of the prompts.
+        sample: number among the texts of one prompt.
+        seed: of the text.
+        transcript: tokens to text.
+        piece: what the last token added.
+        begun: when, by `time.perf_counter`.
+        n_read: tokens of the prompt so far.
+        reading: seconds that they took.
+        n_written: tokens of the text so far.
+    """
+
+    number: int
+    prompt: Prompt
+    prompt_number: int
+    sample: int
+    seed: int
+    transcript: Transcript
+    piece: str = field(default="", init=False)
+    begun: float = field(default_factory=time.perf_counter, init=False)
+    n_read: int = field(default=0, init=False)
+    reading: float = field(default=0.0, init=False)
+    n_written: int = field(default=0, init=False)
+
+
+class Printer(Protocol):
+    """Shows texts while they are written, and when they are finished."""
+
+    def begin(self, text: Sample) -> None:
+        """Show what a text goes on from, before it is read."""
+        ...
+
+    def token(self, text: Sample, chosen: Chosen) -> None:
+        """Show one more token."""
+        ...
+
+    def end(self, text: Sample, finished: Finished, rest: str) -> None:
+        """Show the end of a text, the rest of which is certain only now."""
+        ...
+
+
+@dataclass
+class Totals:
+    """Tokens and seconds of all texts."""
+
+    n_read: int = 0
+    n_written: int = 0
+    reading: float = 0.0
+    writing: float = 0.0
+
+    def add(self, finished: Finished) -> None:
+        """Count a finished text in."""
+        self.n_read += finished.n_read
+        self.n_written += finished.n_written
+        self.reading += finished.reading
+
+    def of_all(self, world: World) -> "Totals":
+        """Return the tokens of all processes, and the seconds of the slowest."""
+        n_read, n_written, reading, writing = zip(*world.exchange(list(vars(self).values())), strict=True)
+        return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
+
+    def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
+        """Return in one line whether it was interrupted, what was read and written and how fast, by what, and the seed."""
+        parts = []
+        if self.n_read:
+            parts.append(f"read {_figures(self.n_read, self.reading)}")
+        if self.n_written:
+            parts.append(f"wrote {_figures(self.n_written, self.writing)}")
+        begin = ["interrupted"] if interrupted else []
+        return "; ".join([*begin, ", ".join(parts) or "nothing to do", machine, f"seed {seed}"])
+
+
+def _figures(n: int, seconds: float) -> str:
+    return f"{n:,} token{'s' if n != 1 else ''} in {seconds:.2f} s ({n / max(seconds, 1e-9):,.0f} tokens/s)"
 
 
 class StoppedReading(KeyboardInterrupt):
@@ -85,7 +167,7 @@ class Job:
     own: range | None = None
     totals: Totals = field(default_factory=Totals)
 
-    def run(self, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
+    def run(self, prompts: Sequence[Prompt], printer: Printer, on_read: Callable[[int], object]) -> bool:
         """Write all texts, and print them.
 
         An interrupt ends those that have begun, in good order, and no other begins; a second one raises.
@@ -99,16 +181,16 @@ class Job:
             for event in write(self.decoder, requests, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
                 yield event._replace(text=first + event.text)
 
-        return self._write_all(self._texts(prompts), events, printer, bar)
+        return self._write_all(self._texts(prompts), events, printer, on_read)
 
-    def ask(self, session: TextSession, prompts: Sequence[Prompt], printer: Printer, bar: ReadingBar) -> bool:
+    def ask(self, session: TextSession, prompts: Sequence[Prompt], printer: Printer, on_read: Callable[[int], object]) -> bool:
         """Write all texts, one after another, each after what a session remembers now and none of the others; as `run`.
 
         Args:
             session: remembers the last text as well in the end.
             prompts: of the texts.
             printer: of the texts.
-            bar: of reading.
+            on_read: called with the number of prompt tokens just read.
         """
         kept = session.keep()
 
@@ -118,9 +200,9 @@ class Job:
                 for event in session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
                     yield event._replace(text=number)
 
-        return self._write_all(self._texts(prompts, list(session.tail)), events, printer, bar)
+        return self._write_all(self._texts(prompts, list(session.tail)), events, printer, on_read)
 
-    def go_on(self, session: TextSession, prompt: Prompt, printer: Printer, bar: ReadingBar) -> bool:
+    def go_on(self, session: TextSession, prompt: Prompt, printer: Printer, on_read: Callable[[int], object]) -> bool:
         """Write one text after all that a session has read, and remember it.
 
         An interrupt ends the text in good order; one while the prompt is being read, or a second one, raises.
@@ -130,27 +212,27 @@ class Job:
         """
         with Interrupts() as interrupts:
 
-            def on_read(n: int) -> None:
-                bar.advance(n)
+            def note(n: int) -> None:
+                on_read(n)
                 if interrupts.noted:
                     raise StoppedReading
 
             (text,) = self._texts([prompt], session.tail)
             printer.begin(text)
             request = self._request(text, interrupts)
-            events = session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read)
+            events = session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=note)
             self._print(events, {0: text}, printer)
             return interrupts.noted
 
     def _write_all(
         self,
-        all_texts: Iterable[Text],
+        all_texts: Iterable[Sample],
         events: Callable[[Iterator[Request], Callable[[int], None]], _Events],
         printer: Printer,
-        bar: ReadingBar,
+        on_read: Callable[[int], object],
     ) -> bool:
         """Write all texts, and print them, up to an interrupt; return whether there was one."""
-        texts: dict[int, Text] = {}  # those that have begun and not ended
+        texts: dict[int, Sample] = {}  # those that have begun and not ended
         with Interrupts() as interrupts:
 
             def requests() -> Iterator[Request]:
@@ -161,18 +243,18 @@ class Job:
                     printer.begin(text)
                     yield self._request(text, interrupts)
 
-            def on_read(n: int) -> None:
+            def note(n: int) -> None:
                 text = texts[max(texts)]  # a prompt is read when its text begins
                 text.n_read += n
                 text.reading = time.perf_counter() - text.begun
-                bar.advance(n)
+                on_read(n)
                 if interrupts.noted:
                     raise StoppedReading
 
-            self._print(_to_the_end(events(requests(), on_read), texts), texts, printer)
+            self._print(_to_the_end(events(requests(), note), texts), texts, printer)
             return interrupts.noted
 
-    def _texts(self, prompts: Sequence[Prompt], remembered: Sequence[int] = ()) -> Iterator[Text]:
+    def _texts(self, prompts: Sequence[Prompt], remembered: Sequence[int] = ()) -> Iterator[Sample]:
         numbers = itertools.count()
         for index, prompt in enumerate(prompts):
             for sample in range(self.n):
@@ -183,9 +265,9 @@ class Job:
                 seed = text_seed(prompt.seed if prompt.seed is not None else self.seed, 0 if own else index, sample)
                 before = np.concatenate([np.array(remembered, np.int64), prompt.ids])
                 transcript = Transcript(self.tokenizer, before, self.stopping)
-                yield Text(number, prompt, index, sample, seed, transcript)
+                yield Sample(number, prompt, index, sample, seed, transcript)
 
-    def _request(self, text: Text, interrupts: Interrupts) -> Request:
+    def _request(self, text: Sample, interrupts: Interrupts) -> Request:
         def ends(token: int) -> FinishReason | None:
             text.piece = text.transcript.push(token)
             text.n_written += 1
@@ -201,7 +283,7 @@ class Job:
             ends=ends,
         )
 
-    def _print(self, events: _Events, texts: dict[int, Text], printer: Printer) -> None:
+    def _print(self, events: _Events, texts: dict[int, Sample], printer: Printer) -> None:
         begin, reading = time.perf_counter(), self.totals.reading
         for event in events:
             text = texts[event.text]
@@ -214,7 +296,7 @@ class Job:
         self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
 
 
-def _to_the_end(events: _Events, texts: dict[int, Text]) -> _Events:
+def _to_the_end(events: _Events, texts: dict[int, Sample]) -> _Events:
     """Yield events, and where a prompt was not read to its end, the end of each text that has begun."""
     with contextlib.suppress(StoppedReading):
         yield from events
