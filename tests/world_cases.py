@@ -12,8 +12,8 @@ from unittest.mock import patch
 import torch
 
 from transformer_xl.cli import main
-from transformer_xl.cli.writing import Job
 from transformer_xl.errors import ConfigError
+from transformer_xl.generation.job import Job
 from transformer_xl.training import record
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined

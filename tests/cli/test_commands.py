@@ -264,7 +264,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transformer_xl.cli.writing.write", interrupted)
+    monkeypatch.setattr("transformer_xl.generation.job.write", interrupted)
     answer = txl("generate", "run")
     assert (answer.status, answer.err.strip()) == (130, "")
 

@@ -15,8 +15,8 @@ from transformer_xl import cost
 from transformer_xl.cost.measure import measure_decoding, measure_scoring
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
-from transformer_xl.reading.stream import KeptKeys
 from transformer_xl.model.reader import Reader
+from transformer_xl.reading.stream import KeptKeys
 
 SLOTS = 80
 TEXT = np.random.default_rng(0).integers(0, 13, 150).astype(np.uint16)
@@ -133,7 +133,7 @@ def test_progress_is_told_between_steps(clock: Clock) -> None:
 def test_segments_of_evaluate_are_timed(monkeypatch: pytest.MonkeyPatch, clock: Clock, lanes: int) -> None:
     reads = []
 
-    def read(_: Reader, ids: torch.Tensor, *__: object) -> None:
+    def read(_: Reader, ids: torch.Tensor, *__: object, **___: object) -> None:
         reads.append(tuple(ids.shape))
         clock.pass_(100.0 if len(reads) < warming + 3 else 0.25 * len(ids))
 

@@ -14,6 +14,7 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import Chosen, Finished, Request, text_seed, write
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.reading.stream import KeptKeys
 
 PROMPTS = [[1, 2, 3], [4] * 9, [5], [6, 7], [8, 9, 10, 11, 12, 0], [3, 1]]
 LENGTHS = [7, 2, 11, 0, 5, 20]
@@ -119,8 +120,8 @@ def test_stop_tokens_and_ends() -> None:
 def test_the_softmax_is_computed_once_for_each_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of large vocabularies it is the larger part of the work."""
     calls: list[int] = []
-    head = Decoder._head
-    monkeypatch.setattr(Decoder, "_head", lambda self, hidden: (calls.append(1), head(self, hidden))[1])
+    head = KeptKeys.head
+    monkeypatch.setattr(KeptKeys, "head", lambda self, hidden: (calls.append(1), head(self, hidden))[1])
     texts(tiny_model(), [Request(prompt=[1, 2], seed=0, max_new_tokens=20)], likeliest=2)
     assert len(calls) == 20 + 1  # once more after the prompt
 
