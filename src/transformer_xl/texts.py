@@ -41,7 +41,7 @@ class Text:
         """Return the SHA-256 of the ids, read piece by piece: they may be mapped from a file larger than memory."""
         found = hashlib.sha256()
         for begin in range(0, len(self.ids), _PIECE):
-            found.update(np.ascontiguousarray(self.ids[begin : begin + _PIECE]))
+            found.update(np.ascontiguousarray(self.ids[begin : begin + _PIECE]).data)
         return found.hexdigest()
 
 

@@ -23,8 +23,8 @@ from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.cli.showing import ReadingBar
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import text_seed
 from transformer_xl.generation.snapshot import describe_session
-from transformer_xl.generation.writing import text_seed
 
 
 def figures(err: str) -> str:
@@ -600,7 +600,7 @@ def test_questions_go_on_from_one_memory_though_the_file_changes(txl: Txl, monke
 
 
 def test_an_empty_pipe_is_noted(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.cli.generate.is_piped", lambda: True)
+    monkeypatch.setattr("transformer_xl.cli.generate_options.is_piped", lambda: True)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
     answer = txl("generate", "run", "--tokens", "3", "--quiet")
     assert (answer.status, answer.err) == (0, "note: nothing was piped in\n")

@@ -1,0 +1,321 @@
+"""What `txl generate` can be asked for: its options in groups, what is checked of them, and what they stand for."""
+
+import json
+import os
+import reprlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least
+from transformer_xl.cli.prompts import STDIN, beginning, from_file, is_piped, many, nothing, typed
+from transformer_xl.console import say
+from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
+from transformer_xl.generation.requests import Prompt
+
+if TYPE_CHECKING:
+    from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.generation.sampling import Sampling
+    from transformer_xl.generation.stopping import Stopping
+
+_TRUSTED_MEM_LEN = 16_384
+"""Memory that a file is believed to need, unless the model's own is longer: four times the longest of the papers."""
+
+_MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
+_RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False, allow_leading_hyphen=True)]
+
+
+@Parameter(name="*", group=Group("What to go on from", sort_key=1))
+@dataclass(frozen=True)
+class Source:
+    """What to go on from.
+
+    Args:
+        prompt: text to go on from. Default: what is piped in, else a line end.
+        prompt_file: take the prompt from this file, as it is; - is standard input. A text of any length is read.
+        prompts: many prompts: one a line, or JSON lines {"prompt": TEXT, "seed": NUMBER}; - is standard input.
+        interactive: type lines and let the model go on after each; /help says more.
+    """
+
+    prompt: Annotated[str | None, _MayBeginWithHyphen] = None
+    prompt_file: Annotated[Path | None, _MayBeginWithHyphen] = None
+    prompts: Annotated[Path | None, _MayBeginWithHyphen] = None
+    interactive: Flag = False
+
+    @property
+    def n_given(self) -> int:
+        """How many of them are given that exclude each other."""
+        return sum(given is not None for given in (self.prompt, self.prompt_file, self.prompts))
+
+    @property
+    def is_stdin(self) -> bool:
+        """Whether what to go on from comes from standard input."""
+        return STDIN in (self.prompt_file, self.prompts) or (self.n_given == 0 and is_piped())
+
+    def read(self, tokenizer: "Tokenizer", *, goes_on: bool) -> list[Prompt]:
+        """Return the prompts; where none is given, what to begin with, or nothing if something was read before."""
+        if self.prompts is not None:
+            return many(self.prompts, tokenizer)
+        if self.prompt is not None:
+            return [typed(self.prompt, tokenizer)]
+        if self.prompt_file is not None:
+            return [from_file(self.prompt_file, tokenizer)]
+        if self.interactive:
+            return []
+        if is_piped():
+            piped = from_file(STDIN, tokenizer)
+            if len(piped.ids):
+                return [piped]
+            say("note: nothing was piped in")
+        return [nothing() if goes_on else beginning(tokenizer)]
+
+
+@Parameter(name="*", group=Group("How much to write", sort_key=2))
+@dataclass(frozen=True)
+class Length:
+    """How much to write.
+
+    Args:
+        tokens: how many tokens to write at most.
+        n: texts per prompt.
+        stop: text that ends the writing and is not part of it; may be repeated.
+        stop_token: token that ends the writing: its text or its id; may be repeated.
+    """
+
+    tokens: Annotated[int, Parameter(name=["--tokens", "--max-tokens"])] = 500
+    n: Annotated[int, Parameter(name=["--n", "-n"])] = 1
+    stop: _RepeatedText = None
+    stop_token: _RepeatedText = None
+
+    def stopping(self, tokenizer: "Tokenizer | None" = None) -> "Stopping":
+        """Return what ends a text; without a tokenizer the strings alone, to complain of them early."""
+        from transformer_xl.generation.stopping import Stopping
+
+        if tokenizer is None:
+            return Stopping(strings=self.stop or [])
+        tokens = [_token(given, tokenizer, "--stop-token") for given in self.stop_token or []]
+        stopping = Stopping(strings=self.stop or [], tokens=tokens)
+        stopping.check(tokenizer.vocab_size)
+        return stopping
+
+
+@Parameter(name="*", group=Group("How tokens are chosen", sort_key=3))
+@dataclass(frozen=True)
+class Choice:
+    """How tokens are chosen.
+
+    Args:
+        temperature: 1 draws as the model believes, lower is safer, 0 takes the likeliest token.
+        top_k: draw from the k likeliest tokens only.
+        top_p: draw from the likeliest tokens that together have this probability.
+        min_p: draw from tokens at least so many times as likely as the likeliest.
+        repetition_penalty: above 1 makes tokens that were there less likely.
+        repetition_window: how many of the last tokens count as being there.
+        bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
+        seed: the same seed gives the same text. Default: --memory goes on with its random numbers; else another each time.
+    """
+
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    repetition_window: int = 64
+    bias: _RepeatedText = None
+    seed: int | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Those of the sampling that need no tokenizer."""
+        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
+        return {name: getattr(self, name) for name in names}
+
+    def sampling(self, tokenizer: "Tokenizer | None" = None) -> "Sampling":
+        """Return how tokens are drawn; without a tokenizer all but the biases, to complain early."""
+        from transformer_xl.generation.sampling import Sampling
+
+        if tokenizer is None:
+            return Sampling(**self.settings)
+        biases = {}
+        for given in self.bias or []:
+            token, equals, number = given.rpartition("=")
+            try:
+                value = float(number)
+            except ValueError:
+                value = None
+            if not equals or not token or value is None:
+                raise ConfigError(f"--bias '{given}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
+            biases[_token(token, tokenizer, "--bias")] = value
+        sampling = Sampling(**self.settings, logit_bias=biases)
+        sampling.check(tokenizer.vocab_size)
+        return sampling
+
+
+@Parameter(name="*", group=Group("What is printed", sort_key=4))
+@dataclass(frozen=True)
+class Output:
+    """What is printed.
+
+    Args:
+        stream: print text as it comes. Default: if there is one; with --json: also a line for each token.
+        echo: print the prompt too. Default: if it was typed.
+        json_: print a JSON line for each finished text.
+        logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
+        quiet: no figures at the end, no progress.
+    """
+
+    stream: bool | None = None
+    echo: bool | None = None
+    json_: Json = False
+    logprobs: int | None = None
+    quiet: Flag = False
+
+
+@Parameter(name="*", group=Group("Memory", sort_key=5))
+@dataclass(frozen=True)
+class Remembered:
+    """What is remembered from call to call.
+
+    Args:
+        memory: go on from what this file remembers, if there is one, and save there what was read and written.
+        read_only: with --memory: leave the file as it is; many texts each go on from it.
+        mem_len: positions of memory. Default: as in training, or that of --memory.
+    """
+
+    memory: Annotated[Path | None, Parameter(metavar="FILE")] = None
+    read_only: Flag = False
+    mem_len: int | None = None
+
+    def existing_file(self) -> Path | None:
+        """Return the file if it exists; complain before anything is read if it could not be loaded or saved."""
+        file = self.memory
+        if file is None:
+            return None
+        folder = file.absolute().parent
+        if file.is_symlink() or (file.exists() and not file.is_file()):
+            raise CheckpointError(f"--memory '{file}' is not a file; choose another name")
+        if self.read_only and not file.exists():
+            raise CheckpointError(f"--memory '{file}' does not exist; leave --read-only out to begin it")
+        if not folder.is_dir():
+            raise CheckpointError(f"--memory '{file}': the directory '{folder}' does not exist; make it first")
+        if not self.read_only and not os.access(folder, os.W_OK):
+            raise CheckpointError(
+                f"--memory '{file}': the directory '{folder}' cannot be written; add --read-only, or save elsewhere"
+            )
+        return file if file.exists() else None
+
+    def read_with(self, file: Path, model_mem_len: int) -> tuple[int | None, str | None]:
+        """Return memory length and precision that a session was read with, as far as they can be meant.
+
+        Anybody can write a small file that says that it needs a huge memory.
+        """
+        from transformer_xl.generation.snapshot import describe_session
+
+        decoder = describe_session(file)["decoder"]
+        mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
+        mem_len = mem_len if type(mem_len) is int and mem_len >= 0 else None
+        trusted = max(model_mem_len, self.mem_len or 0, _TRUSTED_MEM_LEN)
+        if mem_len is not None and mem_len > trusted:
+            raise CheckpointError(
+                f"--memory '{file}' says that it was read with --mem-len {reprlib.repr(mem_len)}, and more than "
+                f"{trusted:,} is taken over only if it is asked for; if it is meant, give --mem-len too"
+            )
+        return mem_len, precision if precision in ("fp32", "bf16", "fp16", "int8") else None
+
+
+MACHINE = Group("Model and machine", sort_key=6)
+
+
+@Parameter(name="*", group=MACHINE)
+@dataclass(frozen=True)
+class Machine:
+    """How it is computed.
+
+    Args:
+        batch_size: texts written side by side. Default: 8, or as many as there are.
+        precision: of weights and memory; auto takes fp32 or bf16, what is faster here. Default: fp32, or that of --memory.
+        compile: compile the model first, which takes seconds and needs a C++ compiler; auto: for many tokens.
+    """
+
+    batch_size: int | None = None
+    precision: Precision | None = None
+    compile: Literal["auto", "yes", "no"] = "auto"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """All that one call of `txl generate` asks for.
+
+    Raises:
+        ConfigError: options that are out of range or cannot be combined.
+    """
+
+    run: str
+    source: Source
+    length: Length
+    choice: Choice
+    output: Output
+    remembered: Remembered
+    machine: Machine
+    opening: Opening
+
+    def __post_init__(self) -> None:
+        source, output, n, memory = self.source, self.output, self.length.n, self.remembered.memory
+        has_several = n > 1 or source.prompts is not None
+        refuse(source.n_given > 1, "--prompt, --prompt-file and --prompts: give one")
+        check_least(
+            {
+                "tokens": (self.length.tokens, 0),
+                "n": (n, 1),
+                "batch-size": (self.machine.batch_size, 1),
+                "mem-len": (self.remembered.mem_len, 0),
+                "logprobs": (output.logprobs, 0),
+            }
+        )
+        refuse(output.logprobs is not None and not output.json_, "--logprobs are printed with --json only; add --json")
+        refuse(
+            n > 1 and self.choice.temperature == 0,
+            f"--n ({n}) with --temperature 0 writes the same text again and again; leave --n out",
+        )
+        refuse(self.remembered.read_only and memory is None, "--read-only says what to do with the FILE of --memory; give one")
+        refuse(
+            memory is not None and not self.remembered.read_only and has_several,
+            "--memory remembers one text; with --n or --prompts add --read-only, so that each text goes on from FILE",
+        )
+        refuse(source.interactive and sys.stdin is None, "--interactive needs standard input, which is closed")
+        refuse(
+            source.interactive and (has_several or output.json_ or output.stream is False),
+            "--interactive writes one text as it comes; leave --n, --prompts, --json and --no-stream out",
+        )
+        refuse(
+            bool(output.stream) and not output.json_ and has_several,
+            "--stream shows one text; with several, leave it out or add --json",
+        )
+
+
+def refuse(wrong: bool, complaint: str) -> None:
+    """Raise a complaint if something is wrong."""
+    if wrong:
+        raise ConfigError(complaint)
+
+
+def _token(given: str, tokenizer: "Tokenizer", option: str) -> int:
+    """Return the id of a token, given as such, as its text, or as its text in JSON."""
+    if given.isdecimal():
+        return int(given)
+    text = given
+    if len(given) > 1 and given[0] == given[-1] == '"':
+        try:
+            text = json.loads(given)
+        except ValueError:
+            raise ConfigError(f'{option} {given}: not text in JSON; write it as "text", or give the token\'s id') from None
+    try:
+        ids = tokenizer.encode(text).tolist()
+    except TokenizerError as error:
+        raise ConfigError(f"{option} {given!a}: {error}") from None
+    if len(ids) != 1:
+        raise ConfigError(f"{option} {given!a} is {len(ids)} tokens ({ids[:8]}) for this model, not one; give the token's id")
+    return ids[0]
