@@ -1,7 +1,7 @@
 """Recipes and overrides: what comes out, and that every mistake is one line with key, value and remedy."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -15,6 +15,7 @@ from transformer_xl.config import (
     apply_overrides,
     load_recipe,
     merge,
+    parse_override,
     recipe_names,
 )
 from transformer_xl.errors import ConfigError, TxlError
@@ -53,10 +54,28 @@ def test_a_recipe_file_has_the_name_of_its_file(tmp_path: Path) -> None:
         ("data.corpus=my file=1.txt", "data", "corpus", "my file=1.txt"),
         ('data.corpus="quoted"', "data", "corpus", "quoted"),
         ("train.device=cuda:0", "train", "device", "cuda:0"),
+        ("train.average=none", "train", "average", "none"),
+        ("train.average=None", "train", "average", "none"),
+        ("data.shuffle=none", "data", "shuffle", "none"),
+        ('data.shuffle="none"', "data", "shuffle", "none"),
     ],
 )
 def test_overrides(override: str, section: str, key: str, value: object) -> None:
     assert getattr(getattr(load_recipe("quickstart", [override]), section), key) == value
+
+
+def test_none_can_be_said_of_every_setting_that_has_such_a_value() -> None:
+    for section, field in RunConfig.model_fields.items():
+        settings = field.annotation
+        for key, setting in getattr(settings, "model_fields", {}).items():
+            values = get_args(setting.annotation)
+            if "none" in values or type(None) in values:
+                expected = "none" if "none" in values else None
+                assert parse_override(f"{section}.{key}=none") == {section: {key: expected}}
+
+
+def test_an_average_can_be_taken_back() -> None:
+    assert load_recipe("quickstart", ["train.average=ema", "train.average=none"]).train.average == "none"
 
 
 def test_later_overrides_win_and_tables_merge() -> None:

@@ -7,7 +7,7 @@ data (`recipes/*.toml`), never code. Modules receive plain arguments; what makes
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 
@@ -252,8 +252,8 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 
     Args:
         recipe: a name from `recipe_names()`, or the path of a TOML file.
-        overrides: for example `["train.max_minutes=1", "model.dropout=0"]`; values are TOML, `none` clears a value, and what
-            is not TOML is taken as text.
+        overrides: for example `["train.max_minutes=1", "model.dropout=0"]`; values are TOML, `none` clears a value (or is one,
+            as of `train.average`), and what is not TOML is taken as text.
 
     Returns:
         The validated run.
@@ -309,17 +309,31 @@ def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def parse_override(override: str) -> dict[str, Any]:
     """Turn `section.key=value` into nested tables; the value is TOML, `none`, or else text.
 
+    `none` clears a value, except where it is itself a value, as of `train.average`.
+
     Example:
-        >>> parse_override("train.max_steps=1000")
-        {'train': {'max_steps': 1000}}
+        >>> parse_override("train.max_steps=1000"), parse_override("optim.clip=none"), parse_override("train.average=none")
+        ({'train': {'max_steps': 1000}}, {'optim': {'clip': None}}, {'train': {'average': 'none'}})
     """
     key, separator, value = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
-    nested: Any = _parse_value(value.strip())
-    for part in reversed(key.strip().split(".")):
+    path = key.strip().split(".")
+    nested = _parse_value(value.strip())
+    if nested is None and _may_be_the_word_none(path):
+        nested = "none"
+    for part in reversed(path):
         nested = {part: nested}
     return nested
+
+
+def _may_be_the_word_none(path: list[str]) -> bool:
+    section = RunConfig.model_fields.get(path[0])
+    if section is None or len(path) != 2:
+        return False
+    settings = KINDS.values() if path[0] == "model" else (section.annotation,)
+    fields = [each.model_fields.get(path[1]) for each in settings if isinstance(each, type) and issubclass(each, Settings)]
+    return any(field is not None and "none" in get_args(field.annotation) for field in fields)
 
 
 def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
