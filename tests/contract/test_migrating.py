@@ -5,6 +5,7 @@ section speaks of.
 """
 
 import json
+import math
 import re
 import shlex
 import shutil
@@ -17,7 +18,8 @@ import torch
 
 import transformer_xl as txl
 from transformer_xl.cli import main
-from transformer_xl.config import RunConfig, load_recipe
+from transformer_xl.config import OptimConfig, RunConfig, load_recipe
+from transformer_xl.training.optim import Schedule
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "migrating.md"
@@ -260,6 +262,25 @@ def test_our_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
             assert field in type(getattr(RunConfig(), section)).model_fields, row
             if value:
                 load_recipe("quickstart", [f"{key}={value}"])
+
+
+def test_defaults_that_differ_from_the_authors_are_told() -> None:
+    config = OptimConfig()
+    (row,) = (row for table in tables() for row in table if row[0] == "`--clip`, `--mom`")
+    assert f"`optim.momentum` ({config.momentum} by default, theirs 0)" in row[-1]
+    (row,) = (row for table in tables() for row in table if "`--patience`" in row[0])
+    assert f"`optim.plateau_patience` ({config.plateau_patience} by default, theirs 0)" in row[-1]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 400])
+def test_the_formula_for_rates_of_inv_sqrt_gives_the_authors_rates(warmup: int) -> None:
+    assert "optim.lr = --lr / √(--warmup_step)        without warm-up: optim.lr = --lr" in DOCUMENT.read_text(encoding="utf-8")
+    theirs = 0.02
+    ours = theirs / math.sqrt(warmup) if warmup else theirs
+    schedule = Schedule(OptimConfig(schedule="inv_sqrt", lr=ours, warmup_steps=warmup))
+    for step in (1, 2, 100, 399, 400, 401, 5000):  # of the authors' `lr_lambda`; the step after it is ours
+        factor = step**-0.5 if step > warmup else step / warmup**1.5
+        assert ours * schedule.factor(step - 1, 0.0) == pytest.approx(theirs * factor)
 
 
 def test_a_table_has_as_many_cells_in_each_row() -> None:
