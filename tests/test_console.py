@@ -3,7 +3,7 @@
 import pytest
 from rich.progress import Progress
 
-from transformer_xl.console import Bar, progress
+from transformer_xl.console import Bar, clock, progress
 
 
 def test_it_starts_anew_for_each_thing() -> None:
@@ -62,3 +62,10 @@ def test_elsewhere_it_shows_nothing(hidden: bool, capfd: pytest.CaptureFixture[s
     with progress("it", 2000, hidden=hidden) as bar:
         bar.advance(2000)
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (-1, "0:00"), (float("inf"), "?")]
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert clock(seconds) == text

@@ -12,7 +12,7 @@ from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.opening import open_run
 from transformer_xl.reading import Reading
 from transformer_xl.training.display import Display
-from transformer_xl.training.loop import train
+from transformer_xl.training.run import train
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import run_layer
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.training.compiling import check_compiler
+from transformer_xl.training.trainer import check_compiler
 
 BACKENDS = ("matmul", "sdpa", "flex", "triton")
 WAYS = ("eager", "compiled", "graph")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig, VanillaConfig
     from transformer_xl.reading.evaluation import Score, evaluate
-    from transformer_xl.training.loop import train
+    from transformer_xl.training.run import train
 
 _HOMES = {
     "AttentionKind": "model_config",
@@ -62,7 +62,7 @@ _HOMES = {
     "load": "checkpoint.run_directory",
     "load_recipe": "config",
     "prepare": "data.prepare",
-    "train": "training.loop",
+    "train": "training.run",
 }
 
 __all__ = [

@@ -1,6 +1,7 @@
 """What people see in a terminal: lines, tables, and one kind of progress bar, on stderr where there is a terminal."""
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,20 @@ def short(n: float, units: Sequence[str]) -> str:
     while n >= 999.5 and i < len(units) - 1:
         n, i = n / 1000, i + 1
     return f"{n:.3g} {units[i]}"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as people write it.
+
+    Example:
+        >>> clock(75), clock(3725)
+        ('1:15', '1:02:05')
+    """
+    if not math.isfinite(seconds):
+        return "?"
+    minutes, second = divmod(max(0, round(seconds)), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
 
 
 class Bar:

@@ -128,7 +128,7 @@ def test_nats_per_token_as_table_and_array(txl: Txl, workbench: Path) -> None:
 
 def test_training_survives_such_a_sample(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [0xED, 0xA0, 0x80, 0xC2, 0x85, 0xE2, 0x80, 0xA8, 0x41]  # a surrogate, two line ends that JSON leaves alone, A
-    monkeypatch.setattr("transformer_xl.training.validation.generate", lambda *_, **__: iter(written))
+    monkeypatch.setattr("transformer_xl.training.run.generate", lambda *_, **__: iter(written))
     assert txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=20").status == 0
     lines = (workbench / "new" / "metrics.jsonl").read_text().split("\n")[:-1]
     samples = [entry["text"] for entry in map(json.loads, lines) if entry["kind"] == "sample"]

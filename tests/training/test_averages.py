@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.training.helpers import bits, differing, tiny_trainer
-from tests.training.test_bad_steps import spoil_loss
+from tests.training.test_trainer_bad_steps import spoil_loss
 from transformer_xl.config import TrainConfig
 from transformer_xl.training.averages import Average
 from transformer_xl.training.trainer import Trainer
@@ -90,16 +90,6 @@ def test_another_kind_of_average_begins_when_a_run_is_resumed_with_it() -> None:
     assert resumed.average.count == 0
     seen = history(resumed, 2)
     assert_average(resumed, {name: (seen[0][name] + seen[1][name]) / 2 for name in seen[0]})
-
-
-def test_checkpoints_of_the_time_before_averages_and_variable_segments_load() -> None:
-    trainer = tiny_trainer()
-    history(trainer, 2)
-    checkpoint = trainer.checkpoint({})
-    del checkpoint.state["average"], checkpoint.state["offset"]
-    resumed = tiny_trainer(seed=3)
-    resumed.restore(checkpoint)
-    assert resumed.train_step().nats == trainer.train_step().nats
 
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])

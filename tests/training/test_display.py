@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from transformer_xl.training.display import Display, clock
+from transformer_xl.training.display import Display
 
 
 def display(*, terminal: bool = False, quiet: bool = False) -> tuple[Display, io.StringIO]:
@@ -56,10 +56,3 @@ def test_time_left_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     now[0] += 60
     assert shown._time_left(0.4) == "3:00"
     assert shown._time_left(1.0) == "0:00"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3599, "59:59"), (3600, "1:00:00"), (-1, "0:00"), (float("inf"), "?")]
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert clock(seconds) == text

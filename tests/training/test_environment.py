@@ -1,6 +1,7 @@
-"""What a run was made with is written down, each time it starts, and nothing of it can stop a run."""
+"""What a run was made with is written down at each start, and cannot stop a run; deterministic mode lasts as long as a run."""
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 import transformer_xl
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training import environment
-from transformer_xl.training.environment import read_environment, write_environment
+from transformer_xl.training.environment import deterministic, read_environment, write_environment
 
 CPU = torch.device("cpu")
 
@@ -85,3 +86,29 @@ def test_a_disk_that_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(environment, "replace_file", full)
     with pytest.raises(CheckpointError, match=r"cannot write to .*No space left on device; free disk space, then --resume"):
         write(tmp_path)
+
+
+@pytest.mark.parametrize("workspace", [None, ":16:8"])
+def test_deterministic_mode_lasts_as_long_as_its_block(workspace: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "CUBLAS_WORKSPACE_CONFIG"
+    monkeypatch.delenv(name, raising=False)
+    if workspace:
+        monkeypatch.setenv(name, workspace)
+    with pytest.raises(KeyError), deterministic(True):
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ[name] == ":4096:8"
+        raise KeyError("whatever happens")
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert os.environ.get(name) == workspace
+    with deterministic(False):
+        assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_after_deterministic_mode_warnings_are_warnings_again() -> None:
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with deterministic(True):
+            assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)

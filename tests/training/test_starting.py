@@ -8,7 +8,7 @@ from tests.training.helpers import write_recipe, write_text
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.data.prepare import prepare
 from transformer_xl.errors import TxlError
-from transformer_xl.training.loop import train
+from transformer_xl.training.run import train
 from transformer_xl.training.starting import check_start
 
 

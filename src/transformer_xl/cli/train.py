@@ -54,7 +54,7 @@ def train(
             Of other models than transformer_xl: only the parameters.
     """
     from transformer_xl.ranks import is_reporter
-    from transformer_xl.training.loggers import check_loggers
+    from transformer_xl.training.record import check_loggers
 
     if is_reporter():
         check_loggers(logger or [])
@@ -65,7 +65,7 @@ def train(
         return
     from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.training.display import Display
-    from transformer_xl.training.loop import train as run
+    from transformer_xl.training.run import train as run
 
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())

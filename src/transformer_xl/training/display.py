@@ -1,6 +1,5 @@
 """What a person sees while a model learns: a live bar on a terminal, plain lines elsewhere."""
 
-import math
 import time
 from typing import Any
 
@@ -8,6 +7,8 @@ from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
+
+from transformer_xl.console import clock
 
 
 class Display:
@@ -83,17 +84,3 @@ class Display:
             self._began = (now, progress)
         since, done = now - self._began[0], progress - self._began[1]
         return clock(since / done * (1 - progress)) if done > 0 else "?"
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as people write it.
-
-    Example:
-        >>> clock(75), clock(3725)
-        ('1:15', '1:02:05')
-    """
-    if not math.isfinite(seconds):
-        return "?"
-    minutes, second = divmod(max(0, round(seconds)), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"

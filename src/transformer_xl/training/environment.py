@@ -1,7 +1,7 @@
-"""`environment.json`: what a run was made with, one entry for each time it was started or resumed.
+"""What a run's numbers depend on besides its settings: `environment.json`, and the algorithms that PyTorch may use.
 
-Settings are in `config.json`. Here is what they do not say and what numbers depend on all the same: versions, the commit of
-this package, the machine, the seed, the command.
+`environment.json` has one entry for each time a run was started or resumed: versions, the commit of this package, the machine,
+the seed, the command.
 """
 
 import datetime
@@ -10,7 +10,8 @@ import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,8 @@ LAUNCH = "TORCHELASTIC_RUN_ID"
 """What `torchrun` calls itself, the same in all processes that it starts and starts anew."""
 
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton")
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG", "WORLD_SIZE", LAUNCH)
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
+_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", _CUBLAS, "WORLD_SIZE", LAUNCH)
 _SECONDS = 5
 
 
@@ -125,3 +127,27 @@ def _machine(device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         facts |= {"gpu": properties.name, "gpu_memory": properties.total_memory, "gpus": torch.cuda.device_count()}
     return facts
+
+
+@contextmanager
+def deterministic(wanted: bool) -> Iterator[None]:
+    """Allow only deterministic algorithms until the block ends, where `wanted`; then everything is as it was.
+
+    PyTorch raises an error at an operation that has no deterministic form, and cuBLAS sums in a fixed order only with a
+    workspace of a fixed size, which it asks the environment for.
+    """
+    if not wanted:
+        yield
+        return
+    enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    workspace = os.environ.get(_CUBLAS)
+    os.environ[_CUBLAS] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        if workspace is None:
+            del os.environ[_CUBLAS]
+        else:
+            os.environ[_CUBLAS] = workspace

@@ -1,20 +1,75 @@
-"""Segments of any length, on the model's device, from a stream of segments of one length.
+"""What a step reads: how long its segments are, and segments of that length from a stream of segments of one length.
 
 Lanes stay consecutive: every token that the stream gives is read once, in order, however it is cut. On a GPU the next segment
-is read while the GPU computes, and its copy from pinned memory waits in line behind that, so that nobody waits for either; what
+is read while the GPU computes, and its copy from pinned memory is queued behind that work, so neither waits for the other. What
 has been read ahead is not part of the state, which is the place of the next token to be trained on.
 """
 
+import random
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from transformer_xl.config import TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
+
+_SHARE_OF_SHORT = 0.05
+_DEVIATION = 5
+_SHORTEST = 5
+_MOST_ABOVE = 3 * _DEVIATION
+
+
+class SegmentLengths:
+    """The length of each segment of a run: always the same, growing while training begins, or random.
+
+    With `varlen`, 95 % of the lengths are drawn around the length that is due, with a deviation of 5 tokens, and 5 % around
+    half of it, rounded down; none is below 5 or more than 15 above what is due. The authors' `get_varlen_iter` draws so.
+
+    Random lengths are drawn from the seed and the place in the run alone, so a resumed run, and every process of a run, draws
+    the same ones, and nothing else that is random changes.
+
+    Args:
+        config: final length, warm-up, `varlen` and seed.
+
+    Example:
+        >>> lengths = SegmentLengths(TrainConfig(tgt_len=32, tgt_len_start=8, tgt_len_warmup=0.5, max_steps=8))
+        >>> [lengths.at(step, 0, progress=step / 8) for step in range(8)]
+        [8, 8, 16, 24, 32, 32, 32, 32]
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+
+    @property
+    def longest(self) -> int:
+        """The most tokens that a segment can have."""
+        return self._config.tgt_len + (_MOST_ABOVE if self._config.varlen else 0)
+
+    def at(self, step: int, index: int, *, progress: float) -> int:
+        """Return the tokens of a segment.
+
+        Args:
+            step: steps done before.
+            index: of the segment within its step.
+            progress: share of the budget used up before the step.
+        """
+        due = self._due(progress)
+        if not self._config.varlen:
+            return due
+        draw = random.Random(f"varlen {self._config.seed} {step} {index}")
+        mean = due / 2 if draw.random() < _SHARE_OF_SHORT else due
+        return min(max(int(draw.gauss(mean, _DEVIATION)), _SHORTEST), due + _MOST_ABOVE)
+
+    def _due(self, progress: float) -> int:
+        config = self._config
+        if config.tgt_len_start is None or progress >= config.tgt_len_warmup:
+            return config.tgt_len
+        n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
+        return config.tgt_len_start + int(progress / config.tgt_len_warmup * n_rise) * config.tgt_len_increment
 
 
 @dataclass(frozen=True)
@@ -32,6 +87,11 @@ class Place:
     position: int
     starts_epoch: bool
     state: dict[str, Any]
+
+    @classmethod
+    def of(cls, stream: SegmentStream) -> "Place":
+        """Return where a stream is now."""
+        return cls(stream.epoch, stream.position, stream.starts_epoch, stream.state_dict())
 
 
 class Feed:
@@ -59,10 +119,7 @@ class Feed:
     @property
     def place(self) -> Place:
         """Where the stream's segment is that holds the next token."""
-        if self._waiting:
-            return self._waiting[0][0]
-        stream = self._stream
-        return Place(stream.epoch, stream.position, stream.starts_epoch, stream.state_dict())
+        return self._waiting[0][0] if self._waiting else Place.of(self._stream)
 
     @property
     def starts_epoch(self) -> bool:
@@ -85,13 +142,15 @@ class Feed:
                 self._fetch()
             segment = self._waiting[0][1]
             end = min(self._offset + missing, segment.ids.shape[1])
-            parts.append(_columns(segment, self._offset, end))
+            parts.append(Segment(*(tensor[:, self._offset : end].contiguous() for tensor in _tensors(segment))))
             missing -= end - self._offset
             self._offset = end
             if end == segment.ids.shape[1]:
                 self._waiting.popleft()
                 self._offset = 0
-        return _joined(parts)
+        return (
+            parts[0] if len(parts) == 1 else Segment(*(torch.cat(same, 1) for same in zip(*map(_tensors, parts), strict=True)))
+        )
 
     def prefetch(self, n_token: int) -> None:
         """Start to copy the next `n_token` tokens of each lane; call it when the device has been given its work."""
@@ -121,23 +180,12 @@ class Feed:
             self._offset = state["offset"]
 
     def _fetch(self) -> None:
-        stream = self._stream
-        place = Place(stream.epoch, stream.position, stream.starts_epoch, stream.state_dict())
-        segment = next(stream)
-        self._waiting.append((place, Segment(*map(self._moved, (segment.ids, segment.labels, segment.document_starts)))))
+        place, segment = Place.of(self._stream), next(self._stream)
+        self._waiting.append((place, Segment(*map(self._moved, _tensors(segment)))))
 
     def _moved(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
 
 
-def _columns(segment: Segment, begin: int, end: int) -> Segment:
-    return _combined(lambda parts: parts[0][:, begin:end].contiguous(), [segment])
-
-
-def _joined(parts: list[Segment]) -> Segment:
-    return parts[0] if len(parts) == 1 else _combined(lambda tensors: torch.cat(tensors, dim=1), parts)
-
-
-def _combined(combine: Callable[[list[Tensor]], Tensor], parts: list[Segment]) -> Segment:
-    names = ("ids", "labels", "document_starts")
-    return Segment(*(combine([getattr(part, name) for part in parts]) for name in names))
+def _tensors(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
+    return segment.ids, segment.labels, segment.document_starts

@@ -1,21 +1,38 @@
-"""The record of a run: `metrics.jsonl`, whatever else it is logged to, and the loss curve as a picture."""
+"""The record of a run: `metrics.jsonl`, the loss curve as a picture, and other programs that log it.
+
+TensorBoard, Weights & Biases and trackio are imported only when they are asked for. A run has one identity in each, kept in its
+directory, so that a resumed run goes on in the same place. None of them may end a training: what cannot be sent is in
+`metrics.jsonl`.
+"""
 
 import json
 import math
 import os
+import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import replace_file
 from transformer_xl.pictures import new_figure, save_picture
-from transformer_xl.training.loggers import open_loggers
 
 METRICS_FILE = "metrics.jsonl"
 CURVE_FILE = "loss.png"
+IDENTITY_FILE = "loggers.json"
+PROJECT = "transformer_xl"
+
+_LOGGERS = ("tensorboard", "wandb", "trackio")
 _REMEDY = "free disk space, then --resume"
+
+Warn = Callable[[str], None]
+"""Takes a line that a person should see."""
 
 
 class Record:
@@ -24,11 +41,12 @@ class Record:
     Args:
         directory: of the run.
         loggers: `tensorboard`, `wandb`, `trackio`; none: TensorBoard if it is installed.
-        settings: of the run, for those that show them.
+        settings: of the run, for loggers that show them.
         warn: told of a logger that fails, which ends no run.
 
     Raises:
         ConfigError: an unknown logger, or one that is not installed.
+        CheckpointError: the directory cannot be written.
     """
 
     def __init__(
@@ -37,11 +55,13 @@ class Record:
         *,
         loggers: Sequence[str] = (),
         settings: Mapping[str, Any] | None = None,
-        warn: Callable[[str], None] = warnings.warn,
+        warn: Warn = warnings.warn,
     ) -> None:
         self.directory = directory
         self.path = directory / METRICS_FILE
-        self._loggers = open_loggers(loggers, directory, settings or {}, tensorboard=_tensorboard, warn=warn)
+        check_loggers(loggers)
+        names = dict.fromkeys(loggers or ("tensorboard",))
+        self._loggers = [_Guarded(name, _opener(name, directory, settings or {}, warn), warn) for name in names]
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one entry.
@@ -53,7 +73,7 @@ class Record:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line({"kind": kind, "step": step, **{name: _storable(value) for name, value in values.items()}}))
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise _unwritable(self.directory, error) from None
         for logger in self._loggers:
             logger.log(kind, step, values)
 
@@ -65,7 +85,7 @@ class Record:
         except FileNotFoundError:  # nothing was logged yet
             return
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise _unwritable(self.directory, error) from None
 
     def rewind(self, step: int) -> None:
         """Drop the entries after `step`, and a half-written last line: a resumed run writes them again.
@@ -80,7 +100,7 @@ class Record:
         try:
             replace_file(self.path, "".join(map(_line, kept)).encode())
         except OSError as error:
-            raise self._unwritable(error) from None
+            raise _unwritable(self.directory, error) from None
         for logger in self._loggers:
             logger.rewind(step)
 
@@ -91,13 +111,14 @@ class Record:
             return None
         return _draw(entries, self.directory / CURVE_FILE)
 
-    def _unwritable(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"cannot write to '{self.directory}': {error.strerror or error}; {_REMEDY}")
-
     def close(self) -> None:
         """Let all loggers send what they have left."""
         for logger in self._loggers:
             logger.close()
+
+
+def _unwritable(directory: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"cannot write to '{directory}': {error.strerror or error}; {_REMEDY}")
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -140,6 +161,120 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
     return save_picture(figure, path, remedy=_REMEDY)
 
 
+def check_loggers(names: Sequence[str]) -> None:
+    """Refuse names that are unknown or not installed, before anything is done for a run.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for name in names:
+        if name not in _LOGGERS:
+            raise ConfigError(f"unknown logger '{name}'; {did_you_mean(name, _LOGGERS)}")
+        try:
+            installed = find_spec(name) is not None
+        except ValueError:  # a module that was not loaded from a file
+            installed = name in sys.modules
+        if not installed:
+            raise ConfigError(f"logger '{name}' is not installed; pip install {name}, or leave out --logger {name}")
+
+
+class Logger(ABC):
+    """Another program that a run is logged to."""
+
+    @abstractmethod
+    def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        """Take an entry of the log."""
+
+    def rewind(self, step: int) -> None:
+        """Drop the entries after `step`, where that can be done: a resumed run logs them again."""
+        return
+
+    @abstractmethod
+    def close(self) -> None:
+        """Send what is left."""
+
+
+class _Guarded(Logger):
+    """A logger whose failures are warnings: the first one ends the logging, not the training."""
+
+    def __init__(self, name: str, open_: Callable[[], Logger], warn: Warn) -> None:
+        self._name, self._warn = name, warn
+        self._inner: Logger | None = None
+        self._try(lambda: setattr(self, "_inner", open_()))
+
+    def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        self._try(lambda: self._inner and self._inner.log(kind, step, values))
+
+    def rewind(self, step: int) -> None:
+        self._try(lambda: self._inner and self._inner.rewind(step))
+
+    def close(self) -> None:
+        self._try(lambda: self._inner and self._inner.close())
+
+    def _try(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except Exception as error:  # whatever the other program raises: a network that is gone must not cost a run
+            self._inner = None
+            self._warn(f"{self._name} failed ({_reason(error)}); it gets nothing more, metrics.jsonl has everything")
+
+
+class _TensorBoard(Logger):
+    """Opened with the first entry: only then is it known which entries of an earlier part of the run it must forget."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._forgotten_from: int | None = None
+
+    @cached_property
+    def _writer(self) -> Any:
+        return _tensorboard(self._directory, self._forgotten_from)
+
+    def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        if not self._writer:
+            return
+        for name, value in values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
+            elif name == "text":
+                self._writer.add_text(kind, value, step)
+
+    def rewind(self, step: int) -> None:
+        self._forgotten_from = step + 1
+
+    def close(self) -> None:
+        if self.__dict__.get("_writer"):
+            self._writer.close()
+
+
+class _Service(Logger):
+    """A run of W&B or trackio, which takes numbers.
+
+    Args:
+        run: of the other program.
+        send: logs numbers by name, at a step.
+    """
+
+    def __init__(self, run: Any, send: Callable[[dict[str, float], int], object]) -> None:
+        self._run, self._send = run, send
+
+    def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
+        numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        if numbers:
+            self._send(numbers, step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def _opener(name: str, directory: Path, settings: Mapping[str, Any], warn: Warn) -> Callable[[], Logger]:
+    """Return what opens a logger."""
+    if name == "tensorboard":
+        return partial(_TensorBoard, directory)
+    identity = _identity(directory, name)
+    return partial({"wandb": _open_wandb, "trackio": _open_trackio}[name], directory, identity, settings, warn)
+
+
 def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
     """Return a TensorBoard writer if the package is installed, else None; what was logged from a step on is shown no more."""
     try:
@@ -147,3 +282,46 @@ def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(directory / "tensorboard"), purge_step=forgotten_from)
+
+
+def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> Logger:
+    import wandb  # pyright: ignore[reportMissingImports]
+
+    options: dict[str, Any] = {"project": PROJECT, "name": directory.name, "id": identity, "resume": "allow"}
+    options |= {"dir": str(directory), "config": dict(settings)}
+    try:
+        run = wandb.init(**options)
+    except Exception as error:  # no key, no network: what is logged offline can be sent later
+        warn(f"wandb cannot be reached ({_reason(error)}); it logs offline, send it with wandb sync {directory}/wandb/*")
+        run = wandb.init(**options, mode="offline")
+    # values carry their step: a resumed run may log a step again, which W&B's own counter would refuse
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    return _Service(run, lambda numbers, step: run.log({**numbers, "step": step}))
+
+
+def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any], _: Warn) -> Logger:
+    import trackio  # pyright: ignore[reportMissingImports]
+
+    name = f"{directory.name}-{identity}"  # trackio knows a run by its name alone
+    run = trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings))
+    return _Service(run, lambda numbers, step: run.log(numbers, step=step))
+
+
+def _identity(directory: Path, logger: str) -> str:
+    """Return the run's name in a logger, made up once and kept in its directory."""
+    path = directory / IDENTITY_FILE
+    known: dict[str, str] = {}
+    with suppress(FileNotFoundError, ValueError):  # none yet, or damaged: then the run begins anew there
+        known = json.loads(path.read_text(encoding="utf-8"))
+    if logger not in known:
+        known[logger] = uuid4().hex[:8]
+        try:
+            replace_file(path, (json.dumps(known, indent=2) + "\n").encode())
+        except OSError as error:
+            raise _unwritable(directory, error) from None
+    return known[logger]
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

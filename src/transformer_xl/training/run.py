@@ -1,15 +1,62 @@
-"""What the loop of a training run works with, and what it counts."""
+"""A training run from start to end: start or resume, learn, validate, save, stop cleanly.
 
-from dataclasses import dataclass, field
+`train` is that whole way, and the functions below it follow in the order in which a run comes to them. All processes of a run
+call all of them; the first one writes and speaks for all.
+"""
 
-from transformer_xl.checkpoint.run_directory import RunDirectory
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import RunConfig
-from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.console import clock
+from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError, ConfigError, ToldElsewhereError, TrainingError
+from transformer_xl.generation.generate import generate
+from transformer_xl.ranks import restarts
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.how import Reading
+from transformer_xl.texts import beginning
 from transformer_xl.training.display import Display
+from transformer_xl.training.environment import begun_by_this_launch, deterministic, write_environment
 from transformer_xl.training.record import Record
+from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer
-from transformer_xl.world import World
+from transformer_xl.world import World, joined
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended.
+
+    Attributes:
+        directory: of the run.
+        finished: the budget is used up; False if a signal ended it.
+        step: steps done.
+        score: of the validation split at the end, with memory; None if there is no such split or the run did not finish.
+        score_without_memory: the same weights on the same text without memory; None if they have none.
+        picture: the loss curve.
+        score_of_average: the averaged weights on the same text, with memory; None without `train.average`.
+    """
+
+    directory: Path
+    finished: bool
+    step: int
+    score: Score | None = None
+    score_without_memory: Score | None = None
+    picture: Path | None = None
+    score_of_average: Score | None = None
 
 
 @dataclass
@@ -18,24 +65,20 @@ class Interval:
 
     Attributes:
         nats: summed loss of the steps that were not skipped.
-        tokens: their tokens.
-        skipped: steps skipped.
-        seconds: time that all steps took.
+        tokens: that these steps read.
         scored: tokens that the loss is of.
+        seconds: time that all steps took.
     """
 
     nats: float = 0.0
     tokens: int = 0
-    skipped: int = 0
-    seconds: float = 0.0
     scored: int = 0
+    seconds: float = 0.0
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count a step."""
         self.seconds += seconds
-        if result.skipped:
-            self.skipped += 1
-        else:
+        if not result.skipped:
             self.nats += result.nats
             self.tokens += result.tokens
             self.scored += result.scored
@@ -57,18 +100,407 @@ class Best:
 
 @dataclass
 class Run:
-    """What the loop works with."""
+    """What a run works with, and what it counts.
+
+    Attributes:
+        directory: where it is kept.
+        config: its settings, complete.
+        corpus: the text as ids.
+        trainer: the model in training.
+        world: the processes that train it.
+        display: what a person sees.
+        record: its log; None in processes other than the first.
+        interval: sums since the last line of the log.
+        best: the best validation so far.
+    """
 
     directory: RunDirectory
     config: RunConfig
-    trainer: Trainer
-    tokenizer: Tokenizer
     corpus: PreparedCorpus
-    record: Record
-    display: Display
+    trainer: Trainer
     world: World
+    display: Display
+    record: Record | None
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
 
-    def __post_init__(self) -> None:
-        self.store = self.directory.store(keep=self.config.train.keep_checkpoints)
+    @property
+    def store(self) -> CheckpointStore:
+        """Its checkpoints."""
+        return self.directory.store(keep=self.config.train.keep_checkpoints)
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Write an entry of the log."""
+        if self.record:
+            self.record.write(kind, self.trainer.step, **values)
+
+    def outcome(self, *, finished: bool, **scores: Score | None) -> Outcome:
+        """Draw the loss curve, and say how the run ended."""
+        picture = self.record.draw() if self.record else None
+        return Outcome(self.directory.path, finished, self.trainer.step, picture=picture, **scores)
+
+
+def train(
+    recipe: str | RunConfig | None = None,
+    *,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    corpus: str | None = None,
+    resume: bool = False,
+    loggers: Sequence[str] = (),
+    display: Display | None = None,
+) -> Outcome:
+    """Train a model, or go on training one.
+
+    Started by `torchrun`, all processes train it together. The first one writes and speaks for all.
+
+    Args:
+        recipe: name or TOML file, or the settings themselves; None: `quickstart`, or when resuming whatever the run is.
+        out: directory of the run; None: `runs/<recipe>`.
+        overrides: `section.key=value`, laid over the recipe.
+        corpus: name, file, directory or glob; a directory that holds the recipe's named corpus serves as its source.
+        resume: go on with the run in `out`, or start it if there is none.
+        loggers: `tensorboard`, `wandb` or `trackio`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
+        display: where progress is shown; None: stderr.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        TxlError: any of the package's errors, each one line.
+    """
+    with joined() as world, ExitStack() as held:
+        display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
+        with world.agreed():
+            directory = RunDirectory(Path("runs") / asked_settings(recipe, overrides).name if out is None else out)
+        # torchrun repeats the whole command when it starts processes anew, even if the directory holds another run
+        resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
+        goes_on = world.from_first(resume and directory.holds_run)
+        with world.agreed():
+            tokenizer: Tokenizer | None = None
+            if goes_on:
+                config = resumed_settings(directory, recipe, overrides, corpus)
+                tokenizer = directory.tokenizer()
+                check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
+            else:
+                if world.first:
+                    directory.check_free()
+                config = asked_settings(recipe, overrides, corpus)
+            text = prepare(config.data, tokenizer or config.tokenizer)
+        world.check_same(**what_all_share(config, text))
+        with world.agreed():
+            if world.first:
+                held.enter_context(directory.locked())
+        held.enter_context(deterministic(config.train.deterministic))
+        if resume and not goes_on:
+            display.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
+        run = _set_up(directory, config, text, display, loggers, world, fresh=not goes_on)
+        if run.record:
+            held.callback(run.record.close)
+        if goes_on:
+            _restore(run)
+        with world.agreed():
+            if world.first:
+                if goes_on and run.config != directory.config():  # the next --resume goes on with these settings
+                    directory.save_config(run.config)
+                write_environment(directory.path, seed=run.config.train.seed, device=run.trainer.device, step=run.trainer.step)
+        with _stop_signal(once=world.alone) as stopped:
+            _learn(run, stopped)
+        return run.outcome(finished=False) if run.trainer.progress < 1 else _conclude(run)
+
+
+def _set_up(
+    directory: RunDirectory,
+    config: RunConfig,
+    corpus: PreparedCorpus,
+    display: Display,
+    loggers: Sequence[str],
+    world: World,
+    *,
+    fresh: bool,
+) -> Run:
+    """Build the model and its trainer, and open the run's files."""
+    start = begin(config, corpus, world, warn=None if fresh else display.warn)
+    config, device = start.config, start.device
+    trainer = Trainer(
+        start.model,
+        start.stream,
+        train=config.train,
+        optim=config.optim,
+        precision=start.precision,
+        world=world,
+        device=device,
+    )
+    record = None
+    with world.agreed():
+        if world.first:
+            if fresh:  # only now is it certain that the run can start; until here nothing was written
+                directory.create(config, corpus.tokenizer)
+            settings = config.model_dump(mode="json")
+            record = Record(directory.path, loggers=loggers, settings=settings, warn=display.warn)
+    n_parameters = sum(p.numel() for p in start.model.parameters())
+    display.say(
+        f"{config.name}: {n_parameters:,} parameters, vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind}), "
+        f"{len(corpus.splits['train'].ids):,} training tokens of {config.data.corpus}"
+    )
+    if start.comparison:
+        display.say(str(start.comparison))
+    display.say(f"{start.precision} on {device}: {start.why_precision}; run directory {directory.path}")
+    if not world.alone:
+        what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
+        display.say(f"{world.size} processes, {what}, {config.train.batch_size // world.size} of the lanes each")
+    return Run(directory, config, corpus, trainer, world, display, record)
+
+
+def _restore(run: Run) -> None:
+    """Go back to the newest checkpoint that is whole, and let log and store forget what came after it."""
+    world = run.world
+    checkpoint: Checkpoint | None = None
+    with world.agreed():
+        if world.first:
+            run.store.clean()
+            checkpoint = run.store.load_newest(on_damaged=run.display.warn) if run.store.steps() else None
+    step = world.from_first(checkpoint.step if checkpoint else None)
+    if step is None:
+        if run.record:
+            run.record.rewind(0)
+        run.display.warn(f"no checkpoint in '{run.directory.path}' yet: starting from the beginning")
+        return
+    with world.agreed():
+        checkpoint = checkpoint or run.store.load(step)
+        try:
+            record = run.trainer.restore(checkpoint)
+        except (ConfigError, RuntimeError, KeyError) as error:
+            reason = str(error).strip().splitlines()[-1].strip()
+            raise CheckpointError(f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}") from None
+        if record["training_text"] != run.corpus.training_sha256:
+            raise CheckpointError(
+                f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so "
+                "far; restore it, or start another run with another --out"
+            )
+        run.interval = Interval(**record["interval"])
+        best = Best(**record["best"]) if record["best"] else None
+        run.best = best if best and best.step in run.store.steps() else None
+    with world.agreed():
+        if run.record:
+            run.store.rewind(step, best=run.best.step if run.best else None)
+            run.record.rewind(step)
+    saved_by = checkpoint.state["world_size"]
+    if saved_by != world.size:
+        run.display.say(
+            f"number of processes: {saved_by} until here, {world.size} from now on; the same text in the same order, "
+            "other random numbers in dropout"
+        )
+    run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
+
+
+def _learn(run: Run, stopped: list[int]) -> None:
+    """Train until the budget is used up or a signal arrives; either way, the last step is saved when this returns."""
+    trainer, config = run.trainer, run.config.train
+    saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
+    stopping = False
+    with run.display:
+        while trainer.progress < 1 and not (stopping := run.world.any(stopped)):
+            before = trainer.seconds
+            result = trainer.train_step()
+            run.interval.add(result, trainer.seconds - before)
+            if result.skipped:
+                run.display.warn(f"step {trainer.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
+            last = trainer.progress >= 1
+            if trainer.step % config.log_interval == 0 or last:
+                _log(run, result, final=True)
+            elif trainer.step % 10 == 0:
+                _log(run, result, final=False)
+            best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
+            if trainer.step % config.checkpoint_interval == 0 or best or last:
+                saved_step = _save(run, best=best, must=last) or saved_step
+        if stopping and saved_step != trainer.step:
+            _save(run, must=True)
+    if stopping:
+        name = signal.Signals(stopped[0]).name if stopped else "another process was stopped"
+        command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
+        run.display.say(f"{name}: saved step {trainer.step:,}; go on with: {command} train --resume --out {run.directory.path}")
+
+
+def _log(run: Run, result: StepResult, *, final: bool) -> None:
+    """Show progress; `final` also closes the interval and writes it down."""
+    interval, trainer = run.interval, run.trainer
+    speed = interval.tokens / max(interval.seconds, 1e-9)
+    loss = interval.loss
+    run.display.advance(
+        step=trainer.step,
+        progress=trainer.progress,
+        loss=math.nan if loss is None else loss,
+        tokens_per_second=speed,
+        final=final,
+    )
+    if final:
+        run.note(
+            "train",
+            loss=loss,
+            lr=run.config.optim.lr * result.rate,
+            grad_norm=result.grad_norm,
+            tokens=trainer.tokens,
+            skipped=trainer.skipped,
+            tokens_per_second=round(speed, 1),
+            seconds=round(trainer.seconds, 3),
+        )
+        run.interval = Interval()
+
+
+def _validate(run: Run) -> Best | None:
+    """Score the validation split and write a sample; return the loss if it is the best so far."""
+    split = run.corpus.splits["valid"]
+    trainer, config = run.trainer, run.config
+    if len(split.ids) < 2:
+        return None
+    score = _score(run, split, limit=config.eval.max_tokens)
+    averaged = _score_of_average(run, split, limit=config.eval.max_tokens)
+    trainer.schedule.validated(score.loss)
+    run.note(
+        "valid",
+        loss=score.loss,
+        ppl=score.ppl,
+        bpc=score.bpc,
+        nats=score.nats,
+        tokens=trainer.tokens,
+        seconds=round(trainer.seconds, 3),
+        **({"average_loss": averaged.loss} if averaged else {}),
+    )
+    of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
+    run.display.say(
+        f"step {trainer.step:,}: validation {score.loss:.4f} nats per token, {score.bpc:.3f} bits per character{of_average}"
+    )
+    if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not trainer.model.is_sharded:
+        text = _sample(run, split)
+        run.note("sample", text=text)
+        run.display.show(text, title=f"a sample at step {trainer.step:,}")
+    best = Best(score.loss, trainer.step)
+    if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
+        best = Best(averaged.loss, trainer.step, average=True)
+    return best if best.loss < (run.best.loss if run.best else math.inf) else None
+
+
+def _score(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | None) -> Score:
+    """Evaluate on (the beginning of) a split, with a memory of its own: training's is not touched."""
+    text, reading = beginning(split, run.corpus.tokenizer, limit), Reading.of_run(run.config)
+    return evaluate(
+        run.trainer.model,
+        text.ids,
+        **vars(reading if remembers else reading.without_memory()),
+        n_characters=text.n_characters,
+        n_bytes=text.n_bytes,
+        precision=run.trainer.precision,
+        world=run.world,
+    )
+
+
+def _score_of_average(run: Run, split: TokenSplit, *, limit: int | None) -> Score | None:
+    """Evaluate the averaged weights with memory; None if there are none yet."""
+    average = run.trainer.average
+    if not average.count:
+        return None
+    with average.in_place_of(run.trainer.model):
+        return _score(run, split, limit=limit)
+
+
+def _sample(run: Run, split: TokenSplit) -> str:
+    """Continue the first tokens of the validation split; training's random numbers are not touched."""
+    written = generate(
+        run.trainer.model,
+        np.asarray(split.ids[:32], dtype=np.int64).tolist(),
+        max_new_tokens=run.config.train.sample_tokens,
+        temperature=0.8,
+        seed=run.trainer.step,
+        precision=run.trainer.precision,
+    )
+    return run.corpus.tokenizer.decode(list(written))
+
+
+def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
+    """Save a checkpoint and return its step; a failure is fatal only for the last one (`must`)."""
+    trainer = run.trainer
+    if trainer.bad_in_a_row and not must:  # the run may be about to fail, and a good checkpoint must not give way to this one
+        return None
+    newest_best = best or run.best
+    record: dict[str, Any] = {
+        "interval": asdict(run.interval),
+        "best": asdict(newest_best) if newest_best else None,
+        "training_text": run.corpus.training_sha256,
+    }
+    try:
+        finite = trainer.finite
+        with run.world.agreed():
+            if not finite:
+                raise TrainingError(
+                    f"weights are not finite after step {trainer.step}, so they are not saved; the checkpoints before are "
+                    "intact, resume with a lower optim.lr or optim.clip"
+                )
+        checkpoint = trainer.checkpoint(record)
+        with run.world.agreed():
+            if checkpoint and run.record:
+                run.record.sync()
+                run.store.save(checkpoint, best=best is not None)
+    except (CheckpointError, TrainingError, ToldElsewhereError) as error:
+        if must:
+            raise
+        run.display.warn(f"{error}; training goes on")
+        return None
+    run.best = newest_best
+    return trainer.step
+
+
+def _conclude(run: Run) -> Outcome:
+    """Score the finished model on the whole validation split, with and without its memory, and say what that means."""
+    split = run.corpus.splits["valid"]
+    trainer, say = run.trainer, run.display.say
+    say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
+    if len(split.ids) < 2:
+        return run.outcome(finished=True)
+    remembers = run.config.eval_mem_len > 0
+    how = ", with memory and without" if remembers else ""
+    say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split{how}")
+    score = _score(run, split, limit=None)
+    without = _score(run, split, remembers=False, limit=None) if remembers else None
+    averaged = _score_of_average(run, split, limit=None)
+    more = {"loss_without_memory": without.loss} if without else {}
+    more |= {"average_loss": averaged.loss} if averaged else {}
+    more |= {"tokens": trainer.tokens, "seconds": round(trainer.seconds, 3)}
+    run.note("final", loss=score.loss, bpc=score.bpc, **more)
+    found = f"validation, {score.tokens:,} tokens: {score.bpc:.3f} bits per character ({score.loss:.4f} nats per token)"
+    if without:
+        found += (
+            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - score.bpc:.3f} bits per character"
+        )
+    say(found)
+    if averaged:
+        say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
+    return run.outcome(finished=True, score=score, score_without_memory=without, score_of_average=averaged)
+
+
+@contextmanager
+def _stop_signal(*, once: bool) -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM in a list, which the loop looks at between steps, instead of dying.
+
+    Args:
+        once: a second signal acts as it always did. `torchrun` passes on a signal that a terminal has sent to all processes
+            already, so each gets it twice.
+    """
+    received: list[int] = []
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for signal_number, handler in previous.items() if once else ():
+            signal.signal(signal_number, handler)
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            previous[number] = signal.signal(number, handle)
+    except ValueError:  # not the main thread: whoever runs it handles signals
+        pass
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

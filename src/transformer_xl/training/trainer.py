@@ -5,7 +5,6 @@ memory of every lane, the random generators, the stream position, the schedule a
 uninterrupted run.
 """
 
-import itertools
 import math
 import time
 from dataclasses import dataclass
@@ -21,14 +20,13 @@ from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows, run_layer
+from transformer_xl.model.compiled import cannot_compile
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig
 from transformer_xl.training.averages import Average
-from transformer_xl.training.compiling import check_compiler, compiled_layer
-from transformer_xl.training.feed import Feed
-from transformer_xl.training.lengths import SegmentLengths
+from transformer_xl.training.feed import Feed, SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.world import World
@@ -91,8 +89,7 @@ class Trainer:
         self.precision: Precision = precision
         self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision, device=device)
         self.device = model.device
-        run = compiled_layer(self.device) if train.compile else run_layer
-        self.execution = Execution(train.attention, train.checkpoint_layers, run)
+        self.execution = execution_of(train)
         if self.world.rank:  # the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
@@ -232,8 +229,7 @@ class Trainer:
 
     def _own_lanes(self, training: dict[str, Tensor]) -> list[Mems]:
         """Return the memory of this process's lanes, in as many groups as are computed one after another."""
-        saved = (_under(f"mems.{i}.", training) for i in itertools.count())  # the first versions saved a memory for each group
-        lanes = Mems.concatenate([Mems.from_state_dict(group) for group in itertools.takewhile(bool, saved)])
+        lanes = type(self.mems[0]).from_state_dict(_under("mems.", training))
         n_group = lanes.batch_size // self.world.size // self.config.accumulate
         first = self.world.rank * n_group * self.config.accumulate
         groups = (slice(first + i * n_group, first + (i + 1) * n_group) for i in range(self.config.accumulate))
@@ -263,8 +259,8 @@ class Trainer:
         """
         training = _named("optimizer.", whole(self.optimizers.state_tensors(), self.world))
         training |= _named(AVERAGE_PREFIX, whole(self.average.weights, self.world))
-        lanes = self.mems[0] if len(self.mems) == 1 else Mems.concatenate(self.mems)
-        gathered = {f"mems.0.{name}": self.world.rows(tensor) for name, tensor in lanes.state_dict().items()}
+        lanes = self.mems[0] if len(self.mems) == 1 else type(self.mems[0]).concatenate(self.mems)
+        gathered = {f"mems.{name}": self.world.rows(tensor) for name, tensor in lanes.state_dict().items()}
         for name, state in self._random_state().items():
             gathered |= _by_rank(name, self.world.rows(state[None]))
         model = whole(self.model.state_dict(), self.world)
@@ -292,19 +288,18 @@ class Trainer:
         goes on otherwise.
         """
         state, training = checkpoint.state, checkpoint.training
-        self.feed.load_state_dict({"stream": state["stream"], "offset": state.get("offset", 0)})
+        self.feed.load_state_dict(state)
         own = self.model.state_dict()
         self.model.load_state_dict({name: own_part(t, own[name]) if name in own else t for name, t in checkpoint.model.items()})
         self.optimizers.load_state_tensors(_under("optimizer.", training))
         self.mems = self._own_lanes(training)
-        if state.get("world_size", 1) == self.world.size:
+        if state["world_size"] == self.world.size:
             self._restore_random_state(_under(f"random.{self.world.rank}." if self.world.rank else "random.", training))
         else:
             torch.manual_seed(
                 int(np.random.SeedSequence((self.config.seed, checkpoint.step, self.world.rank)).generate_state(1)[0])
             )
-        if "average" in state:  # not in checkpoints of the first versions
-            self.average.load_state_dict(state["average"], averaged_weights(checkpoint), self.model)
+        self.average.load_state_dict(state["average"], averaged_weights(checkpoint), self.model)
         self.schedule.load_state_dict(state["schedule"])
         if self.scaler.is_enabled() and state["scaler"]:
             self.scaler.load_state_dict(state["scaler"])
@@ -336,6 +331,27 @@ def check_settings(
         check_compiler(device)
         if model.config.kind == LstmConfig.kind:
             raise ConfigError("train.compile (True) compiles layers that attend, and an lstm has none; use train.compile=false")
+
+
+def execution_of(train: TrainConfig) -> Execution:
+    """Return how a run computes its steps.
+
+    With `train.compile`, inductor compiles `run_layer` when a layer is first used with tensors of a shape. Layers are alike, so
+    one is compiled for all. To compile the whole model would take as many times as long, and would leave the choice of a
+    backend, which is no arithmetic, to the compiler.
+    """
+    return Execution(train.attention, train.checkpoint_layers, torch.compile(run_layer) if train.compile else run_layer)
+
+
+def check_compiler(device: torch.device) -> None:
+    """Refuse to compile for a device where that cannot work.
+
+    Raises:
+        ConfigError: nothing can be compiled here.
+    """
+    problem = cannot_compile(device)
+    if problem:
+        raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
 
 
 def _divided(segment: Segment, n_group: int) -> list[Segment]:

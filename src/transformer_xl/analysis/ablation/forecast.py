@@ -6,7 +6,7 @@ from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.budget import budgeted, steps_of
 from transformer_xl.analysis.ablation.plan import Trial
 from transformer_xl.analysis.ablation.work import Work, measured
-from transformer_xl.training.display import clock
+from transformer_xl.console import clock
 
 
 def forecast(work: Work, *, rounds: int | None) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from transformer_xl.model.comparison import count_parameters
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model_config import VanillaConfig
-from transformer_xl.training.lengths import SegmentLengths
+from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.trainer import Trainer
 
 ROUNDS = 5

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.comparable import comparable
-from transformer_xl.training.display import clock
+from transformer_xl.console import clock
 
 _OF_CHARACTERS = ("byte", "char", "bpe")
 

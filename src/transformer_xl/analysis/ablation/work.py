@@ -19,8 +19,8 @@ from transformer_xl.errors import TrainingError, TxlError
 from transformer_xl.reading.how import Reading
 from transformer_xl.texts import split_text
 from transformer_xl.training.display import Display
-from transformer_xl.training.loop import train
 from transformer_xl.training.record import read_metrics
+from transformer_xl.training.run import train
 from transformer_xl.training.starting import check_start
 
 

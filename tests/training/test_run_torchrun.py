@@ -19,7 +19,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import read_environment
-from transformer_xl.training.loop import Outcome, train
+from transformer_xl.training.run import Outcome, train
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = ["model.dropout=0", "optim.optimizer=adamw", "train.checkpoint_interval=4", "train.log_interval=1"]
@@ -68,11 +68,12 @@ def workers(process: "subprocess.Popen[str]") -> list[int]:
     return [ranked[rank] for rank in sorted(ranked)]
 
 
-@pytest.fixture
-def alone(recipe: str, text: Path, tmp_path: Path) -> list[tuple[str, int, float]]:
+@pytest.fixture(scope="module")
+def alone(recipe: str, text: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, int, float]]:
     """The losses of one process."""
-    train(recipe, out=tmp_path / "alone", corpus=str(text), overrides=SETTINGS, display=Display(quiet=True))
-    return losses(tmp_path / "alone")
+    run = tmp_path_factory.mktemp("runs") / "alone"
+    train(recipe, out=run, corpus=str(text), overrides=SETTINGS, display=Display(quiet=True))
+    return losses(run)
 
 
 def assert_one_goes_on(run: Path, alone: list[tuple[str, int, float]]) -> None:

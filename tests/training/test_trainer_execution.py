@@ -1,6 +1,5 @@
-"""Ways to compute a step: recomputed layers, a backend by name, a compiler, deterministic algorithms. The numbers stay."""
+"""Ways to compute a step: recomputed layers, a backend by name, a compiler. The numbers stay."""
 
-import os
 from functools import partial
 from typing import Any
 
@@ -11,8 +10,7 @@ from tests.training.helpers import bits, differing, tiny_trainer
 from transformer_xl.config import RunConfig, TrainConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.layers import DecoderLayer
-from transformer_xl.training import compiling
-from transformer_xl.training.determinism import deterministic
+from transformer_xl.training import trainer as training_trainer
 
 DROPOUTS = {"dropout": 0.2, "dropatt": 0.2}
 
@@ -103,36 +101,10 @@ def test_a_compiled_step_is_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_a_compiler_there_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiling, "cannot_compile", lambda device: "no C++ compiler is found")
+    monkeypatch.setattr(training_trainer, "cannot_compile", lambda device: "no C++ compiler is found")
     message = r"train.compile \(True\) cannot work here: no C\+\+ compiler is found; install it, or use train.compile=false"
     with pytest.raises(ConfigError, match=message):
         tiny_trainer(train={"compile": True})
-
-
-@pytest.mark.parametrize("workspace", [None, ":16:8"])
-def test_deterministic_mode_lasts_as_long_as_its_block(workspace: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "CUBLAS_WORKSPACE_CONFIG"
-    monkeypatch.delenv(name, raising=False)
-    if workspace:
-        monkeypatch.setenv(name, workspace)
-    with pytest.raises(KeyError), deterministic(True):
-        assert torch.are_deterministic_algorithms_enabled()
-        assert os.environ[name] == ":4096:8"
-        raise KeyError("whatever happens")
-    assert not torch.are_deterministic_algorithms_enabled()
-    assert os.environ.get(name) == workspace
-    with deterministic(False):
-        assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_after_deterministic_mode_warnings_are_warnings_again() -> None:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    try:
-        with deterministic(True):
-            assert not torch.is_deterministic_algorithms_warn_only_enabled()
-        assert torch.is_deterministic_algorithms_warn_only_enabled()
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def test_deterministic_mode_refuses_a_backend_that_is_not() -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,15 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.helpers import differing, entries, run_bits
+from tests.training.helpers import differing, entries, run_bits, write_text
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.corpora import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
-from transformer_xl.training import loop, validation
+from transformer_xl.training import run as training_run
 from transformer_xl.training.display import Display
-from transformer_xl.training.loop import Outcome, train
-from transformer_xl.training.run import Best
+from transformer_xl.training.run import Best, Outcome, train
 from transformer_xl.training.trainer import StepResult, Trainer
 
 
@@ -46,27 +46,61 @@ def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Lines:
     return Lines({step: lambda: signal.raise_signal(number)})
 
 
-@pytest.fixture
-def start(recipe: str, text: Path, tmp_path: Path) -> Callable[..., Outcome]:
-    """Train the tiny recipe; `out` is a name below tmp_path."""
+Start = Callable[..., Outcome]
 
-    def start(out: str = "run", *overrides: str, display: Display | None = None, resume: bool = False, **more: Any) -> Outcome:
-        arguments = {"recipe": recipe, "corpus": str(text), **more}
-        return train(out=tmp_path / out, overrides=overrides, display=display or Lines(), resume=resume, **arguments)
+
+def starter(home: Path, folder: Path) -> Start:
+    """Return what trains the tiny recipe; `out` is a name below a folder."""
+
+    def start(
+        out: str | Path = "run", *overrides: str, display: Display | None = None, resume: bool = False, **more: Any
+    ) -> Outcome:
+        arguments = {"recipe": str(home / "tiny.toml"), "corpus": str(home / "text.txt"), **more}
+        return train(out=folder / out, overrides=overrides, display=display or Lines(), resume=resume, **arguments)
 
     return start
 
 
-Start = Callable[..., Outcome]
+@pytest.fixture
+def start(home: Path, tmp_path: Path) -> Start:
+    return starter(home, tmp_path)
 
 
-def test_a_run_leaves_what_the_directory_promises(start: Start, tmp_path: Path) -> None:
-    display = Lines()
-    outcome = start(display=display)
-    assert (outcome.directory, outcome.finished, outcome.step) == (tmp_path / "run", True, 40)
+@pytest.fixture(scope="module")
+def finished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome, Lines]:
+    """A run that was left alone, how it ended and what was shown; tests only read it."""
+    folder, display = tmp_path_factory.mktemp("runs"), Lines()
+    outcome = starter(home, folder)("whole", display=display)
+    return folder / "whole", outcome, display
+
+
+@pytest.fixture
+def whole(finished: tuple[Path, Outcome, Lines]) -> Path:
+    return finished[0]
+
+
+@pytest.fixture(scope="module")
+def short(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 8 steps; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("runs")
+    starter(home, folder)("short", "train.max_steps=8")
+    return folder / "short"
+
+
+@pytest.fixture(autouse=True)
+def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw the loss curve takes a third of the time of a tiny run; test_record does it, and the run of `finished`."""
+    if "finished" in request.fixturenames:
+        request.getfixturevalue("finished")
+    monkeypatch.setattr("transformer_xl.training.record._draw", lambda entries, path: path)
+
+
+def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome, Lines]) -> None:
+    whole, outcome, display = finished
+    assert (outcome.directory, outcome.finished, outcome.step) == (whole, True, 40)
     assert outcome.score and outcome.score_without_memory
     assert outcome.score.tokens == outcome.score_without_memory.tokens
-    assert outcome.picture == tmp_path / "run" / "loss.png"
+    assert outcome.picture == whole / "loss.png"
     assert outcome.picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in outcome.directory.iterdir())
     assert names == ["checkpoints", "config.json", "environment.json", "loss.png", "metrics.jsonl", "tokenizer.json"]
@@ -117,11 +151,10 @@ def test_parameters_of_what_is_compared_are_said_at_the_start(start: Start, tmp_
     assert "other.toml' does not exist" in resumed.warned[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, tmp_path: Path, number: signal.Signals) -> None:
-    start("whole")
+def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, whole: Path, tmp_path: Path) -> None:
     handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
-    for step in (10, 12, 28, 30):  # between lines of the log, at one, between validation and checkpoint
+    # between lines of the log, at one, between validation and checkpoint
+    for step, number in ((10, signal.SIGINT), (12, signal.SIGTERM), (28, signal.SIGINT), (30, signal.SIGTERM)):
         display = stop_at(step, number)
         outcome = start("run", display=display, resume=True)
         assert (outcome.finished, outcome.step) == (False, step)
@@ -129,7 +162,7 @@ def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, tmp_pa
         assert display.said[-1] == expected
         assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert start("run", resume=True).finished
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 @pytest.mark.parametrize("kind", ["shaw", "al_rfou"])
@@ -154,7 +187,7 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
     [
         ["optim.optimizer=sgd", "optim.schedule=plateau", "optim.plateau_patience=0", "train.eval_interval=5"],
         ["train.precision=bf16", "train.accumulate=2", "train.reset_at_documents=true"],
-        ["optim.optimizer=adam", "train.max_steps=none", "train.max_epochs=0.7"],
+        ["optim.optimizer=adam", "train.max_steps=none", "train.max_epochs=0.2"],
         [
             "train.average=ema",
             "train.tbptt_segments=2",
@@ -166,8 +199,9 @@ def test_validation_reads_with_extended_context(start: Start) -> None:
     ],
 )
 def test_other_runs_resume_exactly_too(start: Start, tmp_path: Path, overrides: list[str]) -> None:
+    overrides = ["train.max_steps=24", "train.eval_interval=8", *overrides]
     start("whole", *overrides)
-    start("run", *overrides, display=stop_at(20))
+    start("run", *overrides, display=stop_at(12))
     start("run", resume=True, recipe=None, corpus=None)
     assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
 
@@ -195,7 +229,7 @@ def test_the_best_weights_are_the_better_ones(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
 ) -> None:
     """At step 16; at the end, both are worse."""
-    score_of_average = validation.score_of_average
+    score_of_average = training_run._score_of_average
 
     def judged(run: Any, split: Any, *, limit: int | None) -> Any:
         score = score_of_average(run, split, limit=limit)
@@ -203,8 +237,7 @@ def test_the_best_weights_are_the_better_ones(
         shift = 1000.0 * run.trainer.step / 16 * (1 if better == "plain" else -1 if run.trainer.step == 16 else 1)
         return dataclasses.replace(score, nats=score.nats + shift)
 
-    monkeypatch.setattr(validation, "score_of_average", judged)
-    monkeypatch.setattr(loop, "score_of_average", judged)
+    monkeypatch.setattr(training_run, "_score_of_average", judged)
     start("run", "train.average=ema")
     store = RunDirectory(tmp_path / "run").store()
     assert store.best_step is not None
@@ -235,9 +268,9 @@ def test_deterministic_runs_are_equal_to_the_bit(start: Start, tmp_path: Path, m
 
     monkeypatch.setattr(Trainer, "train_step", watched)
     for name in ("one", "other"):
-        start(name, "train.deterministic=true")
+        start(name, "train.deterministic=true", "train.max_steps=16")
     assert differing(run_bits(tmp_path / "one"), run_bits(tmp_path / "other")) == []
-    assert modes == [True] * 80
+    assert modes == [True] * 32
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -254,8 +287,8 @@ def test_random_segments_lengthen_the_table_of_positions(start: Start, tmp_path:
 
 
 def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Path) -> None:
-    start("rarely", "train.eval_interval=1000")
-    start("often", "train.eval_interval=3", "train.sample_tokens=3")
+    start("rarely", "train.eval_interval=1000", "train.max_steps=12")
+    start("often", "train.eval_interval=3", "train.sample_tokens=3", "train.max_steps=12")
     rarely, often = run_bits(tmp_path / "rarely"), run_bits(tmp_path / "often")
     assert [name for name in differing(rarely, often) if name.startswith(("model.", "training."))] == []
 
@@ -266,14 +299,13 @@ def test_a_stop_before_the_first_line_of_the_log(start: Start, tmp_path: Path) -
     assert start("run", resume=True).finished
 
 
-def test_a_stop_before_the_first_step(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_before_the_first_step(start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(Lines, "__enter__", lambda self: signal.raise_signal(signal.SIGTERM))
         outcome = start()
     assert (outcome.finished, outcome.step) == (False, 0)
-    start("whole")
     start("run", resume=True)
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 def test_a_second_signal_ends_at_once(start: Start) -> None:
@@ -285,8 +317,11 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
         start(display=Lines({10: twice}))
 
 
-def test_a_finished_run_can_be_finished_again_and_prolonged(start: Start, tmp_path: Path) -> None:
-    first = start()
+def test_a_finished_run_can_be_finished_again_and_prolonged(
+    start: Start, finished: tuple[Path, Outcome, Lines], tmp_path: Path
+) -> None:
+    _, first, _ = finished
+    shutil.copytree(first.directory, tmp_path / "run")
     log = entries(tmp_path / "run")
     again = start(resume=True)
     assert again.score and first.score
@@ -298,23 +333,21 @@ def test_a_finished_run_can_be_finished_again_and_prolonged(start: Start, tmp_pa
     assert [entry["kind"] for entry in entries(tmp_path / "run")].count("final") == 1
 
 
-def test_resume_starts_a_run_where_there_is_none(start: Start, tmp_path: Path) -> None:
-    start("whole", "train.max_steps=8")
+def test_resume_starts_a_run_where_there_is_none(start: Start, short: Path, tmp_path: Path) -> None:
     start("run", "train.max_steps=8", resume=True)
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(short)) == []
 
 
-def test_resume_before_the_first_checkpoint_starts_over(start: Start, tmp_path: Path) -> None:
+def test_resume_before_the_first_checkpoint_starts_over(start: Start, whole: Path, tmp_path: Path) -> None:
     def crash() -> None:
         raise RuntimeError("power cut")
 
-    start("whole")
     with pytest.raises(RuntimeError, match="power cut"):
         start(display=Lines({4: crash}))
     display = Lines()
     start(resume=True, display=display)
     assert any(line.endswith("yet: starting from the beginning") for line in display.warned)
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 # Falling back
@@ -327,8 +360,9 @@ def damage(directory: Path, step: int) -> None:
     path.write_bytes(data)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_the_log_goes_back_with_it(start: Start, tmp_path: Path) -> None:
-    start("whole")
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_log_goes_back_with_it(
+    start: Start, whole: Path, tmp_path: Path
+) -> None:
     start("run", display=stop_at(30))
     damage(tmp_path / "run", 30)
     display = Lines()
@@ -337,7 +371,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_log_goes_back_with_i
     assert "\n" not in warning
     assert "step-00000030/training.safetensors' is damaged" in warning
     assert any(line.startswith("resumed at step 24") for line in display.said)
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 def test_an_abandoned_future_is_never_resumed(start: Start, tmp_path: Path) -> None:
@@ -392,13 +426,12 @@ def test_nothing_sound_is_one_error_and_nothing_changes(start: Start, tmp_path: 
     assert (entries(tmp_path / "run"), store.steps()) == (log, steps)
 
 
-def test_a_half_written_line_of_the_log_is_written_again(start: Start, tmp_path: Path) -> None:
-    start("whole")
+def test_a_half_written_line_of_the_log_is_written_again(start: Start, whole: Path, tmp_path: Path) -> None:
     start(display=stop_at(20))
     with (tmp_path / "run" / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write('{"kind": "train", "step": 24, "los')
     start(resume=True)
-    assert entries(tmp_path / "run") == entries(tmp_path / "whole")
+    assert entries(tmp_path / "run") == entries(whole)
 
 
 # Bad steps through the run
@@ -438,16 +471,15 @@ def test_skipped_steps_are_warned_of_and_counted_in_the_log(
 
 
 def test_a_run_that_ends_for_bad_steps_keeps_its_last_good_checkpoint(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start("whole")
     with monkeypatch.context() as patch:
         poison(patch, range(15, 100))
         with pytest.raises(TrainingError, match=r"in 10 steps in a row \(up to step 24"):
             start("run", "train.checkpoint_interval=2")
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [12, 14]
     assert start("run", "train.checkpoint_interval=8", resume=True).finished
-    assert entries(tmp_path / "run") == entries(tmp_path / "whole")
+    assert entries(tmp_path / "run") == entries(whole)
 
 
 def test_weights_that_are_not_finite_are_not_saved(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -473,7 +505,7 @@ def test_weights_that_are_not_finite_at_the_end_are_an_error(
 # what is refused
 
 
-def refuse(start: Start, error: type[Exception], match: str, *overrides: str, out: str = "new", **more: Any) -> None:
+def refuse(start: Start, error: type[Exception], match: str, *overrides: str, out: str | Path = "new", **more: Any) -> None:
     """A failed start says why in one line and leaves no directory."""
     with pytest.raises(error, match=match) as caught:
         start(out, *overrides, **more)
@@ -501,11 +533,11 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_a_file_that_vanishes_between_finding_and_reading(
-    start: Start, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_vanishes_between_finding_and_reading(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformer_xl.data import prepare as module
 
+    start, text = starter(tmp_path, tmp_path), write_text(tmp_path / "text.txt")
+    shutil.copy(recipe, tmp_path)
     find = module.find_corpus
 
     def vanishing(*args: Any, **kwargs: Any) -> Any:
@@ -520,17 +552,19 @@ def test_a_file_that_vanishes_between_finding_and_reading(
     assert not (tmp_path / "new").exists()
 
 
-def test_the_directory_of_another_run_is_not_touched(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start("run", "train.max_steps=8")
-    before = run_bits(tmp_path / "run")
-    monkeypatch.setattr("transformer_xl.training.loop.prepare", lambda *_, **__: pytest.fail("found out too late"))
-    refuse(start, CheckpointError, r"run' holds another run \('tiny', step 8\); continue it with --resume", out="run")
-    assert differing(run_bits(tmp_path / "run"), before) == []
+def test_the_directory_of_another_run_is_not_touched(
+    start: Start, short: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run_bits(short)
+    monkeypatch.setattr("transformer_xl.training.run.prepare", lambda *_, **__: pytest.fail("found out too late"))
+    refuse(start, CheckpointError, r"short' holds another run \('tiny', step 8\); continue it with --resume", out=short)
+    assert differing(run_bits(short), before) == []
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     for resume in (False, True):
         refuse(start, CheckpointError, "mine' is not empty and holds no run", out="mine", resume=resume)
-    refuse(start, CheckpointError, "text.txt' is a file", out="text.txt")
+    (tmp_path / "file.txt").touch()
+    refuse(start, CheckpointError, "file.txt' is a file", out="file.txt")
 
 
 @pytest.mark.parametrize(
@@ -547,15 +581,16 @@ def test_the_directory_of_another_run_is_not_touched(start: Start, tmp_path: Pat
         ("optim.lrs=1", "unknown key 'lrs'; did you mean 'lr'"),
     ],
 )
-def test_resume_with_something_else_is_refused(start: Start, tmp_path: Path, override: str, match: str) -> None:
-    start("run", "train.max_steps=8")
-    before = run_bits(tmp_path / "run")
+def test_resume_with_something_else_is_refused(start: Start, short: Path, override: str, match: str) -> None:
+    before = run_bits(short)
     error = ConfigError if "unknown key" in match else CheckpointError
-    refuse(start, error, match, override, out="run", resume=True)
-    assert differing(run_bits(tmp_path / "run"), before) == []
+    refuse(start, error, match, override, out=short, resume=True)
+    assert differing(run_bits(short), before) == []
 
 
-def test_resume_with_another_corpus_recipe_or_tokenizer_is_refused(start: Start, text: Path, tmp_path: Path) -> None:
+def test_resume_with_another_corpus_recipe_or_tokenizer_is_refused(recipe: str, tmp_path: Path) -> None:
+    start, text = starter(tmp_path, tmp_path), write_text(tmp_path / "text.txt")
+    shutil.copy(recipe, tmp_path)
     start("run", "train.max_steps=8")
     before = run_bits(tmp_path / "run")
     other = tmp_path / "other.txt"
@@ -578,9 +613,9 @@ def test_resume_with_another_corpus_recipe_or_tokenizer_is_refused(start: Start,
     assert start("run", "train.max_steps=12", resume=True).step == 12
 
 
-def test_resume_with_changed_settings_of_the_run_is_refused(start: Start, tmp_path: Path) -> None:
+def test_resume_with_changed_settings_of_the_run_is_refused(start: Start, short: Path, tmp_path: Path) -> None:
     """Somebody edited config.json."""
-    start("run", "train.max_steps=8")
+    shutil.copytree(short, tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     values = json.loads(path.read_text())
     values["model"]["d_inner"] += 1
@@ -588,7 +623,7 @@ def test_resume_with_changed_settings_of_the_run_is_refused(start: Start, tmp_pa
     refuse(start, CheckpointError, "checkpoint 8 does not fit the run in .*feed_forward.outer.weight", out="run", resume=True)
 
 
-def test_two_processes_cannot_train_into_one_directory(start: Start, tmp_path: Path) -> None:
+def test_two_processes_cannot_train_into_one_directory(start: Start, whole: Path, tmp_path: Path) -> None:
     message = "another process is training in '.*run'; wait until it ends, or choose another --out"
     refused: list[str] = []
 
@@ -597,10 +632,9 @@ def test_two_processes_cannot_train_into_one_directory(start: Start, tmp_path: P
             start(resume=True)
         refused.append(str(caught.value))
 
-    start("whole")
     assert start(display=Lines({12: try_again})).finished
     assert len(refused) == 1
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
     assert start(resume=True).finished  # the lock went with the first
 
 
@@ -608,9 +642,8 @@ def test_two_processes_cannot_train_into_one_directory(start: Start, tmp_path: P
 
 
 def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start("whole")
     write = CheckpointStore._write
 
     def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
@@ -623,7 +656,7 @@ def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
     assert start(display=display).finished
     assert len(display.warned) == 2
     assert "No space left on device); free disk space; training goes on" in display.warned[0]
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
@@ -642,16 +675,15 @@ def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(
             raise OSError(28, "No space left on device")
         write(self, checkpoint, final)
 
-    monkeypatch.setattr(loop, "validate", scripted)
+    monkeypatch.setattr(training_run, "_validate", scripted)
     monkeypatch.setattr(CheckpointStore, "_write", full)
     start()
     assert CheckpointStore(tmp_path / "run" / "checkpoints").best_step == 40
 
 
 def test_a_full_disk_at_the_end_is_an_error_and_the_run_can_be_finished(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start("whole")
     write = CheckpointStore._write
 
     def full(self: CheckpointStore, checkpoint: Any, final: Path) -> None:
@@ -663,7 +695,7 @@ def test_a_full_disk_at_the_end_is_an_error_and_the_run_can_be_finished(
         patch.setattr(CheckpointStore, "_write", full)
         refuse(start, CheckpointError, "step-00000040' cannot be saved, earlier ones are intact .No space", out="run")
     assert start(resume=True).finished
-    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
 
 def test_runs_without_a_validation_split(start: Start, tmp_path: Path) -> None:
