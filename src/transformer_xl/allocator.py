@@ -9,9 +9,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 def keep_freed_memory() -> bool:
     """Tell glibc not to give memory back to the system between steps.
 
-    A step frees hundreds of megabytes and the next asks for the same. By default glibc returns large blocks at once and the
-    system zeroes every page anew: a tenth of a small model's step, trained or scored. It concerns the whole process, so the
-    command line calls it.
+    A step frees hundreds of megabytes and the next one asks for as much. By default glibc returns large blocks at once, and the
+    system zeroes every page anew, which takes a tenth of a small model's step, trained or scored. This changes the whole
+    process, so only the command line calls it.
 
     Returns:
         True if the C library understood; others than glibc are left alone.

@@ -1,7 +1,7 @@
-"""The processes that work on one thing together, and what they tell each other. One alone tells itself.
+"""The processes that work on one thing together, and what they tell each other. A process alone tells itself.
 
-`torchrun` starts them and tells each its rank; what they exchange goes through PyTorch's collectives, messages as JSON, nothing
-as a pickle. Every wait has a limit, so that none waits for ever for one that died.
+`torchrun` starts them and tells each its rank. They exchange tensors and JSON through PyTorch's collectives, never pickles.
+Every wait has a limit, so that no process waits for ever for one that died.
 """
 
 import atexit
@@ -137,7 +137,7 @@ class World:
         raise own or TrainingError(f"rank {failed[0]} of {self.size}: {messages[failed[0]]}")
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse a GPU that is not this process's own: two of them on one would wait for each other for ever.
+        """Refuse a GPU that is not this process's own: two processes on one GPU would wait for each other for ever.
 
         Raises:
             ConfigError: more processes than GPUs, or the same GPU for all.
@@ -151,7 +151,7 @@ class World:
         )
 
     def check_same(self, **values: Any) -> None:
-        """Refuse to go on if the processes do not agree on something; for values that are large, give hashes.
+        """Refuse to go on if the processes do not agree on something. Give hashes of large values.
 
         Args:
             values: JSON values by name; dicts are compared key by key.
@@ -202,7 +202,7 @@ def joined() -> Iterator[World]:
         if not dist.is_initialized():
             _initialize(world, local_rank, seconds)
         yield world
-        world.exchange("done")  # none leaves while another still waits for what it has sent
+        world.exchange("done")  # nobody leaves while another process still waits for what it has sent
 
 
 @contextmanager
@@ -234,18 +234,18 @@ def _initialize(world: World, local_rank: int, seconds: float) -> None:
     store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
     place = _meeting_place(store, world, seconds)
     dist.init_process_group(backend, store=PrefixStore(place, store), rank=world.rank, world_size=world.size, timeout=limit)
-    # Freeing a group waits for its thread, and that may be waiting for the interpreter's lock, which the one who frees it
-    # holds. So it is left when the interpreter ends, and freed after that, when its thread has long been idle.
+    # Freeing a group waits for its thread, and that thread may be waiting for the interpreter's lock, which is held while the
+    # group is freed. So the group is left when the interpreter ends, and freed later, when its thread has long been idle.
     _groups.append(dist.group.WORLD)
     note_meeting()
     atexit.register(_leave)
 
 
 def _meeting_place(store: Store, world: World, seconds: float) -> str:
-    """Agree on a name that no process knows that was started earlier.
+    """Agree on a name that processes started earlier do not know.
 
-    When `torchrun` starts processes anew it keeps its store, and those who look up the others there before they have come find
-    the addresses of the dead. So each asks the first one under a name of its own, and it answers until all have heard.
+    When `torchrun` starts processes anew it keeps its store, and whoever looks up the others there before they have come finds
+    the addresses of the dead. So each asks the first process under a name of its own, and it answers until all have heard.
 
     Raises:
         LostContactError: somebody does not come.
@@ -269,7 +269,7 @@ def _meeting_place(store: Store, world: World, seconds: float) -> str:
 
 
 def _leave() -> None:
-    with suppress(RuntimeError, ValueError):  # those who died do not take leave
+    with suppress(RuntimeError, ValueError):  # others may have died
         dist.destroy_process_group()
 
 

@@ -16,8 +16,8 @@ from transformer_xl.training.parallel import local, own_part
 class Average:
     """The average of the weights after each update.
 
-    Both kinds are plain means at first: `swa` is the mean of all updates since it began, `ema` until it has seen
-    1 / (1 - decay) of them. So no trace of the random first weights is left in either, and `ema` needs no correction.
+    Both kinds are plain means at first: `swa` stays the mean of all updates since it began, `ema` is one until it has seen
+    1 / (1 - decay) of them. So neither keeps a trace of the random first weights, and `ema` needs no correction.
 
     Args:
         config: kind, decay and start.
@@ -65,11 +65,11 @@ class Average:
                 _put(own[name], parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is not tensors, as JSON scalars; `weights` is the rest."""
+        """Return kind and count as JSON scalars; the tensors are in `weights`."""
         return {"kind": self._config.average, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
-        """Put back what was saved; if it is another kind of average, which was asked for since, that one begins now."""
+        """Put back what was saved; if another kind of average was asked for since then, that one begins now."""
         if state["kind"] == self._config.average:
             self.count = state["count"]
             parameters = dict(model.named_parameters())
@@ -77,14 +77,14 @@ class Average:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters, in parts where they are; FSDP leaves the outermost whole after reading without a backward pass."""
+    """Return the parameters, sharded again if FSDP left the outermost ones whole, as it does after a pass without gradients."""
     if isinstance(model, FSDPModule):
         model.reshard()
     return dict(model.named_parameters())
 
 
 def _taken(parameter: Tensor) -> Tensor:
-    """Return what `_put` puts back; nothing is copied, but of parameters in parts, which FSDP knows by their place."""
+    """Return what `_put` puts back; only parameters in parts are copied, because FSDP knows those by their storage."""
     return local(parameter).detach().clone() if isinstance(parameter, DTensor) else parameter.data
 
 

@@ -75,7 +75,7 @@ class Display:
             self._print(Text(f"{100 * min(progress, 1.0):3.0f}% · {state}"))
 
     def _print(self, line: Text) -> None:
-        """Print one line; where nobody sees a screen, it is not broken at 80 columns."""
+        """Print one line; it is broken at the screen's width only where there is a screen."""
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def _time_left(self, progress: float) -> str:

@@ -64,7 +64,7 @@ def read_environment(directory: Path) -> list[dict[str, Any]]:
 
 
 def begun_by_this_launch(directory: Path) -> bool:
-    """Say whether the `torchrun` that started this process was the last that started the run; also if it died just then."""
+    """Say whether the `torchrun` that started this process was the last one that started the run, even if it died at once."""
     entries = read_environment(directory)
     try:
         return not entries or entries[-1]["variables"].get(LAUNCH) == os.environ.get(LAUNCH)
@@ -99,7 +99,7 @@ def _versions() -> dict[str, str]:
 def _commit(folder: Path) -> str | None:
     """Return the commit of a folder's checkout, with `+changes` if files differ from it; None if it is no checkout."""
     try:
-        # git looks for a repository upwards, and a package that was installed inside of another one is not of its commits
+        # git also finds a repository that the package was merely installed in; its commits say nothing about the package
         tracked, commit = _git(folder, "ls-files", "--error-unmatch", "__init__.py"), _git(folder, "rev-parse", "HEAD")
         if tracked is None or commit is None:
             return None

@@ -3,8 +3,8 @@
     m ← β₁m + (1 - β₁)g        v ← β₂v + (1 - β₂)g²        r = m / (√v + ε) + λw
     w ← w - lr · min(‖w‖, 10) / (‖r‖ + ε) · r              a ratio of 1 where ‖w‖ or ‖r‖ is 0
 
-Reference: `JITLamb` of NVIDIA's `PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py`. This is its form, for results are
-published for it: like version 3 of the paper it does not divide m and v by 1 - βᵗ, as the last version does.
+Reference: `JITLamb` of NVIDIA's `PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py`. This is its form, because
+results are published for it: like version 3 of the paper it does not divide m and v by 1 - βᵗ, as the last version does.
 """
 
 from collections.abc import Callable, Iterable

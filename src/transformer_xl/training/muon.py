@@ -27,7 +27,7 @@ class Muon(torch.optim.Muon):
 
     Args:
         params: matrices.
-        lr: learning rate; that of AdamW serves, for updates are scaled to be as large as its.
+        lr: learning rate; AdamW's serves, because updates are scaled to be as large as its.
         momentum: μ, of Nesterov's kind.
         weight_decay: λ, decoupled.
 

@@ -21,8 +21,8 @@ class Optimizers:
     """One or two optimizers that step together; `rate` scales the learning rates that they were made with.
 
     `muon` orthogonalizes the updates of the matrices inside the layers; embeddings, softmax, projections of either, biases,
-    norms, u, v and tables of positions go to AdamW. The others take all parameters. What is decayed, `config.decayed` says:
-    matrices only unless it says otherwise.
+    norms, u, v and tables of positions go to AdamW. The other optimizers take all parameters. `config.decayed` says what is
+    decayed: matrices only, by default.
 
     Adam and AdamW run fused where the device has it: one pass over memory instead of a dozen.
 
@@ -81,7 +81,7 @@ class Optimizers:
             name, _, key = full_name.rpartition("|")
             parameter = parameters[name]
             owner = owners[parameter]
-            counts_on_device = any(group.get("fused") for group in owner.param_groups)  # the step, which is no parameter's size
+            counts_on_device = any(group.get("fused") for group in owner.param_groups)  # the count of steps
             if value.shape == parameter.shape:
                 value = own_part(value, parameter)
             elif counts_on_device:

@@ -19,17 +19,17 @@ from transformer_xl.world import World
 
 
 class Parallel:
-    """Calls a model, and sees to it that a backward pass leaves the mean gradient of all processes in each.
+    """Calls a model so that a backward pass leaves the mean gradient of all processes in each.
 
-    With `ddp` each process holds weights, gradients and optimizer state whole; with `fsdp` each holds a part of every tensor,
-    and borrows the other parts layer by layer, so that a model need not fit into one device's memory.
+    With `ddp` each process holds weights, gradients and optimizer state whole. With `fsdp` each holds a part of every tensor
+    and borrows the other parts layer by layer, so a model need not fit into one device's memory.
 
     Args:
         model: the same in all processes; with `fsdp` it is changed in place.
         world: the processes; alone, the model is called as it is.
         how: `ddp` or `fsdp`.
         precision: of the matrix products; with `fsdp`, layers are sent in it.
-        device: to which it is moved; with `fsdp` layer by layer, so that it need not fit there whole.
+        device: where the model is moved; with `fsdp` layer by layer, because it need not fit there whole.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class Parallel:
             self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:
-        """Let DDP see a backward pass, after which it packs gradients for good in the order in which they come.
+        """Let DDP see a backward pass; from then on it packs gradients in the order in which they come.
 
-        The order of packing is one of adding. If the first step of a run did this, so would the first after a resumption, and
-        with three processes or more its bits would differ from those of a run that went on.
+        Gradients are added in the order in which they are packed. If the first step of a run fixed this order, so would the
+        first step after a resumption, and with three processes or more its bits would differ from those of a run that went on.
         """
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
         # without being told which, fork_rng warns of many GPUs, and touches all of them
@@ -78,13 +78,13 @@ class Parallel:
 def _shard(model: LanguageModel, world: World, precision: Precision, device: torch.device) -> None:
     """Divide each layer, and what is left of the model, over all processes; each is moved to the device just before."""
     mesh = init_device_mesh(device.type, (world.size,))
-    # Layers travel as what matrix products take them as; gradients are added in fp32. Embedding and softmax stay fp32, for
-    # what layers add to does too. A CPU's layer norm takes fp32 states with fp32 weights only.
+    # Layers are sent in the type that matrix products take; gradients are added in fp32. Embedding and softmax stay fp32,
+    # because the states that layers add to do, too. On a CPU, layer norm takes fp32 states with fp32 weights only.
     narrow = precision == "bf16" and device.type == "cuda"
     sent = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # Losses and memories are views, which nobody changes in place.
+    # Losses and memories are views; nobody changes them in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=sent)
@@ -92,9 +92,9 @@ def _shard(model: LanguageModel, world: World, precision: Precision, device: tor
 
 
 def whole(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Put the parts of tensors together, where they are in parts; those are copies on the CPU then.
+    """Put tensors that are in parts together, as copies on the CPU; return the others as they are.
 
-    All processes call it, and the first one gets them. The others get nothing, for a machine has memory for one copy.
+    All processes call it. Only the first one gets them, because a machine has memory for one copy.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

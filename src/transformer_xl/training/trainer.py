@@ -39,7 +39,7 @@ class StepResult:
     Attributes:
         nats: summed over the tokens of the step, of all processes; NaN or infinite if it was skipped for that.
         tokens: read in the step, by all processes.
-        scored: tokens that `nats` is the loss of; fewer where only the later halves of segments are learned from.
+        scored: tokens that `nats` sums over; fewer than `tokens` where only the later halves of segments are learned from.
         grad_norm: global norm before clipping.
         rate: factor on the learning rate.
         skipped: no update, because loss or gradients were not finite.
@@ -63,11 +63,11 @@ class Trainer:
         optim: optimizer and schedule.
         precision: of the matrix products.
         world: the processes that train it together; `stream` reads the lanes of this one.
-        device: where it trains, to which the model is moved; None: where the model is.
+        device: where it trains; the model is moved there. None: where the model is.
 
     Raises:
-        ConfigError: an attention backend or a compiler that `train` asks for and that cannot run here, or lanes that cannot be
-            divided as it says.
+        ConfigError: `train` asks for an attention backend or a compiler that cannot run here, or for lanes that cannot be
+            divided so.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Trainer:
         if self.feed.starts_epoch:
             self.mems = self._empty_mems()
         segments = self._next_segments()
-        n_token = sum(segment.ids.numel() for segment in segments) * self.world.size  # lanes are as many everywhere
+        n_token = sum(segment.ids.numel() for segment in segments) * self.world.size  # all processes have as many lanes
         random_state = self._random_state()
         progress = self.progress
         rate = self.schedule.factor(self.step, progress)
@@ -156,7 +156,9 @@ class Trainer:
         if self.scaler.is_enabled():
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
         self._count(n_token, finite=finite, overflow=overflow, place=(place.epoch, place.position))
-        self._spend(time.perf_counter() - begin)
+        # where time is the budget, all processes count that of the first, so that they end at the same step
+        seconds = time.perf_counter() - begin
+        self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
         return StepResult(nats, n_token, n_scored, float(norm), rate, skipped=not finite)
 
     def _first_scored(self, segment: Segment) -> int:
@@ -171,7 +173,7 @@ class Trainer:
         return Rows(document_starts=segment.document_starts.to(self.device)) if self.config.reset_at_documents else Rows()
 
     def _next_segments(self) -> list[Segment]:
-        """Read what one update learns from; it ends where an epoch ends, for memory does not go on there."""
+        """Read what one update learns from; it ends where an epoch ends, because memory does not go on there."""
         progress, segments = self.progress, []
         for index in range(self.config.tbptt_segments):
             if segments and self.feed.starts_epoch:
@@ -200,14 +202,10 @@ class Trainer:
                     mems = out.mems
                     losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
                     total += out.nll.detach().double().sum()
-                # the mean over this process's tokens, of which all have as many: the mean of their gradients is that of all
+                # The mean over this process's tokens. All have as many, so the mean of their gradients is that of all tokens.
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
             new_mems.append(mems.detach())
         return total, new_mems
-
-    def _spend(self, seconds: float) -> None:
-        """Count time; where it is the budget, all processes count that of the first, so that they end at the same step."""
-        self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
 
     def _count(self, tokens: int, *, finite: bool, overflow: bool, place: tuple[int, int]) -> None:
         self.step += 1
@@ -228,7 +226,7 @@ class Trainer:
         return [self.model.init_mems(rows) for _ in range(self.config.accumulate)]
 
     def _own_lanes(self, training: dict[str, Tensor]) -> list[Mems]:
-        """Return the memory of this process's lanes, in as many groups as are computed one after another."""
+        """Return the memory of this process's lanes, a part for each group of lanes."""
         lanes = type(self.mems[0]).from_state_dict(_under("mems.", training))
         n_group = lanes.batch_size // self.world.size // self.config.accumulate
         first = self.world.rank * n_group * self.config.accumulate
@@ -247,9 +245,9 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def checkpoint(self, record: dict[str, Any]) -> Checkpoint | None:
-        """Return the whole state, to be stored before the next step: the tensors are those in use, not copies.
+        """Return the whole state, to be stored before the next step, because the tensors are those in use, not copies.
 
-        All processes call it, and the first one gets what any number of processes can go on from.
+        All processes call it. The first one gets a state that any number of processes can go on from.
 
         Args:
             record: JSON values of the caller's, kept with it.
@@ -284,8 +282,8 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Put a state back and return the caller's record.
 
-        It may have been saved by another number of processes. Then memory and text are divided anew, and only what is random
-        goes on otherwise.
+        Another number of processes may have saved it. Then memory and text are divided anew, and only random numbers go on
+        differently.
         """
         state, training = checkpoint.state, checkpoint.training
         self.feed.load_state_dict(state)
