@@ -27,7 +27,7 @@ SHORT: Cases = {
 }
 # where matrices are multiplied, or orthogonalized, in bf16, what was a difference of the last bit in fp32 is one of 0.004
 BF16 = {"fsdp, muon": 1e-4, "fsdp, bf16": 1e-3}
-N_LONG, N_SHORT = 50, 10  # the tenth step begins the second epoch
+N_LONG, N_SHORT = 24, 10  # the tenth step begins the second epoch
 
 DROPPING = {"dropout": 0.2, "dropatt": 0.1}
 RESUMED = [
