@@ -1,7 +1,6 @@
 """`txl ablate`: what is compared, at what budget, and that nothing is done twice."""
 
 import json
-import math
 import os
 import signal
 from pathlib import Path
@@ -10,12 +9,9 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Txl
-from tests.forked import run_forked
 from tests.training.helpers import run_bits
-from transformer_xl.analysis.ablation import pace, work
+from transformer_xl.analysis.ablation import budget, worker
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.reading.evaluation import Score
 from transformer_xl.training.trainer import Trainer
 
 RARELY = ("--set", "train.eval_interval=99")
@@ -81,7 +77,7 @@ def test_interrupted_it_goes_on_to_the_same_bits(txl: Txl, workbench: Path, monk
     answer = txl(*ABLATE, "--out", "parts", "--quiet")
     assert (answer.status, answer.err) == (130, "interrupted; go on with: txl ablate --out parts\n")
     first = files(workbench / "parts" / RUNS[0])
-    monkeypatch.setattr(work, "check_start", None)  # both have begun
+    monkeypatch.setattr(worker, "check_start", None)  # both have begun
     assert txl("ablate", "--out", "parts", "--quiet").status == 0
     assert files(workbench / "parts" / RUNS[0]) == first
     assert n_step == 16
@@ -105,20 +101,6 @@ def test_runs_of_another_process_are_left_to_it(txl: Txl, workbench: Path) -> No
     assert (workbench / "a" / RUNS[1]).exists()
 
 
-def test_two_processes_share_the_runs(workbench: Path) -> None:
-    both = run_forked("tests.world_cases:txl_of_its_own", 2, str(workbench), *ABLATE, "--seeds", "2", "--out", "a")
-    assert [answer["status"] for answer in both] == [0, 0], both
-    ablation = Ablation.open(workbench / "a")
-    for trial in ablation.plan.trials:
-        result = ablation.result(trial)
-        assert result is not None
-        assert result["done"]
-        starts = json.loads((workbench / "a" / trial.name / "environment.json").read_text())
-        assert len(starts) == 1  # trained once
-    assert any("are done." not in answer["out"] for answer in both)  # the last one shows all
-    assert (workbench / "a" / "table.md").read_text().count("±") > 3
-
-
 def test_another_plan_is_refused(txl: Txl, workbench: Path) -> None:
     assert txl(*ABLATE, "--out", "a", "--measure-only").status == 0
     refused = "'a' holds an ablation with another plan: "
@@ -135,7 +117,7 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     def timed(trainer: Trainer) -> float:
         return 0.1 if trainer.model.mem_len else 0.05
 
-    monkeypatch.setattr(pace, "_timed_step", timed)
+    monkeypatch.setattr(budget, "_timed_step", timed)
     timely = [*ABLATE[:8], "--minutes", "0.01", "--out", "a"]
     forecast = txl(*timely, "--dry-run", "--json")
     rows = json.loads(forecast.out)["variants"]
@@ -144,10 +126,10 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     assert [row["steps"] for row in rows] == [6, 12]
     assert json.loads(txl(*timely, "--measure-only", "--json").out)["variants"] == rows
     assert [txl(*timely, again).err for again in ("--dry-run", "--measure-only")] == ["", ""]  # nothing is left to measure
-    monkeypatch.setattr(pace, "_timed_step", lambda _: 0.2)
+    monkeypatch.setattr(budget, "_timed_step", lambda _: 0.2)
     rows = json.loads(txl(*timely, "--set", "model.d_inner=40", "--dry-run", "--json").out)["variants"]
     assert [row["steps"] for row in rows] == [3, 3]  # another plan has other times than those that are stored
-    monkeypatch.setattr(pace, "_timed_step", None)
+    monkeypatch.setattr(budget, "_timed_step", None)
     answer = txl(*timely, "--lengths", "0", "--json")
     assert "lengths (0) differs from its lengths (none)" in answer.complaint
     assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]
@@ -195,37 +177,6 @@ def test_other_kinds_and_seeds(txl: Txl, workbench: Path) -> None:
     assert [(s["reading"]["tgt_len"], s["reading"]["ext_len"]) for s in scored] == [(5, 0), (3, 2), (2, 3), (1, 4)]
 
 
-def test_a_run_that_fails_is_noted_and_the_others_go_on(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Trainer.train_step
-
-    def failing(self: Trainer) -> Any:
-        if self.model.mem_len:
-            raise CorpusError("it came to nothing")
-        return step(self)
-
-    monkeypatch.setattr(Trainer, "train_step", failing)
-    answer = txl(*ABLATE, "--out", "a")
-    assert answer.status == 0
-    assert "recurrence-seed0 failed: it came to nothing; to try again, delete a/results/recurrence-seed0.json" in answer.err
-    assert "failed" in answer.out.splitlines()[1]
-    assert "failed" not in answer.out.splitlines()[2]
-    assert txl(*ABLATE, "--out", "a", "--quiet").err == ""
-
-
-def test_a_run_that_cannot_be_scored_is_noted_and_the_others_go_on(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    score = work.score
-
-    def failing(model: Any, *arguments: Any, **options: Any) -> Score:
-        if model.mem_len:
-            raise ConfigError("it has no length")
-        return score(model, *arguments, **options)
-
-    monkeypatch.setattr(work, "score", failing)
-    answer = txl(*ABLATE, "--out", "a")
-    assert "recurrence-seed0 failed: it has no length" in answer.err
-    assert "Failed, and left out of the means: 1 of recurrence." in answer.out
-
-
 def test_what_a_later_variant_would_fail_at_is_said_before_the_first_is_trained(txl: Txl, workbench: Path) -> None:
     tiny = (workbench / "tiny.toml").read_text()
     sizes, rest = tiny.removesuffix("\n").split("[optim]")
@@ -250,14 +201,6 @@ def test_what_a_later_variant_would_fail_at_is_said_before_the_first_is_trained(
             assert not (workbench / "a").exists()  # so that the mended command is not another plan
     (workbench / "lost.txt").write_text((workbench / "text.txt").read_text())
     assert txl("ablate", "there.toml", "lost.toml", "--out", "a", "--steps", "2", "--quiet").status == 0
-
-
-def test_losses_that_are_no_numbers_are_a_failure(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work, "score", lambda *_, **__: Score(math.nan, 9, 9, 9, 1.0))
-    answer = txl(*ABLATE, "--out", "a")
-    assert answer.status == 0
-    assert "recurrence-seed0 failed: losses with an attention length of 6 are not finite" in answer.err
-    assert "Failed, and left out of the means: 1 of recurrence, 1 of no-recurrence." in answer.out
 
 
 def test_what_a_tokenizer_loses_is_noted_and_not_compared(txl: Txl, workbench: Path) -> None:

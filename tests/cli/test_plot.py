@@ -33,18 +33,6 @@ def test_learning_curves_are_those_of_the_log(txl: Txl, workbench: Path) -> None
     assert "<svg" in (workbench / "curve.svg").read_text()
 
 
-def test_older_logs_lack_the_seconds_of_validations(txl: Txl, workbench: Path) -> None:
-    log = workbench / "run" / "metrics.jsonl"
-    entries = read_metrics(workbench / "run")
-    for entry in entries:
-        if entry["kind"] != "train":
-            entry.pop("seconds", None)
-    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    seconds = {entry["step"]: entry["seconds"] for entry in entries if entry["kind"] == "train"}
-    _, validation = drawn(txl, "run", "--against", "seconds")
-    assert validation["x"] == [seconds[entry["step"]] for entry in entries if entry["kind"] == "valid"]
-
-
 def test_memory_is_scored_as_txl_eval_does(txl: Txl) -> None:
     (line,) = drawn(txl, "run", "--against", "memory")
     assert line["x"] == [0, 1, 3, 6, 12, 24, 48]
@@ -60,31 +48,19 @@ def test_positions_of_three_segments(txl: Txl) -> None:
     assert all(low < y < high for low, y, high in zip(*(without[k] for k in ("low", "y", "high")), strict=True))
 
 
-def test_runs_of_other_vocabularies_and_texts(txl: Txl, workbench: Path, home: Path) -> None:
+def test_runs_of_other_vocabularies(txl: Txl, home: Path) -> None:
     small = ("--set", "train.max_steps=2", "--quiet")
-    (workbench / "other.txt").write_text("another text, and again another text\n" * 40)
-    characters = ("--corpus", str(home / "text.txt"), "--set", "tokenizer.kind=char")
+    characters = ("--corpus", str(home / "text.txt"), "--set", "tokenizer.kind=char", "--set", "eval.max_tokens=9")
     assert txl("train", "tiny.toml", *characters, *small, "--out", "char").status == 0
-    assert txl("train", "tiny.toml", "--corpus", "other.txt", *small, "--out", "other").status == 0
-    refused = "the vocabularies of 'run' (byte, 256) and 'char' (char, "
-    assert txl("plot", "run", "char").complaint.startswith(refused)
     assert txl("plot", "run", "char").complaint.endswith("differ, so their nats per token do, too; use --unit bpc")
-    assert {line["run"] for line in drawn(txl, "run", "char", "--unit", "bpc")} == {"run", "char"}
-    answer = txl("plot", "run", "other")
+    answer = txl("plot", "run", "char", "--unit", "bpc", "--json")
     assert answer.status == 0
-    assert answer.err.startswith("warning: runs of different texts are on one picture: data.corpus of 'run' is ")
+    assert {line["run"] for line in json.loads(answer.out)["lines"]} == {"run", "char"}
+    assert "'char' 9 tokens at most (eval.max_tokens): levels of their curves cannot be compared" in answer.err
     against = ("--against", "memory", "--lengths", "0", "--unit", "bpc")
     cut = txl("plot", "run", "char", *against, "--tokens", "30")
     assert cut.err.startswith("warning: 30 tokens of one vocabulary are not as much text as of another; ")
     assert txl("plot", "run", "char", *against).err == ""
-
-
-def test_validations_of_unlike_parts_of_a_text(txl: Txl, home: Path) -> None:
-    settings = ("--corpus", str(home / "text.txt"), "--set", "train.max_steps=2", "--set", "eval.max_tokens=9", "--quiet")
-    assert txl("train", "tiny.toml", *settings, "--out", "short").status == 0
-    warning = "'short' 9 tokens at most (eval.max_tokens): levels of their curves cannot be compared"
-    assert warning in txl("plot", "run", "short").err
-    assert txl("plot", "run", "short", "--against", "memory").err == ""
 
 
 def test_runs_of_one_name_are_told_apart(txl: Txl, workbench: Path) -> None:

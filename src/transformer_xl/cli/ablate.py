@@ -7,16 +7,15 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from transformer_xl.cli.options import check_least, names_of, numbers_of
+from transformer_xl.cli.options import Flag, Json, Overrides, check_least, names_of, numbers_of
+from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.ablation.ablation import Ablation
-    from transformer_xl.analysis.ablation.plan import Plan
-    from transformer_xl.analysis.ablation.work import Work
+    from transformer_xl.analysis.ablation.plan import AblationPlan
+    from transformer_xl.analysis.ablation.worker import Worker
 
 _VALIDATIONS = 10
 """Of each run, for its curve, unless its recipe is told otherwise."""
@@ -30,16 +29,16 @@ def ablate(
     steps: int | None = None,
     minutes: float | None = None,
     seeds: int | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
+    set_: Overrides = None,
     corpus: str | None = None,
     out: Path | None = None,
     lengths: str | None = None,
-    exact: Annotated[bool, Parameter(negative="")] = False,
+    exact: Flag = False,
     tokens: int | None = None,
-    measure_only: Annotated[bool, Parameter(negative="")] = False,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
-    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    measure_only: Flag = False,
+    dry_run: Flag = False,
+    quiet: Flag = False,
+    json_: Json = False,
 ) -> None:
     """Train variants of recipes at equal budget, score them, and compare them in one table.
 
@@ -82,29 +81,26 @@ def ablate(
     """
     from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.ablation.ablation import Ablation
-    from transformer_xl.analysis.ablation.display import AblationDisplay
-    from transformer_xl.analysis.ablation.work import Work
+    from transformer_xl.analysis.ablation.worker import Worker
 
     axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
     asked = _Asked(axes, steps, minutes, seeds, tuple(set_ or ()), corpus, lengths, tokens, exact)
     plan, directory = asked.plan(recipes, out) if recipes else asked.stored_plan(out)
-    display = AblationDisplay(quiet=quiet)
     keep_freed_memory()
     ablation = Ablation(directory, plan)
-    work = Work(ablation, display)
+    worker = Worker(ablation, quiet=quiet)
     if not dry_run:
         ablation.check_directory()
-    work.check()
+    worker.check()
     if dry_run:
-        _print_forecast(work, rounds=1, json_=json_)
+        _print_forecast(worker, rounds=1, json_=json_)
         return
     ablation.begin()
     try:
         if measure_only:
-            _print_forecast(work, rounds=None, json_=json_)
+            _print_forecast(worker, rounds=None, json_=json_)
             return
-        _describe(work)
-        busy = work.go_on()
+        busy = worker.go_on()
     except KeyboardInterrupt:
         print(f"interrupted; go on with: txl ablate --out {shlex.quote(str(directory))}", file=sys.stderr)
         sys.exit(130)
@@ -125,16 +121,19 @@ class _Asked:
     tokens: int | None
     exact: bool
 
-    def plan(self, recipes: Sequence[str], out: Path | None) -> "tuple[Plan, Path]":
+    def plan(self, recipes: Sequence[str], out: Path | None) -> "tuple[AblationPlan, Path]":
         """Return the plan of an ablation of recipes, and where it goes."""
-        from transformer_xl.analysis.ablation.plan import Plan
-        from transformer_xl.analysis.ablation.variants import AXES, make_variants
+        from transformer_xl.analysis.ablation.plan import AXES, AblationPlan, make_variants
 
-        self._check()
+        check_least({"steps": (self.steps, 1), "seeds": (self.seeds, 1), "tokens": (self.tokens, 1)})
+        if self.minutes is not None and not 0 < self.minutes < math.inf:
+            raise ConfigError(f"--minutes ({self.minutes:g}) must be a number above 0")
+        if self.steps is not None and self.minutes is not None:
+            raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
         axes = {axis: None if text is None else names_of(axis, text, AXES[axis]) for axis, text in self.axes.items()}
         variants = make_variants(recipes, **axes, overrides=self.set, corpus=self.corpus)
         own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in self.set)
-        plan = Plan(
+        plan = AblationPlan(
             variants,
             seeds=self.seeds or 1,
             steps=self.steps,
@@ -146,10 +145,9 @@ class _Asked:
         )
         return plan, out or Path("runs") / "-".join(["ablate", *dict.fromkeys(variant.recipe for variant in variants)])
 
-    def stored_plan(self, out: Path | None) -> "tuple[Plan, Path]":
+    def stored_plan(self, out: Path | None) -> "tuple[AblationPlan, Path]":
         """Return the plan of an ablation that goes on; without a recipe nothing else can be said of it."""
         from transformer_xl.analysis.ablation.ablation import Ablation
-        from transformer_xl.errors import ConfigError
 
         if out is None:
             raise ConfigError(
@@ -162,32 +160,13 @@ class _Asked:
                 )
         return Ablation.open(out).plan, out
 
-    def _check(self) -> None:
-        from transformer_xl.errors import ConfigError
 
-        check_least({"steps": (self.steps, 1), "seeds": (self.seeds, 1), "tokens": (self.tokens, 1)})
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ConfigError(f"--minutes ({self.minutes:g}) must be a number above 0")
-        if self.steps is not None and self.minutes is not None:
-            raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
-
-
-def _describe(work: "Work") -> None:
-    """Say what is done now."""
-    ablation = work.ablation
-    n_left = sum(not work.is_done(trial) for trial in ablation.plan.trials)
-    n_run = len(ablation.plan.trials)
-    of_them = "" if n_left == n_run else f", {n_run - n_left} of them done"
-    seeds = f" with {ablation.plan.seeds} seeds" if ablation.plan.seeds > 1 else ""
-    work.watcher.say(f"{ablation.directory}: {len(ablation.plan.variants)} variants{seeds}, {n_run} runs{of_them}")
-
-
-def _print_forecast(work: "Work", *, rounds: int | None, json_: bool) -> None:
+def _print_forecast(worker: "Worker", *, rounds: int | None, json_: bool) -> None:
     """Print what will be trained and how long that takes; with `rounds`, from a measurement that nobody keeps."""
-    from transformer_xl.analysis.ablation.forecast import as_text, forecast
+    from transformer_xl.analysis.ablation.table import forecast_text
 
-    rows = forecast(work, rounds=rounds)
-    print(json.dumps({"out": str(work.ablation.directory), "variants": rows}) if json_ else as_text(work.ablation, rows))
+    ablation, rows = worker.ablation, worker.forecast(rounds=rounds)
+    print(json.dumps({"out": str(ablation.directory), "variants": rows}) if json_ else forecast_text(ablation, rows))
 
 
 def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool) -> None:

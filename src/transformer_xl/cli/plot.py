@@ -2,22 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from cyclopts import Parameter
-
-from transformer_xl.cli.options import check_least, numbers_of
-from transformer_xl.console import warn
+from transformer_xl.cli.options import Json, Split, check_least, numbers_of
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from transformer_xl.analysis.plots.lines import Line
-    from transformer_xl.analysis.plots.opened import OpenRun, Unit
-    from transformer_xl.model.language_model import LanguageModel
-    from transformer_xl.texts import Text
 
 
 def plot(
@@ -27,10 +19,10 @@ def plot(
     out: Path = Path("plot.png"),
     lengths: str | None = None,
     segments: int = 3,
-    split: Literal["train", "valid", "test"] | None = None,
+    split: Split | None = None,
     corpus: str | None = None,
     tokens: int = 200_000,
-    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    json_: Json = False,
 ) -> None:
     """Draw how runs learn, what a longer memory is worth to them, or where in a segment they lose.
 
@@ -66,81 +58,47 @@ def plot(
         raise ConfigError(f"--lengths ({lengths}) are of memory, and --against is {against}; use --against memory")
 
     from transformer_xl.allocator import keep_freed_memory
+    from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
     from transformer_xl.analysis.plots.curves import XLABELS, learning_curves
     from transformer_xl.analysis.plots.lines import draw
-    from transformer_xl.analysis.plots.opened import UNITS, check_comparable, check_curves, open_runs
+    from transformer_xl.analysis.plots.scores import (
+        memory_line,
+        memory_readings,
+        open_texts,
+        position_lines,
+        segment_readings,
+    )
+    from transformer_xl.console import progress, warn
 
     keep_freed_memory()
-    opened = open_runs(runs)
-    check_comparable(opened, unit, warn=warn)
+    found = find_runs(runs)
+    check_units(found, unit, warn=warn)
+    lines: list[Line] = []
     labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}
+    texts = open_texts(found, split=split, corpus=corpus, limit=tokens, warn=warn)
     if against == "memory":
-        lines = _against_memory(opened, unit, wanted, _Texts(split, corpus, tokens))
+        for run, opened, text in texts:
+            n_token = len(memory_readings(run, wanted)) * (len(text.ids) - 1)
+            with progress(run.name, n_token) as bar:
+                lines.append(memory_line(run, opened, text, unit=unit, lengths=wanted, on_tokens=bar.advance))
         labels |= {"xlabel": "positions of memory at evaluation", "lengths": True, "title": "loss and memory"}
     elif against == "position":
-        lines, borders = _against_position(opened, unit, segments, _Texts(split, corpus, tokens))
-        labels |= {"xlabel": "position in consecutive segments (tokens); band: 95 % confidence", "borders": borders}
-        labels |= {"title": "loss and position in the segment"}
+        readings = {run.name: segment_readings(run.config) for run in found}
+        longest = max(reading.tgt_len for own in readings.values() for _, reading in own)
+        span = segments * longest
+        for run, opened, text in texts:
+            with progress(run.name, len(readings[run.name]) * (len(text.ids) - 1)) as bar:
+                lines += position_lines(run, opened, text, span=span, unit=unit, on_tokens=bar.advance)
+        labels |= {"xlabel": "position in consecutive segments (tokens); band: 95 % confidence"}
+        labels |= {"borders": range(0, span + 1, longest), "title": "loss and position in the segment"}
     else:
-        check_curves(opened, warn=warn)
-        lines = learning_curves(opened, against=against, unit=unit)
+        check_validations(found, warn=warn)
+        lines = learning_curves(found, against=against, unit=unit)
         labels |= {"xlabel": XLABELS[against], "title": "loss while training"}
-    if len(opened) == 1:
-        labels["title"] = f"{opened[0].name}: {labels['title']}"
+    if len(found) == 1:
+        labels["title"] = f"{found[0].name}: {labels['title']}"
     draw(lines, out, **labels)
     if json_:
         print(json.dumps({"against": against, "unit": unit, "picture": str(out), "lines": [line.as_dict() for line in lines]}))
     else:
         print(f"picture: {out}")
-
-
-class _Texts:
-    """What is scored, as the options say."""
-
-    def __init__(self, split: Literal["train", "valid", "test"] | None, corpus: str | None, limit: int) -> None:
-        self._split: Literal["train", "valid", "test"] | None = split
-        self._corpus, self._limit = corpus, limit
-        self._read: dict[str, bool] = {}
-
-    def load(self, run: "OpenRun") -> "tuple[LanguageModel, Text]":
-        """Return a run's model and what it is scored on."""
-        from transformer_xl.checkpoint.run_directory import load
-        from transformer_xl.texts import split_text
-
-        model, tokenizer = load(run.path, on_damaged=warn)
-        text = split_text(run.config, tokenizer, split=self._split, corpus=self._corpus, limit=self._limit)
-        self._read |= {tokenizer.fingerprint: text.is_whole}
-        if len(self._read) > 1 and not all(self._read.values()):
-            warn(
-                f"{self._limit:,} tokens of one vocabulary are not as much text as of another; --tokens larger than the split "
-                "compares the same text"
-            )
-            self._read = {tokenizer.fingerprint: True}
-        return model, text
-
-
-def _against_memory(runs: "Sequence[OpenRun]", unit: "Unit", lengths: list[int] | None, texts: _Texts) -> "list[Line]":
-    from transformer_xl.analysis.plots.memory import memory_line, n_scored
-    from transformer_xl.console import progress
-
-    lines = []
-    for run in runs:
-        model, text = texts.load(run)
-        with progress(run.name, n_scored(run, lengths) * (len(text.ids) - 1)) as bar:
-            lines.append(memory_line(run, model, text, unit=unit, lengths=lengths, on_tokens=bar.advance))
-    return lines
-
-
-def _against_position(runs: "Sequence[OpenRun]", unit: "Unit", segments: int, texts: _Texts) -> "tuple[list[Line], list[int]]":
-    from transformer_xl.analysis.plots.positions import position_lines, segment_readings
-    from transformer_xl.console import progress
-
-    sizes = [reading.tgt_len for run in runs for _, reading in segment_readings(run)]
-    span = segments * max(sizes)
-    lines: list[Line] = []
-    for run in runs:
-        model, text = texts.load(run)
-        n_line = len(segment_readings(run))
-        with progress(run.name, n_line * (len(text.ids) - 1)) as bar:
-            lines += position_lines(run, model, text, span=span, unit=unit, on_tokens=bar.advance)
-    return lines, list(range(0, span + 1, max(sizes)))

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from transformer_xl.analysis.ablation.ablation import RESULTS, Ablation
-from transformer_xl.analysis.ablation.plan import Plan
-from transformer_xl.analysis.ablation.variants import Variant
+from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
 from transformer_xl.config import RunConfig
 
 
 def test_a_run_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
-    plan = Plan((Variant("a", "a", {}, RunConfig()),), seeds=2)
+    plan = AblationPlan((Variant("a", "a", {}, RunConfig()),), seeds=2)
     mine, others = Ablation(tmp_path, plan), Ablation(tmp_path, plan)
     (tmp_path / RESULTS).mkdir()
     first, second = plan.trials

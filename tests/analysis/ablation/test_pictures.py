@@ -9,8 +9,7 @@ import pytest
 from transformer_xl.analysis.ablation import pictures
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
-from transformer_xl.analysis.ablation.plan import Plan
-from transformer_xl.analysis.ablation.variants import Variant
+from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
 from transformer_xl.config import DataConfig, RunConfig
 
 
@@ -31,7 +30,7 @@ class Drawn:
     def ablation(self, *results: dict[str, Any], corpora: tuple[str, str] = ("text", "text"), **plan: Any) -> Ablation:
         """Two runs; of each its result, and one validation."""
         variants = [Variant(n, n, {}, RunConfig(name=n, data=DataConfig(corpus=c))) for n, c in zip("ab", corpora, strict=True)]
-        ablation = Ablation(self.directory, Plan(tuple(variants), **plan))
+        ablation = Ablation(self.directory, AblationPlan(tuple(variants), **plan))
         ablation.begin()
         for place, (trial, more) in enumerate(zip(ablation.plan.trials, results, strict=True)):
             loss = 1.0 + place
@@ -58,7 +57,7 @@ def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Drawn:
     return Drawn(tmp_path / "a", monkeypatch)
 
 
-WORDS, BYTES = {"tokenizer": "w", "unit": "word"}, {"tokenizer": "b", "unit": "byte"}
+WORDS, BYTES = {"tokenizer": "w", "unit": "word", "loses": ""}, {"tokenizer": "b", "unit": "byte", "loses": ""}
 LOSSY = WORDS | {"loses": "Words outside."}
 
 

@@ -1,23 +1,113 @@
-"""The plan of an ablation, as it lies in its directory."""
+"""What an ablation compares, and its plan as it lies in its directory."""
 
 import json
+from pathlib import Path
+from typing import Any
 
-from transformer_xl.analysis.ablation.plan import Plan
-from transformer_xl.analysis.ablation.variants import make_variants
+import pytest
+
+from transformer_xl.analysis.ablation.plan import AblationPlan, differences, make_variants
+from transformer_xl.config import load_recipe
+from transformer_xl.errors import ConfigError
+
+
+def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
+    variants = make_variants(["quickstart"], overrides=["model.attention=shaw"])
+    assert len(variants) == len({variant.name for variant in variants}) == 16
+    first, last = variants[0], variants[-1]
+    assert first.labels == {"recurrence": "yes", "attention": "shaw", "loss": "full"}
+    assert first.config == load_recipe("quickstart", ["model.attention=shaw"])
+    assert last.name == "no-recurrence-al_rfou-half"
+    assert (last.config.model.mem_len, last.config.eval_mem_len, last.config.train.loss) == (0, 0, "half")
+    assert differences(first.config, last.config) == [
+        ("model.mem_len", 128, 0),
+        ("model.attention", "shaw", "al_rfou"),
+        ("train.loss", "full", "half"),
+        ("eval.mem_len", None, 0),
+    ]
+
+
+def test_an_axis_leaves_the_others_as_the_recipe_has_them() -> None:
+    variants = make_variants(["quickstart"], recurrence=["no", "yes"])
+    assert [variant.name for variant in variants] == ["no-recurrence", "recurrence"]
+    assert {variant.config.train.loss for variant in variants} == {"full"}
+
+
+def test_memory_of_the_same_length_goes_with_recurrence() -> None:
+    (variant,) = make_variants(
+        ["quickstart"], recurrence=["no"], overrides=["model.same_length=true", "eval.same_length=true", "eval.mem_len=9"]
+    )
+    assert not variant.config.model.model_dump()["same_length"]
+    assert variant.config.eval.same_length is None
+    assert variant.config.eval_mem_len == 0
+
+
+def test_a_backend_of_the_papers_attention_is_left_out_where_there_is_another() -> None:
+    own, other = make_variants(["quickstart"], attention=["transformer_xl", "vaswani"], overrides=["train.attention=equation"])
+    assert (own.config.train.attention, other.config.train.attention) == ("equation", "auto")
+
+
+def test_other_kinds_are_trained_as_they_are(tmp_path: Path) -> None:
+    recipe = tmp_path / "lstm.toml"
+    recipe.write_text('[model]\nkind = "lstm"\n')
+    variants = make_variants([str(recipe), "quickstart"], recurrence=["yes", "no"], loss=["half"])
+    assert [variant.name for variant in variants] == [
+        "lstm-half",
+        "quickstart-recurrence-half",
+        "quickstart-no-recurrence-half",
+    ]
+    assert variants[0].labels == {"loss": "half"}
+    assert variants[0].config.train.loss == "half"
+
+
+def test_corpus_and_overrides_are_laid_over_all(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("text")
+    for variant in make_variants(["quickstart", "ptb-small"], overrides=["train.batch_size=3"], corpus=str(text)):
+        assert (variant.config.data.corpus, variant.config.train.batch_size) == (str(text), 3)
+
+
+def test_a_setting_that_one_of_the_recipes_does_not_have() -> None:
+    with pytest.raises(ConfigError, match="recipe 'shakespeare-small-lstm': model: unknown key 'n_head'"):
+        make_variants(["shakespeare-small", "shakespeare-small-lstm"], overrides=["model.n_head=3"])
+
+
+def test_an_axis_that_no_recipe_has(tmp_path: Path) -> None:
+    recipe = tmp_path / "plain.toml"
+    recipe.write_text('[model]\nkind = "vanilla"\n')
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({"recurrence": ["yes", "no"], "attention": ["shaw"]}, "--recurrence and --attention"),
+        ({"attention": ["shaw"], "loss": ["half"]}, "--attention"),
+    ]
+    for axes, options in asked:
+        with pytest.raises(ConfigError, match=rf"^{options} can vary .* transformer_xl only.*: plain \(vanilla\); leave that"):
+            make_variants([str(recipe)], **axes)
+
+
+def test_what_cannot_be_compared(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"variant 'recurrence' .* model.mem_len \(0\) .*--set model.mem_len=N"):
+        make_variants(["quickstart"], recurrence=["yes"], overrides=["model.mem_len=0"])
+    with pytest.raises(
+        ConfigError, match="variant 'al_rfou' of recipe 'quickstart': model: attention 'al_rfou' adds positions"
+    ):
+        make_variants(["quickstart"], attention=["al_rfou"], overrides=["model.d_head=32"])
+    (tmp_path / "quickstart.toml").write_text("")
+    with pytest.raises(ConfigError, match="would both be called 'quickstart'"):
+        make_variants(["quickstart", str(tmp_path / "quickstart.toml")])
 
 
 def test_a_plan_survives_its_file() -> None:
-    plan = Plan(
+    plan = AblationPlan(
         make_variants(["quickstart"], recurrence=["yes", "no"]), seeds=2, minutes=3, lengths=(0, 9), exact=True, tokens=7
     )
     stored = json.loads(json.dumps(plan.as_dict()))
-    assert Plan.from_dict(stored) == plan
+    assert AblationPlan.from_dict(stored) == plan
     assert list(stored) == ["variants", "seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"]
     assert list(stored["variants"][0]) == ["name", "recipe", "labels", "config"]  # files of today are read tomorrow
 
 
 def test_seeds_follow_each_other_and_every_variant_has_its_turn_first() -> None:
-    plan = Plan(make_variants(["quickstart"], recurrence=["yes", "no"], overrides=["train.seed=4"]), seeds=2)
+    plan = AblationPlan(make_variants(["quickstart"], recurrence=["yes", "no"], overrides=["train.seed=4"]), seeds=2)
     assert [trial.name for trial in plan.trials] == [
         "recurrence-seed4",
         "no-recurrence-seed4",
@@ -28,6 +118,6 @@ def test_seeds_follow_each_other_and_every_variant_has_its_turn_first() -> None:
 
 def test_time_is_a_budget_of_those_that_have_no_other() -> None:
     variants = make_variants(["quickstart"], recurrence=["yes", "no"], overrides=["train.max_minutes=5"])
-    assert Plan(variants).paced == list(variants)
-    assert [Plan(variants, minutes=2).minutes_of(variant) for variant in variants] == [2, 2]
-    assert Plan(variants, steps=8, minutes=2).paced == []
+    assert AblationPlan(variants).paced == list(variants)
+    assert [AblationPlan(variants, minutes=2).minutes_of(variant) for variant in variants] == [2, 2]
+    assert AblationPlan(variants, steps=8, minutes=2).paced == []

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F
@@ -9,7 +10,7 @@ from torch.nn import functional as F
 from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
-from transformer_xl.analysis.explain.attention import attention_weights, has_heads, visit_attention
+from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, attention_weights, has_heads, visit_attention
 from transformer_xl.model.vanilla import CausalAttention
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
@@ -108,3 +109,26 @@ def test_looking_leaves_the_model_as_it_was():
 
 def test_an_lstm_has_no_heads():
     assert has_heads(make("paper")) and has_heads(make("vanilla")) and not has_heads(make("lstm"))
+
+
+def test_a_wide_bin_is_not_looked_at_more():
+    """Attention that is the same at all distances is shown so."""
+    distances = Distances(1, 1, 40)
+    distances.add(0, torch.full((1, 1, 40), 1 / 40), n_memory=0)
+    binned = distances.binned()
+    assert len(set(np.diff(binned.edges))) > 1
+    np.testing.assert_allclose(binned.per_distance, 1 / 40)
+
+
+def test_shelf_holds_no_more_than_its_room():
+    room = 1 << 18
+    shelf = Shelf(n_segment=10_000, tgt_len=64, n_head=12, n_bytes=room)
+    n = 0
+    for index in range(200):
+        if shelf.wants(index, score := float(torch.rand(()))):
+            looks = Looks(64, 10)
+            looks.add(torch.rand(12, 64, 70))
+            shelf.put(index, index * 64, score, looks)
+            n += 1
+    found = shelf.details()
+    assert room * 0.9 < found.distances.size * 3 + found.memory.size <= room and n < 200

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from tests.analysis.explain.models import make, reading
-from transformer_xl.analysis.explain import details
+from transformer_xl.analysis.explain import attention
 from transformer_xl.analysis.explain.attention import visit_attention
-from transformer_xl.analysis.explain.distances import Distances
 from transformer_xl.analysis.explain.facts import gather, remembers
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.reading.evaluation import evaluate
@@ -97,7 +96,7 @@ def test_details_say_where_the_heads_looked(kind):
         weights, keys, begin = looked(model, ids, how, place)
         row = place - 1
         expected = weights.flatten(0, 1).numpy()
-        heaviest = np.pad(-np.sort(-expected), ((0, 0), (0, details.KEYS)))[:, : details.KEYS]
+        heaviest = np.pad(-np.sort(-expected), ((0, 0), (0, attention.KEYS)))[:, : attention.KEYS]
         np.testing.assert_allclose(found.weights[row], heaviest, atol=1e-6)
         for head in range(len(expected)):
             for distance, weight in zip(found.distances[row, head], found.weights[row, head], strict=True):
@@ -108,7 +107,7 @@ def test_details_say_where_the_heads_looked(kind):
 
 def test_little_room_is_for_the_beginning_and_for_what_gains_most(monkeypatch):
     model, ids = make("paper"), stream(401)
-    monkeypatch.setattr(details.Shelf.__init__, "__kwdefaults__", {"n_bytes": 8 * 4 * 6 * 25})  # eight segments
+    monkeypatch.setattr(attention.Shelf.__init__, "__kwdefaults__", {"n_bytes": 8 * 4 * 6 * 25})  # eight segments
     facts = gather(model, ids, reading(model))
     gains = facts.gain.reshape(100, 4).sum(1)
     best = {0, 1, *(np.argsort(-gains[2:])[:6] + 2)}
@@ -162,12 +161,3 @@ def test_what_cannot_be_read():
         model.softmax.bias[3] = float("nan")
     with pytest.raises(CheckpointError, match="no finite probabilities"):
         gather(model, stream(9), reading(model))
-
-
-def test_a_wide_bin_is_not_looked_at_more():
-    """Attention that is the same at all distances is shown so."""
-    distances = Distances(1, 1, 40)
-    distances.add(0, torch.full((1, 1, 40), 1 / 40), n_memory=0)
-    binned = distances.binned()
-    assert len(set(np.diff(binned.edges))) > 1
-    np.testing.assert_allclose(binned.per_distance, 1 / 40)

@@ -11,10 +11,9 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
-import torch
 
 from tests.analysis.explain.models import make, reading
-from transformer_xl.analysis.explain import details
+from transformer_xl.analysis.explain import attention
 from transformer_xl.analysis.explain.explanation import explain
 from transformer_xl.analysis.explain.output import write_explanation
 from transformer_xl.analysis.explain.page import page, unpacked
@@ -167,8 +166,8 @@ def test_a_page_holds_a_whole_long_text(n, tmp_path):
     about, arrays = stored(path.read_text(encoding="utf-8"))
     assert arrays["text"].tobytes().decode() == text and len(arrays["tokens"]) == len(ids) >= n - 3
     np.testing.assert_allclose(arrays["nats"] * about["nats_step"], found.facts.nats, atol=0.0005)
-    attention = about["detailed"] * 6 * (3 * details.KEYS + 1)
-    assert attention <= details.BYTES and size < 15 * len(ids) + attention
+    n_byte = about["detailed"] * 6 * (3 * attention.KEYS + 1)
+    assert n_byte <= attention.BYTES and size < 15 * len(ids) + n_byte
 
 
 def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
@@ -183,7 +182,7 @@ def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
         rank=rng.integers(0, 256, n - 1),
         top_ids=rng.integers(97, 123, (n - 1, 5)),
         top_probabilities=rng.dirichlet(np.ones(6), 1000)[rng.integers(0, 1000, n - 1), :5].astype(np.float32),
-        details=details.Details(
+        details=attention.Details(
             np.arange(1, room + 1),
             rng.integers(0, 200, (room, 6, 8)),
             rng.random((room, 6, 8), np.float32),
@@ -196,20 +195,6 @@ def test_a_page_grows_with_its_text_by_a_bounded_number_of_bytes():
     assert len(text) - room * 6 * 25 * 4 / 3 < 30 * n  # 30 MB for a million tokens; random numbers cannot be compressed
     about, arrays = stored(text)
     assert len(arrays["tokens"]) == n and about["detailed"] == room
-
-
-def test_shelf_holds_no_more_than_its_room():
-    room = 1 << 18
-    shelf = details.Shelf(n_segment=10_000, tgt_len=64, n_head=12, n_bytes=room)
-    n = 0
-    for index in range(200):
-        if shelf.wants(index, score := float(torch.rand(()))):
-            looks = details.Looks(64, 10)
-            looks.add(torch.rand(12, 64, 70))
-            shelf.put(index, index * 64, score, looks)
-            n += 1
-    found = shelf.details()
-    assert room * 0.9 < found.distances.size * 3 + found.memory.size <= room and n < 200
 
 
 def test_parts_of_the_page_are_in_the_package():

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from transformer_xl.analysis.explain.passages import best_passages
 from transformer_xl.analysis.explain.shown import label, labels, shown_text
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 
@@ -51,13 +50,3 @@ def test_labels_name_bytes_and_words():
     assert [label(words, i) for i in range(4)] == ["<unk>", "\n", "the", "x" * 79 + "…"]
     names, (first, second) = labels(tokenizer, np.array([66, 65]), np.array([[67], [65]]))
     assert (names, first.tolist(), second.tolist()) == (["A", "B", "C"], [1, 0], [[2], [0]])
-
-
-def test_passages_lie_inside_segments_and_the_best_come_first():
-    values = np.zeros(300)
-    values[[5, 130, 131, 199]] = 3, 2, 2, -9
-    first, second = best_passages(values, tgt_len=128)
-    assert (first.begin, first.end, first.score, first.best) == (129, 193, 4.0, 131)
-    assert (second.begin, second.end, second.score, second.best) == (1, 65, 3.0, 6)
-    assert best_passages(-np.ones(5), tgt_len=2) == []
-    assert [p.end - p.begin for p in best_passages(np.ones(100), tgt_len=100, n=9)] == [50, 50]

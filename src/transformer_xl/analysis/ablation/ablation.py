@@ -15,8 +15,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.analysis.ablation.pace import Pace
-from transformer_xl.analysis.ablation.plan import Plan, Trial
+from transformer_xl.analysis.ablation.budget import Pace
+from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import locked, replace_file
 
@@ -35,7 +35,7 @@ class Ablation:
         plan: of it.
     """
 
-    def __init__(self, directory: Path, plan: Plan) -> None:
+    def __init__(self, directory: Path, plan: AblationPlan) -> None:
         self.directory, self.plan = directory, plan
 
     def begin(self) -> None:
@@ -44,7 +44,7 @@ class Ablation:
         Raises:
             CheckpointError: the directory holds another ablation or something else, or cannot be written.
         """
-        with writing(self.directory):
+        with _writing(self.directory):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.alone(lambda: None):
                 stored = self._stored()
@@ -58,10 +58,10 @@ class Ablation:
         Raises:
             CheckpointError: the directory holds another ablation or something else, or cannot be read.
         """
-        with writing(self.directory):
+        with _writing(self.directory):
             self._stored()
 
-    def _stored(self) -> Plan | None:
+    def _stored(self) -> AblationPlan | None:
         """Return the plan that the directory holds, this one with as many seeds or fewer; None: nothing is there."""
         path = self.directory
         if not (path / PLAN_FILE).exists():
@@ -86,7 +86,7 @@ class Ablation:
         """
         path = directory / PLAN_FILE
         try:
-            return cls(directory, Plan.from_dict(json.loads(path.read_text(encoding="utf-8"))))
+            return cls(directory, AblationPlan.from_dict(json.loads(path.read_text(encoding="utf-8"))))
         except (FileNotFoundError, NotADirectoryError):
             raise CheckpointError(f"'{directory}' holds no ablation: {PLAN_FILE} is missing; name the recipe, too") from None
         except (OSError, ValueError, TypeError, KeyError) as error:
@@ -122,7 +122,7 @@ class Ablation:
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times, from then on for good."""
-        with writing(self.directory):
+        with _writing(self.directory):
             replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
@@ -136,7 +136,7 @@ class Ablation:
 
     def save_result(self, trial: Trial, result: dict[str, Any]) -> None:
         """Store what became of a run."""
-        with writing(self.directory):
+        with _writing(self.directory):
             replace_file(self.result_path(trial), _json(result))
 
     def result_path(self, trial: Trial) -> Path:
@@ -152,7 +152,7 @@ class Ablation:
 
         with ExitStack() as held:
             try:
-                with writing(self.directory):
+                with _writing(self.directory):
                     held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
             except _TakenError:
                 yield False
@@ -167,7 +167,7 @@ class Ablation:
 
 
 @contextmanager
-def writing(directory: Path) -> Iterator[None]:
+def _writing(directory: Path) -> Iterator[None]:
     """Say in one line why a directory cannot be written."""
     try:
         yield

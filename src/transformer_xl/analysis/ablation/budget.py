@@ -1,16 +1,93 @@
-"""What a budget comes to: the settings with which a run of an ablation is trained, and its steps."""
+"""What a budget comes to: the steps that a run is given, and how long a step takes.
 
+Steps of several runs are timed in turn, so that what else the machine does falls on all of them. The time of a step is the
+shortest seen, because other programs only ever add to it. Where one thread computes, it is the time that this thread had the
+processor.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import fmean, median
 from typing import Any
 
-from transformer_xl.analysis.ablation.pace import Pace, steps_in
-from transformer_xl.analysis.ablation.plan import Plan, Trial
-from transformer_xl.config import RunConfig, merge
+import torch
 
+from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
+from transformer_xl.config import RunConfig, merge
+from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.comparison import count_parameters
+from transformer_xl.model.kinds import make_model
+from transformer_xl.model.precision import choose_device, choose_precision
+from transformer_xl.model_config import VanillaConfig
+from transformer_xl.training.feed import SegmentLengths
+from transformer_xl.training.trainer import Trainer
+
+ROUNDS = 5
+"""How often each run gets its turn."""
+
+_SECONDS = 0.5
+"""A turn is about so long …"""
+
+_MOST_STEPS = 10
+"""… and never more steps than these."""
+
+_LONG = 1_000_000
+_PLACES = 16
 _NO_BUDGET = {"max_steps": None, "max_tokens": None, "max_epochs": None, "max_minutes": None}
 
 
-def budgeted(plan: Plan, trial: Trial, paces: dict[str, Pace]) -> RunConfig:
-    """Return the settings of a run: the variant's, with budget, seed and validations of the plan."""
+@dataclass
+class Pace:
+    """The time of a step of one run.
+
+    Attributes:
+        seconds: shortest seen; where steps take longer at some times of training than at others, the mean of these.
+        median: of all that were seen, which tells how much else the machine had to do.
+    """
+
+    seconds: float
+    median: float
+
+
+def measure_paces(
+    configs: Mapping[str, RunConfig],
+    corpora: Mapping[str, PreparedCorpus],
+    *,
+    rounds: int = ROUNDS,
+    report: Callable[[str], object] = lambda name: None,
+) -> dict[str, Pace]:
+    """Measure the time of a training step of several runs in turn.
+
+    Args:
+        configs: by name.
+        corpora: of each, prepared.
+        rounds: how often each gets its turn.
+        report: called with the name of each whose turn it is.
+
+    Returns:
+        The time of a step of each.
+    """
+    seen: dict[str, dict[float, list[float]]] = {name: {} for name in configs}
+    for _ in range(rounds):
+        for name, config in configs.items():
+            report(name)
+            _take_turn(config, corpora[name], seen[name])
+    return {
+        name: Pace(fmean(min(times) for times in own.values()), fmean(median(times) for times in own.values()))
+        for name, own in seen.items()
+    }
+
+
+def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunConfig:
+    """Return the settings of a run: the variant's, with budget, seed and validations of the plan.
+
+    Args:
+        plan: of the ablation.
+        trial: the run.
+        paces: time of a step of each variant whose budget is time.
+    """
     config, name = trial.variant.config, trial.variant.name
     changes: dict[str, Any] = {"seed": trial.seed, "sample_tokens": 0}
     if plan.steps:
@@ -35,3 +112,73 @@ def steps_of(config: RunConfig) -> int | None:
     steps = [train.max_steps] if train.max_steps else []
     steps += [-(-train.max_tokens // (train.batch_size * train.tgt_len * train.tbptt_segments))] if train.max_tokens else []
     return min(steps) if steps and not train.max_epochs else None
+
+
+def steps_in(minutes: float, pace: float) -> int:
+    """Return how many steps fit into so many minutes, one at least.
+
+    Args:
+        minutes: to fill.
+        pace: seconds of a step.
+
+    Example:
+        >>> steps_in(2, 0.5), steps_in(0.001, 1.0)
+        (240, 1)
+    """
+    return max(1, int(minutes * 60 / pace * (1 + 1e-9)))  # 0.6 / 0.1 is 6, too
+
+
+def n_parameters(config: RunConfig, vocab_size: int) -> int:
+    """Return the number of a run's parameters, without making them."""
+    return count_parameters(config.model.completed(vocab_size=vocab_size, tgt_len=SegmentLengths(config.train).longest))
+
+
+def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list[float]]) -> None:
+    """Time as many steps as a turn has, and add their seconds by their place in the training."""
+    places = _places(config)
+    trainer = _trainer(config, corpus)
+    trainer.step = round(places[0] * _LONG)
+    _timed_step(trainer)  # the first one takes longer: memory is allotted, code compiled
+    n_step = max(1, min(_MOST_STEPS, int(_SECONDS / _timed_step(trainer))) // len(places))
+    for place in places:
+        trainer.step = round(place * _LONG)
+        seen.setdefault(place, []).extend(_timed_step(trainer) for _ in range(n_step))
+
+
+def _timed_step(trainer: Trainer) -> float:
+    alone = trainer.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.process_time if alone else time.perf_counter
+    begin = clock()
+    trainer.train_step()
+    return clock() - begin
+
+
+def _places(config: RunConfig) -> list[float]:
+    """Return at which shares of the training steps are timed: several where they take longer at some than at others."""
+    n = 1
+    if isinstance(config.model, VanillaConfig) and config.model.intermediate_losses:
+        n = 2 * config.model.n_layer  # a layer more or less predicts after each of these shares
+    if config.train.tgt_len_start or config.train.varlen:
+        n = max(n, _PLACES)
+    return [(i + 0.5) / n for i in range(n)]
+
+
+def _trainer(config: RunConfig, corpus: PreparedCorpus) -> Trainer:
+    """Return what trains the run, with a budget that only says how far it is."""
+    device = choose_device(config.train.device)
+    precision, _ = choose_precision(config.train.precision, device)
+    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "tgt_len": SegmentLengths(config.train).longest}
+    model = config.model.completed(**sizes).model_dump()
+    config = RunConfig(**merge(config.model_dump(), {"model": model, "train": _NO_BUDGET | {"max_steps": _LONG}}))
+    torch.manual_seed(config.train.seed)
+    training = corpus.splits["train"]
+    stream = SegmentStream(
+        training.ids,
+        batch_size=config.train.batch_size,
+        tgt_len=config.train.tgt_len,
+        document_starts=training.document_starts,
+        shuffle=config.data.shuffle,
+        seed=config.train.seed,
+    )
+    made = make_model(config.model)
+    return Trainer(made, stream, train=config.train, optim=config.optim, precision=precision, device=device)

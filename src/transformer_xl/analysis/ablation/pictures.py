@@ -4,10 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.analysis.ablation.comparable import Unit, comparable
-from transformer_xl.analysis.ablation.table import Mean
-from transformer_xl.analysis.ablation.variants import Variant
-from transformer_xl.analysis.plots.styles import variant_styles
+from transformer_xl.analysis.ablation.plan import Variant
+from transformer_xl.analysis.ablation.table import UNITS, Mean, Unit, comparable
+from transformer_xl.analysis.plots.lines import line_style
 from transformer_xl.pictures import new_figure, save_picture
 from transformer_xl.training.record import read_metrics
 
@@ -23,24 +22,24 @@ def draw_lengths(ablation: Ablation) -> Path | None:
     path, unit = _cleared(ablation, LENGTHS), _unit(ablation, tokens=ablation.plan.tokens)
     if unit is None:
         return None
-    figure, lines = _figure(ablation), 0
+    figure, shown = _figure(ablation), set[int]()
     axes = figure.add_subplot()
     for variant, style in _styled(ablation):
         results = _done(ablation, variant)
-        scores = [list(zip(*_by_length(result, unit), strict=True)) for result in results if len(result["scores"]) > 1]
+        scores = [_by_length(result, unit) for result in results if len(result["scores"]) > 1]
         if not scores:
             continue
-        lengths = list(scores[0][0])
-        means = [Mean.of(values) for values in zip(*(own for _, own in scores), strict=True)]
-        _line(axes, lengths, means, style, variant.name)
-        lines += 1
-    if not lines:
+        means = {length: Mean.of([own[length] for own in scores]) for length in sorted(scores[0])}
+        _line(axes, list(means), list(means.values()), style, variant.name)
+        shown |= set(means)
+    if not shown:
         return None
-    axes.set_xscale("symlog", base=2, linthresh=_least_length(ablation))
-    _ticks(axes)
+    axes.set_xscale("symlog", base=2, linthresh=min((length for length in shown if length > 0), default=1))
+    axes.set_xticks(sorted(shown), [f"{length:,}" for length in sorted(shown)])
+    axes.minorticks_off()
     axes.set(
         xlabel="attention length at evaluation (tokens before a segment; segment itself not counted)",
-        ylabel=_NAMES[unit],
+        ylabel=UNITS[unit],
         title=f"{ablation.directory.name}: loss and attention length",
     )
     return _finished(figure, axes, path)
@@ -71,14 +70,11 @@ def draw_curves(ablation: Ablation) -> Path | None:
     if not lines:
         return None
     how = "at the measured pace" if paces else "as it was"
-    by_time.set(xlabel=f"training time (minutes, {how})", ylabel=f"validation loss ({_NAMES[unit]})")
+    by_time.set(xlabel=f"training time (minutes, {how})", ylabel=f"validation loss ({UNITS[unit]})")
     by_tokens.set(xlabel="tokens read (millions)")
     by_time.grid(alpha=0.3)
     figure.suptitle(f"{ablation.directory.name}: learning curves")
     return _finished(figure, by_tokens, path)
-
-
-_NAMES = {"bpc": "bits per character", "loss": "nats per token"}
 
 
 def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
@@ -86,9 +82,21 @@ def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
 
 
 def _styled(ablation: Ablation) -> list[tuple[Variant, dict[str, Any]]]:
+    """Return variants and their styles; lines of variants that are alike in one respect look alike in it.
+
+    Color and marker say recipe and attention; markers are open and lines thin without recurrence; lines are dashed where
+    half of the tokens are learned from.
+    """
     variants = ablation.plan.variants
-    styles = variant_styles([(variant.recipe, variant.labels) for variant in variants])
-    return list(zip(variants, styles, strict=True))
+    kinds = list(dict.fromkeys((variant.recipe, variant.labels.get("attention")) for variant in variants))
+    styled = []
+    for variant in variants:
+        style = line_style(kinds.index((variant.recipe, variant.labels.get("attention"))))
+        open_ = variant.labels.get("recurrence") == "no"
+        style["linestyle"] = "--" if variant.labels.get("loss") == "half" else "-"
+        style |= {"markerfacecolor": "white" if open_ else style["color"], "linewidth": 1.0 if open_ else 1.8}
+        styled.append((variant, style))
+    return styled
 
 
 def _done(ablation: Ablation, variant: Variant) -> list[dict[str, Any]]:
@@ -98,7 +106,7 @@ def _done(ablation: Ablation, variant: Variant) -> list[dict[str, Any]]:
 
 def _unit(ablation: Ablation, *, tokens: int | None) -> Unit | None:
     results = [result for variant in ablation.plan.variants for result in _done(ablation, variant)]
-    return comparable(ablation.plan, results, tokens=tokens).unit
+    return comparable(ablation.plan, results, tokens=tokens)[0]
 
 
 def _cleared(ablation: Ablation, name: str) -> Path:
@@ -108,16 +116,9 @@ def _cleared(ablation: Ablation, name: str) -> Path:
     return path
 
 
-def _by_length(result: dict[str, Any], unit: Unit) -> list[tuple[int, float]]:
-    """Return length and loss of all readings but those that only differ in how segments are cut."""
-    found = {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
-    return sorted(found.items())
-
-
-def _least_length(ablation: Ablation) -> float:
-    results = [result for variant in ablation.plan.variants for result in _done(ablation, variant)]
-    lengths = [scored["reading"]["length"] for result in results for scored in result["scores"]]
-    return min((length for length in lengths if length > 0), default=1)
+def _by_length(result: dict[str, Any], unit: Unit) -> dict[int, float]:
+    """Return the losses by length; of readings that differ only in how segments are cut, one."""
+    return {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
 
 
 def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], name: str) -> None:
@@ -127,12 +128,6 @@ def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], 
         low = [mean.mean - s for mean, s in zip(means, spread, strict=True)]
         high = [mean.mean + s for mean, s in zip(means, spread, strict=True)]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def _ticks(axes: "Axes") -> None:
-    lengths = sorted({float(x) for line in axes.get_lines() for x in line.get_xdata()})  # pyright: ignore
-    axes.set_xticks(lengths, [f"{length:,.0f}" for length in lengths])
-    axes.minorticks_off()
 
 
 def _validations(directory: Path) -> dict[int, dict[str, Any]]:

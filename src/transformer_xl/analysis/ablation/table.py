@@ -1,14 +1,21 @@
-"""The outcome of an ablation as one table: on a screen, in Markdown, as JSON."""
+"""What an ablation will take, and its outcome, as tables: on a screen, in Markdown, as JSON."""
 
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
+from transformer_xl import console
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.analysis.ablation.comparable import comparable
+from transformer_xl.analysis.ablation.plan import AblationPlan
 from transformer_xl.console import clock
+from transformer_xl.texts import text_difference
+
+Unit = Literal["loss", "bpc"]
+
+UNITS: dict[Unit, str] = {"bpc": "bits per character", "loss": "nats per token"}
+"""What runs can be compared in, in words."""
 
 _OF_CHARACTERS = ("byte", "char", "bpe")
 
@@ -88,7 +95,7 @@ class Table:
         rows: one for each variant.
         text: what was scored.
         unit: `bpc` or `ppl`, whichever people give for such tokens.
-        compared: in which unit differences are: `loss` or `bpc`; None: nothing can be compared.
+        compared: in which unit differences are; None: nothing can be compared.
         why_not: why nothing can; empty if something can.
         n_run: runs of the plan.
         n_done: of them done.
@@ -97,7 +104,7 @@ class Table:
     rows: list[Row]
     text: str
     unit: str
-    compared: str | None
+    compared: Unit | None
     why_not: str
     n_run: int
     n_done: int
@@ -113,15 +120,15 @@ def make_table(ablation: Ablation) -> Table:
     known = [result for result in results.values() if result is not None]
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
-    found = comparable(ablation.plan, scored, tokens=ablation.plan.tokens)
+    compared, why_not = comparable(ablation.plan, scored, tokens=ablation.plan.tokens)
     rows: list[Row] = []
     for variant in ablation.plan.variants:
         own = [result for result in known if result["variant"] == variant.name]
         row = _row(variant.name, variant.labels, own)
-        rows.append(_beside(row, rows[0] if rows else row, found.unit))
+        rows.append(_beside(row, rows[0] if rows else row, compared))
     unit = "bpc" if all(result["unit"] in _OF_CHARACTERS for result in scored) else "ppl"
     done = sum(result.get("done", False) or "failed" in result for result in known)
-    return Table(rows, "; ".join(texts), unit, found.unit, found.why_not, len(ablation.plan.trials), done)
+    return Table(rows, "; ".join(texts), unit, compared, why_not, len(ablation.plan.trials), done)
 
 
 def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Row:
@@ -167,23 +174,51 @@ def _beside(row: Row, first: Row, compared: str | None) -> Row:
     return Row(**values)
 
 
+def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]], *, tokens: int | None) -> tuple[Unit | None, str]:
+    """Return the unit in which runs can be compared: per token, or where tokens are not the same, per character.
+
+    Args:
+        plan: of the ablation.
+        results: of the runs that were scored.
+        tokens: only so many of a split were read; None: all, or a share of the same text.
+
+    Returns:
+        The unit, None if nothing can be compared; and then why, as a clause.
+    """
+    first, *others = (variant.config.data for variant in plan.variants)
+    if len({result["text"] for result in results}) > 1 or any(text_difference(first, other) for other in others):
+        return None, "the variants were not scored on the same text"
+    if len({result["tokenizer"] for result in results}) < 2:
+        return "loss", ""
+    lossy = dict.fromkeys(result["variant"] for result in results if result["loses"])
+    if lossy:
+        why = f"vocabularies differ, and not all of the text is predicted by {', '.join(lossy)}"
+        return None, f"{why}, so that bits per character differ, too"
+    if tokens is not None:
+        return None, f"vocabularies differ, so that {tokens:,} tokens are not the same text"
+    return "bpc", ""
+
+
 def as_text(table: Table) -> str:
     """Return the table for a screen."""
-    head, *rows = _cells(table)
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        cells = (cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([*lines, "", *_notes(table)])
+    return "\n".join([console.table(_cells(table)), "", *_notes(table)])
 
 
 def as_markdown(table: Table) -> str:
     """Return the table in Markdown."""
-    head, *rows = _cells(table)
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    lines = ["| " + " | ".join(row) + " |" for row in (head, rule, *rows)]
-    return "\n".join([*lines, "", *_notes(table)]) + "\n"
+    return "\n".join([console.markdown(_cells(table)), "", *_notes(table)]) + "\n"
+
+
+def forecast_text(ablation: Ablation, forecast: list[dict[str, Any]]) -> str:
+    """Return what `Worker.forecast` says as a table for a screen."""
+    rows = [["variant", "parameters", "", "ms/step", "median", "steps", "time"]]
+    for row in forecast:
+        times = [f"{1e3 * row[name]:,.1f}" for name in ("step_seconds", "median_step_seconds")]
+        budget = ["?", "?"] if row["steps"] is None else [f"{row['steps']:,}", clock(row["seconds"])]
+        rows.append([row["variant"], f"{row['parameters']:,}", _share(row["more_parameters"]), *times, *budget])
+    n_run, total = len(ablation.plan.trials), sum(row["seconds"] or 0 for row in forecast) * ablation.plan.seeds
+    note = f"{n_run} runs, {clock(total)} of training in all; validation and scoring come on top."
+    return "\n".join([console.table(rows), "", note, f"They go to {ablation.directory}."])
 
 
 def _cells(table: Table) -> list[list[str]]:
@@ -235,8 +270,8 @@ def _notes(table: Table) -> list[str]:
     if table.compared is None:
         notes.append(f"Differences are not given: {table.why_not}.")
     elif len(table.rows) > 1:
-        compared = "nats per token" if table.compared == "loss" else "bits per character, for tokens are not the same"
-        notes.append(f"difference: from the first variant, in {compared}.")
+        why = ", because tokens are not the same" if table.compared == "bpc" else ""
+        notes.append(f"difference: from the first variant, in {UNITS[table.compared]}{why}.")
     if failed := [f"{row.failed} of {row.variant}" for row in table.rows if row.failed]:
         notes.append(f"Failed, and left out of the means: {', '.join(failed)}.")
     if table.n_done < table.n_run:

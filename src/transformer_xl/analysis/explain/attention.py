@@ -1,14 +1,21 @@
-"""Where each head looks: the attention weights of a segment, by the model's own equation.
+"""Where each head looks: the attention weights of a segment, in detail for some tokens, and by distance for all.
 
-The model reads the segment as always; what enters each attention block is seen on the way, and the weights are computed of it.
+The model reads the segment as always; what enters each attention block is seen on the way, and the block says what weights it
+makes of it. No weights of two layers are held at once.
 
-Shapes: B rows, T tokens read, S = memory + T keys, N heads.
+A page has room for the details of some segments only: the first ones, and then those with the highest score, such as what
+memory gained them. A segment is looked at when it is read, while its memory is there, and dropped if later ones score higher.
+
+Shapes: B rows, T tokens read, S = memory + T keys, L layers, N heads, K keys kept, D distances.
 """
 
+import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +29,14 @@ from transformer_xl.model.vanilla import CausalAttention
 
 Visit = Callable[[int, Tensor, Tensor], None]
 """Called with a layer, its weights (B, N, T, S) in fp32, and which keys are hidden, bool (B or 1, T, S)."""
+
+BYTES = 8 << 20
+"""What details may take, before they are compressed."""
+
+KEYS = 8
+"""Keys of each head."""
+
+_BEGINNING = 0.25  # share of the room that is for the beginning of the text
 
 
 def has_heads(model: LanguageModel) -> bool:
@@ -101,3 +116,182 @@ def _watching(model: LanguageModel, visit: Visit) -> Iterator[None]:
 
 def _blocks(model: LanguageModel) -> list[nn.Module]:
     return [cast("nn.Module", getattr(layer, "attention", layer)) for layer in model.layers]
+
+
+@dataclass(frozen=True)
+class Details:
+    """What is kept of the attention.
+
+    Attributes:
+        places: int64 (n,), the tokens in order whose prediction is shown.
+        distances: int64 (n, L·N, K), from the query (the token before) back to the keys, the heaviest first.
+        weights: float32 (n, L·N, K), of these keys.
+        memory: float32 (n, L·N), share of each head's attention that falls on memory.
+    """
+
+    places: np.ndarray
+    distances: np.ndarray
+    weights: np.ndarray
+    memory: np.ndarray
+
+
+@dataclass(order=True)
+class _Kept:
+    score: float
+    begin: int
+    looks: "Looks" = field(compare=False)
+
+
+class Looks:
+    """The heaviest keys of one segment, gathered layer by layer.
+
+    Args:
+        tgt_len: T, queries at the end of the keys that count.
+        n_memory: how many of the first keys are memory.
+    """
+
+    def __init__(self, tgt_len: int, n_memory: int) -> None:
+        self.tgt_len, self.n_memory = tgt_len, n_memory
+        self._distances: list[np.ndarray] = []
+        self._weights: list[np.ndarray] = []
+        self._memory: list[np.ndarray] = []
+
+    def add(self, weight_NTS: Tensor) -> None:
+        """Take the weights of the next layer."""
+        S = weight_NTS.shape[-1]
+        weight, key = weight_NTS.topk(min(KEYS, S), dim=-1)
+        own_T1 = torch.arange(S - self.tgt_len, S, device=key.device).unsqueeze(1)
+        missing = KEYS - key.shape[-1]
+        pad = ((0, 0), (0, 0), (0, missing))
+        # a key of weight 0 may lie after the query, where nobody looks
+        self._distances.append(np.pad((own_T1 - key).clamp(min=0).cpu().numpy(), pad))
+        self._weights.append(np.pad(weight.float().cpu().numpy(), pad))
+        self._memory.append(weight_NTS[..., : self.n_memory].sum(-1).float().cpu().numpy())
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return distances and weights (T, L·N, K), and the share of memory (T, L·N)."""
+        stacked = (np.concatenate(part) for part in (self._distances, self._weights, self._memory))
+        distances, weights, memory = stacked
+        return distances.swapaxes(0, 1), weights.swapaxes(0, 1), memory.T
+
+
+class Shelf:
+    """Room for the details of so many segments.
+
+    Args:
+        n_segment: of the text.
+        tgt_len: T.
+        n_head: L·N, heads of all layers.
+        n_bytes: room, in bytes of the page before it is compressed.
+    """
+
+    def __init__(self, n_segment: int, tgt_len: int, n_head: int, *, n_bytes: int = BYTES) -> None:
+        room = max(2, n_bytes // (tgt_len * n_head * (3 * KEYS + 1)))
+        self.n_first = n_segment if room >= n_segment else max(1, int(room * _BEGINNING))
+        self._n_best = room - self.n_first
+        self._first: dict[int, Looks] = {}
+        self._best: list[_Kept] = []
+
+    def wants(self, index: int, score: float) -> bool:
+        """Say whether a segment would be kept, at least for now."""
+        if index < self.n_first or len(self._best) < self._n_best:
+            return True
+        return score > self._best[0].score
+
+    def put(self, index: int, begin: int, score: float, looks: Looks) -> None:
+        """Keep a segment, perhaps instead of another one."""
+        if index < self.n_first:
+            self._first[begin] = looks
+            return
+        push = heapq.heappush if len(self._best) < self._n_best else heapq.heappushpop
+        push(self._best, _Kept(score, begin, looks))
+
+    def details(self) -> Details | None:
+        """Return what is on the shelf in the order of the text; None if there is nothing."""
+        kept = {**self._first, **{entry.begin: entry.looks for entry in self._best}}
+        if not kept:
+            return None
+        begins = sorted(kept)
+        parts = [kept[begin].arrays() for begin in begins]
+        places = np.concatenate([begin + 1 + np.arange(kept[begin].tgt_len) for begin in begins])
+        return Details(places, *(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+@dataclass(frozen=True)
+class DistanceBins:
+    """Attention mass by distance, in bins that grow with it.
+
+    Attributes:
+        edges: int64 (bins + 1,), bin i has the distances edges[i] … edges[i + 1] - 1.
+        mass: float64 (L, N, bins), share of its attention that a query gives to keys of those distances.
+        in_memory: the same, of keys in memory only.
+        memory_share: float64 (L, N), share of its attention that a query gives to memory.
+        queries: number of queries that this is the mean of.
+    """
+
+    edges: np.ndarray
+    mass: np.ndarray
+    in_memory: np.ndarray
+    memory_share: np.ndarray
+    queries: int
+
+    @property
+    def per_distance(self) -> np.ndarray:
+        """Mean mass of a single distance of each bin, float64 (L, N, bins): wide bins hold more, and are not looked at more."""
+        return self.mass / np.diff(self.edges)
+
+
+class Distances:
+    """Adds up attention by distance, segment by segment.
+
+    A distance is what lies between a query and the key it looks at, 0 for its own position. Memory lies beyond the border of
+    the segment, which is nearer to the segment's first tokens than to its last.
+
+    Args:
+        n_layer: L.
+        n_head: N.
+        n_distance: D, the longest distance that occurs and one more.
+    """
+
+    def __init__(self, n_layer: int, n_head: int, n_distance: int) -> None:
+        self._mass = torch.zeros(n_layer, n_head, n_distance, dtype=torch.float64)
+        self._in_memory = torch.zeros(n_layer, n_head, n_distance, dtype=torch.float64)
+        self._queries = 0
+
+    def add(self, layer: int, weight_NTS: Tensor, *, n_memory: int) -> None:
+        """Add one segment's attention in one layer.
+
+        Args:
+            layer: which.
+            weight_NTS: of the queries of the segment, which are the last T positions of the keys.
+            n_memory: how many of the first keys are memory.
+        """
+        T, S = weight_NTS.shape[1:]
+        own_T1 = torch.arange(S - T, S).unsqueeze(1)
+        distance_TS = (own_T1 - torch.arange(S)).clamp(min=0)  # later keys have weight 0
+        weight = weight_NTS.detach().double().cpu()
+        self._mass[layer].index_add_(1, distance_TS.flatten(), weight.flatten(1))
+        if n_memory:
+            far = distance_TS[:, :n_memory].flatten()
+            self._in_memory[layer].index_add_(1, far, weight[..., :n_memory].flatten(1))
+        self._queries += T if layer == 0 else 0
+
+    def binned(self) -> DistanceBins:
+        """Return the mean over all queries, in bins."""
+        edges = bin_edges(self._mass.shape[-1])
+        n = max(self._queries, 1)
+        mass, in_memory = (np.add.reduceat(x.numpy(), edges[:-1], axis=-1) / n for x in (self._mass, self._in_memory))
+        return DistanceBins(edges, mass, in_memory, self._in_memory.sum(-1).numpy() / n, self._queries)
+
+
+def bin_edges(n_distance: int, *, growth: float = 1.12) -> np.ndarray:
+    """Return borders of bins for distances from 0 on, single ones first, then each bin wider than the one before.
+
+    Example:
+        >>> bin_edges(30, growth=1.5).tolist()
+        [0, 1, 2, 3, 4, 6, 9, 13, 19, 28, 30]
+    """
+    edges = [0]
+    while edges[-1] < n_distance:
+        edges.append(min(max(edges[-1] + 1, int(edges[-1] * growth)), n_distance))
+    return np.array(edges)

@@ -1,20 +1,40 @@
-"""A text explained: facts, passages and totals together, from which page and pictures are made."""
+"""A text explained: facts, the passages that gain most from memory, and totals, from which page and pictures are made."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from transformer_xl.analysis.explain.facts import Facts, gather
-from transformer_xl.analysis.explain.passages import Passage, best_passages
 from transformer_xl.analysis.explain.shown import shown_text
-from transformer_xl.analysis.explain.totals import Totals, totals
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model_config import AttentionConfig, ModelConfig
 from transformer_xl.reading.how import Reading
+
+_LONGEST = 64
+"""Tokens of a passage, at most."""
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A few tokens in a row.
+
+    Attributes:
+        begin: place of its first token in the text.
+        end: place after its last one.
+        score: what memory saved on them, in nats; without memory, how surprising they are.
+        best: place of the token that this is most due to.
+    """
+
+    begin: int
+    end: int
+    score: float
+    best: int
 
 
 @dataclass(frozen=True)
@@ -52,9 +72,21 @@ class Explanation:
         return best_passages(self.facts.nats if gain is None else gain, tgt_len=self.reading.tgt_len)
 
     @cached_property
-    def totals(self) -> Totals:
-        """Sums over all tokens."""
-        return totals(self.facts, n_characters=self.n_characters or self._n_shown())
+    def totals(self) -> dict[str, Any]:
+        """Sums over all predicted tokens, for JSON: loss is in nats per token, bpc in bits per character."""
+        facts, n_token = self.facts, len(self.facts.nats)
+        n_characters = self.n_characters or self._n_shown()
+        nats = float(facts.nats.sum(dtype=np.float64))
+
+        def bpc(nats: float) -> float:
+            return nats / n_characters / math.log(2)
+
+        figures = {"tokens": n_token, "n_characters": n_characters, "nats": nats, "loss": nats / n_token, "bpc": bpc(nats)}
+        if facts.without is None:
+            return figures
+        without = float(facts.without.sum(dtype=np.float64))
+        figures |= {"nats_without_memory": without, "loss_without_memory": without / n_token}
+        return figures | {"bpc_without_memory": bpc(without), "memory_is_worth_bpc": bpc(without - nats)}
 
     def _n_shown(self) -> int:
         shown, first = (shown_text(self.tokenizer, ids).text for ids in (self.ids, self.ids[:1]))
@@ -104,3 +136,25 @@ def explain(
     left_out = len(ids) - len(read)
     known = None if left_out else n_characters
     return Explanation(name, run, read, left_out, tokenizer, model.config, reading, precision, facts, known)
+
+
+def best_passages(values: np.ndarray, *, tgt_len: int, n: int = 50) -> list[Passage]:
+    """Return the passages with the highest sums, the highest first, of those above zero.
+
+    Args:
+        values: float (n,), of the tokens from the second of the text on.
+        tgt_len: tokens per segment; no passage reaches over a border.
+        n: passages, at most.
+
+    Example:
+        >>> best_passages(np.array([0.0, 1.0, 5.0, 0.0]), tgt_len=2)
+        [Passage(begin=3, end=5, score=5.0, best=3), Passage(begin=1, end=3, score=1.0, best=2)]
+    """
+    length = -(-tgt_len // -(-tgt_len // _LONGEST))  # as long as can be, and equal
+    segment_starts = np.arange(0, len(values), tgt_len)
+    starts = np.concatenate([np.arange(start, min(start + tgt_len, len(values)), length) for start in segment_starts])
+    sums = np.add.reduceat(values.astype(np.float64), starts)
+    ends = np.append(starts[1:], len(values))
+    order = np.argsort(-sums, kind="stable")[:n]
+    chosen = [(int(starts[i]), int(ends[i]), float(sums[i])) for i in order if sums[i] > 0]
+    return [Passage(a + 1, b + 1, score, int(a + values[a:b].argmax()) + 1) for a, b, score in chosen]

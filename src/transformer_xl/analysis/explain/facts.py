@@ -4,18 +4,21 @@ The text is read once without memory, many segments side by side, and once from 
 """
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from transformer_xl.analysis.explain.attention import has_heads, visit_attention
-from transformer_xl.analysis.explain.details import Details, Looks, Shelf
-from transformer_xl.analysis.explain.distances import DistanceBins, Distances
-from transformer_xl.analysis.explain.segments import Segment, segments
+from transformer_xl.analysis.explain.attention import (
+    Details,
+    DistanceBins,
+    Distances,
+    Looks,
+    Shelf,
+    has_heads,
+    visit_attention,
+)
 from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
@@ -23,6 +26,8 @@ from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model_config import AttentionConfig
 from transformer_xl.reading.how import Reading
+from transformer_xl.reading.segments import Cut, segments
+from transformer_xl.reading.stream import CarriedState, scoring
 
 _SAMPLED = 256
 """Segments, evenly spaced, whose attention is averaged by distance."""
@@ -96,39 +101,30 @@ def gather(
         CheckpointError: a model whose losses are no numbers.
     """
     if len(ids) < 2:
-        raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
+        raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
     tell = on_tokens or (lambda _: None)
-    with _evaluating(model), torch.no_grad():
+    with scoring(model):
         without = _nats_without_memory(model, ids, reading, precision, tell) if remembers(model, reading) else None
         return _read(model, ids, reading, without, top, precision, tell)
-
-
-@contextmanager
-def _evaluating(model: LanguageModel) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _nats_without_memory(
     model: LanguageModel, ids: np.ndarray, reading: Reading, precision: Precision, tell: Callable[[int], object]
 ) -> np.ndarray:
-    view = reading.without_memory().view(model)
+    rows = _rows(reading)
+    stream = CarriedState(reading.without_memory().view(model), rows, tgt_len=reading.tgt_len, precision=precision)
     nats = np.zeros(len(ids) - 1, np.float32)
-    for segment in segments(ids, reading, rows=_rows(reading)):
-        with autocast(model.device, precision):
-            h_BTD, _ = view.read(segment.ids.to(model.device))
-            nll = view.softmax.nll(h_BTD[:, -segment.tgt_len :], segment.labels.to(model.device), view.embedding)
-        nats[segment.places - 1] = nll.float().cpu().numpy()
-        tell(segment.labels.numel())
+    for cut in segments(ids, tgt_len=reading.tgt_len, ext_len=reading.ext_len, rows=rows):
+        h_BTD = stream.read(cut.ids.to(model.device), rows=slice(len(cut.ids)))[:, cut.n_context :]
+        nll = stream.nll(h_BTD, cut.labels[:, cut.n_context :].to(model.device))
+        nats[cut.places[:, cut.n_context :].numpy()] = nll.float().cpu().numpy()
+        tell(nll.numel())
     return nats
 
 
 def _rows(reading: Reading) -> int:
+    """Return how many segments are read side by side where there is no memory."""
     return max(1, _TOKENS_AT_ONCE // (reading.tgt_len + reading.ext_len))
 
 
@@ -154,37 +150,34 @@ def _read(
         distances=None,
     )
     watch = _Watch(view, reading, math.ceil(n / reading.tgt_len)) if has_heads(model) else None
-    independent = without is None
-    mems = None if independent else view.init_mems(1)
+    rows = _rows(reading) if without is None else 1
+    # hidden states are what attention weights can be computed from, kept keys are not
+    stream = CarriedState(view, rows, tgt_len=reading.tgt_len, precision=precision)
     index = 0
-    for segment in segments(ids, reading, rows=_rows(reading) if independent else 1):
+    for cut in segments(ids, tgt_len=reading.tgt_len, ext_len=reading.ext_len, rows=rows):
+        own_ids, mems = cut.ids.to(model.device), stream.mems.select(slice(len(cut.ids)))
+        h_BTD = stream.read(own_ids, rows=slice(len(cut.ids)))[:, cut.n_context :]
         with autocast(model.device, precision):
-            own_ids = segment.ids.to(model.device)
-            h_BTD, after = view.read(own_ids, mems=mems)
-            _note(found, segment, h_BTD[:, -segment.tgt_len :], view)
-        if watch:
-            with autocast(model.device, precision):
-                watch.look(index, segment, own_ids, mems, found)
-        index += len(segment.begin)
-        mems = None if independent else after
-        tell(segment.labels.numel())
+            _note(found, cut, h_BTD, view)
+            if watch:
+                watch.look(index, cut, own_ids, mems, found)
+        index += len(cut.ids)
+        tell(int(cut.is_scored.sum()))
     if not np.isfinite(found.nats).all():
         raise CheckpointError("the model gives no finite probabilities for this text; choose another --checkpoint")
-    details, distances = (watch.shelf.details(), watch.distances.binned()) if watch else (None, None)
-    return Facts(found.nats, without, found.rank, found.top_ids, found.top_probabilities, details, distances)
+    if watch is None:
+        return found
+    return replace(found, details=watch.shelf.details(), distances=watch.distances.binned())
 
 
-def _note(found: Facts, segment: Segment, h_BTD: Tensor, view: LanguageModel) -> None:
+def _note(found: Facts, cut: Cut, h_BTD: Tensor, view: LanguageModel) -> None:
     """Write down what the scores of a segment say; no more of them are held at once than losses hold."""
     n_chunk = max(1, _SCORES_AT_ONCE // (view.config.vocab_size or 1))
-    places, labels = segment.places.ravel() - 1, segment.labels.flatten().to(h_BTD.device)
+    places, labels = (part[:, cut.n_context :].flatten() for part in (cut.places, cut.labels))
     k = found.top_ids.shape[-1]
-    for h, label, at in zip(
-        h_BTD.flatten(0, 1).split(n_chunk),
-        labels.split(n_chunk),
-        np.split(places, range(n_chunk, len(places), n_chunk)),
-        strict=True,
-    ):
+    parts = (x.split(n_chunk) for x in (h_BTD.flatten(0, 1), labels.to(h_BTD.device), places))
+    for h, label, place in zip(*parts, strict=True):
+        at = place.numpy()
         log_p = view.softmax.logits(h[None], view.embedding)[0].float().log_softmax(dim=-1)
         own = log_p.gather(-1, label.unsqueeze(-1))
         best, best_ids = log_p.topk(k, dim=-1)
@@ -206,14 +199,15 @@ class _Watch:
         self.distances = Distances(config.n_layer, config.n_head, n_distance)
         self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.n_head)
 
-    def look(self, index: int, segment: Segment, ids: Tensor, mems: Mems | None, found: Facts) -> None:
+    def look(self, index: int, cut: Cut, ids: Tensor, mems: Mems, found: Facts) -> None:
         """Look at those rows of a segment that are worth it; the first row is the text's segment `index`."""
-        scores = [self._score(found, places - 1) for places in segment.places]
+        places_BT = cut.places[:, cut.n_context :].numpy()
+        scores = [self._score(found, places_T) for places_T in places_BT]
         wanted = [self.shelf.wants(index + row, score) for row, score in enumerate(scores)]
         sampled = [(index + row) % self._every == 0 for row in range(len(scores))]
         if not any(wanted) and not any(sampled):
             return
-        T, n_memory = segment.tgt_len, mems.length if mems else 0
+        T, n_memory = places_BT.shape[1], mems.length
         looks = [Looks(T, n_memory) for _ in scores]
 
         def visit(layer: int, weight_BNTS: Tensor, _: Tensor) -> None:
@@ -226,10 +220,10 @@ class _Watch:
         visit_attention(self._view, ids, mems, visit)
         for row, score in enumerate(scores):
             if wanted[row]:
-                self.shelf.put(index + row, int(segment.begin[row]), score, looks[row])
+                self.shelf.put(index + row, int(places_BT[row, 0]), score, looks[row])
 
     @staticmethod
-    def _score(found: Facts, places: np.ndarray) -> float:
+    def _score(found: Facts, places_T: np.ndarray) -> float:
         """Return what memory gained a segment; where there is none, how surprising it is."""
-        nats = found.nats[places].astype(np.float64)
-        return float(nats.sum() if found.without is None else (found.without[places] - nats).sum())
+        nats = found.nats[places_T].astype(np.float64)
+        return float(nats.sum() if found.without is None else (found.without[places_T] - nats).sum())

@@ -1,12 +1,15 @@
-"""An explanation on the disk: a page, pictures and totals; each file is the old one or the new one, never a part."""
+"""What an explanation is made from and where it goes: a text file, and a directory with a page, pictures and totals.
+
+Each file of the directory is the old one or the new one, never a part.
+"""
 
 import json
 from pathlib import Path
 
-from transformer_xl.analysis.explain.drawing import pictures
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.page import page
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.analysis.explain.pictures import pictures
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import save_picture
 
@@ -43,7 +46,7 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
         CheckpointError: it cannot be written.
     """
     content, figures = page(explanation), pictures(explanation)
-    totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals.as_dict()}
+    totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals}
     check_output(directory)
     try:
         make_directory(directory)
@@ -58,6 +61,22 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
         reason = error.strerror or error
         raise CheckpointError(f"cannot write to '{directory}': {reason}; free disk space or choose another --out") from None
     return directory / PAGE
+
+
+def check_text(data: bytes, file: Path) -> None:
+    """Refuse a file that is no text.
+
+    Args:
+        data: its content.
+        file: its name, for the error.
+
+    Raises:
+        CorpusError: it is empty or binary.
+    """
+    if not data:
+        raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
+    if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
+        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
 
 
 def _is_explanation(directory: Path) -> bool:

@@ -131,7 +131,7 @@ def _manifest(explanation: Explanation) -> dict[str, Any]:
         "vocabulary": explanation.tokenizer.vocab_size,
         "loses": explanation.tokenizer.loses,
         "left_out": explanation.n_left_out,
-        "totals": explanation.totals.as_dict(),
+        "totals": explanation.totals,
         "top": facts.top_ids.shape[1],
         "keys": facts.details.distances.shape[2] if facts.details else 0,
         "detailed": len(facts.details.places) if facts.details else 0,

@@ -4,7 +4,6 @@ A token may be a part of a character, as bytes are. It then adds no text; the on
 """
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,7 +47,7 @@ def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
     if pieces:
         pieces[-1] += stream.finish()
     pieces = [piece if piece.isascii() else without_surrogates(piece) for piece in pieces]
-    lengths = np.fromiter((len(piece) if piece.isascii() else _units(piece) for piece in pieces), np.int64, len(pieces))
+    lengths = np.fromiter((len(piece.encode("utf-16-le")) // 2 for piece in pieces), np.int64, len(pieces))
     return ShownText("".join(pieces), lengths)
 
 
@@ -81,12 +80,3 @@ def labels(tokenizer: Tokenizer, *used: np.ndarray) -> tuple[list[str], list[np.
     """
     known = np.unique(np.concatenate([ids.ravel() for ids in used]))
     return [label(tokenizer, token_id) for token_id in known.tolist()], [np.searchsorted(known, ids) for ids in used]
-
-
-def unit_offsets(lengths: Iterable[int]) -> np.ndarray:
-    """Return where each token's text begins, and where the last one's ends, in UTF-16 code units; int64 (N + 1,)."""
-    return np.concatenate([[0], np.cumsum(np.asarray(lengths, np.int64))])
-
-
-def _units(text: str) -> int:
-    return len(text.encode("utf-16-le")) // 2

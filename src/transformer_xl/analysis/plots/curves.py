@@ -4,8 +4,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from transformer_xl.analysis.comparison import Run, Unit
 from transformer_xl.analysis.plots.lines import Line, Look
-from transformer_xl.analysis.plots.opened import OpenRun, Unit
 from transformer_xl.errors import CheckpointError
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 
@@ -14,11 +14,10 @@ Against = Literal["tokens", "steps", "seconds"]
 XLABELS: dict[Against, str] = {"tokens": "tokens read (millions)", "steps": "steps", "seconds": "seconds of training"}
 """What x is, in words."""
 
-
 _KINDS: tuple[tuple[str, str, Look], ...] = (("train", "training", "thin"), ("valid", "validation", "marked"))
 
 
-def learning_curves(runs: Sequence[OpenRun], *, against: Against, unit: Unit) -> list[Line]:
+def learning_curves(runs: Sequence[Run], *, against: Against, unit: Unit) -> list[Line]:
     """Return training and validation loss of runs.
 
     Args:
@@ -32,12 +31,11 @@ def learning_curves(runs: Sequence[OpenRun], *, against: Against, unit: Unit) ->
     return list(itertools.chain.from_iterable(_of_run(run, against, unit) for run in runs))
 
 
-def _of_run(run: OpenRun, against: Against, unit: Unit) -> list[Line]:
+def _of_run(run: Run, against: Against, unit: Unit) -> list[Line]:
     entries = [e for e in read_metrics(run.path) if e["kind"] in ("train", "valid") and e["loss"] is not None]
     if not entries:
         raise CheckpointError(f"'{run.path}' has no losses in {METRICS_FILE} yet; train it further with txl train --resume")
     factor = 1.0 if unit == "nats" else _bits_per_character(run, entries)
-    seconds = _seconds_by_step(entries)
     lines = []
     for kind, word, look in _KINDS:
         found = [entry for entry in entries if entry["kind"] == kind]
@@ -46,15 +44,13 @@ def _of_run(run: OpenRun, against: Against, unit: Unit) -> list[Line]:
         x = {
             "tokens": [entry["tokens"] / 1e6 for entry in found],
             "steps": [entry["step"] for entry in found],
-            "seconds": [entry.get("seconds", seconds.get(entry["step"])) for entry in found],
+            "seconds": [entry["seconds"] for entry in found],
         }[against]
-        points = [(at, factor * entry["loss"]) for at, entry in zip(x, found, strict=True) if at is not None]
-        if points:
-            lines.append(Line(run.name, f"{run.name}, {word}", *map(list, zip(*points, strict=True)), look=look))
+        lines.append(Line(run.name, f"{run.name}, {word}", x, [factor * entry["loss"] for entry in found], look=look))
     return lines
 
 
-def _bits_per_character(run: OpenRun, entries: Sequence[dict[str, Any]]) -> float:
+def _bits_per_character(run: Run, entries: Sequence[dict[str, Any]]) -> float:
     """Return the bits per character of a nat per token, as the last validation tells it."""
     told = [
         entry["bpc"] / entry["loss"] for entry in entries if entry["kind"] == "valid" and entry.get("bpc") and entry["loss"]
@@ -64,8 +60,3 @@ def _bits_per_character(run: OpenRun, entries: Sequence[dict[str, Any]]) -> floa
             f"'{run.path}' was not validated yet, so nobody knows how many characters its tokens have; use --unit nats"
         )
     return told[-1]
-
-
-def _seconds_by_step(entries: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Return the time at which steps were done; older logs do not say it of validations, but of the step before them."""
-    return {entry["step"]: entry["seconds"] for entry in entries if "seconds" in entry}

@@ -1,14 +1,29 @@
-"""Lines on a picture, and the same numbers as JSON."""
+"""Lines on a picture, how they are told apart, and the same numbers as JSON.
+
+Lines are told apart in color and without: by the colors of Okabe and Ito, dashes and markers.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.analysis.plots.styles import line_style
 from transformer_xl.pictures import new_figure, save_picture
 
 Look = Literal["marked", "thin", "plain", "dashed", "level"]
+
+
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+"""Distinguishable for color-blind people."""
+
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+_LOOKS: dict[Look, dict[str, Any]] = {
+    "marked": {"markersize": 5, "linewidth": 1.6},
+    "thin": {"marker": "", "linewidth": 0.8, "alpha": 0.6},
+    "plain": {"marker": "", "linewidth": 1.6},
+    "dashed": {"marker": "", "linewidth": 1.2, "linestyle": "--"},
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +52,8 @@ class Line:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        return {name: list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-                for name, value in vars(self).items()}  # fmt: skip
+        lists = {name: list(value) for name in ("x", "y", "low", "high") if (value := getattr(self, name)) is not None}
+        return vars(self) | lists
 
 
 def draw(
@@ -77,10 +92,8 @@ def draw(
         if line.look == "level":
             axes.axhline(line.y[0], label=line.name, color=style["color"], linestyle="-.", linewidth=1.5)
             continue
-        look: dict[str, Any] = _LOOKS[line.look] | (
-            {"marker": "."} if len(line.x) == 1 else {}
-        )  # a line of one point would not be seen
-        axes.plot(line.x, line.y, label=line.name, **style | look)
+        dot: dict[str, Any] = {"marker": "."} if len(line.x) == 1 else {}  # a line of one point would not be seen
+        axes.plot(line.x, line.y, label=line.name, **style | _LOOKS[line.look] | dot)
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)
         if line.trained is not None and line.trained in line.x:
@@ -99,9 +112,7 @@ def draw(
     return save_picture(figure, path)
 
 
-_LOOKS: dict[Look, dict[str, Any]] = {
-    "marked": {"markersize": 5, "linewidth": 1.6},
-    "thin": {"marker": "", "linewidth": 0.8, "alpha": 0.6},
-    "plain": {"marker": "", "linewidth": 1.6},
-    "dashed": {"marker": "", "linewidth": 1.2, "linestyle": "--"},
-}
+def line_style(i: int) -> dict[str, Any]:
+    """Return the style of line number `i`."""
+    dashes = ("-", "--", ":", "-.")[i // len(COLORS) % 4]
+    return {"color": COLORS[i % len(COLORS)], "marker": _MARKERS[i % len(_MARKERS)], "linestyle": dashes}

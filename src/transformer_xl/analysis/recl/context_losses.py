@@ -9,22 +9,24 @@ Tokens are scored in blocks of s, each read with the c tokens before it, from an
 
 So the first token of a block has a context of exactly c tokens and the last one of c + s - 1; with s = 1 all have c.
 
-Shapes: B blocks read side by side, W tokens of a window, S scored tokens of a block, D d_model.
+Shapes: B blocks read side by side, T tokens of a segment, D d_model.
 """
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
-from transformer_xl.model.reader import Reader, keeps_keys
+from transformer_xl.model.reader import keeps_keys
 from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.opening import Opened
+from transformer_xl.reading.segments import Cut, windows
+from transformer_xl.reading.stream import Stream, open_stream, scoring
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,28 @@ def longest_context(model: LanguageModel, *, tgt_len: int, size: int) -> int | N
     return scored + model.reach(tgt_len) - size + 1
 
 
-@torch.no_grad()
+def open_reading(opened: Opened, *, tgt_len: int | None = None, mem_len: int | None = None) -> tuple[LanguageModel, int]:
+    """Return a model as `txl eval` reads with it, and tokens per segment.
+
+    Without memory a segment is all that is read at once, however few tokens of it are scored at a time.
+
+    Args:
+        opened: the model and how it is read.
+        tgt_len: tokens per segment of a model that remembers positions, others keep their own; None: as evaluated.
+        mem_len: positions of memory of such a model; None: as evaluated.
+    """
+    if not remembers_positions(opened):
+        tgt_len = mem_len = None
+    own = opened.reading(mem_len=mem_len)
+    segment = own.tgt_len if own.mem_len else own.tgt_len + own.ext_len
+    return replace(own, ext_len=0).view(opened.model), tgt_len or segment
+
+
+def remembers_positions(opened: Opened) -> bool:
+    """Say whether the lengths of a model's segments and memory can be chosen."""
+    return isinstance(opened.model.config, TransformerXLConfig)
+
+
 def context_losses(
     model: LanguageModel,
     token_ids: np.ndarray,
@@ -121,88 +144,41 @@ def context_losses(
     if context > blocks.starts.min():
         raise ConfigError(f"context ({context:,}) reaches beyond the text before the first block ({blocks.starts.min():,})")
     check_ids(token_ids, vocab_size=model.config.vocab_size or 0)
-    was_training = model.training
-    model.eval()
-    score = _scorer(model, context=context, tgt_len=tgt_len, size=blocks.size)
-    nats = np.empty((len(blocks.starts), blocks.size), np.float32)
-    try:
+    max_len, size = model.config.longest_segment, blocks.size
+    parts = [(0, size, context)]  # offset of the first token of a part, tokens of it, and tokens before it
+    if max_len is not None:
+        tgt_len = max_len
+        if context + size - 1 > max_len:
+            parts = [(j, 1, min(context + j, max_len)) for j in range(size)]
+    nats = np.empty((len(blocks.starts), size), np.float32)
+    with scoring(model):
+        n_read = max(before + n - 1 for _, n, before in parts)
+        stream = open_stream(_shortened(model, max(n_read - tgt_len, 0)), batch_size, tgt_len=min(tgt_len, n_read))
+        everything = torch.ones(batch_size, dtype=torch.bool)
         for first in range(0, len(nats), batch_size):
             starts = blocks.starts[first : first + batch_size]
-            window_BW = token_ids[starts[:, None] + np.arange(-context, blocks.size)].astype(np.int64)
-            nats[first : first + batch_size] = score(torch.from_numpy(window_BW).to(model.device)).float().cpu().numpy()
+            for offset, n, before in parts:
+                stream.reset(everything)
+                cuts = windows(token_ids, starts + offset, size=n, context=before, tgt_len=tgt_len)
+                own = np.concatenate([_score(stream, each) for each in cuts], axis=1)
+                nats[first : first + batch_size, offset : offset + n] = own
             if on_tokens:
-                on_tokens(len(starts) * blocks.size)
-    finally:
-        model.train(was_training)
+                on_tokens(len(starts) * size)
     return nats.reshape(-1)
 
 
-_Scorer = Callable[[Tensor], Tensor]
-"""Takes windows (B, c + S) whose last S tokens are scored, returns their nats (B, S)."""
+def _shortened(model: LanguageModel, n_before: int) -> LanguageModel:
+    """Return a model with a memory of no more than the tokens that come before the last segment.
 
-_Rows = tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]
-"""What reads the next segment of rows, and what scores the tokens that follow the states which that returned."""
-
-
-def _scorer(model: LanguageModel, *, context: int, tgt_len: int, size: int) -> _Scorer:
-    max_len = model.config.longest_segment
-    if max_len is None:
-        begin = _beginning(model, n_read=context + size - 1, tgt_len=tgt_len)
-        return lambda window_BW: _in_segments(begin, window_BW, context=context, tgt_len=tgt_len)
-    begin = _beginning_with_states(model)
-    if context + size - 1 <= max_len:
-        return lambda window_BW: _in_segments(begin, window_BW, context=context, tgt_len=max_len)
-
-    def one_by_one(window_BW: Tensor) -> Tensor:
-        windows = [window_BW[:, max(at - max_len, 0) : at + 1] for at in range(context, context + size)]
-        return torch.cat([_in_segments(begin, each, context=each.shape[1] - 1, tgt_len=max_len) for each in windows], dim=1)
-
-    return one_by_one
+    Kept keys have their places whether they hold a token or not, and those of empty ones would be multiplied, too.
+    """
+    if not keeps_keys(model) or model.same_length or model.config.zero_first_memory:
+        return model
+    return model.with_context(mem_len=min(model.mem_len, n_before))
 
 
-def _in_segments(begin: Callable[[int], _Rows], window_BW: Tensor, *, context: int, tgt_len: int) -> Tensor:
-    """Read windows in segments that end with them, and score what follows the first `context` tokens."""
-    read, nll = begin(len(window_BW))
-    n_read = window_BW.shape[1] - 1
-    borders = sorted({0, *range(n_read, 0, -tgt_len)})
-    nats = []
-    for first, end in itertools.pairwise(borders):
-        h_BTD = read(window_BW[:, first:end])
-        if end >= context:
-            scored = max(first, context - 1)  # the first token to score follows it
-            nats.append(nll(h_BTD[:, scored - first :], window_BW[:, scored + 1 : end + 1]))
-    return torch.cat(nats, dim=1)
-
-
-def _beginning(model: LanguageModel, *, n_read: int, tgt_len: int) -> Callable[[int], _Rows]:
-    """Return what begins rows with an empty memory, given their number."""
-    if not keeps_keys(model):
-        return _beginning_with_states(model)
-    if not model.same_length and not model.config.zero_first_memory:  # places that stay empty would be multiplied, too
-        model = model.with_context(mem_len=min(model.mem_len, max(n_read - tgt_len, 0)))
-    reader = Reader(model, tgt_len=min(tgt_len, n_read))
-
-    def begin(n_row: int) -> _Rows:
-        memory = reader.empty_memory(n_row)
-        return (
-            lambda ids: reader.read(ids, memory),
-            lambda h, labels: reader.softmax.nll(h.flatten(0, 1), labels.flatten()).view(labels.shape),
-        )
-
-    return begin
-
-
-def _beginning_with_states(model: LanguageModel) -> Callable[[int], _Rows]:
-    """Return the same for models that cannot keep keys."""
-
-    def begin(n_row: int) -> _Rows:
-        mems = None
-
-        def read(ids: Tensor) -> Tensor:
-            nonlocal mems
-            h_BTD, mems = model.read(ids, mems=mems)
-            return h_BTD
-
-        return read, lambda h, labels: model.softmax.nll(h, labels, model.embedding)
-
-    return begin
+def _score(stream: Stream, cut: Cut) -> np.ndarray:
+    """Read a segment in the first rows, and return the nats of those columns that are scored."""
+    h_BTD = stream.read(cut.ids.to(stream.model.device), rows=slice(len(cut.ids)))
+    scored = cut.is_scored[0]
+    return stream.nll(h_BTD[:, scored], cut.labels[:, scored].to(h_BTD.device)).float().cpu().numpy()

@@ -14,6 +14,7 @@ worse does not seem to gain more because there is more left to gain.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -157,6 +158,24 @@ def measure(
         if not going():
             return
         context = longer
+
+
+def measure_groups(groups: Sequence[Sequence[str]], losses: Mapping[str, Losses], **options: Any) -> Iterator[list[Recl]]:
+    """Measure one group after another.
+
+    Args:
+        groups: names of the models of each.
+        losses: of each model, by name.
+        options: those of `measure`.
+
+    Yields:
+        What is known so far of the groups that were begun; the last one is the result.
+    """
+    known: list[Recl] = []
+    for i, names in enumerate(groups):
+        for found in measure({name: losses[name] for name in names}, **options):
+            known[i:] = [found]
+            yield list(known)
 
 
 def _snapshot(

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from transformer_xl.analysis.recl.display import misleading_lengths, recl_table
 from transformer_xl.analysis.recl.measure import Length, Recl
-from transformer_xl.analysis.recl.plot import draw_recl
+from transformer_xl.analysis.recl.report import draw_recl, misleading_lengths, recl_table
 
 FOUND = Recl(
     lengths={

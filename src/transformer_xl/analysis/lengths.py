@@ -20,6 +20,11 @@ _SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))
 """Of a vanilla model's positions."""
 
 
+def has_length(config: RunConfig) -> bool:
+    """Say whether a run can be read with more or less of the text; a state holds all of it, or nothing."""
+    return not isinstance(config.model, LstmConfig)
+
+
 def trained_length(config: RunConfig) -> int:
     """Return the length that a run was trained with: its memory, or where it has none its segment."""
     return config.model.mem_len or config.train.tgt_len
@@ -33,10 +38,8 @@ def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> 
         >>> lengths_of(load_recipe("quickstart"))
         [0, 64, 128, 256, 512]
     """
-    if isinstance(config.model, VanillaConfig):
-        longest = config.model.max_len or config.train.tgt_len
-        return _whole(longest, _SHARES)
-    return _whole(trained_length(config), multiples)
+    base, shares = (trained_length(config), multiples) if _can_remember(config) else (_longest_segment(config), _SHARES)
+    return sorted({int(base * share) for share in shares})
 
 
 def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: bool = False) -> list[Reading]:
@@ -47,28 +50,23 @@ def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: 
         lengths: wanted; None: those around the trained one.
         exact: read a vanilla model one position at a time, too, which takes as many times longer as it has positions.
     """
-    if isinstance(config.model, LstmConfig):
+    if not has_length(config):
         return []
+    own = Reading.of_run(config)
     wanted = sorted(set(lengths_of(config) if lengths is None else lengths))
-    if not isinstance(config.model, VanillaConfig):
-        return [_of_transformer_xl(config, length) for length in wanted]
-    longest = config.model.max_len or config.train.tgt_len
+    if _can_remember(config):
+        again = {length: min(length, own.ext_len) if config.model.mem_len else length for length in wanted}
+        return [replace(own, mem_len=length - n, ext_len=n) for length, n in again.items()]
+    longest = _longest_segment(config)
     possible = {length for length in wanted if length < longest} | ({longest - 1} if exact else set[int]())
-    return [_of_vanilla(config, length, longest) for length in sorted(possible)]
+    # as many tokens are scored at once, however short segments are
+    lanes = {length: own.batch_size * max(1, own.tgt_len // (longest - length)) for length in possible}
+    return [replace(own, tgt_len=longest - length, ext_len=length, batch_size=lanes[length]) for length in sorted(possible)]
 
 
-def _of_transformer_xl(config: RunConfig, length: int) -> Reading:
-    own = Reading.of_run(config)
-    again = min(length, own.ext_len) if config.model.mem_len else length
-    return replace(own, mem_len=length - again, ext_len=again)
+def _can_remember(config: RunConfig) -> bool:
+    return not isinstance(config.model, VanillaConfig)
 
 
-def _of_vanilla(config: RunConfig, length: int, longest: int) -> Reading:
-    own = Reading.of_run(config)
-    tgt_len = longest - length
-    lanes = own.batch_size * max(1, own.tgt_len // tgt_len)  # as many tokens are scored at once, however short segments are
-    return replace(own, tgt_len=tgt_len, ext_len=length, batch_size=lanes)
-
-
-def _whole(base: int, multiples: Sequence[Fraction]) -> list[int]:
-    return sorted({int(base * multiple) for multiple in multiples})
+def _longest_segment(config: RunConfig) -> int:
+    return config.model.longest_segment or config.train.tgt_len

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from transformer_xl.analysis.reading.lengths import lengths_of, readings, trained_length
+from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.reading.how import Reading
 

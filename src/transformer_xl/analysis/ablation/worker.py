@@ -1,0 +1,231 @@
+"""Train and score what an ablation has left to do; several processes share it, and none repeats what another has done."""
+
+import math
+from functools import cached_property
+from typing import Any, TypedDict
+
+from transformer_xl.analysis.ablation.ablation import Ablation
+from transformer_xl.analysis.ablation.budget import ROUNDS, Pace, budgeted, measure_paces, n_parameters, steps_of
+from transformer_xl.analysis.ablation.plan import Trial, Variant
+from transformer_xl.analysis.comparison import score
+from transformer_xl.analysis.lengths import readings
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.config import RunConfig
+from transformer_xl.console import progress, say
+from transformer_xl.data.prepare import PreparedCorpus, prepare
+from transformer_xl.errors import TrainingError, TxlError
+from transformer_xl.opening import open_run
+from transformer_xl.reading.how import Reading
+from transformer_xl.training.display import Display
+from transformer_xl.training.record import read_metrics
+from transformer_xl.training.run import train
+from transformer_xl.training.starting import check_start
+
+
+class Scored(TypedDict):
+    """The score of a reading, in JSON."""
+
+    reading: dict[str, int]
+    score: dict[str, Any]
+
+
+class Worker:
+    """Does what an ablation has left to do, for one process.
+
+    Args:
+        ablation: to go on with.
+        quiet: show nothing but warnings.
+    """
+
+    def __init__(self, ablation: Ablation, *, quiet: bool = False) -> None:
+        self.ablation, self.quiet = ablation, quiet
+        self._corpora: dict[str, PreparedCorpus] = {}
+
+    def corpus(self, variant: Variant) -> PreparedCorpus:
+        """Return the corpus of a variant, encoding it first if need be; equal ones are opened once."""
+        config = variant.config
+        key = config.data.model_dump_json() + config.tokenizer.model_dump_json()
+        if key not in self._corpora:
+            self._corpora[key] = prepare(config.data, config.tokenizer)
+        return self._corpora[key]
+
+    def check(self) -> None:
+        """Prepare the text of every run that is left and check the settings of those that are new, before others take hours.
+
+        Raises:
+            TxlError: what a run would fail at, with the name of its variant.
+        """
+        left = [trial for trial in self.ablation.plan.trials if not self.is_done(trial)]
+        for variant in self.ablation.plan.variants:
+            own = [trial for trial in left if trial.variant is variant]
+            try:
+                corpus = self.corpus(variant) if own else None
+                if corpus and not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
+                    check_start(variant.config, corpus)  # neither its budget nor its seed would make a difference
+            except TxlError as error:
+                raise type(error)(f"variant '{variant.name}': {error}") from None
+
+    @cached_property
+    def paces(self) -> dict[str, Pace]:
+        """Time of a step of each variant whose budget is time; measured once, and stored."""
+        ablation = self.ablation
+        if not ablation.plan.paced:
+            return {}
+        if stored := ablation.paces():
+            return stored
+        with ablation.alone(lambda: self._say("another process measures the time of a step; waiting for it")):
+            stored = ablation.paces()
+            if not stored:
+                stored = self._measured(ablation.plan.paced)
+                ablation.save_paces(stored)
+        return stored
+
+    def forecast(self, *, rounds: int | None) -> list[dict[str, Any]]:
+        """Return name, parameters, steps and expected time of each variant.
+
+        Args:
+            rounds: measure the time of a step in so many turns, for now only; None: as the ablation measures it, or has done.
+
+        Returns:
+            One entry a variant; `seconds` of a run are those of training, without validation and scoring.
+        """
+        ablation = self.ablation
+        variants = ablation.plan.variants
+        parameters = [n_parameters(variant.config, self.corpus(variant).tokenizer.vocab_size) for variant in variants]
+        stored = ablation.paces() if ablation.is_stored else {}  # on paper, the directory may hold another plan
+        paces = stored or (self.paces if rounds is None else {})
+        paces = self._measured([v for v in variants if v.name not in paces], rounds=rounds or 1) | paces
+        rows = []
+        for variant, n_parameter in zip(variants, parameters, strict=True):
+            pace = paces[variant.name]
+            steps = steps_of(budgeted(ablation.plan, Trial(variant, variant.config.train.seed), paces))
+            row = {"variant": variant.name, "parameters": n_parameter, "more_parameters": n_parameter / parameters[0] - 1}
+            row |= {"steps": steps, "step_seconds": pace.seconds, "median_step_seconds": pace.median}
+            rows.append(row | {"seconds": None if steps is None else steps * pace.seconds})
+        return rows
+
+    def go_on(self) -> list[str]:
+        """Train and score whatever no other process has; a signal ends it early.
+
+        Returns:
+            The names of runs that other processes are at.
+
+        Raises:
+            KeyboardInterrupt: a signal ended it; everything is stored.
+            TxlError: the directory cannot be read or written; of a run that fails only a note is kept, and the others go on.
+        """
+        plan = self.ablation.plan
+        n_run, n_done = len(plan.trials), sum(map(self.is_done, plan.trials))
+        seeds = f" with {plan.seeds} seeds" if plan.seeds > 1 else ""
+        done = f", {n_done} of them done" if n_done else ""
+        self._say(f"{self.ablation.directory}: {len(plan.variants)} variants{seeds}, {n_run} runs{done}")
+        paces = self.paces
+        while True:
+            busy, progressed = [], False
+            for trial in plan.trials:
+                if self.is_done(trial):
+                    continue
+                with self.ablation.claimed(trial) as ours:
+                    if not ours:
+                        busy.append(trial.name)
+                    elif not self.is_done(trial):
+                        self._finish(trial, budgeted(plan, trial, paces))
+                        progressed = True
+            if not progressed:
+                return busy
+
+    def is_done(self, trial: Trial) -> bool:
+        """Say whether nothing is left to do for a run."""
+        result = self.ablation.result(trial)
+        return result is not None and ("failed" in result or result.get("done", False))
+
+    def _finish(self, trial: Trial, config: RunConfig) -> None:
+        parameters = n_parameters(config, self.corpus(trial.variant).tokenizer.vocab_size)
+        facts = {"run": trial.name, "variant": trial.variant.name, "seed": trial.seed, "parameters": parameters}
+        result = self.ablation.result(trial) or facts
+        try:
+            if "scores" not in result:
+                result = facts | self._trained(trial, config)
+                self.ablation.save_result(trial, result)
+            self._score(trial, result)
+        except TxlError as error:
+            self._say(f"{trial.name} failed: {error}; to try again, delete {self.ablation.result_path(trial)}")
+            self.ablation.save_result(trial, result | {"failed": str(error)})
+
+    def _trained(self, trial: Trial, config: RunConfig) -> dict[str, Any]:
+        """Train a run, or go on where it was interrupted; returns what it used, and its score of the validation split."""
+        path = self.ablation.path_of(trial)
+        outcome = train(config, out=path, resume=True, display=_TrialDisplay(name=trial.name, quiet=self.quiet))
+        if not outcome.finished:
+            raise KeyboardInterrupt
+        last = [entry for entry in read_metrics(path) if entry["kind"] == "train"][-1]
+        valid = outcome.score.as_dict() if outcome.score else None
+        used = {"steps": outcome.step, "tokens": last["tokens"], "seconds": last["seconds"]}
+        return used | {"validation": valid, "scores": []}
+
+    def _score(self, trial: Trial, result: dict[str, Any]) -> None:
+        """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
+        plan, path = self.ablation.plan, self.ablation.path_of(trial)
+        config = RunDirectory(path).config()
+        wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths, exact=plan.exact)]))
+        done = [scored["reading"] for scored in result["scores"]]
+        missing = [reading for reading in wanted if _as_dict(reading) not in done]
+        if missing:
+            opened = open_run(path, device=config.train.device, on_damaged=self._say)
+            text, tokenizer = opened.text(limit=plan.tokens), opened.tokenizer
+            result |= {"text": text.what, "tokenizer": tokenizer.fingerprint, "unit": tokenizer.kind, "loses": tokenizer.loses}
+            n_token = len(missing) * (len(text.ids) - 1)
+            with progress(f"scoring {trial.name}", n_token, hidden=self.quiet) as bar:
+                for reading in missing:
+                    found = score(opened, text, reading, on_tokens=bar.advance)
+                    if not math.isfinite(found.nats):
+                        raise TrainingError(f"losses with an attention length of {reading.length:,} are not finite")
+                    result["scores"].append(Scored(reading=_as_dict(reading), score=found.as_dict()))
+                    self.ablation.save_result(trial, result)
+        self.ablation.save_result(trial, result | {"done": True})
+        own = result["scores"][0]["score"]
+        figures = f"{own['loss']:.4f} nats per token, {own['bpc']:.4f} bits per character"
+        self._say(f"{trial.name}: {figures} on {result['text']}")
+
+    def _measured(self, variants: list[Variant], *, rounds: int = ROUNDS) -> dict[str, Pace]:
+        """Measure the time of a step of variants in turn, if there are any; no thread draws a bar meanwhile."""
+        if not variants:
+            return {}
+        self._say("measuring the time of a step of each variant, in turn")
+        configs = {variant.name: variant.config for variant in variants}
+        corpora = {variant.name: self.corpus(variant) for variant in variants}
+        with progress("", rounds * len(variants), unit=None, hidden=self.quiet, threaded=False) as bar:
+
+            def report(name: str) -> None:
+                bar.advance()
+                bar.note(name)
+
+            return measure_paces(configs, corpora, rounds=rounds, report=report)
+
+    def _say(self, text: str) -> None:
+        say(text, quiet=self.quiet)
+
+
+class _TrialDisplay(Display):
+    """One of many runs: a bar with its name; where there is no terminal a line for each fifth of it."""
+
+    _LINES = 5
+    _shown = 0
+
+    def say(self, text: str) -> None:
+        """Say nothing: how it ended is said by whoever scores it."""
+
+    def show(self, text: str, *, title: str) -> None:
+        """Show no samples."""
+
+    def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
+        """Show how far the run is."""
+        done = int(progress * self._LINES)
+        final = final and done > self._shown
+        self._shown = done if final else self._shown
+        super().advance(step=step, progress=progress, loss=loss, tokens_per_second=tokens_per_second, final=final)
+
+
+def _as_dict(reading: Reading) -> dict[str, int]:
+    """Return what readings of one run differ in."""
+    return {name: getattr(reading, name) for name in ("length", "tgt_len", "mem_len", "ext_len", "batch_size")}

@@ -1,0 +1,171 @@
+"""Runs that are compared: what they are called, how they are scored, and whether their losses mean the same."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from transformer_xl.checkpoint.run_directory import RunDirectory, short_names
+from transformer_xl.config import RunConfig
+from transformer_xl.data.corpora import choose_corpus
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import ConfigError
+from transformer_xl.opening import Opened, open_run
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.how import Reading
+from transformer_xl.texts import Text, text_difference
+
+Unit = Literal["nats", "bpc"]
+
+UNITS: dict[Unit, str] = {"nats": "nats per token", "bpc": "bits per character"}
+"""What losses are given in, in words."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is compared with others; its weights need not be there.
+
+    Attributes:
+        name: short, and no other's.
+        path: of its directory.
+        config: its settings.
+        tokenizer: what its ids mean.
+    """
+
+    name: str
+    path: Path
+    config: RunConfig
+    tokenizer: Tokenizer
+
+    def open(self) -> Opened:
+        """Load its best weights onto the device that it was trained on.
+
+        Raises:
+            CheckpointError: it has no checkpoint.
+        """
+        return open_run(self.path, device=self.config.train.device)
+
+
+def find_runs(paths: Sequence[Path]) -> list[Run]:
+    """Return runs, each once.
+
+    Raises:
+        CheckpointError: one is not the directory of a run.
+    """
+    paths = list(dict.fromkeys(paths))
+    directories = [RunDirectory(path) for path in paths]
+    return [
+        Run(name, directory.path, directory.config(), directory.tokenizer())
+        for name, directory in zip(short_names(paths), directories, strict=True)
+    ]
+
+
+def score(
+    opened: Opened,
+    text: Text,
+    reading: Reading,
+    *,
+    per_token: bool = False,
+    on_tokens: Callable[[int], object] | None = None,
+) -> Score:
+    """Score a text as `txl eval` does: in the precision that the device multiplies natively.
+
+    Args:
+        opened: the model.
+        text: to score.
+        reading: how.
+        per_token: keep the nats of every token.
+        on_tokens: called with the number of tokens just scored.
+    """
+    return evaluate(
+        opened.model,
+        text.ids,
+        **vars(reading),
+        n_characters=text.n_characters,
+        n_bytes=text.n_bytes,
+        precision="auto",
+        per_token=per_token,
+        on_tokens=on_tokens,
+    )
+
+
+def check_units(runs: Sequence[Run], unit: Unit, *, warn: Callable[[str], object]) -> None:
+    """Refuse losses that mean different things on one picture, and warn of those of different texts.
+
+    Raises:
+        ConfigError: tokens are not the same and losses are per token, or tokens leave different parts of the text out.
+    """
+    first, *others = runs
+    for run in others:
+        if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
+            named = (f"'{each.name}' ({each.tokenizer.kind}, {each.tokenizer.vocab_size:,})" for each in (first, run))
+            sizes = " and ".join(named)
+            if unit == "nats":
+                raise ConfigError(f"the vocabularies of {sizes} differ, so their nats per token do, too; use --unit bpc")
+            if first.tokenizer.loses or run.tokenizer.loses:
+                raise ConfigError(
+                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so that bits per "
+                    "character differ, too; draw one picture for each"
+                )
+    for run in others:
+        if found := text_difference(first.config.data, run.config.data):
+            warn(
+                f"runs of different texts are on one picture: data.{found[0]} of '{first.name}' is {found[1]}, of '{run.name}' "
+                f"{found[2]}; a text may be easier than another"
+            )
+            return
+
+
+def check_validations(runs: Sequence[Run], *, warn: Callable[[str], object]) -> None:
+    """Warn of validations that read unlike parts of a text, so that their curves are not comparable."""
+    read = {run.config.eval.max_tokens: run for run in runs}
+    if len(read) > 1:
+        sizes = (f"'{run.name}' {'the whole split' if n is None else f'{n:,} tokens at most'}" for n, run in read.items())
+        warn(f"validation reads of {', of '.join(sizes)} (eval.max_tokens): levels of their curves cannot be compared")
+
+
+def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, from_file: bool = False) -> None:
+    """Refuse models whose losses cannot be compared token by token: of other tokens, or of other texts.
+
+    Args:
+        opened: by name.
+        corpus: that all of them read instead of their own.
+        from_file: all of them read a file instead.
+
+    Raises:
+        ConfigError: the first difference.
+    """
+    (one, first), *others = opened.items()
+    for name, each in opened.items():
+        if not each.is_run and corpus is None and not from_file:
+            raise ConfigError(f"'{name}' is a model without a corpus of its own; give --file or --corpus")
+    for other, each in others:
+        if difference := _vocabulary_difference(first.tokenizer, each.tokenizer):
+            raise ConfigError(
+                f"vocabularies differ: '{one}' has {difference[0]}, '{other}' {difference[1]}; losses of other tokens "
+                "cannot be compared"
+            )
+        if from_file or not each.is_run:
+            continue
+        if found := text_difference(*(choose_corpus(run.config.data, corpus) for run in (first, each))):
+            raise ConfigError(
+                f"corpora differ: data.{found[0]} of '{one}' is '{found[1]}', of '{other}' '{found[2]}'; "
+                + (
+                    "say with --corpus or --file which text all shall read"
+                    if found[0] == "corpus"
+                    else "the test of one may be what the other learned from, so give --file"
+                )
+            )
+
+
+def _vocabulary_difference(mine: Tokenizer, theirs: Tokenizer) -> tuple[str, str] | None:
+    """Return what two tokenizers have that differs, in words."""
+    if mine.fingerprint == theirs.fingerprint:
+        return None
+    sizes = [f"{each.vocab_size:,} tokens ({each.kind})" for each in (mine, theirs)]
+    if sizes[0] != sizes[1]:
+        return sizes[0], sizes[1]
+    for i in range(mine.vocab_size):
+        if (own := mine.decode([i])) != (other := theirs.decode([i])):
+            return f"{own!r} as token {i}", f"{other!r}"
+    return f"{sizes[0]} with other rules", "the same number"

@@ -1,1 +1,0 @@
-"""How runs are read for a comparison, and with what attention length."""
