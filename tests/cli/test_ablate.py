@@ -135,7 +135,8 @@ def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.Mo
     assert [row["steps"] for row in json.loads(txl(*timely, "--quiet", "--json").out)["rows"]] == [6, 12]
 
 
-def test_damaged_times_are_one_line(txl: Txl, workbench: Path) -> None:
+def test_damaged_times_are_one_line(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "_timed_step", lambda _: 0.1)
     timely = (*ABLATE[:8], "--minutes", "0.001", "--out", "a")
     assert txl(*timely, "--measure-only").status == 0
     for content in ("", "[]", '{"recurrence": {"second": 1}}'):
