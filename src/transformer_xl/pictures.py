@@ -15,7 +15,7 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
-    """Return an empty figure; matplotlib is imported here, for it is slow.
+    """Return an empty figure; matplotlib is imported here, because that is slow.
 
     Args:
         width: in inches, of 120 dots.
@@ -30,7 +30,7 @@ def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
 
 
 def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[str] = ENDINGS) -> None:
-    """Refuse a file that no picture can be written to, before anything is computed for it.
+    """Refuse a file that no picture can be written to, before anything is computed.
 
     Raises:
         ConfigError: another ending, or no such directory.

@@ -1,4 +1,4 @@
-"""An ablation on the disk: its plan, which stays as it is, runs, and what became of them; several processes share it.
+"""The directory of an ablation: its plan, which never changes, its runs and their results. Several processes share it.
 
 runs/ablate-quickstart/
 ablation.json            the plan: variants with all their settings, budget, seeds
@@ -39,7 +39,7 @@ class Ablation:
         self.directory, self.plan = directory, plan
 
     def begin(self) -> None:
-        """Store the plan, unless it is; one with more seeds is the same with more to do.
+        """Store the plan, unless it is stored already; with more seeds it is the same plan with more to do.
 
         Raises:
             CheckpointError: the directory holds another ablation or something else, or cannot be written.
@@ -126,7 +126,7 @@ class Ablation:
             replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
-        """Return what became of a run that is trained; None: nothing yet."""
+        """Return the result of a run that is trained; None: there is none yet."""
         try:
             return json.loads(self.result_path(trial).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -135,12 +135,12 @@ class Ablation:
             raise CheckpointError(f"'{self.result_path(trial)}' is damaged ({error}); delete it to score again") from None
 
     def save_result(self, trial: Trial, result: dict[str, Any]) -> None:
-        """Store what became of a run."""
+        """Store the result of a run."""
         with _writing(self.directory):
             replace_file(self.result_path(trial), _json(result))
 
     def result_path(self, trial: Trial) -> Path:
-        """Return the file that says what became of a run."""
+        """Return the file of the result of a run."""
         return self.directory / RESULTS / f"{trial.name}.json"
 
     @contextmanager

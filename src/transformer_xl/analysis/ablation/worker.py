@@ -50,7 +50,7 @@ class Worker:
         return self._corpora[key]
 
     def check(self) -> None:
-        """Prepare the text of every run that is left and check the settings of those that are new, before others take hours.
+        """Prepare the texts of all runs that are left, and check the settings of new ones, before others take hours.
 
         Raises:
             TxlError: what a run would fail at, with the name of its variant.

@@ -4,7 +4,8 @@ The model reads the segment as always; what enters each attention block is seen 
 makes of it. No weights of two layers are held at once.
 
 A page has room for the details of some segments only: the first ones, and then those with the highest score, such as what
-memory gained them. A segment is looked at when it is read, while its memory is there, and dropped if later ones score higher.
+memory gained them. A segment is looked at when it is read, because its memory is there then, and dropped if later ones score
+higher.
 
 Shapes: B rows, T tokens read, S = memory + T keys, L layers, N heads, K keys kept, D distances.
 """
@@ -244,8 +245,8 @@ class DistanceBins:
 class Distances:
     """Adds up attention by distance, segment by segment.
 
-    A distance is what lies between a query and the key it looks at, 0 for its own position. Memory lies beyond the border of
-    the segment, which is nearer to the segment's first tokens than to its last.
+    A distance is the number of positions from a query back to a key, 0 for its own. Memory lies beyond the border of the
+    segment, which is nearer to the segment's first tokens than to its last.
 
     Args:
         n_layer: L.

@@ -3,7 +3,7 @@
 The text is never markup: it travels as compressed arrays in base64, and the script puts it on the page as text. The page's
 policy allows this style and this script, by their hashes, and nothing else.
 
-Numbers are stored in few bits, for a text of a million tokens is to fit a page: nats in steps of 1/1024 up to 64, probabilities
+Numbers are stored in few bits, so that a text of a million tokens fits a page: nats in steps of 1/1024 up to 64, probabilities
 of alternatives and attention weights as their roots in steps of 1/255.
 """
 

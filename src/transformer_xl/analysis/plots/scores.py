@@ -78,7 +78,7 @@ def memory_readings(run: Run, lengths: Sequence[int] | None = None) -> list[Read
     found = readings(run.config, lengths_of(run.config, _MULTIPLES) if lengths is None else lengths)
     if not found:
         given = ",".join(map(str, lengths or ()))
-        raise ConfigError(f"--lengths '{given}' are none that '{run.name}' can be read with, for it has no memory; add 0")
+        raise ConfigError(f"--lengths '{given}' are none that '{run.name}' can be read with, because it has no memory; add 0")
     return found
 
 

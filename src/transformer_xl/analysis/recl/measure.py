@@ -7,8 +7,8 @@
     g_i(c, c')            (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c), what the longer context gains
     RECL_i                the first c, going up in steps of Δ, from which g_i(c, c + Δ) is below a threshold (0.01)
 
-f_i(c, c) is the mean of b_c over T for every i: all models of a group are measured from the same baseline, so that one which is
-worse does not seem to gain more because there is more left to gain.
+f_i(c, c) is the mean of b_c over T for every i. All models of a group are measured from the same baseline, so a worse model
+does not seem to gain more only because there is more left to gain.
 """
 
 import math
