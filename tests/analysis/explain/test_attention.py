@@ -131,4 +131,5 @@ def test_shelf_holds_no_more_than_its_room():
             shelf.put(index, index * 64, score, looks)
             n += 1
     found = shelf.details()
+    assert found is not None
     assert room * 0.9 < found.distances.size * 3 + found.memory.size <= room and n < 200

@@ -1,5 +1,7 @@
 """Facts about tokens: against `evaluate`, which counts each token's nats, and against attention computed once more."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +14,15 @@ from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, Tok
 from transformer_xl.reading.evaluation import evaluate
 
 
+def facts_of(*arguments: Any, **options: Any) -> Any:
+    """What `gather` returns, without questions about what may be None."""
+    return gather(*arguments, **options)
+
+
+def token_nats(*arguments: Any, **options: Any) -> Any:
+    return evaluate(*arguments, **options, per_token=True).token_nats
+
+
 def stream(n, vocab_size=13):
     return torch.randint(vocab_size, (n,)).numpy()
 
@@ -21,13 +32,13 @@ def stream(n, vocab_size=13):
 def test_nats_are_those_of_evaluate(kind, ext_len):
     model, ids = make(kind), stream(42)
     how = reading(model, ext_len=ext_len)
-    facts = gather(model, ids, how)
-    same = {"same_length": how.same_length, "clamp_len": how.clamp_len, "ext_len": ext_len, "per_token": True}
-    with_memory = evaluate(model, ids, tgt_len=4, mem_len=how.mem_len, **same)
-    without = evaluate(model, ids, tgt_len=4, mem_len=0, **{**same, "same_length": False})
-    np.testing.assert_allclose(facts.nats, with_memory.token_nats, atol=2e-5)
-    np.testing.assert_allclose(facts.without, without.token_nats, atol=2e-5)
-    np.testing.assert_allclose(facts.gain, without.token_nats - with_memory.token_nats, atol=4e-5)
+    facts = facts_of(model, ids, how)
+    same = {"same_length": how.same_length, "clamp_len": how.clamp_len, "ext_len": ext_len}
+    with_memory = token_nats(model, ids, tgt_len=4, mem_len=how.mem_len, **same)
+    without = token_nats(model, ids, tgt_len=4, mem_len=0, **{**same, "same_length": False})
+    np.testing.assert_allclose(facts.nats, with_memory, atol=2e-5)
+    np.testing.assert_allclose(facts.without, without, atol=2e-5)
+    np.testing.assert_allclose(facts.gain, without - with_memory, atol=4e-5)
     assert np.abs(facts.gain).max() > 1e-3  # memory makes a difference, or nothing would be tested
 
 
@@ -35,8 +46,8 @@ def test_nats_are_those_of_evaluate(kind, ext_len):
 def test_nats_of_a_model_without_memory(tgt_len, ext_len):
     model, ids = make("vanilla"), stream(42)
     how = reading(model, tgt_len=tgt_len, ext_len=ext_len)
-    facts = gather(model, ids, how)
-    expected = evaluate(model, ids, tgt_len=tgt_len, mem_len=0, ext_len=ext_len, per_token=True).token_nats
+    facts = facts_of(model, ids, how)
+    expected = token_nats(model, ids, tgt_len=tgt_len, mem_len=0, ext_len=ext_len)
     np.testing.assert_allclose(facts.nats, expected, atol=2e-5)
     assert facts.without is None and facts.gain is None and not remembers(model, how)
     assert facts.details is not None and (facts.details.memory == 0).all()
@@ -44,7 +55,7 @@ def test_nats_of_a_model_without_memory(tgt_len, ext_len):
 
 def test_a_model_read_with_no_memory_has_nothing_to_compare():
     model = make("paper")
-    facts = gather(model, stream(20), reading(model, mem_len=0, same_length=False))
+    facts = facts_of(model, stream(20), reading(model, mem_len=0, same_length=False))
     assert facts.without is None and facts.distances.memory_share.max() == 0
 
 
@@ -54,7 +65,7 @@ def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
 
     monkeypatch.setattr("transformer_xl.analysis.explain.facts._SCORES_AT_ONCE", 13 * 3)  # chunks of three tokens
     model, ids = tiny_model(**changes), stream(14)
-    facts = gather(model, ids, reading(model, tgt_len=13), top=4)
+    facts = facts_of(model, ids, reading(model, tgt_len=13), top=4)
     p = model(torch.from_numpy(ids[None, :-1])).logits[0].softmax(-1).detach()
     np.testing.assert_allclose(facts.top_probabilities, p.topk(4).values, rtol=1e-4)
     np.testing.assert_array_equal(facts.top_ids, p.topk(4).indices)
@@ -65,7 +76,7 @@ def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
 
 def test_more_alternatives_than_words():
     model = make("paper")
-    assert gather(model, stream(9), reading(model), top=99).top_ids.shape == (8, 13)
+    assert facts_of(model, stream(9), reading(model), top=99).top_ids.shape == (8, 13)
 
 
 def looked(model, ids, how, place):
@@ -90,7 +101,7 @@ def looked(model, ids, how, place):
 def test_details_say_where_the_heads_looked(kind):
     model, ids = make(kind), stream(30)
     how = reading(model)
-    found = gather(model, ids, how).details
+    found = facts_of(model, ids, how).details
     assert found.places.tolist() == list(range(1, 30))
     for place in (1, 4, 5, 18, 29):
         weights, keys, begin = looked(model, ids, how, place)
@@ -108,7 +119,7 @@ def test_details_say_where_the_heads_looked(kind):
 def test_little_room_is_for_the_beginning_and_for_what_gains_most(monkeypatch):
     model, ids = make("paper"), stream(401)
     monkeypatch.setattr(attention.Shelf.__init__, "__kwdefaults__", {"n_bytes": 8 * 4 * 6 * 25})  # eight segments
-    facts = gather(model, ids, reading(model))
+    facts = facts_of(model, ids, reading(model))
     gains = facts.gain.reshape(100, 4).sum(1)
     best = {0, 1, *(np.argsort(-gains[2:])[:6] + 2)}
     assert sorted({(place - 1) // 4 for place in facts.details.places.tolist()}) == sorted(best)
@@ -118,7 +129,7 @@ def test_little_room_is_for_the_beginning_and_for_what_gains_most(monkeypatch):
 def test_attention_by_distance_is_the_mean_over_queries():
     model, ids = make("paper"), stream(30)
     how = reading(model)
-    binned = gather(model, ids, how).distances
+    binned = facts_of(model, ids, how).distances
     assert binned.queries == 29
     np.testing.assert_allclose(binned.mass.sum(-1), 1, atol=1e-6)
     mass, far = np.zeros((2, 3, 9)), np.zeros((2, 3, 9))
@@ -137,27 +148,27 @@ def test_attention_by_distance_is_the_mean_over_queries():
 
 def test_progress_counts_every_token_of_both_readings():
     model, told = make("paper"), []
-    gather(model, stream(30), reading(model), on_tokens=told.append)
+    facts_of(model, stream(30), reading(model), on_tokens=told.append)
     assert sum(told) == 2 * 29
 
 
 def test_the_mode_of_the_model_is_restored():
     model = make("paper").train()
-    gather(model, stream(9), reading(model))
+    facts_of(model, stream(9), reading(model))
     assert model.training
 
 
 def test_what_cannot_be_read():
     model = make("paper")
     with pytest.raises(CorpusError, match="has 1 tokens; at least 2"):
-        gather(model, stream(1), reading(model))
+        facts_of(model, stream(1), reading(model))
     with pytest.raises(TokenizerError, match="99"):
-        gather(model, np.array([1, 99]), reading(model))
+        facts_of(model, np.array([1, 99]), reading(model))
     with pytest.raises(ConfigError, match="tgt_len \\(0\\)"):
-        gather(model, stream(9), reading(model, tgt_len=0))
+        facts_of(model, stream(9), reading(model, tgt_len=0))
     with pytest.raises(ConfigError, match="vanilla model has no memory"):
-        gather(make("vanilla"), stream(9), reading(make("vanilla"), mem_len=3))
+        facts_of(make("vanilla"), stream(9), reading(make("vanilla"), mem_len=3))
     with torch.no_grad():
         model.softmax.bias[3] = float("nan")
     with pytest.raises(CheckpointError, match="no finite probabilities"):
-        gather(model, stream(9), reading(model))
+        facts_of(model, stream(9), reading(model))

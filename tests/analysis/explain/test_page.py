@@ -8,6 +8,7 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ class Elements(HTMLParser):
         return ["".join(text) for name, attrs, text in self.found if name == tag and wanted <= attrs.items()]
 
 
-def explained(text, kind="paper", name="a text", **how):
+def explained(text: str, kind: str = "paper", name: str = "a text", **how: Any) -> Any:
     model = make(kind, vocab_size=256)
     tokenizer = ByteTokenizer()
     return explain(model, tokenizer, tokenizer.encode(text), reading(model, **how), name=name, run="run")

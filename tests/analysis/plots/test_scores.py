@@ -27,7 +27,8 @@ LSTM = {"kind": "lstm", "vocab_size": 11, "n_layer": 1, "d_model": 6}
 
 def config(model: dict[str, Any], **evaluation: int) -> RunConfig:
     train = {"tgt_len": 5, "max_steps": 1, "device": "cpu"}
-    return RunConfig(model=model, train=train, eval={"batch_size": 3, **evaluation})
+    values: dict[str, Any] = {"model": model, "train": train, "eval": {"batch_size": 3, **evaluation}}
+    return RunConfig(**values)
 
 
 def made(model: dict[str, Any], **evaluation: int) -> tuple[Run, Opened]:

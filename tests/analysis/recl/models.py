@@ -1,5 +1,7 @@
 """Tiny models that a long context matters to, and what they are read with."""
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -21,7 +23,7 @@ def loud(model: LanguageModel) -> LanguageModel:
 
 
 def vanilla() -> LanguageModel:
-    sizes = {"n_layer": 2, "d_model": 6, "n_head": 2, "d_head": 5, "d_inner": 9}
+    sizes: dict[str, Any] = {"n_layer": 2, "d_model": 6, "n_head": 2, "d_head": 5, "d_inner": 9}
     return loud(Vanilla(VanillaConfig(vocab_size=13, max_len=MAX_LEN, **sizes)))
 
 

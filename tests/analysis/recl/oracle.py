@@ -32,7 +32,7 @@ class OracleConfig(ModelConfig):
 class Oracle(LanguageModel):
     """Predicts the next value if the token that it repeats is in the segment or the memory, else anything alike."""
 
-    config: OracleConfig
+    config: OracleConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, lags: list[int], *, mem_len: int) -> None:
         n_token = len(lags) * N_VALUE
