@@ -126,8 +126,8 @@ def test_shelf_holds_no_more_than_its_room():
     n = 0
     for index in range(200):
         if shelf.wants(index, score := float(torch.rand(()))):
-            looks = Looks(64, 10)
-            looks.add(torch.rand(12, 64, 70))
+            looks = Looks(64)
+            looks.add(torch.rand(12, 64, 70), n_memory=10)
             shelf.put(index, index * 64, score, looks)
             n += 1
     found = shelf.details()

@@ -148,17 +148,16 @@ class Looks:
 
     Args:
         tgt_len: T, queries at the end of the keys that count.
-        n_memory: how many of the first keys are memory.
     """
 
-    def __init__(self, tgt_len: int, n_memory: int) -> None:
-        self.tgt_len, self.n_memory = tgt_len, n_memory
+    def __init__(self, tgt_len: int) -> None:
+        self.tgt_len = tgt_len
         self._distances: list[np.ndarray] = []
         self._weights: list[np.ndarray] = []
         self._memory: list[np.ndarray] = []
 
-    def add(self, weight_NTS: Tensor) -> None:
-        """Take the weights of the next layer."""
+    def add(self, weight_NTS: Tensor, *, n_memory: int) -> None:
+        """Take the weights of the next layer, in which the first `n_memory` keys are memory."""
         S = weight_NTS.shape[-1]
         weight, key = weight_NTS.topk(min(KEYS, S), dim=-1)
         own_T1 = torch.arange(S - self.tgt_len, S, device=key.device).unsqueeze(1)
@@ -167,7 +166,7 @@ class Looks:
         # a key of weight 0 may lie after the query, where nobody looks
         self._distances.append(np.pad((own_T1 - key).clamp(min=0).cpu().numpy(), pad))
         self._weights.append(np.pad(weight.float().cpu().numpy(), pad))
-        self._memory.append(weight_NTS[..., : self.n_memory].sum(-1).float().cpu().numpy())
+        self._memory.append(weight_NTS[..., :n_memory].sum(-1).float().cpu().numpy())
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return distances and weights (T, L·N, K), and the share of memory (T, L·N)."""

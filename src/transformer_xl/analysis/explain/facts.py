@@ -207,13 +207,14 @@ class _Watch:
         sampled = [(index + row) % self._every == 0 for row in range(len(scores))]
         if not any(wanted) and not any(sampled):
             return
-        T, n_memory = places_BT.shape[1], mems.length
-        looks = [Looks(T, n_memory) for _ in scores]
+        T = places_BT.shape[1]
+        looks = [Looks(T) for _ in scores]
 
         def visit(layer: int, weight_BNTS: Tensor, _: Tensor) -> None:
+            n_memory = weight_BNTS.shape[-1] - ids.shape[1]
             for row, weight_NTS in enumerate(weight_BNTS[:, :, -T:]):
                 if wanted[row]:
-                    looks[row].add(weight_NTS)
+                    looks[row].add(weight_NTS, n_memory=n_memory)
                 if sampled[row]:
                     self.distances.add(layer, weight_NTS, n_memory=n_memory)
 
