@@ -13,9 +13,8 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
@@ -34,25 +33,12 @@ MAX_DIMENSIONS = 64
 
 _FOOTER_BYTES = 48
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
-_LITTLE_ENDIAN = 0
 _FORMAT_VERSION = 1
 _TEXT = 7
 # tensorflow/core/framework/types.proto
-_DTYPES = {
-    1: torch.float32,
-    2: torch.float64,
-    3: torch.int32,
-    4: torch.uint8,
-    5: torch.int16,
-    6: torch.int8,
-    9: torch.int64,
-    10: torch.bool,
-    14: torch.bfloat16,
-    17: torch.uint16,
-    19: torch.float16,
-    22: torch.uint32,
-    23: torch.uint64,
-}
+_DTYPES = {1: torch.float32, 2: torch.float64, 14: torch.bfloat16, 19: torch.float16, 10: torch.bool}
+_DTYPES |= {6: torch.int8, 5: torch.int16, 3: torch.int32, 9: torch.int64}
+_DTYPES |= {4: torch.uint8, 17: torch.uint16, 22: torch.uint32, 23: torch.uint64}
 _PART = re.compile(r"\.(index|meta|data-\d+-of-\d+)$")
 _LATEST = re.compile(r'^\s*model_checkpoint_path\s*:\s*"((?:[^"\\\n]|\\.)*)"', re.MULTILINE)
 _SAVE_AGAIN = "load it with TensorFlow and save it again with tf.compat.v1.train.Saver()"
@@ -75,7 +61,10 @@ def read_bundle(prefix: Path) -> dict[str, TensorRef]:
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged, incomplete, or of a kind that is not read.
     """
-    index = _find_index(prefix)
+    try:
+        index = _index_in_directory(prefix) if prefix.is_dir() else _index_of_prefix(prefix)
+    except OSError as error:
+        raise CheckpointError(f"{str(prefix)!r} cannot be read: {error.strerror}; give a checkpoint that you may read") from error
     try:
         return _read_entries(index)
     except _Unreadable as error:
@@ -87,18 +76,10 @@ class _Unreadable(Exception):  # noqa: N818 (it becomes an error where the file'
 
     def __init__(self, reason: str, remedy: str = "copy or download it again"):
         super().__init__(reason)
-        self.reason = reason
-        self.remedy = remedy
+        self.reason, self.remedy = reason, remedy
 
 
 # Where the files lie
-
-
-def _find_index(path: Path) -> Path:
-    try:
-        return _index_in_directory(path) if path.is_dir() else _index_of_prefix(path)
-    except OSError as error:
-        raise CheckpointError(f"{str(path)!r} cannot be read: {error.strerror}; give a checkpoint that you may read") from error
 
 
 def _index_of_prefix(path: Path) -> Path:
@@ -140,8 +121,11 @@ def _is_first_format(prefix: Path) -> bool:
     return prefix.parent.is_dir() and any(shard.fullmatch(path.name) for path in prefix.parent.iterdir())
 
 
-def _size_of_plain_file(path: Path) -> int:
-    """The size of a file that is neither a link (it could lead anywhere) nor a pipe or device (it could have no end)."""
+def _data_file(prefix: Path, shard: int, n_shards: int) -> tuple[Path, int]:
+    """Return path and size of a data file that is neither a link (it could lead anywhere) nor a pipe (it could have no end)."""
+    if shard >= n_shards:
+        raise _Unreadable(f"is damaged: it speaks of a data file {shard:05d}-of-{n_shards:05d}")
+    path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}")
     try:
         status = path.lstat()
     except FileNotFoundError:
@@ -151,7 +135,7 @@ def _size_of_plain_file(path: Path) -> int:
     if not stat.S_ISREG(status.st_mode):
         kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no plain file"
         raise CheckpointError(f"{str(path)!r} is {kind}; put the file itself in its place")
-    return status.st_size
+    return path, status.st_size
 
 
 # The table
@@ -161,8 +145,7 @@ class _Cursor:
     """Takes numbers and pieces off the front of some bytes."""
 
     def __init__(self, data: bytes):
-        self.data = data
-        self.at = 0
+        self.data, self.at = data, 0
 
     def __bool__(self) -> bool:
         return self.at < len(self.data)
@@ -170,9 +153,8 @@ class _Cursor:
     def take(self, n_bytes: int) -> bytes:
         if n_bytes > len(self.data) - self.at:
             raise _Unreadable("is damaged: an entry ends too early")
-        piece = self.data[self.at : self.at + n_bytes]
         self.at += n_bytes
-        return piece
+        return self.data[self.at - n_bytes : self.at]
 
     def varint(self) -> int:
         """A number in groups of 7 bits, the lowest first; the top bit of a byte says that more follow."""
@@ -199,10 +181,10 @@ def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
     blocks, _ = _read_block(table, footer)
     last_key, last_end = None, 0
     for _, handle in _pairs(blocks):
-        block, (start, end) = _read_block(table, _Cursor(handle))
+        block, start = _read_block(table, _Cursor(handle))
         if start < last_end:
             raise _Unreadable("is damaged: its blocks overlap")
-        last_end = end
+        last_end = start + len(block) + 5
         for key, value in _pairs(block):
             if last_key is not None and key <= last_key:
                 raise _Unreadable("is damaged: its names are not in order")
@@ -210,8 +192,8 @@ def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, tuple[int, int]]:
-    """Return the content of the block that a handle (offset, size) points to, and where it begins and ends."""
+def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, int]:
+    """Return the content of the block that a handle (offset, size) points to, and where it begins."""
     start, size = handle.varint(), handle.varint()
     end = start + size + 5  # the content, how it is compressed (1), and the checksum of both (4)
     if end > len(table) - _FOOTER_BYTES:
@@ -220,13 +202,12 @@ def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, tuple[int, int]]:
         raise _Unreadable("is damaged: a block does not match its checksum")
     if table[end - 5]:
         raise _Unreadable("is compressed", _SAVE_AGAIN)
-    return table[start : end - 5], (start, end)
+    return table[start : end - 5], start
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the pairs of a block; a key is stored as what it adds to the beginning of the key before."""
-    n_restarts = int.from_bytes(block[-4:], "little")
-    n_bytes = len(block) - 4 * (1 + n_restarts)
+    n_bytes = len(block) - 4 * (1 + int.from_bytes(block[-4:], "little"))  # the rest says where keys are stored whole
     if n_bytes < 0:
         raise _Unreadable("is damaged: a block is too short")
     cursor, key = _Cursor(block[:n_bytes]), b""
@@ -253,30 +234,24 @@ def _masked_crc32c(data: bytes | bytearray) -> int:
 # The entries
 
 
-@dataclass
 class _Message:
     """The fields of a protocol buffer message by number, each as often as it came."""
 
-    fields: dict[int, list[int | bytes]] = field(default_factory=dict)
-
-    @classmethod
-    def parse(cls, data: bytes) -> "_Message":
-        message, cursor = cls(), _Cursor(data)
+    def __init__(self, data: bytes):
+        self.fields: dict[int, list[int | bytes]] = {}
+        cursor = _Cursor(data)
         while cursor:
             tag = cursor.varint()
-            kind = tag & 7
-            if kind == 0:
-                value = cursor.varint()
-            elif kind == 1:
-                value = int.from_bytes(cursor.take(8), "little")
-            elif kind == 2:
-                value = cursor.take(cursor.varint())
-            elif kind == 5:
-                value = int.from_bytes(cursor.take(4), "little")
-            else:
-                raise _Unreadable("is damaged: a field has no known kind")
-            message.fields.setdefault(tag >> 3, []).append(value)
-        return message
+            match tag & 7:
+                case 0:
+                    value = cursor.varint()
+                case 2:
+                    value = cursor.take(cursor.varint())
+                case (1 | 5) as kind:
+                    value = int.from_bytes(cursor.take(8 if kind == 1 else 4), "little")
+                case _:
+                    raise _Unreadable("is damaged: a field has no known kind")
+            self.fields.setdefault(tag >> 3, []).append(value)
 
     def all(self, number: int, kind: type[_T]) -> list[_T]:
         values = self.fields.get(number, [])
@@ -294,98 +269,59 @@ def _read_entries(index: Path) -> dict[str, TensorRef]:
     key, value = next(table, (None, b""))
     if key != b"":
         raise _Unreadable("is damaged: it has no header")
-    header = _Message.parse(value)
-    if header.last(2, int) != _LITTLE_ENDIAN:
+    header = _Message(value)
+    if header.last(2, int):
         raise _Unreadable("was written on a big-endian machine", f"{_SAVE_AGAIN} on a little-endian one")
-    if _Message.parse(header.last(3, bytes)).last(2, int) > _FORMAT_VERSION:
+    if _Message(header.last(3, bytes)).last(2, int) > _FORMAT_VERSION:
         raise _Unreadable("is of a newer format", _SAVE_AGAIN)
-    shards = _Shards(index.with_suffix(""), header.last(1, int))
+    data_file = cache(partial(_data_file, index.with_suffix(""), n_shards=header.last(1, int)))  # one look at each file
     tensors: dict[str, TensorRef] = {}
     for key, value in table:
         if len(tensors) == MAX_TENSORS:
             raise _Unreadable(f"lists more than {MAX_TENSORS} variables", "give the index of a model's checkpoint")
-        name = _name(key)
-        tensors[name] = _tensor_ref(name, _Message.parse(value), shards)
-    _check_overlaps(tensors)
+        if key.startswith(b"\0"):  # so begin the keys of slices
+            raise _Unreadable("holds variables in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
+        name = key.decode(errors="replace")
+        if name.encode() != key or not name.isprintable():
+            raise _Unreadable(f"is damaged: {key!r} is not the name of a variable")
+        tensors[name] = _tensor_ref(name, _Message(value), data_file)
+    spans = sorted((str(ref.path), ref.offset, ref.offset + ref.n_bytes, name) for name, ref in tensors.items() if ref.n_bytes)
+    for (path, _, end, name), (next_path, start, _, next_name) in pairwise(spans):
+        if path == next_path and start < end:  # apart from each other, all of them are no larger than their files
+            raise _Unreadable(f"is damaged: {name!r} and {next_name!r} share bytes")
     return tensors
 
 
-def _name(key: bytes) -> str:
-    if key.startswith(b"\0"):  # so begin the keys of slices
-        raise _Unreadable("holds variables in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
-    try:
-        name = key.decode()
-    except UnicodeDecodeError:
-        name = "\0"
-    if not name.isprintable():
-        raise _Unreadable(f"is damaged: {key!r} is not the name of a variable")
-    return name
-
-
-@dataclass
-class _Shards:
-    """The data files, each looked at once and only if an entry needs it."""
-
-    prefix: Path
-    count: int
-    seen: dict[int, tuple[Path, int]] = field(default_factory=dict)
-
-    def find(self, shard: int) -> tuple[Path, int]:
-        """Return path and size."""
-        if shard >= self.count:
-            raise _Unreadable(f"is damaged: it speaks of a data file {shard:05d}-of-{self.count:05d}")
-        if shard not in self.seen:
-            path = self.prefix.with_name(f"{self.prefix.name}.data-{shard:05d}-of-{self.count:05d}")
-            self.seen[shard] = path, _size_of_plain_file(path)
-        return self.seen[shard]
-
-
-def _tensor_ref(name: str, entry: _Message, shards: _Shards) -> TensorRef:
+def _tensor_ref(name: str, entry: _Message, data_file: Callable[[int], tuple[Path, int]]) -> TensorRef:
     if entry.all(7, bytes):
         raise _Unreadable(f"holds {name!r} in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
-    dtype = _dtype(name, entry.last(1, int))
-    shape = _shape(name, b"".join(entry.all(2, bytes)))  # repeated messages merge as their bytes do
-    shard, offset, n_bytes = (entry.last(number, int) for number in (3, 4, 5))
-    if n_bytes != math.prod(shape) * dtype.itemsize:
-        raise _Unreadable(f"is damaged: {name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
-    # Zero sizes count as one here, as in strides: these numbers must fit into 64 bits even where no byte is stored.
-    if math.prod(max(size, 1) for size in shape) * dtype.itemsize >= 2**63:
-        raise _Unreadable(f"is damaged: {name!r} has the impossible shape {list(shape)}")
-    path, size = shards.find(shard)
-    if offset + n_bytes > size:
-        raise CheckpointError(
-            f"{str(path)!r} has {size} bytes, and {name!r} should end at {offset + n_bytes}; copy or download it again"
-        )
-    stride = tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
-    verify = partial(_complaint, name=name, checksum=entry.last(6, int))
-    return TensorRef(path=path, offset=offset, shape=shape, stride=stride, dtype=dtype, verify=verify)
-
-
-def _dtype(name: str, code: int) -> torch.dtype:
+    code = entry.last(1, int)
     if code == _TEXT:
         raise _Unreadable(f"holds text ({name!r}), as checkpoints of TensorFlow 2 do", _SAVE_AGAIN)
     if code not in _DTYPES:
         raise _Unreadable(
             f"holds {name!r} in TensorFlow's data type number {code}, which is not read", f"cast it to float32: {_SAVE_AGAIN}"
         )
-    return _DTYPES[code]
-
-
-def _shape(name: str, data: bytes) -> tuple[int, ...]:
-    message = _Message.parse(data)
-    dimensions = message.all(2, bytes)
-    if message.last(3, int) or len(dimensions) > MAX_DIMENSIONS:
+    dtype = _DTYPES[code]
+    dimensions = _Message(b"".join(entry.all(2, bytes)))  # repeated messages merge as their bytes do
+    if dimensions.last(3, int) or len(dimensions.all(2, bytes)) > MAX_DIMENSIONS:
         raise _Unreadable(f"is damaged: {name!r} has no shape, or more than {MAX_DIMENSIONS} dimensions")
-    return tuple(_Message.parse(dimension).last(1, int) for dimension in dimensions)
+    shape = tuple(_Message(dimension).last(1, int) for dimension in dimensions.all(2, bytes))
+    shard, offset, n_bytes = (entry.last(number, int) for number in (3, 4, 5))
+    if n_bytes != math.prod(shape) * dtype.itemsize:
+        raise _Unreadable(f"is damaged: {name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
+    # Zero sizes count as one, here and in strides: these numbers must fit into 64 bits even where no byte is stored.
+    steps = [math.prod(max(size, 1) for size in shape[i:]) for i in range(len(shape) + 1)]
+    if steps[0] * dtype.itemsize >= 2**63:
+        raise _Unreadable(f"is damaged: {name!r} has the impossible shape {list(shape)}")
+    path, size = data_file(shard)
+    if offset + n_bytes > size:
+        raise CheckpointError(
+            f"{str(path)!r} has {size} bytes, and {name!r} should end at {offset + n_bytes}; copy or download it again"
+        )
+    checksum = entry.last(6, int)
 
+    def complaint(data: bytearray) -> str | None:
+        return None if _masked_crc32c(data) == checksum else f"{name!r} does not match its checksum"
 
-def _complaint(data: bytearray, *, name: str, checksum: int) -> str | None:
-    return None if _masked_crc32c(data) == checksum else f"{name!r} does not match its checksum"
-
-
-def _check_overlaps(tensors: dict[str, TensorRef]) -> None:
-    """Refuse variables that share bytes, so that all of them together are no larger than their files."""
-    spans = sorted((str(ref.path), ref.offset, ref.offset + ref.n_bytes, name) for name, ref in tensors.items() if ref.n_bytes)
-    for (path, _, end, name), (next_path, start, _, next_name) in pairwise(spans):
-        if path == next_path and start < end:
-            raise _Unreadable(f"is damaged: {name!r} and {next_name!r} share bytes")
+    return TensorRef(path, offset, shape, tuple(steps[1:]), dtype, complaint)
