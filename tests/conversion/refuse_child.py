@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from tests.conversion.hostile import VARIABLE
-from transformer_xl.conversion.readers.pickle_files import read_pickle
+from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.torch_files import read_torch
 

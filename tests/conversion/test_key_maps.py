@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.helpers import examples
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
-from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, shown, truth, truths
+from transformer_xl.conversion.values import integer, integers, number, one_of, shown, truth, truths
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import AttentionKind, TransformerXLConfig

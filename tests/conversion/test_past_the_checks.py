@@ -13,7 +13,7 @@ from tests.conversion.hostile import name, storage, tensor, value, whole, zip_fi
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import export
 from transformer_xl.conversion.key_maps import huggingface
-from transformer_xl.conversion.readers.pickle_files import read_pickle
+from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.errors import CheckpointError, ConfigError, TxlError
 

@@ -18,12 +18,12 @@ from safetensors.torch import save_file
 from tests.conversion.examples import GOLDENS, copy
 from transformer_xl.conversion import sources
 from transformer_xl.conversion.key_maps import authors, huggingface
-from transformer_xl.conversion.module import read_module
+from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.recognize import recognize
-from transformer_xl.conversion.settings_file import MAX_BYTES, read_json
 from transformer_xl.conversion.sources import open_source
+from transformer_xl.conversion.values import MAX_BYTES, read_json
 from transformer_xl.conversion.vocabulary import read_vocabulary
 from transformer_xl.data.tokenizers import load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError

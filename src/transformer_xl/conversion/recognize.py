@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.conversion.settings_file import read_json
+from transformer_xl.conversion.values import read_json
 from transformer_xl.errors import CheckpointError, did_you_mean
 from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
+from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.key_maps.entries import KeyMap
-from transformer_xl.conversion.key_maps.values import shown
-from transformer_xl.conversion.module import read_module
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.recognize import Kind, recognize
-from transformer_xl.conversion.settings_file import read_json
+from transformer_xl.conversion.values import read_json, shown
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean

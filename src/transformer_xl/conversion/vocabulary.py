@@ -5,12 +5,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.conversion.key_maps.values import shown
 from transformer_xl.conversion.readers.files import open_regular, read_at
 from transformer_xl.conversion.readers.inert import Stub
-from transformer_xl.conversion.readers.pickle_files import read_pickle
+from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
-from transformer_xl.conversion.settings_file import read_json
+from transformer_xl.conversion.values import read_json, shown
 from transformer_xl.conversion.vocabulary_state import from_vocab_state, from_vocab_txt
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError

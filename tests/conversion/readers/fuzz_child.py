@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from transformer_xl.conversion.readers import pickle_child, pickle_files, torch_files
+from transformer_xl.conversion.readers import pickle_child, pickles, torch_files
 from transformer_xl.conversion.readers.inert import TensorRef
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.errors import CheckpointError
@@ -27,7 +27,7 @@ KINDS = ("zip", "legacy", "pickle", "safetensors")
 
 
 def parse_inside(path: Path, file: Any, kind: str, start: int, end: int) -> tuple[dict[str, Any], str]:
-    """Stand in for `sandbox.read_in_child`, without a child."""
+    """Stand in for `pickles.read_in_child`, without a child."""
     buffered = io.BufferedReader(io.FileIO(file.fileno(), closefd=False))  # as the child opens it
     try:
         header, content = pickle_child.parse(kind, buffered, start, end)
@@ -87,7 +87,7 @@ def tensors_in(found: Any) -> list[TensorRef]:
 
 def fuzz(kind: str, n: int, rng: random.Random, path: Path) -> dict[str, Any]:
     """Return what was wrong with how `n` corruptions of a file were read, and how many passed for sound."""
-    read = {"pickle": pickle_files.read_pickle, "safetensors": read_safetensors}.get(kind, torch_files.read_torch)
+    read = {"pickle": pickles.read_pickle, "safetensors": read_safetensors}.get(kind, torch_files.read_torch)
     wrong, accepted = [], 0
     expected = write(kind, path)
     sound = path.read_bytes()
@@ -111,7 +111,7 @@ def fuzz(kind: str, n: int, rng: random.Random, path: Path) -> dict[str, Any]:
 def main() -> None:
     n, where = int(sys.argv[1]), sys.argv[2]
     if where == "inside":
-        torch_files.read_in_child = pickle_files.read_in_child = parse_inside
+        torch_files.read_in_child = pickles.read_in_child = parse_inside
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + 2**28,) * 2)
     with tempfile.TemporaryDirectory() as folder:

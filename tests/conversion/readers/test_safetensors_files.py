@@ -7,16 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conversion.hostile import safetensors_file
-from transformer_xl.conversion.readers import storages
+from transformer_xl.conversion.readers import inert
 from transformer_xl.conversion.readers.inert import TensorRef
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.errors import CheckpointError
 
 
 def test_every_type_and_shape(tmp_path):
-    tensors = {
-        name: (torch.randn(shape) * 9).abs().to(dtype) for name, dtype in storages.DTYPES.items() for shape in [(3, 4, 2)]
-    }
+    tensors = {name: (torch.randn(shape) * 9).abs().to(dtype) for name, dtype in inert.DTYPES.items() for shape in [(3, 4, 2)]}
     tensors |= {"scalar": torch.tensor(3.5), "empty": torch.zeros(0, 3), "line": torch.arange(5.0), "ünï": torch.ones(1, 1)}
     save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
     found = read_safetensors(tmp_path / "x.safetensors")

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_xl.conversion.key_maps.values import shown
+from transformer_xl.conversion.values import shown
 from transformer_xl.errors import CheckpointError
 
 Change = Literal["", "transposed", "reversed"]

@@ -10,7 +10,7 @@ from typing import Any
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.conversion.key_maps.layout import Layout
 from transformer_xl.conversion.key_maps.pytorch import embedding, layers, shared_projections, softmax
-from transformer_xl.conversion.key_maps.values import integer, integers, number, one_of, shown, truth, truths
+from transformer_xl.conversion.values import integer, integers, number, one_of, shown, truth, truths
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model_config import TransformerXLConfig
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, MAX_TENSORS
 from transformer_xl.conversion.readers.files import open_regular, read_at
-from transformer_xl.conversion.readers.inert import TensorRef
-from transformer_xl.conversion.readers.storages import Storage, place
+from transformer_xl.conversion.readers.inert import Storage, TensorRef, place
 from transformer_xl.errors import CheckpointError
 
 MAX_TOKENS = 20 * MAX_TENSORS

@@ -64,7 +64,9 @@ def read_bundle(prefix: Path) -> dict[str, TensorRef]:
     try:
         index = _index_in_directory(prefix) if prefix.is_dir() else _index_of_prefix(prefix)
     except OSError as error:
-        raise CheckpointError(f"{str(prefix)!r} cannot be read: {error.strerror}; give a checkpoint that you may read") from error
+        raise CheckpointError(
+            f"{str(prefix)!r} cannot be read: {error.strerror}; give a checkpoint that you may read"
+        ) from error
     try:
         return _read_entries(index)
     except _Unreadable as error:

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from transformer_xl.conversion.readers.files import open_regular, read_at
-from transformer_xl.conversion.readers.sandbox import read_in_child, rebuild
-from transformer_xl.conversion.readers.storages import DTYPES, Checksum, Storage, place
+from transformer_xl.conversion.readers.inert import DTYPES, Checksum, Storage, place
+from transformer_xl.conversion.readers.pickles import read_in_child, rebuild
 from transformer_xl.conversion.readers.zip_directory import SIGNATURE, Entry, read_directory
 from transformer_xl.errors import CheckpointError
 

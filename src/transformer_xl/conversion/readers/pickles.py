@@ -1,8 +1,8 @@
-"""Has pickles read by a process that can do nothing else, and rebuilds what it says from JSON.
+"""Reads pickles as data: a process that can do nothing else parses them, and its JSON becomes plain values.
 
-The child (`pickle_child.py`) never imports or calls what a file names; the process around it bounds time and memory, and holds
-whatever a defect of Python's own unpickler might do: it can open no file, write none and start no process. Windows has no such
-limits and macOS none of memory; there the rest, the limit of time and the inertness of the child remain.
+The child (`pickle_child.py`) never imports or calls what a file names. The process around it bounds time and memory, and
+contains whatever a defect of Python's own unpickler might do: it can open no file, write none and start no process. Windows has
+no such limits, and macOS has none of memory; the limit of time and the inertness of the child remain there.
 """
 
 import json
@@ -15,10 +15,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from transformer_xl.conversion.readers.files import open_regular
 from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickle_child import MAX_OUTPUT
 from transformer_xl.errors import CheckpointError
 
+MAX_BYTES = 4 * 2**30
+"""Bytes of a file that is one pickle: the authors' cached WikiText-103 has 900 million, mostly arrays, which are skipped."""
 MIN_MB = 80
 """Address space that the child may add to what its interpreter takes, for the smallest file: room for buffers."""
 MB_PER_MB = 100
@@ -39,6 +42,34 @@ MAX_REPLY = 2 * MAX_OUTPUT
 _HINT = "is it a checkpoint of a Transformer-XL?"
 _CHILD = Path(__file__).with_name("pickle_child.py")
 _NEEDED_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SYSTEMROOT")
+
+
+def read_pickle(path: Path) -> Any:
+    """Read a pickle of any protocol without running anything that it names.
+
+    Args:
+        path: the file; a link is followed.
+
+    Returns:
+        Plain values, objects as `Stub`s. Dicts of any class come back as dict, sets as list; NumPy arrays, bytes, and
+        texts of more than a million are described by a `Stub` without their content: `numpy.ndarray` with (shape, type),
+        `builtins.str` or `builtins.bytes` with (length,). Texts of Python 2 are decoded as latin-1, which loses nothing:
+        `text.encode("latin-1")` gives the bytes back, which may be UTF-8.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, hostile, too large for what it says, or refers to names that no
+            Transformer-XL needs.
+    """
+    file, size = open_regular(path)
+    with file:
+        if size > MAX_BYTES:
+            raise CheckpointError(f"'{path}' has {size} bytes; {MAX_BYTES} is the most that a pickle may have")
+        _, body = read_in_child(path, file, "pickle", 0, size)
+
+    def tensor(found: list[Any]) -> Any:
+        raise CheckpointError(f"'{path}' holds a tensor, which a plain pickle cannot")
+
+    return rebuild(path, body, tensor)
 
 
 def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -> tuple[dict[str, Any], str]:

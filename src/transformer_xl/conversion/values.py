@@ -1,11 +1,15 @@
-"""Foreign settings, each of the type that it must have: what a file says is believed only as far as that."""
+"""Foreign settings: read strictly from JSON, and each of the type that it must have; a file is believed only as far as that."""
 
+import json
 import reprlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.conversion.readers.files import open_regular, read_at
+from transformer_xl.errors import CheckpointError, ConfigError
 
+MAX_BYTES = 2**20
 MAX_INTEGER = 2**63
 MAX_CLUSTERS = 100
 
@@ -87,3 +91,36 @@ def _listed(values: Mapping[str, Any], name: str) -> list[Any] | tuple[Any, ...]
 
 def _is_enormous(value: object) -> bool:
     return isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object of moderate size; numbers that are none, and keys that come twice, are refused.
+
+    Raises:
+        CheckpointError: missing, too large, or no such object.
+    """
+    file, size = open_regular(path)
+    with file:
+        if size > MAX_BYTES:
+            raise CheckpointError(f"'{path}' has {size} bytes; {MAX_BYTES} is the most that settings may take")
+        data = read_at(path, file, 0, size)
+    try:
+        values = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"'{path}' is no sound JSON: {' '.join(str(error).split())}; restore the file") from None
+    if not isinstance(values, dict):
+        raise CheckpointError(f"'{path}' is no JSON object; restore the file")
+    return values
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"key {shown(name)} occurs twice")
+        values[name] = value
+    return values
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
