@@ -7,38 +7,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import KeyMap
-from transformer_xl.conversion.key_maps.layout import Layout
-from transformer_xl.conversion.key_maps.pytorch import embedding, layers, positions, shared_projections, softmax
+from transformer_xl.conversion.key_maps.pytorch import ATTENTION, Names, positions, shared_entries
+from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
-from transformer_xl.conversion.values import MAX_CLUSTERS, integer, integers, number, one_of, truth, truths
+from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
-
-KINDS = tuple(AttentionKind)
-"""In the order of `attn_type`."""
+from transformer_xl.model_config import TransformerXLConfig
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
-    layout = Layout.of(config)
-    entries = [
-        *embedding(
-            layout,
-            prefix="",
-            vector_aliases=["crit.out_layers.{i}.weight"] if layout.tied else [],
-            projection_aliases=shared_projections(layout, "crit.out_projs.{i}"),
-        ),
-        *layers(layout, prefix=""),
-        *positions(layout),
-        *softmax(
-            layout,
-            vectors="crit.out_layers.{i}.weight",
-            biases="crit.out_layers.{i}.bias",
-            projections="crit.out_projs.{i}",
-            reversed_tails=True,
-        ),
-    ]
+    sizes = Sizes(config)
+    entries = [*shared_entries(sizes, Names()), *positions(sizes, ATTENTION[config.attention].model)]
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 
 
@@ -48,34 +30,27 @@ def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
     Raises:
         ConfigError: values that cannot work.
     """
-    kind = KINDS[one_of(flags, "attn_type", tuple(range(len(KINDS))))]
-    mem_len, clamp_len = integer(flags, "mem_len"), integer(flags, "clamp_len")
+    numbers = {names.number: kind for kind, names in ATTENTION.items()}
+    kind = numbers[one_of(flags, "attn_type", tuple(numbers))]
+    settings = pytorch.settings_of(flags)
     max_klen = None
-    if kind in (AttentionKind.SHAW, AttentionKind.AL_RFOU):
-        lengths = integer(flags, "tgt_len") + integer(flags, "ext_len") + mem_len
+    if "r_emb" in ATTENTION[kind].model:
+        lengths = integer(flags, "tgt_len") + integer(flags, "ext_len") + settings["mem_len"]
         max_klen = integer({"max_klen": lengths, **flags}, "max_klen")
-    cutoffs = integers(flags, "cutoffs")
     return TransformerXLConfig(
         attention=kind,
         max_klen=max_klen,
         vocab_size=integer(flags, "n_token"),
-        n_layer=integer(flags, "n_layer"),
-        d_model=integer(flags, "d_model"),
-        n_head=integer(flags, "n_head"),
-        d_head=integer(flags, "d_head"),
-        d_inner=integer(flags, "d_inner"),
-        d_embed=integer(flags, "d_embed"),
-        dropout=number(flags, "dropout"),
-        dropatt=number(flags, "dropatt"),
-        mem_len=mem_len,
-        clamp_len=clamp_len if clamp_len > 0 else None,
-        same_length=truth(flags, "same_length") and mem_len > 0,
-        pre_lnorm=truth(flags, "pre_lnorm"),
         tie_weight=truth(flags, "tie_weight"),
-        cutoffs=cutoffs,
-        div_val=integer(flags, "div_val"),
-        tie_projs=truths(flags, "tie_projs", length=len(cutoffs) + 1),
+        **settings,
     )
+
+
+_ARGUMENTS = (
+    *("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt", "tie_weight", "d_embed", "div_val"),
+    *("tie_projs", "pre_lnorm", "tgt_len", "ext_len", "mem_len", "cutoffs", "same_length", "attn_type", "clamp_len"),
+)
+"""In the order of `MemTransformerLM`."""
 
 
 def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
@@ -85,28 +60,14 @@ def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
         config: of a model that the authors' code can express.
         tgt_len: of their training, which a table of positions is cut by.
     """
-    return {
+    flags = pytorch.values_of(config) | {
         "n_token": config.vocab_size,
-        "n_layer": config.n_layer,
-        "n_head": config.n_head,
-        "d_model": config.d_model,
-        "d_head": config.d_head,
-        "d_inner": config.d_inner,
-        "dropout": config.dropout,
-        "dropatt": config.dropatt,
         "tie_weight": config.tie_weight,
-        "d_embed": config.d_embed or config.d_model,
-        "div_val": config.div_val,
-        "tie_projs": list(config.tied_projections),
-        "pre_lnorm": config.pre_lnorm,
         "tgt_len": _training_length(config, tgt_len),
         "ext_len": 0,
-        "mem_len": config.mem_len,
-        "cutoffs": list(config.cutoffs),
-        "same_length": config.same_length,
-        "attn_type": KINDS.index(config.attention),
-        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "attn_type": ATTENTION[config.attention].number,
     }
+    return {name: flags[name] for name in _ARGUMENTS}
 
 
 def _training_length(config: TransformerXLConfig, tgt_len: int) -> int:

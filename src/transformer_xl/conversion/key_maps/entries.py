@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.values import shown
 from transformer_xl.errors import CheckpointError
 
@@ -49,6 +50,26 @@ class Entry:
     native: tuple[str, ...]
     foreign: tuple[Part, ...]
     change: Change = ""
+
+
+def per_layer(
+    sizes: Sizes, table: Mapping[str, Iterable[tuple[str, str]]], prefix: str, *, transposed: bool = False
+) -> list[Entry]:
+    """Return entries for every layer.
+
+    Args:
+        sizes: of the model.
+        table: per name of ours in a layer, names and shapes of theirs, in the letters of `Sizes.shape`.
+        prefix: of their names; `{i}` is the layer.
+        transposed: their matrices are ours transposed.
+    """
+    entries = []
+    for i in range(sizes.config.n_layer):
+        for ours, theirs in table.items():
+            parts = tuple(Part(prefix.format(i=i) + name, sizes.shape(letters)) for name, letters in theirs)
+            change = "transposed" if transposed and len(parts[0].shape) == 2 else ""
+            entries.append(Entry((f"layers.{i}.{ours}",), parts, change))
+    return entries
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ attended to. u and v lie in every layer: own ones with `untie_r`, else the model
 from collections.abc import Mapping
 from typing import Any
 
+from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
-from transformer_xl.conversion.key_maps.layout import Layout
-from transformer_xl.conversion.key_maps.pytorch import embedding, layers, shared_projections, softmax
-from transformer_xl.conversion.values import integer, integers, number, one_of, shown, truth, truths
+from transformer_xl.conversion.key_maps.pytorch import Names, shared_entries
+from transformer_xl.conversion.key_maps.sizes import Sizes
+from transformer_xl.conversion.values import integer, integers, number, one_of, shown, truth
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model_config import TransformerXLConfig
 
@@ -44,6 +45,13 @@ DEFAULTS: dict[str, Any] = {
 }
 """Settings that shape or initialize a model, with the values they have where a `config.json` is silent."""
 
+_SAME = {
+    "vocab_size": integer,
+    "untie_r": truth,
+    **dict.fromkeys(("layer_norm_epsilon", "init_range", "init_std", "proj_init_std"), number),
+}
+"""Settings besides `pytorch.settings_of` whose name and meaning are ours."""
+
 _WITHOUT_EFFECT = {
     # of this model, read by nothing, or by training scripts of 2019
     *("adaptive", "ext_len", "tgt_len", "trainer_compatible", "eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id"),
@@ -70,33 +78,13 @@ _OLD_NAMES = {"n_token": "vocab_size", "vocab_size_or_config_json_file": "vocab_
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
-    layout, prefix = Layout.of(config), "transformer."
-    entries = [
-        *embedding(
-            layout,
-            prefix=prefix,
-            vector_aliases=["crit.out_layers.{i}.weight"] if layout.tied else [],
-            projection_aliases=shared_projections(layout, "crit.out_projs.{i}"),
-        ),
-        *layers(layout, prefix=prefix),
-        *(_bias(layout, name) for name in ("r_w_bias", "r_r_bias")),
-        *softmax(
-            layout,
-            vectors="crit.out_layers.{i}.weight",
-            biases="crit.out_layers.{i}.bias",
-            projections="crit.out_projs.{i}",
-            reversed_tails=False,
-        ),
-    ]
+    sizes = Sizes(config)
+    entries = shared_entries(sizes, Names(prefix="transformer.", tails_reversed=False))
+    for name in ("r_w_bias", "r_r_bias"):
+        own = tuple(f"transformer.layers.{i}.dec_attn.{name}" for i in range(config.n_layer))
+        parts = tuple(Part(each, sizes.shape("n d")) for each in own)
+        entries.append(Entry((name,), parts if config.untie_r else (Part(f"transformer.{name}", sizes.shape("n d"), own),)))
     return KeyMap(tuple(entries), ignored=("transformer.pos_emb.inv_freq",))
-
-
-def _bias(layout: Layout, name: str) -> Entry:
-    heads = (layout.n_head, layout.d_head)
-    own = tuple(f"transformer.layers.{i}.dec_attn.{name}" for i in range(layout.n_layer))
-    if layout.untied_r:
-        return Entry((name,), tuple(Part(each, heads) for each in own))
-    return Entry((name,), (Part(f"transformer.{name}", heads, own),))
 
 
 def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
@@ -113,34 +101,14 @@ def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
     one_of(settings, "attn_type", (0,))
     if integer(settings, "sample_softmax") > 0:
         raise ConfigError(f"sample_softmax ({settings['sample_softmax']}) must be -1; a sampled softmax is not converted")
-    cutoffs = integers(settings, "cutoffs")
-    shared = (False, *(truth(settings, "proj_share_all_but_first") for _ in cutoffs))
-    clamp_len, mem_len = integer(settings, "clamp_len"), integer(settings, "mem_len")
+    shared = (False, *(truth(settings, "proj_share_all_but_first") for _ in integers(settings, "cutoffs")))
+    fields = pytorch.settings_of({"tie_projs": shared, **settings})
     return TransformerXLConfig(
-        vocab_size=integer(settings, "vocab_size"),
-        n_layer=integer(settings, "n_layer"),
-        d_model=integer(settings, "d_model"),
-        n_head=integer(settings, "n_head"),
-        d_head=integer(settings, "d_head"),
-        d_inner=integer(settings, "d_inner"),
-        d_embed=integer(settings, "d_embed"),
-        dropout=number(settings, "dropout"),
-        dropatt=number(settings, "dropatt"),
-        mem_len=max(mem_len, 0),
-        clamp_len=clamp_len if clamp_len > 0 else None,
-        same_length=truth(settings, "same_length") and mem_len > 0,
+        **fields | {"mem_len": max(fields["mem_len"], 0)},
+        **{name: read(settings, name) for name, read in _SAME.items()},
         zero_first_memory=True,
-        pre_lnorm=truth(settings, "pre_lnorm"),
-        layer_norm_epsilon=number(settings, "layer_norm_epsilon"),
-        untie_r=truth(settings, "untie_r"),
         tie_weight=truth({"tie_word_embeddings": True, **settings}, "tie_word_embeddings"),
-        cutoffs=cutoffs,
-        div_val=integer(settings, "div_val"),
-        tie_projs=truths({"tie_projs": shared, **settings}, "tie_projs", length=len(shared)),
         init=one_of(settings, "init", ("normal", "uniform")),
-        init_range=number(settings, "init_range"),
-        init_std=number(settings, "init_std"),
-        proj_init_std=number(settings, "proj_init_std"),
     )
 
 
@@ -162,32 +130,9 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def values_of(config: TransformerXLConfig) -> dict[str, Any]:
     """Translate back: a `config.json` for the same model, which Hugging Face's code must be able to express."""
-    return {
-        "model_type": MODEL_TYPE,
-        "architectures": ["TransfoXLLMHeadModel"],
-        "vocab_size": config.vocab_size,
-        "cutoffs": list(config.cutoffs),
-        "d_model": config.d_model,
-        "d_embed": config.d_embed or config.d_model,
-        "n_head": config.n_head,
-        "d_head": config.d_head,
-        "d_inner": config.d_inner,
-        "div_val": config.div_val,
-        "pre_lnorm": config.pre_lnorm,
-        "n_layer": config.n_layer,
-        "mem_len": config.mem_len,
-        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
-        "same_length": config.same_length,
-        "tie_projs": list(config.tied_projections),
-        "tie_word_embeddings": config.tie_weight,
-        "attn_type": 0,
-        "sample_softmax": -1,
-        "dropout": config.dropout,
-        "dropatt": config.dropatt,
-        "untie_r": config.untie_r,
-        "init": config.init,
-        "init_range": config.init_range,
-        "proj_init_std": config.proj_init_std,
-        "init_std": config.init_std,
-        "layer_norm_epsilon": config.layer_norm_epsilon,
-    }
+    values = pytorch.values_of(config) | {name: getattr(config, name) for name in (*_SAME, "init")}
+    values |= {"tie_word_embeddings": config.tie_weight, "attn_type": 0, "sample_softmax": -1}
+    ours = ["tie_projs", "tie_word_embeddings"]  # they say more
+    order = [name for default in DEFAULTS for name in (ours if default == "proj_share_all_but_first" else [default])]
+    head = {"model_type": MODEL_TYPE, "architectures": ["TransfoXLLMHeadModel"]}
+    return head | {name: values[name] for name in order}

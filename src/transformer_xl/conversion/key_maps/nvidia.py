@@ -7,31 +7,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_xl.conversion.key_maps import authors
-from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
-from transformer_xl.conversion.key_maps.layout import Layout
-from transformer_xl.conversion.key_maps.pytorch import embedding, layers, positions, softmax
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
+from transformer_xl.conversion.key_maps.entries import KeyMap
+from transformer_xl.conversion.key_maps.pytorch import ATTENTION, Names, positions, shared_entries
+from transformer_xl.conversion.key_maps.sizes import Sizes
+from transformer_xl.model_config import TransformerXLConfig
+
+_NAMES = Names(
+    weights="crit.out_layers_weights.{i}", biases="crit.out_layers_biases.{i}", shared_projections="crit.shared_out_projs.{i}"
+)
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
-    layout = Layout.of(config)
-    projections = [(f"crit.shared_out_projs.{i}",) for i in range(len(layout.sizes))]
-    where = positions(layout)
-    if layout.attention == AttentionKind.AL_RFOU:
-        where = [Entry(("r_emb",), (Part("r_emb", (layout.n_layer, layout.max_klen, layout.d_model)),))]
-    entries = [
-        *embedding(layout, prefix="", vector_aliases=[], projection_aliases=projections),
-        *layers(layout, prefix=""),
-        *where,
-        *softmax(
-            layout,
-            vectors="crit.out_layers_weights.{i}",
-            biases="crit.out_layers_biases.{i}",
-            projections="crit.out_projs.{i}",
-            reversed_tails=True,
-        ),
-    ]
+    sizes, attention = Sizes(config), ATTENTION[config.attention]
+    entries = [*shared_entries(sizes, _NAMES), *positions(sizes, {**attention.model, **attention.nvidia})]
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 
 

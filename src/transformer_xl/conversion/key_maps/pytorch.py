@@ -1,131 +1,165 @@
 """What the three PyTorch formats share: the authors' module names, which Hugging Face and NVIDIA kept."""
 
-from transformer_xl.conversion.key_maps.entries import Entry, Part
-from transformer_xl.conversion.key_maps.layout import Layout
-from transformer_xl.model_config import AttentionKind
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from transformer_xl.conversion.key_maps.entries import Entry, Part, per_layer
+from transformer_xl.conversion.key_maps.sizes import Sizes
+from transformer_xl.conversion.values import integer, integers, number, truth, truths
+from transformer_xl.model_config import TransformerXLConfig
 
 
-def embedding(
-    layout: Layout, *, prefix: str, vector_aliases: list[str], projection_aliases: list[tuple[str, ...]]
-) -> list[Entry]:
-    """Return the entries of `word_emb`.
+@dataclass(frozen=True)
+class Names:
+    """Where the three programs differ; `{i}` is the cluster.
 
-    Args:
-        layout: sizes.
-        prefix: of the model's names.
-        vector_aliases: a pattern per further name of table `{i}`.
-        projection_aliases: per cluster, further names of its projection.
+    Attributes:
+        prefix: of everything but the softmax.
+        weights: the softmax's tables.
+        biases: their biases.
+        projections: their projections.
+        shared_projections: projections that softmax and embedding share; None: they are written under both names, and so are
+            tables that they share.
+        tails_reversed: tail i is the i-th class of the head from the end, not from the beginning.
     """
-    D = layout.d_model
-    tables = [layout.vocab_size] if layout.one_table else layout.sizes
-    entries = []
-    for i, size in enumerate(tables):
-        native = "embedding.weight" if layout.one_table else f"embedding.tables.{i}"
-        aliases = tuple(pattern.format(i=i) for pattern in vector_aliases)
-        part = Part(f"{prefix}word_emb.emb_layers.{i}.weight", (size, layout.widths[i]), aliases)
-        entries.append(Entry((native,), (part,)))
-        if layout.projected[i]:
-            native = "embedding.projection.weight" if layout.one_table else f"embedding.projections.{i}"
-            part = Part(f"{prefix}word_emb.emb_projs.{i}", (D, layout.widths[i]), projection_aliases[i])
-            entries.append(Entry((native,), (part,)))
-    return entries
+
+    prefix: str = ""
+    weights: str = "crit.out_layers.{i}.weight"
+    biases: str = "crit.out_layers.{i}.bias"
+    projections: str = "crit.out_projs.{i}"
+    shared_projections: str | None = None
+    tails_reversed: bool = True
 
 
-def layers(layout: Layout, *, prefix: str) -> list[Entry]:
-    """Return the entries of `layers`."""
-    D, heads = layout.d_model, layout.heads
-    entries = []
-    for i in range(layout.n_layer):
-        ours, theirs = f"layers.{i}", f"{prefix}layers.{i}"
-        if layout.attention in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW):
-            qkv = (Part(f"{theirs}.dec_attn.qkv_net.weight", (3 * heads, D)),)
-        else:
-            q, kv = f"{theirs}.dec_attn.q_net.weight", f"{theirs}.dec_attn.kv_net.weight"
-            qkv = (Part(q, (heads, D)), Part(kv, (2 * heads, D)))
-        entries.append(Entry((f"{ours}.attention.qkv_net.weight",), qkv))
-        same = {
-            "attention.o_net.weight": ("dec_attn.o_net.weight", (D, heads)),
-            "attention.layer_norm.weight": ("dec_attn.layer_norm.weight", (D,)),
-            "attention.layer_norm.bias": ("dec_attn.layer_norm.bias", (D,)),
-            "feed_forward.inner.weight": ("pos_ff.CoreNet.0.weight", (layout.d_inner, D)),
-            "feed_forward.inner.bias": ("pos_ff.CoreNet.0.bias", (layout.d_inner,)),
-            "feed_forward.outer.weight": ("pos_ff.CoreNet.3.weight", (D, layout.d_inner)),
-            "feed_forward.outer.bias": ("pos_ff.CoreNet.3.bias", (D,)),
-            "feed_forward.layer_norm.weight": ("pos_ff.layer_norm.weight", (D,)),
-            "feed_forward.layer_norm.bias": ("pos_ff.layer_norm.bias", (D,)),
-        }
-        if layout.attention == AttentionKind.TRANSFORMER_XL:
-            same["attention.r_net.weight"] = ("dec_attn.r_net.weight", (heads, D))
-        entries += [Entry((f"{ours}.{a}",), (Part(f"{theirs}.{b}", shape),)) for a, (b, shape) in same.items()]
-    return entries
+@dataclass(frozen=True)
+class AttentionNames:
+    """What the three programs call the parameters of a kind of attention; shapes are in the letters of `Sizes.shape`.
 
-
-def softmax(layout: Layout, *, vectors: str, biases: str, projections: str, reversed_tails: bool) -> list[Entry]:
-    """Return the entries of `crit`: what the softmax does not borrow from the embedding.
-
-    Args:
-        layout: sizes.
-        vectors: pattern of the name of output table `{i}`.
-        biases: pattern of the name of its biases.
-        projections: pattern of the name of its projection.
-        reversed_tails: tail i is the i-th class of the head from the end, not from the beginning.
+    Attributes:
+        number: their `attn_type`.
+        layer: per layer, our name and theirs with shapes, joined where they are several.
+        model: of the whole model, names that are the same in both.
+        nvidia: shapes of these that differ in NVIDIA's program.
     """
-    D, n_cluster = layout.d_model, len(layout.sizes)
-    native_weights = tuple(f"softmax.weights.{i}" for i in range(n_cluster))
-    native_biases = tuple(f"softmax.biases.{i}" for i in range(n_cluster))
-    if layout.plain:
-        native_weights, native_biases = ("softmax.weight",), ("softmax.bias",)
-    entries = []
-    if layout.one_table:  # one foreign table over all clusters
-        V = layout.vocab_size
-        entries.append(Entry(native_biases, (Part(biases.format(i=0), (V,)),)))
-        if not layout.tied:
-            entries.append(Entry(native_weights, (Part(vectors.format(i=0), (V, layout.widths[0])),)))
-    else:
-        for i, (size, width) in enumerate(zip(layout.sizes, layout.widths, strict=True)):
-            entries.append(Entry((native_biases[i],), (Part(biases.format(i=i), (size,)),)))
-            if not layout.tied:
-                entries.append(Entry((native_weights[i],), (Part(vectors.format(i=i), (size, width)),)))
-    for i, width in enumerate(layout.widths):
-        if layout.projected[i] and not layout.tied_projections[i]:
-            part = Part(projections.format(i=i), (D, width))
-            if layout.plain:  # ours is a linear map from states to vectors, theirs a matrix for the other direction
-                entries.append(Entry(("softmax.projection.weight",), (part,), "transposed"))
+
+    number: int
+    layer: Mapping[str, tuple[tuple[str, str], ...]]
+    model: Mapping[str, str]
+    nvidia: Mapping[str, str]
+
+
+_JOINED = {"attention.qkv_net.weight": (("dec_attn.qkv_net.weight", "3H D"),)}
+_APART = {"attention.qkv_net.weight": (("dec_attn.q_net.weight", "H D"), ("dec_attn.kv_net.weight", "2H D"))}
+_DISTANCES = {"attention.r_net.weight": (("dec_attn.r_net.weight", "H D"),)}
+ATTENTION: dict[str, AttentionNames] = {
+    "transformer_xl": AttentionNames(0, _JOINED | _DISTANCES, {"r_w_bias": "n d", "r_r_bias": "n d"}, {}),
+    "shaw": AttentionNames(1, _JOINED, {"r_emb": "L K n d", "r_bias": "L K n", "r_w_bias": "L n d"}, {}),
+    "vaswani": AttentionNames(2, _APART, {}, {}),
+    "al_rfou": AttentionNames(3, _APART, {"r_emb": "L K n d"}, {"r_emb": "L K D"}),
+}
+_LAYER = {
+    "attention.o_net.weight": (("dec_attn.o_net.weight", "D H"),),
+    "attention.layer_norm.weight": (("dec_attn.layer_norm.weight", "D"),),
+    "attention.layer_norm.bias": (("dec_attn.layer_norm.bias", "D"),),
+    "feed_forward.inner.weight": (("pos_ff.CoreNet.0.weight", "F D"),),
+    "feed_forward.inner.bias": (("pos_ff.CoreNet.0.bias", "F"),),
+    "feed_forward.outer.weight": (("pos_ff.CoreNet.3.weight", "D F"),),
+    "feed_forward.outer.bias": (("pos_ff.CoreNet.3.bias", "D"),),
+    "feed_forward.layer_norm.weight": (("pos_ff.layer_norm.weight", "D"),),
+    "feed_forward.layer_norm.bias": (("pos_ff.layer_norm.bias", "D"),),
+}
+
+
+def shared_entries(sizes: Sizes, names: Names) -> list[Entry]:
+    """Return all entries of a model but those of `positions`."""
+    layer = {**ATTENTION[sizes.config.attention].layer, **_LAYER}
+    layers = per_layer(sizes, layer, names.prefix + "layers.{i}.")
+    return [*_embedding(sizes, names), *layers, *_softmax(sizes, names)]
+
+
+def positions(sizes: Sizes, shapes: Mapping[str, str]) -> list[Entry]:
+    """Return the entries of parameters of positions that belong to the whole model."""
+    return [Entry((name,), (Part(name, sizes.shape(letters)),)) for name, letters in shapes.items()]
+
+
+def _embedding(sizes: Sizes, names: Names) -> Iterator[Entry]:
+    """Yield the entries of `word_emb`."""
+    tied = sizes.config.tied_projections
+    for i, size in enumerate(sizes.tables):
+        table, projection = f"embedding.tables.{i}", f"embedding.projections.{i}"
+        sharing = [i] if tied[i] else []
+        if sizes.one_table:  # every cluster that shares a projection shares the one
+            table, projection = "embedding.weight", "embedding.projection.weight"
+            sharing = [cluster for cluster, is_tied in enumerate(tied) if is_tied]
+        further = (names.weights.format(i=i),) if sizes.config.tie_weight else ()
+        projections = tuple(names.projections.format(i=cluster) for cluster in sharing)
+        if names.shared_projections:
+            further, projections = (), (names.shared_projections.format(i=i),)
+        scope = f"{names.prefix}word_emb"
+        yield Entry((table,), (Part(f"{scope}.emb_layers.{i}.weight", (size, sizes.widths[i]), further),))
+        if sizes.projected[i]:
+            shape = (sizes.config.d_model, sizes.widths[i])
+            yield Entry((projection,), (Part(f"{scope}.emb_projs.{i}", shape, projections),))
+
+
+def _softmax(sizes: Sizes, names: Names) -> Iterator[Entry]:
+    """Yield the entries of `crit`: what the softmax does not share with the embedding."""
+    n_cluster, tied = len(sizes.clusters), sizes.config.tied_projections
+    weights = [f"softmax.weights.{i}" for i in range(n_cluster)]
+    biases = [f"softmax.biases.{i}" for i in range(n_cluster)]
+    if sizes.plain:
+        weights, biases = ["softmax.weight"], ["softmax.bias"]
+    for i, size in enumerate(sizes.tables):
+        own = slice(None) if sizes.one_table else slice(i, i + 1)  # one foreign table over all clusters, or one of each
+        yield Entry(tuple(biases[own]), (Part(names.biases.format(i=i), (size,)),))
+        if not sizes.config.tie_weight:
+            yield Entry(tuple(weights[own]), (Part(names.weights.format(i=i), (size, sizes.widths[i])),))
+    for i, width in enumerate(sizes.widths):
+        if sizes.projected[i] and not tied[i]:
+            part = Part(names.projections.format(i=i), (sizes.config.d_model, width))
+            if sizes.plain:  # ours is a linear map from states to vectors, theirs a matrix for the other direction
+                yield Entry(("softmax.projection.weight",), (part,), "transposed")
             else:
-                entries.append(Entry((f"softmax.projections.{i}",), (part,)))
-    if layout.n_tail:
-        change = "reversed" if reversed_tails else ""
-        weight = Part("crit.cluster_weight", (layout.n_tail, layout.widths[0]))
-        entries.append(Entry(("softmax.cluster_weight",), (weight,), change))
-        entries.append(Entry(("softmax.cluster_bias",), (Part("crit.cluster_bias", (layout.n_tail,)),), change))
-    return entries
+                yield Entry((f"softmax.projections.{i}",), (part,))
+    if n_cluster > 1:
+        change = "reversed" if names.tails_reversed else ""
+        for name, shape in (("cluster_weight", (n_cluster - 1, sizes.widths[0])), ("cluster_bias", (n_cluster - 1,))):
+            yield Entry((f"softmax.{name}",), (Part(f"crit.{name}", shape),), change)
 
 
-def positions(layout: Layout) -> list[Entry]:
-    """Return the entries of the position parameters that belong to the whole model."""
-    n, heads = layout.n_layer, (layout.n_head, layout.d_head)
-    match layout.attention:
-        case AttentionKind.TRANSFORMER_XL:
-            shapes = {"r_w_bias": heads, "r_r_bias": heads}
-        case AttentionKind.SHAW:
-            shapes = {
-                "r_emb": (n, layout.max_klen, *heads),
-                "r_bias": (n, layout.max_klen, layout.n_head),
-                "r_w_bias": (n, *heads),
-            }
-        case AttentionKind.AL_RFOU:
-            shapes = {"r_emb": (n, layout.max_klen, *heads)}
-        case _:
-            shapes = {}
-    return [Entry((name,), (Part(name, shape),)) for name, shape in shapes.items()]
+_SAME = {
+    **dict.fromkeys(("n_layer", "d_model", "n_head", "d_head", "d_inner", "d_embed", "div_val"), integer),
+    **dict.fromkeys(("dropout", "dropatt"), number),
+    "pre_lnorm": truth,
+    "cutoffs": integers,
+}
+"""Settings whose name and meaning are ours, and what reads them."""
 
 
-def shared_projections(layout: Layout, pattern: str) -> list[tuple[str, ...]]:
-    """Return, per table of the embedding, the names that the softmax has for its projection.
+def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Translate what all three programs call the same into fields of `TransformerXLConfig`.
 
-    With one table, every cluster that shares shares the first projection.
+    Raises:
+        ConfigError: one is missing or of another type.
     """
-    names = [pattern.format(i=i) if tied else None for i, tied in enumerate(layout.tied_projections)]
-    if layout.one_table:
-        return [tuple(name for name in names if name)]
-    return [(name,) if name else () for name in names]
+    fields = {name: read(values, name) for name, read in _SAME.items()}
+    clamp_len, mem_len = integer(values, "clamp_len"), integer(values, "mem_len")
+    return fields | {
+        "mem_len": mem_len,
+        "clamp_len": clamp_len if clamp_len > 0 else None,
+        "same_length": truth(values, "same_length") and mem_len > 0,
+        "tie_projs": truths(values, "tie_projs", length=len(fields["cutoffs"]) + 1),
+    }
+
+
+def values_of(config: TransformerXLConfig) -> dict[str, Any]:
+    """Translate back, into values for JSON."""
+    return {name: getattr(config, name) for name in _SAME} | {
+        "d_embed": config.d_embed or config.d_model,
+        "cutoffs": list(config.cutoffs),
+        "mem_len": config.mem_len,
+        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "same_length": config.same_length,
+        "tie_projs": list(config.tied_projections),
+    }

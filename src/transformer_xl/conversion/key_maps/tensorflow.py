@@ -7,23 +7,36 @@ means one key more than in PyTorch. Matrices are transposed: (in, out).
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from transformer_xl.conversion.key_maps.entries import Change, Entry, KeyMap, Part, Shape
-from transformer_xl.conversion.key_maps.layout import Layout
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, per_layer
+from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model_config import TransformerXLConfig
 
 _ROOT = "transformer/"
 _IGNORED = ("global_step", "beta[12]_power", r".*/Adam(_1)?", r".*/ExponentialMovingAverage")
+_LAYER = {
+    "attention.qkv_net.weight": (("rel_attn/qkv/kernel", "D 3H"),),
+    "attention.r_net.weight": (("rel_attn/r/kernel", "D H"),),
+    "attention.o_net.weight": (("rel_attn/o/kernel", "H D"),),
+    "attention.layer_norm.weight": (("rel_attn/LayerNorm/gamma", "D"),),
+    "attention.layer_norm.bias": (("rel_attn/LayerNorm/beta", "D"),),
+    "feed_forward.inner.weight": (("ff/layer_1/kernel", "D F"),),
+    "feed_forward.inner.bias": (("ff/layer_1/bias", "F"),),
+    "feed_forward.outer.weight": (("ff/layer_2/kernel", "F D"),),
+    "feed_forward.outer.bias": (("ff/layer_2/bias", "D"),),
+    "feed_forward.layer_norm.weight": (("ff/LayerNorm/gamma", "D"),),
+    "feed_forward.layer_norm.bias": (("ff/LayerNorm/beta", "D"),),
+}
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
-    layout = Layout.of(config)
-    entries = [*_embedding(layout), *_layers(layout), *_softmax(layout)]
-    heads = (layout.n_head, layout.d_head)
-    shape = (layout.n_layer, *heads) if layout.untied_r else heads
+    sizes = Sizes(config)
+    layers = per_layer(sizes, _LAYER, _ROOT + "layer_{i}/", transposed=True)
+    entries = [*_embedding(sizes), *layers, *_softmax(sizes)]
+    shape = sizes.shape("L n d" if config.untie_r else "n d")
     entries += [Entry((name,), (Part(_ROOT + name, shape),)) for name in ("r_w_bias", "r_r_bias")]
     return KeyMap(tuple(entries), _IGNORED)
 
@@ -87,54 +100,26 @@ def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: st
     return [numbered[i] for i in range(len(numbered))]
 
 
-def _embedding(layout: Layout) -> list[Entry]:
-    entries, D = [], layout.d_model
-    tables = [layout.vocab_size] if layout.one_table else layout.sizes
-    for i, size in enumerate(tables):
-        scope = f"{_ROOT}adaptive_embed/" + ("" if layout.one_table else f"cutoff_{i}/")
-        table, projection = ("embedding.weight", "embedding.projection.weight")
-        if not layout.one_table:
-            table, projection = f"embedding.tables.{i}", f"embedding.projections.{i}"
-        entries.append(Entry((table,), (Part(f"{scope}lookup_table", (size, layout.widths[i])),)))
-        if layout.projected[i]:
-            entries.append(Entry((projection,), (Part(f"{scope}proj_W", (layout.widths[i], D)),), "transposed"))
-    return entries
+def _embedding(sizes: Sizes) -> Iterator[Entry]:
+    for i, size in enumerate(sizes.tables):
+        scope, table, projection = f"{_ROOT}adaptive_embed/cutoff_{i}/", f"embedding.tables.{i}", f"embedding.projections.{i}"
+        if sizes.one_table:
+            scope, table, projection = f"{_ROOT}adaptive_embed/", "embedding.weight", "embedding.projection.weight"
+        yield Entry((table,), (Part(f"{scope}lookup_table", (size, sizes.widths[i])),))
+        if sizes.projected[i]:
+            yield Entry((projection,), (Part(f"{scope}proj_W", (sizes.widths[i], sizes.config.d_model)),), "transposed")
 
 
-def _layers(layout: Layout) -> list[Entry]:
-    D, heads, inner = layout.d_model, layout.heads, layout.d_inner
-    kinds: dict[str, tuple[str, Shape, Change]] = {
-        "attention.qkv_net.weight": ("rel_attn/qkv/kernel", (D, 3 * heads), "transposed"),
-        "attention.r_net.weight": ("rel_attn/r/kernel", (D, heads), "transposed"),
-        "attention.o_net.weight": ("rel_attn/o/kernel", (heads, D), "transposed"),
-        "attention.layer_norm.weight": ("rel_attn/LayerNorm/gamma", (D,), ""),
-        "attention.layer_norm.bias": ("rel_attn/LayerNorm/beta", (D,), ""),
-        "feed_forward.inner.weight": ("ff/layer_1/kernel", (D, inner), "transposed"),
-        "feed_forward.inner.bias": ("ff/layer_1/bias", (inner,), ""),
-        "feed_forward.outer.weight": ("ff/layer_2/kernel", (inner, D), "transposed"),
-        "feed_forward.outer.bias": ("ff/layer_2/bias", (D,), ""),
-        "feed_forward.layer_norm.weight": ("ff/LayerNorm/gamma", (D,), ""),
-        "feed_forward.layer_norm.bias": ("ff/LayerNorm/beta", (D,), ""),
-    }
-    return [
-        Entry((f"layers.{i}.{ours}",), (Part(f"{_ROOT}layer_{i}/{theirs}", shape),), change)
-        for i in range(layout.n_layer)
-        for ours, (theirs, shape, change) in kinds.items()
-    ]
-
-
-def _softmax(layout: Layout) -> list[Entry]:
-    scope = f"{_ROOT}adaptive_softmax/"
-    if layout.plain:
-        return [Entry(("softmax.bias",), (Part(f"{scope}bias", (layout.vocab_size,)),))]
-    entries = []
-    for i, (size, width) in enumerate(zip(layout.sizes, layout.widths, strict=True)):
-        entries.append(Entry((f"softmax.biases.{i}",), (Part(f"{scope}cutoff_{i}/b", (size,)),)))
-        if layout.projected[i] and not layout.tied_projections[i]:
-            part = Part(f"{scope}cutoff_{i}/proj", (width, layout.d_model))
-            entries.append(Entry((f"softmax.projections.{i}",), (part,), "transposed"))
-    if layout.n_tail:
-        weight = Part(f"{scope}cutoff_0/cluster_W", (layout.n_tail, layout.widths[0]))
-        bias = Part(f"{scope}cutoff_0/cluster_b", (layout.n_tail,))
-        entries += [Entry(("softmax.cluster_weight",), (weight,)), Entry(("softmax.cluster_bias",), (bias,))]
-    return entries
+def _softmax(sizes: Sizes) -> Iterator[Entry]:
+    scope, n_tail = f"{_ROOT}adaptive_softmax/", len(sizes.clusters) - 1
+    if sizes.plain:
+        yield Entry(("softmax.bias",), (Part(f"{scope}bias", sizes.clusters),))
+        return
+    for i, (size, width) in enumerate(zip(sizes.clusters, sizes.widths, strict=True)):
+        yield Entry((f"softmax.biases.{i}",), (Part(f"{scope}cutoff_{i}/b", (size,)),))
+        if sizes.projected[i] and not sizes.config.tied_projections[i]:
+            part = Part(f"{scope}cutoff_{i}/proj", (width, sizes.config.d_model))
+            yield Entry((f"softmax.projections.{i}",), (part,), "transposed")
+    if n_tail:
+        yield Entry(("softmax.cluster_weight",), (Part(f"{scope}cutoff_0/cluster_W", (n_tail, sizes.widths[0])),))
+        yield Entry(("softmax.cluster_bias",), (Part(f"{scope}cutoff_0/cluster_b", (n_tail,)),))
