@@ -1,11 +1,13 @@
 """Checkpoints that tell which step they are of, and the comparison that every test of the store rests on."""
 
+import tempfile
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.store import Checkpoint
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 
 
 def numbered(step: int, *, n_values: int = 64) -> Checkpoint:
@@ -50,3 +52,31 @@ def spelled(value: Any) -> str:
 def never(message: str) -> NoReturn:
     """An `on_damaged` for stores in which nothing is."""
     raise AssertionError(message)
+
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.int64, torch.int32, torch.int16, torch.int8),
+    *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+]
+
+
+def only(model: dict[str, Tensor] | None = None, state: dict[str, Any] | None = None) -> Checkpoint:
+    return Checkpoint(step=1, model=model or {}, training={}, state=state or {})
+
+
+def reload(checkpoint: Checkpoint) -> Checkpoint:
+    with tempfile.TemporaryDirectory() as directory:
+        store = CheckpointStore(Path(directory))
+        store.save(checkpoint)
+        return store.load(checkpoint.step)
+
+
+def names(store: CheckpointStore) -> list[str]:
+    return sorted(path.name for path in store.directory.iterdir())
+
+
+def corrupt(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)

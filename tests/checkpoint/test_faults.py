@@ -5,6 +5,7 @@ import io
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -113,6 +114,12 @@ def prepare(directory: Path) -> CheckpointStore:
     return store
 
 
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What every attempt begins with; copying it forces nothing to the disk."""
+    return prepare(tmp_path_factory.mktemp("prepared")).directory
+
+
 def is_same(actual: Checkpoint, expected: Checkpoint) -> bool:
     try:
         assert_same(actual, expected)
@@ -124,11 +131,11 @@ def is_same(actual: Checkpoint, expected: Checkpoint) -> bool:
 @pytest.mark.parametrize("step", [3, 4], ids=["existing step", "new step"])
 @pytest.mark.parametrize("for_good", [False, True], ids=["once", "for good"])
 @pytest.mark.parametrize("fault_name", FAULTS)
-def test_a_fault_at_any_call_loses_nothing(tmp_path: Path, fault_name: str, for_good: bool, step: int) -> None:
+def test_a_fault_at_any_call_loses_nothing(prepared: Path, tmp_path: Path, fault_name: str, for_good: bool, step: int) -> None:
     install, code, remedy = FAULTS[fault_name]
     n_fired = 0
     while True:
-        store = prepare(tmp_path / str(n_fired))
+        store = CheckpointStore(shutil.copytree(prepared, tmp_path / str(n_fired)), keep=2)
         fault = Fault(code, at=n_fired, for_good=for_good)
         failure = save_under(fault, install, store, later(step))
         if not fault.fired:

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.checkpoint.sealed_json import read_sealed, seal
-from transformer_xl.checkpoint.snapshot import FORMAT, Checkpoint, read_snapshot, write_snapshot
+from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, write_checkpoint
+from transformer_xl.checkpoint.json_files import read_sealed, seal
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.files import (
     discard_directory,
@@ -141,7 +141,7 @@ class CheckpointStore:
         if step not in (known := self.steps()):
             have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
             raise CheckpointError(f"no checkpoint of step {step} in {str(self.directory)!r}; {have}")
-        return read_snapshot(self._readable_path(step), step=step)
+        return read_checkpoint(self._readable_path(step), step=step)
 
     def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
         """Load the newest checkpoint that is sound.
@@ -243,7 +243,7 @@ class CheckpointStore:
         make_directory(self.directory)
         remove(partial)
         try:
-            write_snapshot(partial, checkpoint)
+            write_checkpoint(partial, checkpoint)
             self._publish(partial, checkpoint.step)
         except BaseException:
             with suppress(OSError):  # the first error is the one to report; `clean` finds what is left

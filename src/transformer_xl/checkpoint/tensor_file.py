@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.checkpoint.sealed_json import canonical
+from transformer_xl.checkpoint.json_files import canonical
 from transformer_xl.errors import CheckpointError
 
 MAX_HEADER_BYTES = 16 * 2**20

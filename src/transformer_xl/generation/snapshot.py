@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.sealed_json import canonical
+from transformer_xl.checkpoint.json_files import canonical
 from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, regular_size, sync_directory, write_file

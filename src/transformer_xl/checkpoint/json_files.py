@@ -1,11 +1,19 @@
-"""JSON that notices any change to its bytes: it carries a checksum of itself, and only one spelling of it is accepted."""
+"""The JSON files of checkpoints: small sealed ones, which carry a checksum of themselves, and the state of a run.
+
+A sealed file notices any change to its bytes, because only one spelling of it is accepted. The state reads back
+exactly as it was given.
+"""
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.errors import CheckpointError
 from transformer_xl.files import regular_size
+
+MAX_STATE_BYTES = 16 * 2**20
 
 _MAX_BYTES = 64 * 2**10  # ours take a few hundred; a huge file must not be read before it is known to be ours
 
@@ -85,3 +93,65 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if regular_size(path) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
     return unseal(path.read_bytes())
+
+
+def encode_state(state: dict[str, Any]) -> bytes:
+    """Serialize the state.
+
+    Args:
+        state: JSON scalars, lists and dicts with text keys. What JSON would silently change (tuples, number keys) is refused.
+
+    Returns:
+        Canonical JSON.
+
+    Raises:
+        CheckpointError: naming the value that JSON cannot hold.
+    """
+    try:
+        _check_json(state, "state")
+        data = canonical(state)
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; a list that contains itself
+        raise CheckpointError(f"state cannot be stored: {error}; keep to small, plain values") from error
+    if len(data) > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"state takes {len(data)} bytes as JSON, more than {MAX_STATE_BYTES}; put arrays into `training` as tensors"
+        )
+    return data
+
+
+def decode_state(data: bytes) -> dict[str, Any]:
+    """Read what `encode_state` wrote.
+
+    Args:
+        data: JSON.
+
+    Returns:
+        A state equal to the one that was saved.
+
+    Raises:
+        ValueError: if it is no JSON object, or holds what `encode_state` refuses.
+    """
+    try:
+        state = json.loads(data)
+        if not isinstance(state, dict):
+            raise ValueError("it holds no JSON object")
+        _check_json(state, "state")
+    except (CheckpointError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return state
+
+
+def _check_json(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{where} has the key {key!r}, and JSON keys are text; write it as {str(key)!r}")
+            _check_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_json(item, f"{where}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise CheckpointError(f"{where} is {value}, which JSON cannot hold; store None or a finite number")
+    elif value is not None and not isinstance(value, str | int):
+        raise CheckpointError(f"{where} is a {type(value).__name__}, which JSON cannot hold; use a list, number or text")

@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.checkpoint.sealed_json import read_sealed, seal
-from transformer_xl.checkpoint.state_file import MAX_STATE_BYTES, decode_state, encode_state
+from transformer_xl.checkpoint.json_files import MAX_STATE_BYTES, decode_state, encode_state, read_sealed, seal
 from transformer_xl.checkpoint.tensor_file import encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import FileRecord, regular_size, sync_directory, write_file
@@ -43,7 +42,7 @@ class Checkpoint:
     state: dict[str, Any]
 
 
-def write_snapshot(directory: Path, checkpoint: Checkpoint) -> None:
+def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into a new directory and force it to the disk.
 
     Args:
@@ -65,11 +64,11 @@ def write_snapshot(directory: Path, checkpoint: Checkpoint) -> None:
     sync_directory(directory)
 
 
-def read_snapshot(directory: Path, *, step: int) -> Checkpoint:
+def read_checkpoint(directory: Path, *, step: int) -> Checkpoint:
     """Verify a checkpoint directory, then load it.
 
     Args:
-        directory: what `write_snapshot` wrote.
+        directory: what `write_checkpoint` wrote.
         step: the step that it must hold.
 
     Returns:

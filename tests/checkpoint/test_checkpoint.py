@@ -1,0 +1,228 @@
+"""One checkpoint loads back as it was; what is wrong with one is named, and what cannot be one is refused."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.checkpoint.helpers import (
+    DTYPES,
+    assert_same,
+    corrupt,
+    names,
+    numbered,
+    only,
+    reload,
+)
+from tests.helpers import examples
+from transformer_xl.checkpoint.checkpoint import read_checkpoint
+from transformer_xl.checkpoint.json_files import seal, unseal
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
+from transformer_xl.errors import CheckpointError
+
+
+@st.composite
+def tensors(draw: st.DrawFn) -> Tensor:
+    """Any bits of any dtype, so NaN payloads and denormals too; any shape, with 0 dimensions and with empty ones."""
+    dtype = draw(st.sampled_from(DTYPES))
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    size = torch.Size(shape).numel() * dtype.itemsize
+    data = bytearray(draw(st.binary(min_size=size, max_size=size)))
+    if dtype == torch.bool:
+        data = bytearray(byte & 1 for byte in data)
+    return torch.frombuffer(data, dtype=dtype).reshape(shape) if size else torch.empty(shape, dtype=dtype)
+
+
+tensor_names = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda name: name != "__metadata__")
+
+
+tensor_dicts = st.dictionaries(tensor_names, tensors(), max_size=5)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda children: st.lists(children) | st.dictionaries(st.text(), children),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    step=st.integers(0, 10**18 - 1), model=tensor_dicts, training=tensor_dicts, state=st.dictionaries(st.text(), json_values)
+)
+def test_every_checkpoint_loads_back_bit_for_bit(
+    step: int, model: dict[str, Tensor], training: dict[str, Tensor], state: dict[str, Any]
+) -> None:
+    checkpoint = Checkpoint(step=step, model=model, training=training, state=state)
+    assert_same(reload(checkpoint), checkpoint)
+
+
+def test_equal_checkpoints_are_equal_files(tmp_path: Path) -> None:
+    checkpoint = numbered(5)
+    reordered = Checkpoint(
+        5, dict(reversed(checkpoint.model.items())), checkpoint.training, dict(reversed(checkpoint.state.items()))
+    )
+    first, second = (CheckpointStore(tmp_path / name).save(item) for name, item in (("a", checkpoint), ("b", reordered)))
+    for path in first.iterdir():
+        assert path.read_bytes() == (second / path.name).read_bytes()
+
+
+def test_files_are_as_readable_as_the_user_wishes(store: CheckpointStore) -> None:
+    before = os.umask(0o027)
+    try:
+        path = store.save(numbered(1))
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o640}
+
+
+def reseal(path: Path, **changes: object) -> None:
+    path.write_bytes(seal({**unseal(path.read_bytes()), **changes}))
+
+
+def forge(directory: Path, name: str, data: bytes) -> None:
+    """Replace a file together with its entry in the manifest, as nobody but an attacker does."""
+    (directory / name).write_bytes(data)
+    files = unseal((directory / "manifest.json").read_bytes())["files"]
+    files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    reseal(directory / "manifest.json", files=files)
+
+
+def safetensors(header: bytes, data: bytes = b"") -> bytes:
+    return len(header).to_bytes(8, "little") + header + data
+
+
+def link(path: Path) -> None:
+    path.rename(path.parent.parent / path.name)
+    path.symlink_to(path.parent.parent / path.name)
+
+
+def replace_by_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+MANIFEST, MODEL, STATE = "manifest.json", "model.safetensors", "state.json"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda d: (d / MODEL).unlink(), "step-00000001' is damaged: model.safetensors missing"),
+        (lambda d: (d / MANIFEST).unlink(), "manifest.json missing"),
+        (lambda d: (d / ".hidden").touch(), "holds '.hidden', which is not part of a checkpoint"),
+        (lambda d: (d / "extra\nline").touch(), r"holds 'extra\\nline'"),
+        (lambda d: link(d / MODEL), "model.safetensors' is damaged: it is a link, directory or device"),
+        (lambda d: link(d / MANIFEST), "manifest.json' is damaged: it is a link, directory or device"),
+        (lambda d: replace_by_pipe(d / STATE), "state.json' is damaged: it is a link, directory or device"),
+        (lambda d: replace_by_pipe(d / MANIFEST), "manifest.json' is damaged: it is a link, directory or device"),
+        (lambda d: (d / MODEL).write_bytes((d / MODEL).read_bytes() + b"\0"), "bytes and [0-9]+ were written"),
+        (lambda d: corrupt(d / MODEL), "its sha256 is [0-9a-f]{12}… and [0-9a-f]{12}… was written"),
+        (lambda d: corrupt(d / MANIFEST), "manifest.json' is damaged"),
+        (lambda d: (d / MANIFEST).write_bytes(b"[]"), "it holds no JSON object"),
+        (lambda d: (d / MANIFEST).write_bytes(b"[" * 60_000), "manifest.json' is damaged"),
+        (lambda d: (d / MANIFEST).write_bytes(b'{"a":NaN}'), "manifest.json' is damaged"),
+        (lambda d: (d / MANIFEST).write_bytes((d / MANIFEST).read_bytes() + b"\n"), "its checksum does not match its content"),
+        (lambda d: (d / MANIFEST).write_bytes(b" " * 70_000), "more than 65536 bytes"),
+        (lambda d: reseal(d / MANIFEST, format=2), "has format 2 and this version reads 1; upgrade transformer_xl"),
+        (lambda d: reseal(d / MANIFEST, step=2), "it is of step 2, not 1"),
+        (
+            lambda d: reseal(d / MANIFEST, files={"../x": {}}),
+            "it must list model.safetensors, training.safetensors, state.json",
+        ),
+        (
+            lambda d: reseal(d / MANIFEST, files=dict.fromkeys([MODEL, "training.safetensors", STATE], 1)),
+            "each file needs a size and a sha256",
+        ),
+        (lambda d: forge(d, STATE, b"[1]"), "state.json' is damaged: it holds no JSON object"),
+        (lambda d: forge(d, STATE, b'{"a":1e999}'), r"state\['a'\] is inf"),
+        (lambda d: forge(d, STATE, b"\xff"), "state.json' is damaged: .*can't decode"),
+        (lambda d: forge(d, STATE, b'{"a":' + b"[" * 10**5), "state.json' is damaged"),
+        (lambda d: forge(d, STATE, b" " * (2**24 + 1)), "more than 16777216 bytes"),
+        (lambda d: forge(d, MODEL, b""), "no sound safetensors file"),
+        (lambda d: forge(d, MODEL, b"\xff" * 100), r"claims a header of [0-9]+ bytes; 16777216 is the most"),
+        (lambda d: forge(d, MODEL, safetensors(b"{" * 60_000)), "claims 59998 tensors; 50000 is the most accepted"),
+        (
+            lambda d: forge(d, MODEL, safetensors(b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234")),
+            "no sound safetensors file: .*invalid shape",
+        ),
+        (
+            lambda d: forge(d, MODEL, safetensors(b'{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}', b"1")),
+            "no sound safetensors file",
+        ),
+    ],
+)
+def test_every_damage_is_named_in_one_line(store: CheckpointStore, damage: Callable[[Path], object], reason: str) -> None:
+    damage(store.save(numbered(1)))
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        store.load(1)
+    assert "\n" not in str(caught.value)
+    assert "step-00000001" in str(caught.value)
+
+
+def test_a_link_in_place_of_a_checkpoint_is_refused(store: CheckpointStore) -> None:
+    path = store.save(numbered(1))
+    path.with_name("link").symlink_to(path)
+    with pytest.raises(CheckpointError, match="link' is damaged: it is a symbolic link, not a directory"):
+        read_checkpoint(path.with_name("link"), step=1)
+
+
+def test_a_file_that_the_disk_cannot_read(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.save(numbered(1))
+
+    def fail(file: Path) -> None:
+        raise OSError(5, "Input/output error", str(file))
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(CheckpointError, match=rf"'{path}/manifest.json' cannot be read \(Input/output error\); check the disk"):
+        store.load(1)
+
+
+ITSELF: list[object] = []
+
+
+ITSELF.append(ITSELF)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "reason"),
+    [
+        (only(state={"lr": float("nan")}), r"state\['lr'\] is nan, which JSON cannot hold; store None or a finite number"),
+        (only(state={"a": [{"b": float("-inf")}]}), r"state\['a'\]\[0\]\['b'\] is -inf"),
+        (only(state={"betas": (0.9, 0.99)}), r"state\['betas'\] is a tuple, which JSON cannot hold; use a list"),
+        (only(state={"w": torch.ones(1)}), r"state\['w'\] is a Tensor, which JSON cannot hold"),
+        (only(state={"a": {1: 2}}), r"state\['a'\] has the key 1, and JSON keys are text; write it as '1'"),
+        (only(state={"a": ITSELF}), "state cannot be stored: .*; keep to small, plain values"),
+        (only(state={"a": 10**5000}), "state cannot be stored: .*digit"),
+        (only(state={"a": "x" * 2**24}), "state takes 16777224 bytes as JSON, more than 16777216; put arrays into `training`"),
+        (only({"w": 1.0}), "'w' is a float, not a tensor; put it into `state`"),  # type: ignore[dict-item]
+        (only({3: torch.ones(1)}), "tensor name 3 cannot be stored"),  # type: ignore[dict-item]
+        (only({"\ud800": torch.ones(1)}), r"tensor name '\\ud800' cannot be stored"),
+        (only({"__metadata__": torch.ones(1)}), "tensor name '__metadata__' cannot be stored; use text other than"),
+        (only({"w": torch.ones(2, 2).to_sparse()}), "tensor 'w' is sparse_coo, without plain data to store; make it dense"),
+        (only({"w": torch.ones(2, device="meta")}), "tensor 'w' is meta, without plain data"),
+        (only({"w": torch.ones(2, dtype=torch.complex64)}), "'w' has dtype torch.complex64, .* convert it to one of float64,"),
+        (only({str(i): torch.empty(0) for i in range(50_001)}), "50001 tensors need a header of .* store fewer tensors"),
+        (only({"x" * 2**24: torch.empty(0)}), "1 tensors need a header of .* store fewer tensors or shorter names"),
+        (Checkpoint(-1, {}, {}, {}), r"step \(-1\) must be an integer from 0 to 9{18}; count optimizer steps"),
+        (Checkpoint(True, {}, {}, {}), r"step \(True\) must be an integer"),
+        (Checkpoint(10**18, {}, {}, {}), r"step \(10{18}\) must be an integer"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
+    store: CheckpointStore, checkpoint: Checkpoint, reason: str
+) -> None:
+    store.save(numbered(1))
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        store.save(checkpoint)
+    assert "\n" not in str(caught.value)
+    assert names(store) == ["step-00000001"]
+    assert_same(store.load(1), numbered(1))
