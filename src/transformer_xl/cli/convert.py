@@ -1,15 +1,16 @@
 """`txl convert`."""
 
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from transformer_xl.console import progress, say, warn
+
 if TYPE_CHECKING:
+    from transformer_xl.console import Bar
     from transformer_xl.conversion.convert import Converted
 
 
@@ -63,7 +64,7 @@ def convert(
     settings: dict[str, object] = {}
     for override in set_ or []:
         settings = merge(settings, parse_override(override.removeprefix("model.")))
-    with _progress() as advance:
+    with progress("converting", unit="bytes") as bar:
         done = convert_checkpoint(
             source,
             destination,
@@ -71,7 +72,7 @@ def convert(
             vocabulary=vocabulary,
             moses=moses,
             settings=settings,
-            on_progress=advance,
+            on_progress=_telling(bar),
         )
     if json_:
         print(json.dumps(_figures(done, destination)))
@@ -83,12 +84,26 @@ def convert(
         f"{', ' + config.attention if config.attention != 'transformer_xl' else ''}"
     )
     if done.tokenizer is None:
-        print(f"warning: no vocabulary, so '{destination}' has no tokenizer; {_VOCABULARY_OF[done.kind]}", file=sys.stderr)
+        warn(f"no vocabulary, so '{destination}' has no tokenizer; {_VOCABULARY_OF[done.kind]}")
         print(f"written to {destination}")
         return
     if done.tokenizer.loses:
         print(f"not kept of a text: {done.tokenizer.loses}")
     print(f"written to {destination}; try: txl eval {destination} --file TEXT, txl generate {destination} --prompt TEXT")
+
+
+def _telling(bar: "Bar") -> Callable[[int, int], None]:
+    """Return what tells a bar of bytes written so far and in all."""
+    shown = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal shown
+        if not shown:
+            bar.begin("converting", total)
+        bar.advance(done - shown)
+        shown = done
+
+    return tell
 
 
 _VOCABULARY_OF = {
@@ -138,21 +153,5 @@ def _write_for_others(
         print(json.dumps({"kind": to, "parameters": done.n_parameters, "destination": str(destination), "notes": done.notes}))
         return
     for note in done.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}")
     print(f"{done.n_parameters:,} parameters written to {destination}")
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[int, int], object] | None]:
-    """Show bytes written, rate and time left on a terminal; yields what to call."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield None
-        return
-    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

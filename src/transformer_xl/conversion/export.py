@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
+from transformer_xl.model_config import TransformerXLConfig
 
 Target = Literal["huggingface", "authors"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -102,9 +102,9 @@ def load_model(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
     if Path(source).is_dir() and not RunDirectory(source).holds_run and not (Path(source) / TOKENIZER_FILE).exists():
         return TransformerXL.from_pretrained(source), None
     model, tokenizer = load(source)
-    if not isinstance(model, TransformerXL):
+    if model.config.kind != TransformerXLConfig.kind:
         raise ConfigError(f"'{source}' is a model of kind '{model.config.kind}'; only a transformer_xl can be exported")
-    return model, tokenizer
+    return cast(TransformerXL, model), tokenizer
 
 
 def _names(part: Part, kind: Target) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def _check(config: TransformerXLConfig, kind: Target) -> None:
         "same_length_besides_self": False,
     }
     if kind == "huggingface":
-        plain["attention"] = AttentionKind.TRANSFORMER_XL
+        plain["attention"] = "transformer_xl"
     else:
         plain |= {"layer_norm_epsilon": 1e-5, "untie_r": False, "zero_first_memory": False}
     program = "Hugging Face's TransfoXL" if kind == "huggingface" else "the authors' PyTorch code"
@@ -140,7 +140,7 @@ def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
             "Hugging Face begins every stream after mem_len zero vectors that it attends to, which this model does not know: "
             "the first mem_len tokens will score otherwise"
         )
-    if kind == "authors" and config.attention == AttentionKind.VASWANI and config.mem_len:
+    if kind == "authors" and config.attention == "vaswani" and config.mem_len:
         yield "the authors' code fails to begin a memory with attention 'vaswani'; call its reset_length with mem_len 0 first"
 
 

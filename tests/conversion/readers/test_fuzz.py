@@ -1,4 +1,4 @@
-"""A thousand damaged files of each format: an error of one line or a well-formed result, and nothing else."""
+"""A hundred damaged files of each format, or a thousand: an error of one line or a well-formed result, and nothing else."""
 
 import json
 import subprocess
@@ -10,7 +10,13 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.parametrize(("where", "n"), [("inside", 1000), ("child", 20)])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("where", "n"),
+    [("inside", 100), ("child", 5), pytest.param("inside", 1000, marks=SLOW), pytest.param("child", 20, marks=SLOW)],
+)
 def test_damage_is_found_or_harmless(where, n):
     result = subprocess.run(
         [sys.executable, "-m", "tests.conversion.readers.fuzz_child", str(n), where],
@@ -25,4 +31,6 @@ def test_damage_is_found_or_harmless(where, n):
     assert set(report) == {"zip", "legacy", "pickle", "safetensors"}
     for kind, found in report.items():
         assert not found["wrong"], (kind, found["wrong"][:5])
-        assert 0 < found["accepted"] < n / 2, (kind, found["accepted"])  # without checksums, numbers may change unnoticed
+        # without checksums, numbers may change unnoticed
+        assert found["accepted"] < n / 2, (kind, found["accepted"])
+        assert found["accepted"] > 0 or n < 20, kind
