@@ -1,5 +1,6 @@
 """A tiny model with its tokenizer, in memory and in a directory; skipped, visibly, where the extra `hf` is not installed."""
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,3 +56,7 @@ def shapes_read(model: TransformerXL) -> Iterator[list[tuple[int, int]]]:
     handle = model.register_forward_hook(lambda _, args, __: seen.append(tuple(args[0].shape)))
     yield seen
     handle.remove()
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

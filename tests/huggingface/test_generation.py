@@ -13,7 +13,6 @@ transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline  # noqa: E402
 
 from transformer_xl.huggingface import MemoryCache, TransformerXLForCausalLM  # noqa: E402
-from transformer_xl.huggingface.padding import Padding  # noqa: E402
 
 PROMPT = "hello, wörld"
 
@@ -178,21 +177,6 @@ def test_prompts_that_cannot_be_continued(hf: TransformerXLForCausalLM, mask: to
         hf.generate(torch.ones(2, 3, dtype=torch.int64), attention_mask=mask, max_new_tokens=2)
 
 
-def test_a_memory_cannot_be_rolled_back(saved: Saved, hf: TransformerXLForCausalLM) -> None:
-    ids = ids_of(saved, PROMPT)
-    cache = hf.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True).past_key_values
-    assert (cache.get_seq_length(), cache.get_max_length(), cache.batch_size, len(cache)) == (14, -1, 1, 2)
-    cache.crop(0)
-    with pytest.raises(ValueError, match="cannot unread tokens"):
-        cache.crop(2)
-    with pytest.raises(ValueError, match="not supported with stateful models"):
-        hf.generate(ids, max_new_tokens=3, prompt_lookup_num_tokens=2)
-    cache.batch_repeat_interleave(3)
-    assert cache.batch_size == 3
-    cache.reset()
-    assert (cache.get_seq_length(), cache.batch_size, cache.is_initialized) == (0, -1, False)
-
-
 def test_the_pipeline_writes_our_text(save: Callable[..., Saved]) -> None:
     saved = save(mem_len=40)  # of a prompt that does not fit into memory, pieces see more in transformers than tokens do here
     write = pipeline("text-generation", model=str(saved.path))
@@ -201,12 +185,3 @@ def test_the_pipeline_writes_our_text(save: Callable[..., Saved]) -> None:
     for text, (result,) in zip(texts, results, strict=True):
         expected = greedy(saved, ids_of(saved, text)[0], 15)
         assert result["generated_text"] == text + saved.tokenizer.decode(expected)
-
-
-def test_rows_turn_and_turn_back() -> None:
-    real = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]).bool()
-    padding = Padding.of(real)
-    assert padding is not None
-    assert padding.n_pad.tolist() == [2, 2, 4, 0] and padding.shift.tolist() == [2, 1, 0, 0]
-    x = torch.randn(4, 4, 3)
-    assert padding.turn(x)[0, 2:].equal(x[0, :2]) and padding.turn_back(padding.turn(x)).equal(x)

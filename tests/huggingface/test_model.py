@@ -1,6 +1,5 @@
 """The wrapped model: the same numbers as ours, padding that changes nothing, files that both sides read."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.helpers import assert_close, examples, tiny_model
-from tests.huggingface.conftest import Saved
+from tests.huggingface.conftest import Saved, edit
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -192,10 +191,6 @@ def test_the_vocabulary_is_not_resized() -> None:
         wrapped().resize_token_embeddings(14)
 
 
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
 def rename(path: Path) -> None:
     weights = load_file(path)
     weights["r_w_bia"] = weights.pop("r_w_bias")
@@ -227,27 +222,6 @@ def test_pickles_are_not_read(saved: Saved) -> None:
     (saved.path / "model.safetensors").unlink()
     with pytest.raises(OSError, match="safetensors"):
         AutoModelForCausalLM.from_pretrained(saved.path)
-
-
-@pytest.mark.parametrize(
-    "key",
-    ["auto_map", "_attn_implementation_internal", "attn_implementation", "quantization_config", "d_modle", "name_or_path"],
-)
-def test_unknown_keys_of_a_config_file_are_refused(saved: Saved, key: str) -> None:
-    edit(saved.path / "config.json", **{key: "someone/kernel"})
-    with pytest.raises(ConfigError, match=f"unknown key '{key}'"):
-        AutoConfig.from_pretrained(saved.path)
-    with pytest.raises(ConfigError, match=f"unknown key '{key}'"):
-        AutoModelForCausalLM.from_pretrained(saved.path)
-
-
-def test_a_config_survives_its_own_dictionary() -> None:
-    config = TransformerXLPretrainedConfig(vocab_size=13, d_model=8, cutoffs=[4, 9], tie_projs=[True, False, True])
-    again = TransformerXLPretrainedConfig.from_dict(config.to_dict())
-    assert again.native == config.native
-    assert (config.hidden_size, config.num_hidden_layers) == (8, 12)
-    with pytest.raises(ConfigError, match="did you mean 'd_model'"):
-        TransformerXLPretrainedConfig(d_modle=8)
 
 
 def test_a_new_model_is_drawn_as_ours() -> None:

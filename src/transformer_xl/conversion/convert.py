@@ -131,7 +131,7 @@ def _check_place(source: Source, names: list[str]) -> None:
 def _loaded(tensor: TensorRef) -> Tensor:
     try:
         return tensor.load()
-    except OSError as error:  # here, lest it be taken for one of writing
+    except OSError as error:  # caught here, so that nobody takes it for an error of writing
         raise CheckpointError(f"'{tensor.path}' cannot be read: {error.strerror or error}") from None
 
 

@@ -50,7 +50,7 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         source: a run, a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty.
         kind: `huggingface` or `authors`.
-        tgt_len: of the authors' arguments; it shapes nothing but a table of learned positions.
+        tgt_len: for the authors' arguments; it shapes nothing but a table of learned positions.
 
     Returns:
         What was written, and where the other program will differ.
@@ -168,6 +168,6 @@ def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, kind: Target) -
     settings |= {name: state[name] for name in ("language", "never_split") if name in state}
     write_file(folder / "tokenizer_config.json", [json.dumps(settings, indent=2).encode() + b"\n"])
     if not {"<unk>", "<UNK>"} & set(words):
-        yield "Hugging Face's tokenizer will not load vocab.txt, for it insists on a word '<unk>'"
+        yield "Hugging Face's tokenizer will not load vocab.txt, because it insists on a word '<unk>'"
     elif language is None:
         yield "Hugging Face's tokenizer splits text by Moses rules, which this model's does not; give it text of prepared words"

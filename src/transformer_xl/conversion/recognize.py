@@ -15,7 +15,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _NAMES: dict[Kind, tuple[tuple[str, ...], str]] = {
-    # first those of which the first that is there is meant, then a pattern of which there must be only one
+    # names of weights, the preferred one first; else a pattern that only one name may match
     "huggingface": (HUGGINGFACE_WEIGHTS, ""),
     "authors": (("model.pt",), "model*.pt"),
     "nvidia": (("checkpoint_best.pt", "checkpoint_last.pt"), "checkpoint_*.pt"),

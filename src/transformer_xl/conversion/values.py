@@ -31,7 +31,7 @@ def integer(values: Mapping[str, Any], name: str) -> int:
     """Return an integer.
 
     Raises:
-        ConfigError: missing, or anything else; so for the functions below.
+        ConfigError: it is missing, or anything else. The functions below do the same.
     """
     value = _given(values, name)
     if type(value) is not int or _is_enormous(value):

@@ -108,7 +108,7 @@ def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
 def _attributes(state: Any) -> dict[str, Any]:
     """Return the attributes of a vocabulary that matter; each has the type that it must have.
 
-    `language` is not among them: Moses is asked for, not inherited.
+    `language` is not one of them: the user asks for Moses rules, a file does not.
     """
     if not isinstance(state, Mapping):
         raise TokenizerError(f"a vocabulary is a mapping of its attributes, not {shown(state)}")

@@ -6,7 +6,7 @@
     model = AutoModelForCausalLM.from_pretrained("runs/exported")       # or a hub id, or an old `transfo-xl` directory
     pipeline("text-generation", "runs/exported")("The ")
 
-Needs the extra `hf`. What is here only translates: weights, arithmetic and files are those of `transformer_xl`.
+Needs the extra `hf`. This package only translates: weights, arithmetic and files are those of `transformer_xl`.
 """
 
 try:

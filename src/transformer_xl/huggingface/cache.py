@@ -8,7 +8,7 @@ from transformer_xl.model.memory import Mems
 
 
 class MemoryCache(Cache):
-    """A memory that transformers' `generate` carries from token to token; of fixed size, whatever was read.
+    """A memory that transformers' `generate` carries from token to token; its size is fixed, however much was read.
 
     Args:
         mems: what was read before; None: nothing.
@@ -31,7 +31,7 @@ class MemoryCache(Cache):
         return 0 if self.mems is None else len(self.mems.hidden)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens were read into this cache, of which the memory holds the last ones."""
+        """Return how many tokens were read into this cache; the memory holds the last ones."""
         return self._n_read
 
     def get_max_length(self, layer_idx: int | None = None) -> int:

@@ -1,7 +1,7 @@
 """`TransformerXLForCausalLM`: our model behind the methods that transformers calls.
 
-It follows transformers where the two differ: `labels` are the `input_ids` (shifted inside), `loss` is one mean, padding is told
-by `attention_mask`. The memory is handed around as `mems`, or by `generate` as a `MemoryCache`.
+It follows transformers where the two differ: `labels` are the `input_ids` (shifted inside), `loss` is one mean, and
+`attention_mask` tells padding. Callers pass the memory on as `mems`, and `generate` as a `MemoryCache`.
 """
 
 import os

@@ -1,8 +1,9 @@
 """A reversible table from the names and layouts of a foreign checkpoint to ours.
 
-An entry says that some native tensors and some foreign ones hold the same numbers: the elements of the native ones, one after
-another, are those of the foreign ones, each of which has been transposed, or its rows reversed, where the entry says so. That
-covers all that differs: names, joined or separate projections, one table or one per cluster, per layer or stacked.
+An entry says that some native tensors and some foreign ones hold the same numbers. The elements of the native tensors, one
+after another, are those of the foreign tensors, after each foreign one has been transposed, or its rows reversed, if the entry
+says so. That covers every difference: names, joined or separate projections, one table or one per cluster, per layer or
+stacked.
 """
 
 import re

@@ -32,7 +32,7 @@ class Sizes:
 
     @cached_property
     def projected(self) -> tuple[bool, ...]:
-        """Per cluster, whether vectors and states differ in width, or are projected all the same."""
+        """Per cluster, whether a projection stands between vectors and states; two of the same width may have one."""
         config = self.config
         given = {"d_model": config.d_model, "div_val": config.div_val, "proj_same_dim": config.proj_same_dim}
         return tuple(is_projected(width, **given) for width in self.widths)

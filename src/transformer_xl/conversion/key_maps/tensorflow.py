@@ -1,8 +1,8 @@
 """The authors' TensorFlow models (`tf/model.py` at 44781ed): names, and settings as far as shapes tell them.
 
-A checkpoint holds no settings. How long its memory was, its clamping, and whether all queries saw as many keys, must be said by
-whoever converts it. Layer norms add 1e-12, a stream begins after `mem_len` zero vectors that are attended to, and `same_length`
-means one key more than in PyTorch. Matrices are transposed: (in, out).
+A checkpoint holds no settings. Whoever converts it must say how long its memory was, whether distances were clamped, and
+whether all queries saw equally many keys. Layer norms add 1e-12, a stream begins after `mem_len` zero vectors that are attended
+to, and `same_length` means one key more than in PyTorch. Matrices are transposed: (in, out).
 """
 
 import itertools
@@ -84,7 +84,7 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
 
 
 def _div_val(widths: list[int]) -> int:
-    """Return the smallest factor that makes the second width of the first; with three clusters or more there is no other."""
+    """Return the smallest factor that leads from the first width to the second; three clusters or more allow only one."""
     return max(2, widths[0] // (widths[1] + 1) + 1) if len(widths) > 1 else 2
 
 

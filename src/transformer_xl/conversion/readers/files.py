@@ -13,8 +13,8 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 def open_regular(path: Path) -> tuple[BinaryIO, int]:
     """Open a file for reading, if it is one.
 
-    A link that the user names is followed (the cache of Hugging Face consists of links); names inside of files never lead to
-    other files, so there are no others to follow. A pipe or device is refused without waiting for its other end.
+    A link that the user names is followed, because the cache of Hugging Face consists of links. Names inside of files never
+    lead to other files, so there are no other links to follow. A pipe or device is refused without waiting for its other end.
 
     Args:
         path: the file.

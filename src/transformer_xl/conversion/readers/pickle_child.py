@@ -1,9 +1,9 @@
 """Reads pickles as data, in a process of its own: nothing a file names is ever imported, looked up or called.
 
-The only file of the package that unpickles. `sandbox.py` runs it as a script with an interpreter of its own, so it imports the
-standard library alone and starts in hundredths of a second; the file comes in as standard input, JSON goes out. It is one
-file, however long, because that interpreter sees no other of ours. In this order: what stands for foreign classes, the
-unpickler, the window on the file, the encoder, the limits.
+This is the only file of the package that unpickles. `pickles.py` runs it as a script with an interpreter of its own, so it
+imports only the standard library and starts in hundredths of a second. The file comes in as standard input, and JSON goes out.
+All of it is in one file because that interpreter sees no other file of ours. In this order: what stands for foreign classes,
+the unpickler, the window on the file, the encoder, the limits.
 
 Reference: https://docs.python.org/3/library/pickle.html, "Restricting Globals"; the formats of `torch.save`.
 """
@@ -686,7 +686,7 @@ def main() -> None:
     file = io.BufferedReader(io.FileIO(0, closefd=False), buffer_size=2**17)
     "".encode("latin-1")  # codecs are files too: nothing can be opened below
     _limit(megabytes, seconds)
-    gc.disable()  # millions of small objects, none of which is garbage
+    gc.disable()  # millions of small objects, and none is garbage
     try:
         header, content = parse(kind, file, start, end)
         lines = json.dumps(header), json.dumps(content)

@@ -1,8 +1,8 @@
 """Where the entries of an uncompressed zip file lie, as `torch.save` writes it since version 1.6.
 
 Reference: PKWARE's APPNOTE 6.3.9, sections 4.3 and 4.5.3 (zip64).
-Known deviation: the `zipfile` module is not used. It reads a directory of any size before it can be asked how large it is,
-keeps a kilobyte per entry, and tells neither where the bytes of an entry start nor whether entries overlap.
+Known deviation: the `zipfile` module is not used. It reads a directory of any size before it says how large it is, keeps a
+kilobyte per entry, and says neither where the bytes of an entry start nor whether entries overlap.
 """
 
 import itertools
@@ -19,7 +19,7 @@ SIGNATURE = b"PK\x03\x04"
 MAX_ENTRIES = 100_000
 """Entries, see `pickle_child.MAX_STORAGES`."""
 MAX_DIRECTORY_BYTES = 16 * 2**20
-"""Bytes of the directory: 160 per entry, of which 46 are fixed and PyTorch's names take 20."""
+"""Bytes of the directory: 160 per entry; 46 are fixed, and PyTorch's names take 20."""
 
 _END = struct.Struct("<4s4H2LH")  # signature, disks (2), entries here, entries, size, offset, comment
 _LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset, disks
@@ -52,8 +52,8 @@ def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
         size: of the file (bytes).
 
     Returns:
-        The entries by name, apart from each other and within the file. Names are relative and never lead upwards, but nothing
-        ever makes a file of them.
+        The entries by name; they do not overlap and lie within the file. Names are relative and never lead upwards, and
+        nothing makes files of them anyway.
 
     Raises:
         CheckpointError: the directory is damaged or hostile: too large, compressed or encrypted entries, unsafe names, names

@@ -1,0 +1,105 @@
+"""What format a directory or file has is told by names."""
+
+import pytest
+
+from tests.conversion.examples import touch
+from transformer_xl.conversion.recognize import recognize
+from transformer_xl.errors import CheckpointError
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "file"),
+    [
+        (["config.json", "pytorch_model.bin"], "huggingface", "pytorch_model.bin"),
+        (["config.json", "pytorch_model.bin", "model.safetensors"], "huggingface", "model.safetensors"),
+        (["model.pt", "optimizer.pt", "log.txt"], "authors", "model.pt"),
+        (["model.pt", "model_2.pt"], "authors", "model.pt"),
+        (["model_2.pt"], "authors", "model_2.pt"),
+        (["checkpoint_last.pt", "checkpoint_best.pt", "checkpoint_10.pt"], "nvidia", "checkpoint_best.pt"),
+        (["checkpoint_last.pt", "checkpoint_10.pt"], "nvidia", "checkpoint_last.pt"),
+        (["checkpoint_10.pt"], "nvidia", "checkpoint_10.pt"),
+        (["model.ckpt-9.index", "model.ckpt-9.data-00000-of-00001", "checkpoint"], "tensorflow", "."),
+    ],
+)
+def test_directories_are_recognized_by_the_names_in_them(names, kind, file, tmp_path):
+    touch(tmp_path, *names)
+    assert recognize(tmp_path) == (kind, tmp_path / file)
+    assert recognize(tmp_path, kind) == (kind, tmp_path / file)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("model.safetensors", "huggingface"),
+        ("other.safetensors", "huggingface"),
+        ("pytorch_model.bin", "huggingface"),
+        ("model.ckpt-9.index", "tensorflow"),
+        ("model.ckpt-9.data-00000-of-00002", "tensorflow"),
+        ("model.ckpt-9.meta", "tensorflow"),
+        ("model.pt", None),
+        ("checkpoint_best.pt", None),
+    ],
+)
+def test_files_are_recognized_by_their_names(name, kind, tmp_path):
+    touch(tmp_path, name)
+    assert recognize(tmp_path / name) == (kind, tmp_path / name)
+    assert recognize(tmp_path / name, "nvidia") == ("nvidia", tmp_path / name)
+
+
+def test_a_prefix_is_a_tensorflow_checkpoint(tmp_path):
+    touch(tmp_path, "model.ckpt-9.index")
+    assert recognize(tmp_path / "model.ckpt-9") == ("tensorflow", tmp_path / "model.ckpt-9")
+
+
+@pytest.mark.parametrize(
+    ("names", "kind", "message"),
+    [
+        ([], None, "holds no checkpoint of a known kind: pytorch_model.bin or model.safetensors"),
+        (["model.pt"], "nvidia", "holds no checkpoint of kind 'nvidia'; leave the kind out"),
+        (["model.pt"], "nvidea", "unknown kind of checkpoint 'nvidea'; did you mean 'nvidia'"),
+        (
+            ["model.pt", "pytorch_model.bin"],
+            None,
+            r"checkpoints of several kinds \(huggingface, authors\); say which with --kind",
+        ),
+        (["model_a.pt", "model_b.pt"], None, r"holds several checkpoints \(model_a.pt, model_b.pt\); give one of them"),
+        (["checkpoint_1.pt", "checkpoint_2.pt"], None, r"several checkpoints \(checkpoint_1.pt, checkpoint_2.pt\)"),
+        (
+            ["model.safetensors.index.json", "model-00001-of-00002.safetensors"],
+            None,
+            "index.json' means weights in several files",
+        ),
+        (["pytorch_model.bin.index.json"], "huggingface", "index.json' means weights in several files; join them in one"),
+        (["tf_model.h5"], None, "tf_model.h5' means weights of Hugging Face that are not PyTorch's; load them there"),
+    ],
+)
+def test_directories_that_cannot_be_taken(names, kind, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        recognize(touch(tmp_path, *names), kind)
+
+
+def test_one_of_several_kinds_is_taken_when_told(tmp_path):
+    touch(tmp_path, "model.pt", "pytorch_model.bin")
+    assert recognize(tmp_path, "authors") == ("authors", tmp_path / "model.pt")
+
+
+def test_paths_that_lead_nowhere(tmp_path):
+    for path in (tmp_path / "none", tmp_path / "none" / "model.pt"):
+        with pytest.raises(CheckpointError, match=f"'{path}' does not exist; give the directory or file"):
+            recognize(path)
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        recognize(tmp_path / ("x" * 300))
+
+
+def test_own_models_need_no_conversion(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "transformer_xl"}')
+    touch(tmp_path, "model.safetensors")
+    for source in (tmp_path, tmp_path / "model.safetensors"):
+        with pytest.raises(CheckpointError, match="is a native directory already; txl eval and txl generate take it as it is"):
+            recognize(source)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text('{"model_type": "transfo-xl"}')
+    assert recognize(tmp_path) == ("huggingface", tmp_path / "model.safetensors")  # a folder of that name makes no run
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="is a run; txl eval and txl generate take it as it is, --to writes it"):
+        recognize(tmp_path)

@@ -1,0 +1,188 @@
+"""Vocabularies of other programs are found, told by their content, and taken or refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conversion.examples import VALUES, copy
+from transformer_xl.conversion import sources
+from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.sources import open_source
+from transformer_xl.conversion.vocabulary import read_vocabulary
+from transformer_xl.data.tokenizers import load_tokenizer
+from transformer_xl.errors import CheckpointError
+
+
+def test_a_vocabulary_is_found_beside_the_weights(tmp_path):
+    for golden, words in (("huggingface/plain", 31), ("huggingface/narrow_embedding", 31), ("huggingface/untied_weight", 31)):
+        tokenizer = open_source(copy(golden, tmp_path / golden.replace("/", "-"))).tokenizer
+        assert tokenizer is not None
+        assert tokenizer.vocab_size == words
+
+
+def test_a_vocabulary_is_given_or_missing(tmp_path):
+    folder = copy("authors/pre_lnorm", tmp_path)
+    (folder / "cache.pt").rename(tmp_path / "elsewhere")
+    assert open_source(folder).tokenizer is None
+    given = open_source(folder, vocabulary=tmp_path / "elsewhere").tokenizer
+    assert given is not None
+    assert given.to_dict() == read_vocabulary(tmp_path / "elsewhere").to_dict()
+
+
+def test_a_given_vocabulary_comes_before_one_in_the_checkpoint_or_beside_it(tmp_path):
+    words = [f"w{i}" for i in range(31)]
+    (tmp_path / "mine.txt").write_text("\n".join(words))
+    for golden in ("nvidia/plain", "huggingface/plain"):
+        folder = copy(golden, tmp_path / golden.replace("/", "-"))
+        own = open_source(folder).tokenizer
+        given = open_source(folder, vocabulary=tmp_path / "mine.txt").tokenizer
+        assert own is not None
+        assert given is not None
+        assert given.to_dict()["words"] == words != own.to_dict()["words"]
+
+
+def test_a_vocabulary_of_another_model_is_refused(tmp_path):
+    folder = copy("huggingface/cutoffs", tmp_path)
+    (folder / "vocab.txt").write_text("a\nb\n<unk>\n")
+    with pytest.raises(CheckpointError, match=r"vocab.txt' has 3 tokens, the model 31; they do not belong together, give"):
+        open_source(folder)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a\n\nb\n", "vocab.txt': line 2 of the vocabulary is empty"),
+        (b"\xff\n", "vocab.txt': 'utf-8' codec can't decode"),
+        (b"", "vocab.txt': line 1"),
+    ],
+)
+def test_texts_that_are_no_vocabulary(data, message, tmp_path):
+    (tmp_path / "vocab.txt").write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        read_vocabulary(tmp_path / "vocab.txt")
+
+
+def test_a_text_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("transformer_xl.conversion.vocabulary.MAX_TEXT_BYTES", 5)
+    (tmp_path / "vocab.txt").write_text("a\nb\nc\n")
+    with pytest.raises(CheckpointError, match="has 6 bytes; 5 is the most that a vocabulary may take"):
+        read_vocabulary(tmp_path / "vocab.txt")
+
+
+def test_settings_beside_a_vocabulary_say_what_it_leaves_open(tmp_path):
+    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\ncat\n")
+    assert read_vocabulary(tmp_path / "vocab.txt").encode("CAT\n").tolist() == [1, 0]
+    (tmp_path / "tokenizer_config.json").write_text('{"lower_case": true}')
+    assert read_vocabulary(tmp_path / "vocab.txt").encode("CAT\n").tolist() == [2, 0]
+    (tmp_path / "tokenizer_config.json").write_text('{"lower_case": "yes"}')  # believed as far as its type
+    assert read_vocabulary(tmp_path / "vocab.txt").encode("CAT\n").tolist() == [1, 0]
+    (tmp_path / "corpus-info.json").write_text('{"dataset": "text8"}')
+    assert read_vocabulary(tmp_path / "vocab.txt").encode("cat\n").tolist() == [2]  # no line ends in text8
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json' is no sound JSON"):
+        read_vocabulary(tmp_path / "vocab.txt")
+
+
+def test_the_corpus_of_a_vocabulary_is_its_own_before_that_beside_it(tmp_path):
+    folder = copy("tensorflow/base", tmp_path)
+    before = read_vocabulary(folder / "cache.pkl").to_dict()
+    (folder / "corpus-info.json").write_text('{"dataset": "lm1b"}')
+    assert read_vocabulary(folder / "cache.pkl").to_dict() == before
+
+
+def test_the_corpus_of_nvidia_is_among_its_arguments(tmp_path, monkeypatch):
+    (file,) = copy("nvidia/plain", tmp_path).glob("checkpoint_*.pt")
+    tree = read_torch(file)
+    monkeypatch.setattr(sources, "read_torch", lambda path: tree)
+    line_ends = {}
+    for dataset in ("wt103", "text8"):
+        tree["args"].state["dataset"] = dataset
+        tokenizer = open_source(file).tokenizer
+        assert tokenizer is not None
+        line_ends[dataset] = tokenizer.to_dict()["line_end"]
+    assert line_ends == {"wt103": "<eos>", "text8": None}
+
+
+def test_moses_is_asked_for(tmp_path):
+    folder = copy("huggingface/plain", tmp_path)
+    without, asked = open_source(folder).tokenizer, open_source(folder, moses="en").tokenizer
+    assert without is not None
+    assert asked is not None
+    assert (without.to_dict().get("moses"), asked.to_dict()["moses"]) == (None, "en")
+
+
+@pytest.mark.parametrize("form", ["pickle", "torch", "torch-legacy"])
+def test_what_is_in_a_file_is_told_by_its_content(form, tmp_path):
+    import pickle
+
+    state, path = {"sym2idx": {"<eos>": 0, "<unk>": 1, "cat": 2}}, tmp_path / "vocab.bin"
+    if form == "pickle":
+        path.write_bytes(pickle.dumps(state))
+    else:
+        torch.save(state, path, _use_new_zipfile_serialization=form == "torch")
+    assert read_vocabulary(path).encode("cat\n").tolist() == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], r"vocab.pkl': a vocabulary is a mapping of its attributes, not \[1, 2\]"),
+        ({"idx2sym": True}, r"vocab.pkl': idx2sym \(True\) must be a list of words"),
+        ({"idx2sym": ["a", 1]}, r"idx2sym \(\['a', 1\]\) must be a list of words"),
+        ({"sym2idx": {"a": None}}, r"sym2idx \({'a': None}\) must be the ids of words"),
+        ({"idx2sym": ["a"], "lower_case": "yes"}, r"lower_case \('yes'\) must be true or false"),
+        ({"idx2sym": ["a"], "delimiter": 3}, r"delimiter \(3\) must be text"),
+        ({"idx2sym": ["a"], "unk_idx": True}, r"unk_idx \(True\) must be an id"),
+        ({"idx2sym": ["a"], "never_split": "a"}, r"never_split \('a'\) must be a list of words"),
+        ({"idx2sym": ["a"], "dataset": ["ptb"]}, r"dataset \(\['ptb'\]\) must be text"),
+        ({}, "vocab.pkl': no words in the vocabulary"),
+        ({"EOT": 3}, "vocab.pkl': this is NVIDIA's OpenAIVocab"),
+    ],
+)
+def test_pickles_that_are_no_vocabulary(content, message, tmp_path):
+    import pickle
+
+    (tmp_path / "vocab.pkl").write_bytes(pickle.dumps(content))
+    with pytest.raises(CheckpointError, match=message):
+        read_vocabulary(tmp_path / "vocab.pkl")
+
+
+SOME_WORDS = st.lists(st.sampled_from(["a", "b", "<eos>", "<unk>", "<S>", "_", "33", "34", " ", ""]), max_size=6)
+
+
+ATTRIBUTES: dict[str, st.SearchStrategy[Any]] = {
+    "idx2sym": SOME_WORDS | VALUES,
+    "sym2idx": SOME_WORDS.map(lambda words: {word: i for i, word in enumerate(words)}) | VALUES,
+    "delimiter": st.sampled_from([None, "", ","]) | VALUES,
+    "dataset": st.sampled_from(["wt103", "lm1b", "text8", "enwik8"]) | VALUES,
+    **dict.fromkeys(["lower_case", "unk_idx", "never_split", "language", "EOT", "special"], VALUES),
+}
+
+
+@given(state=st.fixed_dictionaries({}, optional=ATTRIBUTES) | VALUES)
+def test_whatever_a_vocabulary_holds_it_is_taken_or_refused(state, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vocabulary")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_xl.conversion.vocabulary.read_pickle", lambda path: state)
+        (folder / "vocab.pkl").touch()
+        try:
+            tokenizer = read_vocabulary(folder / "vocab.pkl")
+        except CheckpointError as error:
+            assert str(error).isprintable()
+            assert len(str(error)) < 1000
+        else:
+            tokenizer.save(folder / "tokenizer.json")
+            assert load_tokenizer(folder / "tokenizer.json").to_dict() == tokenizer.to_dict()
+
+
+def test_words_of_python_2_are_utf8(tmp_path):
+    """Its texts are bytes: read as latin-1 and, if all of them are UTF-8, taken for that."""
+    start, end = b"\x80\x02}(U\x07idx2sym](U\x05<eos>", b"U\nlower_caseI00\nu."
+    path = tmp_path / "cache.pkl"
+    path.write_bytes(start + b"U\x05caf\xc3\xa9e" + end)
+    assert read_vocabulary(path).encode("café\n").tolist() == [1, 0]
+    path.write_bytes(start + b"U\x04caf\xe9U\x02a\xc3e" + end)
+    assert read_vocabulary(path).encode("café aÃ\n").tolist() == [1, 2, 0]
