@@ -220,7 +220,7 @@ def test_vocabularies_come_back(tokenizer, tmp_path):
         (
             "huggingface",
             BYTES,
-            "will not load vocab.txt, for it insists on a word '<unk>'",
+            "will not load vocab.txt, because it insists on a word '<unk>'",
             ["tokenizer_config.json", "vocab.txt"],
         ),
         ("authors", VOCABULARY, None, ["vocab.txt"]),
