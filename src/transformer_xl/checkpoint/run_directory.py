@@ -24,9 +24,17 @@ from transformer_xl.errors import CheckpointError, TxlError
 from transformer_xl.files import locked, remove, replace_file, stray_name
 from transformer_xl.model.kinds import make_model
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, beside, build, read_config, read_weights, resolve
+from transformer_xl.model.pretrained import (
+    CONFIG_FILE,
+    TOKENIZER_FILE,
+    WEIGHTS_FILE,
+    beside,
+    build,
+    read_config,
+    read_weights,
+    resolve,
+)
 
-TOKENIZER_FILE = "tokenizer.json"
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.run_directory import TOKENIZER_FILE
 from transformer_xl.checkpoint.tensor_file import encode_lazily
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
@@ -19,7 +18,7 @@ from transformer_xl.conversion.sources import Source, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
-from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE, WEIGHTS_FILE
+from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE, TOKENIZER_FILE, WEIGHTS_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 

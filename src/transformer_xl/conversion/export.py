@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.run_directory import TOKENIZER_FILE, RunDirectory, load
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.tensor_file import encode_lazily
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface
@@ -18,6 +18,7 @@ from transformer_xl.conversion.vocabulary_state import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file
+from transformer_xl.model.pretrained import TOKENIZER_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
