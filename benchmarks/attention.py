@@ -17,9 +17,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 from common.machine import describe, n_cores
-from common.report import facts, progress, table
+from common.report import facts
 from torch import Tensor
 
+from transformer_xl.console import say, table
+from transformer_xl.cost.machine import finish
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention import relative_attention
 from transformer_xl.model.backends import Attention, choose_backend
@@ -122,7 +124,7 @@ def measure(shape_name: str, dtype_name: str, device: torch.device, options: arg
     found: dict[str, dict[str, Any]] = {}
     runs: dict[tuple[str, str], Any] = {}
     for name in options.backends:
-        progress(f"{shape_name}, {dtype_name}: {name} against the equation")
+        say(f"{shape_name}, {dtype_name}: {name} against the equation")
         found[name] = {}
         for way in ("forward", "with gradients"):
             run = prepare(name, inputs, device, dtype, expected, TOLERANCE[dtype_name], way)
@@ -132,11 +134,11 @@ def measure(shape_name: str, dtype_name: str, device: torch.device, options: arg
                 runs[name, way] = run
                 found[name][way] = {"seconds": [], "bytes": added_bytes(run, device)}
     for turn in range(options.repeats):
-        progress(f"{shape_name}, {dtype_name}: round {turn + 1} of {options.repeats}")
+        say(f"{shape_name}, {dtype_name}: round {turn + 1} of {options.repeats}")
         for (name, way), run in runs.items():
             found[name][way]["seconds"].append(seconds_of(run, device))
     print(f"\n{shape_name}: {shape}, {dtype_name}\n")
-    print(table(["", "forward ms", "MB", "with gradients ms", "MB"], [line(name, own) for name, own in found.items()]))
+    print(table([["", "forward ms", "MB", "with gradients ms", "MB"], *[line(name, own) for name, own in found.items()]]))
     for remark in dict.fromkeys(
         f"{name}: {why}" for name, own in found.items() for why in own.values() if isinstance(why, str)
     ):
@@ -173,11 +175,11 @@ def prepare(
 def seconds_of(run: Any, device: torch.device) -> float:
     """Time one call; on a GPU the mean of ten."""
     n_call = 10 if device.type == "cuda" else 1
-    wait(device)
+    finish(device)
     begin = time.perf_counter()
     for _ in range(n_call):
         run()
-    wait(device)
+    finish(device)
     return (time.perf_counter() - begin) / n_call
 
 
@@ -204,11 +206,6 @@ def line(name: str, own: dict[str, Any]) -> list[str]:
 
 def mb(n_bytes: int | None) -> str:
     return "" if n_bytes is None else f"{n_bytes / 1e6:,.0f}"
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,10 @@ import tempfile
 from pathlib import Path
 
 from common.machine import describe
-from common.report import facts, progress, table
+from common.report import facts
 from common.watch import Watched, run_watched
+
+from transformer_xl.console import say, table
 
 FORMATS = ("bin", "legacy bin", "safetensors")
 MAKER = """
@@ -34,7 +36,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as folder:
         for form in options.format:
             rows.append(measure(form, Path(folder, form.replace(" ", "-")), idle, tiny=options.tiny))
-    print(table(["file", "size MB", "seconds", "MB/s", "peak MB", "above idle MB", "peak / size"], rows))
+    print(table([["file", "size MB", "seconds", "MB/s", "peak MB", "above idle MB", "peak / size"], *rows]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -47,12 +49,12 @@ def parse_arguments() -> argparse.Namespace:
 
 def measure(form: str, folder: Path, idle: Watched, *, tiny: bool) -> list[str]:
     """Write a checkpoint, convert it, and return the row of the table."""
-    progress(f"writing a checkpoint ({form})")
+    say(f"writing a checkpoint ({form})")
     source, destination = folder / "source", folder / "native"
     source.mkdir(parents=True)
     maker = MAKER.format(here=str(Path(__file__).parent))
     run_watched([sys.executable, "-c", maker, str(source), form, "tiny" if tiny else "large"], "writing the checkpoint")
-    progress(f"converting it ({form})")
+    say(f"converting it ({form})")
     done = run_watched([sys.executable, "-c", TXL, "convert", str(source), str(destination), "--json"], "converting")
     assert json.loads(done.output)["tokenizer"] == "vocabulary"
     size = next(path.stat().st_size for path in source.iterdir() if path.name.startswith(("pytorch", "model"))) / 1e6

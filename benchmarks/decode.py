@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from common.reading_shapes import READING_SHAPES, ReadingShape
-from common.report import facts, progress, table
+from common.report import facts
 from common.sides import Sides, checked, random_ids, ratios, reading_options, run, spread
 from common.wire import Remote, WorkerError
+
+from transformer_xl.console import say, table
 
 PRECISIONS = ("fp32", "bf16", "int8")
 WAYS = ("eager", "compiled")
@@ -55,7 +57,7 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         sides = Sides(name, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
         bandwidth = stack.enter_context(sides.bandwidth())
-        progress(f"shape {name}: building the peer")
+        say(f"shape {name}: building the peer")
         with sides.peer() as peer:  # it writes the weights that the others read
             result["peer"] = peer.ask("versions")
             if "one" in options.parts:
@@ -77,7 +79,7 @@ def one_row(shape: ReadingShape, sides: Sides, peer: Remote, bandwidth: Remote) 
     """Compare the peer with each of ours in turn."""
     stream = random_ids(shape.mem_len + N_COMPARED, shape.vocab_size, seed=0)
     text = {"prefix": stream[:-N_COMPARED], "ids": stream[-N_COMPARED:], "path": sides.file("log_probs.safetensors")}
-    progress(f"the peer reads {len(stream):,} tokens, the last {N_COMPARED} one by one")
+    say(f"the peer reads {len(stream):,} tokens, the last {N_COMPARED} one by one")
     peer.ask("read", **text)
     modes = [(precision, way) for precision in sides.options.precisions for way in sides.options.ways]
     return {"modes": {f"{p} {way}": one_mode(shape, sides, peer, bandwidth, p, way, text) for p, way in modes}}
@@ -93,13 +95,13 @@ def one_mode(
     """
     compiled, found = way == "compiled", {}
     if compiled:
-        progress(f"compiling {precision}")
+        say(f"compiling {precision}")
         with sides.ours(precision, compiled=True) as worker:
             found["cold_s"] = worker.ask("open", rows=[1])
     with sides.ours(precision, compiled=compiled) as worker:
         found["open_s"] = worker.ask("open", rows=[1])
         found["versions"] = worker.ask("versions")
-        progress(f"{precision} {way} reads the same")
+        say(f"{precision} {way} reads the same")
         parity = found["parity"] = worker.ask("compare", **text)
         if precision == "fp32" and not parity["log_prob"] <= TOLERANCE:
             raise WorkerError(f"ours in fp32, {way}, is not the peer's model: {parity}; nothing was timed")
@@ -120,7 +122,7 @@ def take_turns(
         rounds["ours"].append(statistics.fmean(worker.ask("tokens", ids=ids)))
         rounds["bandwidth"].append(bandwidth.ask("measure"))
         times = f"peer {rounds['peer'][-1] * 1e3:.0f} ms, ours {rounds['ours'][-1] * 1e3:.2f} ms"
-        progress(f"{mode}, round {i + 1} of {options.repeats}: {times}, {rounds['bandwidth'][-1] / 1e9:.0f} GB/s")
+        say(f"{mode}, round {i + 1} of {options.repeats}: {times}, {rounds['bandwidth'][-1] / 1e9:.0f} GB/s")
     return rounds
 
 
@@ -130,20 +132,29 @@ def one_row_summary(name: str, result: dict[str, Any], options: argparse.Namespa
     peer = [seconds * 1e3 for found in modes.values() for seconds in found["rounds"]["peer"]]
     first = ["peer", *spread(peer, 0), "1.0", *[""] * 5]
     times = table(
-        ["", "median ms", "min-max ms", "times faster", "min-max", "MB a token", "limit ms", "times the limit", "min-max"],
-        [first, *(time_row(shape, mode, found["rounds"]) for mode, found in modes.items())],
+        [
+            ["", "median ms", "min-max ms", "times faster", "min-max", "MB a token", "limit ms", "times the limit", "min-max"],
+            first,
+            *(time_row(shape, mode, found["rounds"]) for mode, found in modes.items()),
+        ],
     )
     differences = table(
-        ["against the peer", "log-probabilities", "nats lost per token", "same choice"],
-        [parity_row(mode, found["parity"]) for mode, found in modes.items()],
+        [
+            ["against the peer", "log-probabilities", "nats lost per token", "same choice"],
+            *[parity_row(mode, found["parity"]) for mode, found in modes.items()],
+        ],
     )
     megabytes = table(
-        ["MB", "model", "copy of it", "keys, values", "together", "above idle", "of together", "whole life"],
-        [memory_row(shape, mode, found["memory_mb"]) for mode, found in modes.items()],
+        [
+            ["MB", "model", "copy of it", "keys, values", "together", "above idle", "of together", "whole life"],
+            *[memory_row(shape, mode, found["memory_mb"]) for mode, found in modes.items()],
+        ],
     )
     compiling = table(
-        ["seconds until it reads", "first time", "from then on"],
-        [[mode, f"{found.get('cold_s', found['open_s']):.1f}", f"{found['open_s']:.1f}"] for mode, found in modes.items()],
+        [
+            ["seconds until it reads", "first time", "from then on"],
+            *[[mode, f"{found.get('cold_s', found['open_s']):.1f}", f"{found['open_s']:.1f}"] for mode, found in modes.items()],
+        ],
     )
     tables = "\n\n".join([times, facts(verdicts(shape, modes)), differences, megabytes, compiling])
     return f"\n{facts(context(name, result, options))}\n\n{tables}"
@@ -219,13 +230,13 @@ def sessions(shape: ReadingShape, sides: Sides, bandwidth: Remote, mem_len: int,
     mode = f"{precision} {way}, M={mem_len}"
     rounds: dict[str, list[float]] = {str(rows): [] for rows in ROWS} | {"bandwidth": []}
     with sides.ours(precision, compiled=way == "compiled") as worker:
-        progress(f"{mode}: decoders of {', '.join(map(str, ROWS))} rows")
+        say(f"{mode}: decoders of {', '.join(map(str, ROWS))} rows")
         worker.ask("open", rows=ROWS, mem_len=mem_len)
         for i in range(sides.options.repeats):
             for rows in ROWS:
                 rounds[str(rows)].append(statistics.fmean(worker.ask("steps", rows=rows, n=sides.options.tokens // 2 + 1)))
             rounds["bandwidth"].append(bandwidth.ask("measure"))
-            progress(f"{mode}, round {i + 1} of {sides.options.repeats}")
+            say(f"{mode}, round {i + 1} of {sides.options.repeats}")
     return {"precision": precision, "way": way, "mem_len": mem_len, "rounds": rounds}
 
 
@@ -235,7 +246,7 @@ def sessions_summary(name: str, shape: ReadingShape, measured: list[dict[str, An
     blocks = [f"\nshape {name}, several rows together, each a stream of its own; tokens/s of all rows"]
     for found in measured:
         rows = [session_row(shape, n, found) for n in ROWS]
-        blocks.append(f"{found['precision']} {found['way']}, M={found['mem_len']}\n\n{table(header, rows)}")
+        blocks.append(f"{found['precision']} {found['way']}, M={found['mem_len']}\n\n{table([header, *rows])}")
     blocks.append(
         '"bytes allow" is the gain if each step took what its bytes take to read: weights once, keys and values of each row. '
         "Where that is below the target, one row alone must be far from its limit for the target to be reached."

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from common.reading_shapes import READING_SHAPES
-from common.report import facts, progress, table
+from common.report import facts
 from common.sides import Sides, at_least, checked, random_ids, ratios, reading_options, run, spread
 from common.wire import Remote, WorkerError
+
+from transformer_xl.console import say, table
 
 TOLERANCE = 1e-4
 N_BEYOND = 4
@@ -40,7 +42,7 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     shape = READING_SHAPES[name]
     with contextlib.ExitStack() as stack:
         sides = Sides(name, options, Path(stack.enter_context(tempfile.TemporaryDirectory())))
-        progress(f"shape {name}: building")
+        say(f"shape {name}: building")
         workers = {"peer": stack.enter_context(sides.peer())}  # first: it writes the weights that the others read
         workers |= {f"ours {precision}": stack.enter_context(sides.ours(precision)) for precision in ("fp32", "auto")}
         versions = {who: worker.ask("versions") for who, worker in workers.items()}
@@ -60,7 +62,7 @@ def check_parity(workers: dict[str, Remote], ids: list[int], tgt_len: int) -> di
     """
     nats = {}
     for who, worker in workers.items():
-        progress(f"{who} scores {len(ids) - 1:,} tokens")
+        say(f"{who} scores {len(ids) - 1:,} tokens")
         nats[who] = [segment / tgt_len for segment in worker.ask("score", ids=ids)["nats"]]
     peer = nats.pop("peer")
     parity = {
@@ -82,7 +84,7 @@ def take_turns(workers: dict[str, Remote], ids: list[int], repeats: int) -> dict
         for who, worker in workers.items():
             seconds[who].append(worker.ask("score", ids=ids)["seconds"])
         times = ", ".join(f"{who} {statistics.fmean(rounds[-1][1:]):.3f} s" for who, rounds in seconds.items())
-        progress(f"round {i} of {repeats}, per segment: {times}" if i else f"warming up, per segment: {times}")
+        say(f"round {i} of {repeats}, per segment: {times}" if i else f"warming up, per segment: {times}")
     return {who: rounds[1:] for who, rounds in seconds.items()}
 
 
@@ -94,7 +96,7 @@ def summary(name: str, result: dict[str, Any], options: argparse.Namespace) -> s
         time_row(who, result["seconds"], target, shape.tgt_len)
         for who, target in {"peer": None, "ours fp32": targets.evaluate_fp32, "ours auto": targets.evaluate_auto}.items()
     ]
-    return f"\n{facts(context(name, result, options))}\n\n{table(header, rows)}"
+    return f"\n{facts(context(name, result, options))}\n\n{table([header, *rows])}"
 
 
 def context(name: str, result: dict[str, Any], options: argparse.Namespace) -> dict[str, str]:

@@ -16,10 +16,11 @@ from pydoc_data.topics import topics
 
 import torch
 from common.machine import describe
-from common.report import facts, progress, table
+from common.report import facts
 
 from transformer_xl.analysis.explain.explanation import explain
 from transformer_xl.analysis.explain.output import write_explanation
+from transformer_xl.console import say, table
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
@@ -48,7 +49,7 @@ def main() -> None:
     print(facts({**describe(), "torch": torch.__version__, "model": str(SIZES), "browser": version()}))
     pages = [measure(model, n_byte) for n_byte in (SHORT, options.bytes)]
     header = ["bytes of text", "s to explain", "page MB", "bytes of page a byte", "s to open", "browser MB"]
-    print(f"\n{table(header, [row(page) for page in pages])}")
+    print(f"\n{table([header, *[row(page) for page in pages]])}")
     print("\nbrowser MB: its largest process.")
 
 
@@ -65,7 +66,7 @@ def version() -> str:
 
 
 def measure(model: TransformerXL, n_byte: int) -> Page:
-    progress(f"{n_byte:,} bytes")
+    say(f"{n_byte:,} bytes")
     manual = "\n".join(topics.values()).encode()
     text = (manual * (n_byte // len(manual) + 1))[:n_byte]
     tokenizer = ByteTokenizer()

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from common.machine import describe
-from common.report import facts, progress, table
+from common.report import facts
 from common.watch import run_unwatched, run_watched
 from prepare_memory import KINDS, paragraphs
+
+from transformer_xl.console import say, table
 
 CHILD = Path(__file__).parent / "common" / "large_corpus_child.py"
 N_BLOCKS = 16
@@ -31,7 +33,7 @@ def main() -> None:
         print(facts({**describe(), "text": f"{options.mb:,} MB in {n_files} files, each line a document"}) + "\n")
         rows = [measure_preparation(options.kind, text, cache, options.mb)]
         rows += [measure_stream(options.kind, text, cache, shuffle) for shuffle in options.shuffle]
-    print(table(["what", "peak MB", "grew MB", "seconds", "first s", "MB/s", "tokens", "documents"], rows))
+    print(table([["what", "peak MB", "grew MB", "seconds", "first s", "MB/s", "tokens", "documents"], *rows]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -48,7 +50,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def write_files(folder: Path, n_mb: int) -> int:
     """Write files of lines and return their number; the same few blocks again and again, for writing new ones takes longer."""
-    progress(f"writing {n_mb:,} MB of text")
+    say(f"writing {n_mb:,} MB of text")
     folder.mkdir()
     blocks = itertools.cycle(list(itertools.islice(paragraphs(), N_BLOCKS)))
     sizes = [min(FILE_MB, n_mb - begin) for begin in range(0, n_mb, FILE_MB)]
@@ -61,14 +63,14 @@ def write_files(folder: Path, n_mb: int) -> int:
 
 def measure_preparation(kind: str, text: Path, cache: Path, n_mb: int) -> list[str]:
     """Return the row of preparing; its peak is that of all its processes, files that they have mapped included."""
-    progress(f"to prepare (kind {kind})")
+    say(f"to prepare (kind {kind})")
     done = run_watched(child("prepare", kind, text, cache, "none"), "preparing")
     return row(f"prepare, {kind}", done.peak_mb, None, json.loads(done.output), n_mb)
 
 
 def measure_stream(kind: str, text: Path, cache: Path, shuffle: str) -> list[str]:
     """Return the row of reading an epoch; its peak is what the child says of itself."""
-    progress(f"to read an epoch (shuffle {shuffle})")
+    say(f"to read an epoch (shuffle {shuffle})")
     found = json.loads(run_unwatched(child("stream", kind, text, cache, shuffle), "reading"))
     return row(f"stream, {shuffle}", found["peak_mb"], found["peak_mb"] - found["start_mb"], found, found["mb"])
 
@@ -82,7 +84,7 @@ def row(what: str, peak_mb: float, grew_mb: float | None, found: dict[str, Any],
     """Return the cells of a row."""
     grew, first = ("" if value is None else f"{value:,.1f}" for value in (grew_mb, found.get("first")))
     numbers = f"{found['seconds']:.1f}", first, f"{n_mb / found['seconds']:.1f}"
-    progress(f"{what}: {peak_mb:,.0f} MB at most, {found['seconds']:.1f} s")  # the table comes an hour later
+    say(f"{what}: {peak_mb:,.0f} MB at most, {found['seconds']:.1f} s")  # the table comes an hour later
     return [what, f"{peak_mb:,.0f}", grew, *numbers, f"{found['tokens']:,}", f"{found['documents']:,}"]
 
 

@@ -11,7 +11,9 @@ import sys
 from typing import Any
 
 from common.machine import describe, peak_mb, reset_peak, resident_mb
-from common.report import facts, progress, table
+from common.report import facts
+
+from transformer_xl.console import say, table
 
 VOCABULARY = 267_735
 SOFTMAXES: dict[str, dict[str, Any]] = {
@@ -36,11 +38,11 @@ def main() -> None:
             for n_token in options.tokens:
                 rows.append([softmax, task, f"{n_token:,}", f"{n_token * VOCABULARY * 4 / 1e6:,.0f}"])
                 for way in WAYS if n_token <= options.limit else WAYS[:1]:
-                    progress(f"{softmax}, {task}, {n_token:,} tokens, {way}")
+                    say(f"{softmax}, {task}, {n_token:,} tokens, {way}")
                     point = apart(softmax, task, str(n_token), way)
                     rows[-1] += [f"{point['above_mb']:,.0f}", f"{point['seconds']:.2f}"]
                 rows[-1] += ["-"] * (8 - len(rows[-1]))
-    print(table(["softmax", "task", "tokens", "logits MB", "chunks MB", "s", "all at once MB", "s"], rows))
+    print(table([["softmax", "task", "tokens", "logits MB", "chunks MB", "s", "all at once MB", "s"], *rows]))
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from common.machine import describe, n_cores, resident_mb
-from common.report import facts, progress, table
+from common.report import facts
 
+from transformer_xl.console import say, table
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
@@ -60,7 +61,7 @@ def main() -> None:
     print(facts({**describe(), "torch": torch.__version__, "threads": str(options.threads), **about(decoder, sizes, options)}))
     points = measure(decoder, options.tokens, options.chunk)
     rows = [[f"{point.n_read:,}", f"{point.resident:,.1f}", f"{point.seconds * 1e6:,.0f}"] for point in points]
-    print(f"\n{table(['tokens read', 'resident MB', 'µs per token'], rows)}")
+    print(f"\n{table([['tokens read', 'resident MB', 'µs per token'], *rows])}")
     steady = points[1:]  # in the first stretch the allocator warms up
     n_read, resident = (np.array([getattr(point, name) for point in steady]) for name in ("n_read", "resident"))
     print(f"\nresident memory after the first stretch: {np.polyfit(n_read, resident, 1)[0] * 1e6:+.2f} MB per million tokens")
@@ -123,7 +124,7 @@ def measure(decoder: Decoder, n_token: int, chunk: int) -> list[Point]:
             seconds.append((time.perf_counter() - begin) / piece.shape[1])
         n_read = (points[-1].n_read if points else 0) + stretch.shape[1]
         points.append(Point(n_read, resident_mb(), statistics.median(seconds)))
-        progress(f"{n_read:,} tokens")
+        say(f"{n_read:,} tokens")
     return points
 
 

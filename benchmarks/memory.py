@@ -15,9 +15,10 @@ from typing import Literal
 import numpy as np
 import torch
 from common.machine import describe, n_cores, peak_mb, reset_peak, resident_mb
-from common.report import facts, progress, table
+from common.report import facts
 
 from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.console import say, table
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -122,7 +123,7 @@ def plan(options: argparse.Namespace, precision: Precision) -> Iterator[tuple[st
 
 def measure_apart(point: Point) -> Measured:
     """Measure in a fresh process, which owes nothing to earlier points."""
-    progress(f"{point.work}, mem_len {point.mem_len}, {point.n_segments} segments")
+    say(f"{point.work}, mem_len {point.mem_len}, {point.n_segments} segments")
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (point,))
 
@@ -183,7 +184,7 @@ def as_table(points: list[Point], results: list[Measured]) -> str:
         [f"{value:,}", f"{result.peak:,.0f}", f"{result.above_idle:,.0f}", f"{result.seconds * 1e3:,.1f}"]
         for value, result in zip(values, results, strict=True)
     ]
-    return table([name, "peak MB", "above idle MB", "ms per segment"], rows)
+    return table([[name, "peak MB", "above idle MB", "ms per segment"], *rows])
 
 
 def plot(path: Path, sweeps: list[tuple[str, list[Point]]], measured: list[list[Measured]]) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 from common.machine import describe
-from common.report import facts, progress, table
+from common.report import facts
 from common.watch import run_watched
+
+from transformer_xl.console import say, table
 
 CHILD = Path(__file__).parent / "common" / "prepare_child.py"
 KINDS = ("byte", "word", "bpe")
@@ -47,7 +49,7 @@ def main() -> None:
         text = Path(folder, "text.txt")
         write_text(text, options.mb)
         rows = [measure_kind(kind, text, Path(folder, "prepared")) for kind in options.kind]
-    print(table(["tokenizer", "peak MB", "seconds", "MB/s", "tokens", "second run s"], rows))
+    print(table([["tokenizer", "peak MB", "seconds", "MB/s", "tokens", "second run s"], *rows]))
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -63,7 +65,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def write_text(path: Path, n_mb: int) -> None:
     """Write lines of words, common and rare ones as in a language, in paragraphs."""
-    progress(f"writing {n_mb:,} MB of text")
+    say(f"writing {n_mb:,} MB of text")
     written = 0
     with path.open("wb") as file:
         for block in paragraphs():
@@ -97,7 +99,7 @@ def spell(rank: int) -> str:
 
 def measure_kind(kind: str, text: Path, cache: Path) -> list[str]:
     """Prepare a text twice and return the row of the table."""
-    progress(f"preparing with a {kind} tokenizer")
+    say(f"preparing with a {kind} tokenizer")
     first, second = (prepare_apart(kind, text, cache) for _ in range(2))
     megabytes = text.stat().st_size / 1e6
     return [

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from common.machine import describe, n_cores
-from common.report import facts, progress, table
+from common.report import facts
 from common.shapes import SHAPES
 from common.sides import at_least, ratios, spread
 from common.wire import Remote, WorkerError
+
+from transformer_xl.console import say, table
 
 CHILD = Path(__file__).parent / "common" / "process_child.py"
 ALONE = "one process"
@@ -76,7 +78,7 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Measure one shape in all precisions, print a table, and return all figures."""
     found = {}
     for precision, reason in chosen_precisions(options.precisions).items():
-        progress(f"shape {name}, {precision}: building")
+        say(f"shape {name}, {precision}: building")
         with contextlib.ExitStack() as stack:
             teams = {who: Team(who, options, stack) for who in (ALONE, *options.how)}
             settings = {"shape": name, "precision": precision, "rows": rows_of(name, options)}
@@ -148,7 +150,7 @@ def check_losses(teams: dict[str, Team], settings: dict[str, Any]) -> dict[str, 
     Raises:
         WorkerError: too far.
     """
-    progress("comparing losses")
+    say("comparing losses")
     losses = {}
     for who, team in teams.items():
         team.ask("build", **settings, dropout=0.0)
@@ -172,7 +174,7 @@ def time_steps(teams: dict[str, Team], options: argparse.Namespace) -> dict[str,
     for turn, order in enumerate(alternating(list(teams), options.repeats), start=1):
         for who in order:
             seconds[who].append(max(teams[who].ask("steps", n=options.steps)) / options.steps)
-        progress(f"round {turn} of {options.repeats}: " + ", ".join(f"{who} {own[-1]:.3f} s" for who, own in seconds.items()))
+        say(f"round {turn} of {options.repeats}: " + ", ".join(f"{who} {own[-1]:.3f} s" for who, own in seconds.items()))
     return seconds
 
 
@@ -202,7 +204,7 @@ def summary(name: str, result: dict[str, Any], options: argparse.Namespace) -> s
         for who in own["seconds"]
     ]
     header = ["", "median s", "min-max s", "tokens/s", "of one process", "min-max", "target", "peak MB of one"]
-    return f"\n{facts(about)}\n\n{table(header, rows)}"
+    return f"\n{facts(about)}\n\n{table([header, *rows])}"
 
 
 def row(label: str, own: dict[str, Any], who: str, n_token: int, options: argparse.Namespace) -> list[str]:

@@ -19,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from common.machine import describe, n_cores
-from common.report import facts, progress, table
+from common.report import facts
 from common.shapes import SHAPES, Shape
 from common.wire import Remote, WorkerError
+
+from transformer_xl.console import say, table
 
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE.parent / ".venv-peer" / "bin" / "python"
@@ -74,7 +76,7 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        progress(f"shape {name}: building")
+        say(f"shape {name}: building")
         workers = {who: stack.enter_context(Remote(who, command, environment)) for who, command in commands.items()}
         versions = {who: worker.ask("versions") for who, worker in workers.items()}
         for worker in workers.values():  # the peer comes first: it writes the weights that the others read
@@ -108,7 +110,7 @@ def check_parity(workers: dict[str, Remote], segments: list[Segment], gradients:
     Raises:
         WorkerError: ours in fp32 computes something else.
     """
-    progress("comparing losses and gradients")
+    say("comparing losses and gradients")
     losses = {who: worker.ask("read", segments=segments) for who, worker in workers.items()}
     workers["peer"].ask("write_gradients", path=str(gradients))
     parity = {
@@ -129,13 +131,13 @@ def time_steps(workers: dict[str, Remote], segments: Iterator[Segment], repeats:
     """Run steps in turns, after warming up, and return the seconds of each."""
     first = list(itertools.islice(segments, N_WARM_UP))
     for who, worker in workers.items():
-        progress(f"warming up {who}")
+        say(f"warming up {who}")
         worker.ask("start", segments=first, seed=0)
     seconds: dict[str, list[float]] = {who: [] for who in workers}
     for i, segment in enumerate(itertools.islice(segments, repeats)):
         for who, worker in workers.items():
             seconds[who].append(worker.ask("step", segment=segment))
-        progress(f"step {i + 1} of {repeats}: " + ", ".join(f"{who} {times[-1]:.3f} s" for who, times in seconds.items()))
+        say(f"step {i + 1} of {repeats}: " + ", ".join(f"{who} {times[-1]:.3f} s" for who, times in seconds.items()))
     return seconds
 
 
@@ -144,12 +146,16 @@ def summary(name: str, result: dict[str, Any], options: argparse.Namespace) -> s
     shape, seconds, memory = SHAPES[name], result["seconds"], result["memory_mb"]
     targets = {"peer": None, "ours fp32": shape.fp32_target, "ours auto": shape.auto_target}
     times = table(
-        ["", "median s", "min-max s", "times faster", "min-max", "target"],
-        [time_row(who, seconds, target) for who, target in targets.items()],
+        [
+            ["", "median s", "min-max s", "times faster", "min-max", "target"],
+            *[time_row(who, seconds, target) for who, target in targets.items()],
+        ],
     )
     megabytes = table(
-        ["", "peak MB", "of the peer's", "target", "above idle MB", "of the peer's"],
-        [memory_row(who, memory) for who in targets],
+        [
+            ["", "peak MB", "of the peer's", "target", "above idle MB", "of the peer's"],
+            *[memory_row(who, memory) for who in targets],
+        ],
     )
     return f"\n{facts(context(name, result, options))}\n\n{times}\n\n{megabytes}"
 

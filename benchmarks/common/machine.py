@@ -19,22 +19,17 @@ def describe() -> dict[str, str]:
     """Return what a reader must know of the machine to judge a figure."""
     import torch  # slow and large; the other functions do without
 
+    from transformer_xl.cost.machine import processor
+
     capabilities = torch.cpu.get_capabilities()
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": str(n_cores()),
         "capabilities": " ".join(name for name in _SHOWN_CAPABILITIES if capabilities.get(name)) or "none of note",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "load before": " ".join(f"{load:.1f}" for load in os.getloadavg()),
         "system": platform.platform(),
     }
-
-
-def _processor() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor()} ({platform.machine()})"
 
 
 def resident_mb() -> float:

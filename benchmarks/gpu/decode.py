@@ -19,15 +19,16 @@ import torch
 from common.machine import describe
 from common.reading_ours import config_of
 from common.reading_shapes import READING_SHAPES, ReadingShape
-from common.report import facts, progress, table
+from common.report import facts
 from common.sides import spread
 
 import transformer_xl
+from transformer_xl.console import say, table
+from transformer_xl.cost.machine import finish, memory_bandwidth
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
 
 PRECISIONS = ("fp32", "bf16", "int8")
-READ_BYTES = 1 << 31
 N_WARM_UP = 5
 
 
@@ -39,7 +40,7 @@ def main() -> None:
         return
     machine = describe() | {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else str(device),
-        "bandwidth": f"{bandwidth(device) / 1e9:,.0f} GB/s",
+        "bandwidth": f"{memory_bandwidth(device) / 1e9:,.0f} GB/s",
         "ours": f"transformer_xl {transformer_xl.__version__}, torch {torch.__version__}",
     }
     print(facts(machine))
@@ -73,15 +74,15 @@ def measure(name: str, device: torch.device, options: argparse.Namespace) -> lis
     measured = []
     for precision in options.precisions:
         for rows in options.rows:
-            progress(f"shape {name}, {precision}, {rows} rows")
-            rate = bandwidth(device)
+            say(f"shape {name}, {precision}, {rows} rows")
+            rate = memory_bandwidth(device)
             found = {"precision": precision, "rows": rows, "bandwidth": rate}
             with out_of_memory_as(found):
                 found["seconds"] = steps(model, shape, precision, rows, options)
             measured.append(found)
     header = ["", "rows", "ms a step", "min-max ms", "tokens/s", "MB a step", "limit ms", "times the limit"]
     print(f"\nshape {name}: {shape}, T=1, {'eager' if options.eager else 'compiled'}\n")
-    print(table(header, [line(shape, found) for found in measured]))
+    print(table([header, *[line(shape, found) for found in measured]]))
     return measured
 
 
@@ -93,11 +94,11 @@ def steps(model: TransformerXL, shape: ReadingShape, precision: Any, rows: int, 
         decoder.step(own).top(1)
     seconds = []
     for _ in range(options.repeats):
-        wait(model.device)
+        finish(model.device)
         begin = time.perf_counter()
         for own in ids[N_WARM_UP:]:
             decoder.step(own).top(1)
-        wait(model.device)
+        finish(model.device)
         seconds.append((time.perf_counter() - begin) / options.tokens)
     return seconds
 
@@ -116,25 +117,6 @@ def line(shape: ReadingShape, found: dict[str, Any]) -> list[str]:
         f"{limit * 1e3:.3f}",
         f"{median / limit:.2f}",
     ]
-
-
-def bandwidth(device: torch.device) -> float:
-    """Return the bytes per second that a device reads, the best of several sums of a large tensor."""
-    numbers = torch.ones((READ_BYTES if device.type == "cuda" else READ_BYTES // 4) // 4, device=device)
-    times = []
-    for _ in range(N_WARM_UP):
-        wait(device)
-        begin = time.perf_counter()
-        numbers.sum()
-        wait(device)
-        times.append(time.perf_counter() - begin)
-    return numbers.nbytes / min(times)
-
-
-def wait(device: torch.device) -> None:
-    """Let a device finish what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
-from common.report import progress, table
+
+from transformer_xl.console import say, table
 
 COUNTS = ("T", "S", "N", "B", "n_part")
 COLUMNS = ("kernel", "dtype", "tile", "warps", "registers", "spilled bytes", "shared bytes")
@@ -39,9 +40,9 @@ def main() -> None:
             width, warps = map(int, tile.split("x"))
             for kernel in kernels:
                 row = measure(kernel, dtype, options.d_head, width, warps, options.capability, drops=options.dropout)
-                progress(", ".join(row))
+                say(", ".join(row))
                 rows.append(row)
-    print(table(COLUMNS, rows))
+    print(table([COLUMNS, *rows]))
 
 
 def parse_arguments() -> argparse.Namespace:

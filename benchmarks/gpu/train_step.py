@@ -33,13 +33,14 @@ from common.learner import (
 )
 from common.machine import describe
 from common.nvidia import PeerLearner, load_peer
-from common.report import facts, progress, table
+from common.report import facts
 from common.sides import at_least, ratios, spread
 from common.training_shapes import TRAINING_SHAPES, TrainingShape
 from torch import nn
 
 import transformer_xl
-from transformer_xl.cost.machine import matmul_rate
+from transformer_xl.console import say, table
+from transformer_xl.cost.machine import finish, matmul_rate
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import run_layer
 from transformer_xl.model.precision import Precision
@@ -141,7 +142,7 @@ class Sides:
         steps: dict[str, Step] = {}
         found: dict[str, dict[str, Any]] = {}
         for label, why_not, make in self._candidates(precision):
-            progress(f"{self._shape.recipe}, {precision}: preparing {label}")
+            say(f"{self._shape.recipe}, {precision}: preparing {label}")
             step, own = (why_not, {}) if why_not else self._prepared(make)
             if isinstance(step, str):
                 found[label] = {"failure": step}
@@ -149,7 +150,7 @@ class Sides:
                 found[label], steps[label] = {**own, "seconds": []}, step
         rates = []
         for turn, order in enumerate(alternating(list(steps), self._options.repeats), start=1):
-            progress(f"{self._shape.recipe}, {precision}: round {turn} of {self._options.repeats}")
+            say(f"{self._shape.recipe}, {precision}: round {turn} of {self._options.repeats}")
             rates.append(matmul_rate(self._device, DTYPES[precision]))
             for label in order:
                 found[label]["seconds"].append(seconds_of(steps[label], self._device, self._options.steps))
@@ -188,7 +189,7 @@ class Sides:
         except (ConfigError, RuntimeError) as error:
             return reason(error)
         difference = gradient_difference(gradients, self._exact[1])
-        progress(f"  loss {loss:.4f} (exact {self._exact[0]:.4f}), gradients differ by {difference:.1e} of their norm")
+        say(f"  loss {loss:.4f} (exact {self._exact[0]:.4f}), gradients differ by {difference:.1e} of their norm")
         return None if difference <= TOLERANCE[precision] else f"gradients differ by {difference:.2g} of their norm"
 
     def _prepared(self, make: Callable[[], Step]) -> tuple[Step | str, dict[str, Any]]:
@@ -229,21 +230,16 @@ def alternating(names: list[str], n: int) -> Iterator[list[str]]:
 
 def seconds_of(step: Step, device: torch.device, n: int) -> float:
     """Return the seconds of a step, of several in a row."""
-    wait(device)
+    finish(device)
     begin = time.perf_counter()
     for _ in range(n):
         step()
-    wait(device)
+    finish(device)
     return (time.perf_counter() - begin) / n
 
 
 def allocated(device: torch.device) -> int:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def summary(name: str, shape: TrainingShape, found: dict[str, Any], options: argparse.Namespace) -> str:
@@ -269,7 +265,7 @@ def summary(name: str, shape: TrainingShape, found: dict[str, Any], options: arg
             if "failure" in side:
                 failures.setdefault(side["failure"], []).append(f"{precision} {label}")
     remarks = [f"not timed: {'; '.join(labels)}: {why}" for why, labels in failures.items()]
-    return "\n".join([f"\n{facts(about)}\n\n{table(header, rows)}", *remarks])
+    return "\n".join([f"\n{facts(about)}\n\n{table([header, *rows])}", *remarks])
 
 
 def cells(side: dict[str, Any], own: dict[str, Any], shape: TrainingShape) -> list[str]:

@@ -18,9 +18,8 @@ SIZES: dict[str, Any] = {
     "max_klen": 40,
 }
 
-_built: Callable[[Any], TransformerXL] = cache(
-    build
-)  # nothing changes a model whose numbers are not there, so all works of it share one
+# nothing changes a model whose numbers are not there, so all works of it share one
+_built: Callable[[Any], TransformerXL] = cache(build)
 
 
 def config(**changes: Any) -> TransformerXLConfig:

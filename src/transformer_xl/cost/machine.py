@@ -24,7 +24,7 @@ _SIZES = (512, 1024, 2048, 4096, 8192)
 def describe(device: torch.device) -> dict[str, str | float]:
     """Return what a reader must know of a machine to judge a figure; `load` is how many programs kept it busy, on average."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    facts: dict[str, str | float] = {"processor": _processor(), "cores": cores, "threads": torch.get_num_threads()}
+    facts: dict[str, str | float] = {"processor": processor(), "cores": cores, "threads": torch.get_num_threads()}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     load = {"load": round(os.getloadavg()[0], 1)} if hasattr(os, "getloadavg") else {}
@@ -70,10 +70,10 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, *, clock: Clock = time
 
 def seconds_of(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
     """Return how long work takes, until the device is done with it."""
-    _finish(device)
+    finish(device)
     begin = clock()
     work()
-    _finish(device)
+    finish(device)
     return clock() - begin
 
 
@@ -127,7 +127,8 @@ class MemoryWatch:
         return anonymous, in_use, peak
 
 
-def _finish(device: torch.device) -> None:
+def finish(device: torch.device) -> None:
+    """Wait until a device is done with what it was told."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
@@ -140,7 +141,8 @@ def _give_back() -> None:
         trim(0)
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Return the processor's name."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
