@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,22 +163,27 @@ def test_checkpointing_keeps_one_layer() -> None:
 PEAK = {"vocab_size": 2000, "n_layer": 4, "d_model": 256, "n_head": 4, "d_head": 64, "d_inner": 1024, "mem_len": 128}
 
 
-PEAKS: list[dict[str, Any]] = [
-    {"precision": precision, "model": PEAK | model, "train": {"batch_size": 8, "tgt_len": 128, "max_steps": 9} | train}
-    for precision, model, train in (
-        ("fp32", {}, {"accumulate": 2}),
-        ("bf16", {"dropatt": 0.1}, {"accumulate": 1}),
-        ("fp32", {"n_layer": 1, "vocab_size": 20_000}, {"batch_size": 2, "accumulate": 2}),
-        ("bf16", {}, {"tbptt_segments": 3, "tgt_len": 64}),
-    )
-]
+PEAKS: dict[str, list[dict[str, Any]]] = {
+    precision: [
+        {"precision": precision, "model": PEAK | model, "train": {"batch_size": 8, "tgt_len": 128, "max_steps": 9} | train}
+        for model, train in cases
+    ]
+    for precision, cases in {
+        "fp32": [
+            ({}, {"accumulate": 2}),
+            ({"n_layer": 1, "vocab_size": 20_000}, {"batch_size": 2, "accumulate": 2}),
+            ({}, {"tbptt_segments": 3, "tgt_len": 64}),
+        ],
+        "bf16": [({"dropatt": 0.1}, {"accumulate": 1}), ({}, {"tbptt_segments": 3, "tgt_len": 64})],
+    }.items()
+}
 
 
-@pytest.fixture(scope="module")
-def peaks() -> list[int]:
+@cache
+def peaks(precision: str) -> list[int]:
     """Bytes, not times: other load on the machine makes no difference. What is freed goes back to the system at once."""
     child = subprocess.run(
-        [sys.executable, "-m", "tests.cost.peak_child", json.dumps(PEAKS)],
+        [sys.executable, "-m", "tests.cost.peak_child", json.dumps(PEAKS[precision])],
         env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
@@ -188,10 +194,17 @@ def peaks() -> list[int]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell the peak")
-@pytest.mark.parametrize("number", range(len(PEAKS)))
-def test_the_peak_of_a_step_is_within_15_percent_of_the_plan(number: int, peaks: list[int]) -> None:
-    settings = PEAKS[number]
-    hardware = measured("cpu", flops=1e9, bandwidth=1e9, memory=1e12, precision=settings["precision"], on_cpu=True)
+@pytest.mark.parametrize(
+    ("precision", "number"),
+    [
+        *(("fp32", number) for number in range(len(PEAKS["fp32"]))),
+        # a processor that does not multiply bf16 takes 20 seconds for each
+        *(pytest.param("bf16", number, marks=pytest.mark.slow) for number in range(len(PEAKS["bf16"]))),
+    ],
+)
+def test_the_peak_of_a_step_is_within_15_percent_of_the_plan(precision: Any, number: int) -> None:
+    settings = PEAKS[precision][number]
+    hardware = measured("cpu", flops=1e9, bandwidth=1e9, memory=1e12, precision=precision, on_cpu=True)
     run = RunConfig(model=TransformerXLConfig(**settings["model"]), train=TrainConfig(**settings["train"]))
     planned = make_plan(run, hardware).memory.total
-    assert 0.85 * planned <= peaks[number] <= 1.15 * planned
+    assert 0.85 * planned <= peaks(precision)[number] <= 1.15 * planned
