@@ -19,6 +19,12 @@ ABLATE = ("ablate", "tiny.toml", "--corpus", "text.txt", "--recurrence", "yes,no
 RUNS = ("recurrence-seed0", "no-recurrence-seed0")
 
 
+@pytest.fixture(autouse=True)
+def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The learning curve of each run takes longer to draw than the run to train."""
+    monkeypatch.setattr("transformer_xl.training.record._draw", lambda entries, path: path)
+
+
 def files(directory: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in directory.rglob("*") if path.is_file() and path.name != ".lock"}
 
@@ -116,6 +122,8 @@ def test_another_plan_is_refused(txl: Txl, workbench: Path) -> None:
 def test_time_is_measured_once(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(trainer: Trainer) -> float:
         return 0.1 if trainer.model.mem_len else 0.05
+
+    monkeypatch.setattr(worker, "ROUNDS", 2)
 
     monkeypatch.setattr(budget, "_timed_step", timed)
     timely = [*ABLATE[:8], "--minutes", "0.01", "--out", "a"]

@@ -26,6 +26,7 @@ from transformer_xl.training.trainer import Trainer
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(record, "_tensorboard", lambda *_: None)
+    monkeypatch.setattr(record, "_draw", lambda entries, path: path)  # takes longer than to train
     return tmp_path
 
 
@@ -44,6 +45,7 @@ def finish(directory: str) -> list[str]:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
     record._tensorboard = lambda *_: None  # pyright: ignore
+    record._draw = lambda entries, path: path
     return Worker(Ablation.open(Path(directory)), quiet=True).go_on()
 
 

@@ -76,7 +76,7 @@ class Worker:
         with ablation.alone(lambda: self._say("another process measures the time of a step; waiting for it")):
             stored = ablation.paces()
             if not stored:
-                stored = self._measured(ablation.plan.paced)
+                stored = self._measured(ablation.plan.paced, rounds=ROUNDS)
                 ablation.save_paces(stored)
         return stored
 
@@ -187,7 +187,7 @@ class Worker:
         figures = f"{own['loss']:.4f} nats per token, {own['bpc']:.4f} bits per character"
         self._say(f"{trial.name}: {figures} on {result['text']}")
 
-    def _measured(self, variants: list[Variant], *, rounds: int = ROUNDS) -> dict[str, Pace]:
+    def _measured(self, variants: list[Variant], *, rounds: int) -> dict[str, Pace]:
         """Measure the time of a step of variants in turn, if there are any; no thread draws a bar meanwhile."""
         if not variants:
             return {}
