@@ -16,13 +16,12 @@ import torch
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus
-from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.comparison import count_parameters
-from transformer_xl.model.kinds import make_model
-from transformer_xl.model.precision import choose_device, choose_precision
 from transformer_xl.model_config import VanillaConfig
 from transformer_xl.training.feed import SegmentLengths
+from transformer_xl.training.starting import begin
 from transformer_xl.training.trainer import Trainer
+from transformer_xl.world import World
 
 ROUNDS = 5
 """How often each run gets its turn."""
@@ -165,20 +164,7 @@ def _places(config: RunConfig) -> list[float]:
 
 def _trainer(config: RunConfig, corpus: PreparedCorpus) -> Trainer:
     """Return what trains the run, with a budget that only says how far it is."""
-    device = choose_device(config.train.device)
-    precision, _ = choose_precision(config.train.precision, device)
-    sizes = {"vocab_size": corpus.tokenizer.vocab_size, "tgt_len": SegmentLengths(config.train).longest}
-    model = config.model.completed(**sizes).model_dump()
-    config = RunConfig(**merge(config.model_dump(), {"model": model, "train": _NO_BUDGET | {"max_steps": _LONG}}))
-    torch.manual_seed(config.train.seed)
-    training = corpus.splits["train"]
-    stream = SegmentStream(
-        training.ids,
-        batch_size=config.train.batch_size,
-        tgt_len=config.train.tgt_len,
-        document_starts=training.document_starts,
-        shuffle=config.data.shuffle,
-        seed=config.train.seed,
-    )
-    made = make_model(config.model)
-    return Trainer(made, stream, train=config.train, optim=config.optim, precision=precision, device=device)
+    endless = RunConfig(**merge(config.model_dump(), {"train": _NO_BUDGET | {"max_steps": _LONG}}))
+    start = begin(endless, corpus, World())
+    own = {"train": start.config.train, "optim": start.config.optim}
+    return Trainer(start.model, start.stream, **own, precision=start.precision, device=start.device)
