@@ -102,6 +102,7 @@ def test_a_killed_process_costs_an_interval(recipe: str, text: Path, tmp_path: P
     assert_close(losses(run), alone)
 
 
+@pytest.mark.slow
 def test_a_signal_to_torchrun_saves_and_one_process_goes_on(recipe: str, text: Path, tmp_path: Path, alone: list) -> None:
     run = tmp_path / "together"
     process = torchrun("train", recipe, "--corpus", text, "--out", run, *settings(), cwd=tmp_path)
@@ -148,6 +149,7 @@ def assert_told_once(output: str, complaint: str) -> None:
     assert len(told) == 1 and complaint in told[0], output
 
 
+@pytest.mark.slow
 def test_torchrun_shows_once_what_is_wrong(recipe: str, text: Path, tmp_path: Path) -> None:
     wrong, complaint = BATCH_SIZE
     process = torchrun("train", recipe, "--out", "run", "--corpus", text, *wrong, cwd=tmp_path)
