@@ -319,7 +319,7 @@ def parse_override(override: str) -> dict[str, Any]:
     if not separator or not key.strip():
         raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
     path = key.strip().split(".")
-    nested = _parse_value(value.strip())
+    nested: Any = _parse_value(value.strip())
     if nested is None and _may_be_the_word_none(path):
         nested = "none"
     for part in reversed(path):

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from tests.checkpoint.helpers import as_bytes, spelled
-from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.kinds import make_model
@@ -17,9 +17,18 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model_config import KINDS, model_config
 from transformer_xl.training.trainer import Trainer
 
-MODEL = {"vocab_size": 11, "n_layer": 2, "d_model": 6, "n_head": 2, "d_head": 3, "d_inner": 9, "dropout": 0.0, "mem_len": 7}
-OPTIM = {"lr": 0.01, "warmup_steps": 3}
-TRAIN = {"batch_size": 4, "tgt_len": 5, "max_steps": 40}
+MODEL: dict[str, Any] = {
+    "vocab_size": 11,
+    "n_layer": 2,
+    "d_model": 6,
+    "n_head": 2,
+    "d_head": 3,
+    "d_inner": 9,
+    "dropout": 0.0,
+    "mem_len": 7,
+}
+OPTIM: dict[str, Any] = {"lr": 0.01, "warmup_steps": 3}
+TRAIN: dict[str, Any] = {"batch_size": 4, "tgt_len": 5, "max_steps": 40}
 TIMES = ("seconds", "tokens_per_second")  # of a log entry: no two runs take equally long
 
 RECIPE = """
@@ -81,9 +90,16 @@ def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str,
     return Trainer(model, stream, train=train, optim=optim, precision=precision)  # pyright: ignore[reportArgumentType]
 
 
+def saved(trainer: Trainer) -> Checkpoint:
+    """The whole state of a trainer, which is alone."""
+    checkpoint = trainer.checkpoint({})
+    assert checkpoint is not None
+    return checkpoint
+
+
 def bits(trainer: Trainer) -> dict[str, Any]:
     """Everything of the state that does not depend on the clock."""
-    checkpoint = trainer.checkpoint({})
+    checkpoint = saved(trainer)
     tensors = {f"model.{name}": as_bytes(tensor) for name, tensor in checkpoint.model.items()}
     tensors |= {name: as_bytes(tensor) for name, tensor in checkpoint.training.items()}
     state = {name: value for name, value in checkpoint.state.items() if name != "seconds"}

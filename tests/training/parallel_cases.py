@@ -28,7 +28,8 @@ def make(world: World, changes: Changes) -> Trainer:
     torch.manual_seed(0)
     dtype = getattr(torch, changes.get("dtype", {}).get("name", "float32"))
     model = TransformerXL(TransformerXLConfig(**(MODEL | changes.get("model", {})))).to(dtype)
-    train = TrainConfig(**({"batch_size": 8, "tgt_len": 5, "max_steps": 50} | changes.get("train", {})))
+    settings: dict[str, Any] = {"batch_size": 8, "tgt_len": 5, "max_steps": 50}
+    train = TrainConfig(**settings | changes.get("train", {}))
     ids = np.random.default_rng(0).integers(0, 11, 8 * 45 + 1).astype(np.uint16)
     stream = SegmentStream(
         ids,

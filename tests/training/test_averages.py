@@ -1,10 +1,12 @@
 """EMA and SWA: their definition, when they begin, that they are set aside and never change training, and exact resume."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.helpers import bits, differing, tiny_trainer
+from tests.training.helpers import bits, differing, saved, tiny_trainer
 from tests.training.test_trainer_bad_steps import spoil_loss
 from transformer_xl.config import TrainConfig
 from transformer_xl.training.averages import Average
@@ -86,7 +88,7 @@ def test_another_kind_of_average_begins_when_a_run_is_resumed_with_it() -> None:
     trainer = tiny_trainer(train={"average": "ema"})
     history(trainer, 3)
     resumed = tiny_trainer(train={"average": "swa", "average_start": 0.0})
-    resumed.restore(trainer.checkpoint({}))
+    resumed.restore(saved(trainer))
     assert resumed.average.count == 0
     seen = history(resumed, 2)
     assert_average(resumed, {name: (seen[0][name] + seen[1][name]) / 2 for name in seen[0]})
@@ -94,10 +96,10 @@ def test_another_kind_of_average_begins_when_a_run_is_resumed_with_it() -> None:
 
 @pytest.mark.parametrize("kind", ["ema", "swa"])
 def test_a_resumed_average_goes_on_and_leaves_the_checkpoint_alone(kind: str) -> None:
-    settings = {"train": {"average": kind, "average_decay": 0.9, "average_start": 0.0}}
+    settings: dict[str, Any] = {"train": {"average": kind, "average_decay": 0.9, "average_start": 0.0}}
     trainer, resumed = tiny_trainer(**settings), tiny_trainer(seed=3, **settings)
     history(trainer, 3)
-    resumed.restore(trainer.checkpoint({}))
+    resumed.restore(saved(trainer))
     before = {name: tensor.clone() for name, tensor in trainer.average.weights.items()}
     history(resumed, 3)
     assert all(tensor.equal(before[name]) for name, tensor in trainer.average.weights.items())

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.helpers import tiny_model
-from tests.training.helpers import MODEL, TRAIN, bits, differing, tiny_trainer
+from tests.training.helpers import MODEL, TRAIN, bits, differing, saved, tiny_trainer
 from transformer_xl.config import OptimConfig, load_recipe
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
 
@@ -160,7 +160,7 @@ def test_a_regularized_run_resumes_bit_by_bit(name: str, accumulate: int) -> Non
     losses = [whole.train_step().nats for _ in range(9)]
     first = tiny_trainer(**changes)
     again = [first.train_step().nats for _ in range(4)]
-    checkpoint = copy.deepcopy(first.checkpoint({}))
+    checkpoint = copy.deepcopy(saved(first))
     resumed = tiny_trainer(seed=7, **changes)
     resumed.restore(checkpoint)
     again += [resumed.train_step().nats for _ in range(5)]

@@ -100,7 +100,7 @@ def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome,
     assert (outcome.directory, outcome.finished, outcome.step) == (whole, True, 40)
     assert outcome.score and outcome.score_without_memory
     assert outcome.score.tokens == outcome.score_without_memory.tokens
-    assert outcome.picture == whole / "loss.png"
+    assert outcome.picture is not None and outcome.picture == whole / "loss.png"
     assert outcome.picture.read_bytes().startswith(b"\x89PNG")
     names = sorted(path.name for path in outcome.directory.iterdir())
     assert names == ["checkpoints", "config.json", "environment.json", "loss.png", "metrics.jsonl", "tokenizer.json"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import never
-from tests.training.helpers import bits, differing, tiny_trainer
+from tests.training.helpers import bits, differing, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.training.trainer import Trainer
 
@@ -83,7 +83,9 @@ def test_a_resumed_run_is_the_uninterrupted_run(case: str, tmp_path: Path) -> No
     resumed = tiny_trainer(**CASES[case])
     for stop in sorted(random.Random(case).sample(range(1, N_STEPS), 2)):
         losses += read_on(resumed, stop)
-        store.save(resumed.checkpoint({"mine": stop}))
+        checkpoint = resumed.checkpoint({"mine": stop})
+        assert checkpoint is not None
+        store.save(checkpoint)
         resumed = tiny_trainer(seed=stop + 100, **CASES[case])  # as a new process begins: other weights, other random state
         read_on(resumed, 1)
         resumed = tiny_trainer(seed=stop + 200, **CASES[case])
@@ -101,7 +103,7 @@ def test_every_step_can_be_the_last_before_a_stop(case: str) -> None:
     states = []
     for _ in range(13):
         whole.train_step()
-        states.append(copy.deepcopy(whole.checkpoint({})))
+        states.append(copy.deepcopy(saved(whole)))
     for checkpoint in states[:-1]:
         resumed = tiny_trainer(seed=9, **CASES[case])
         resumed.restore(checkpoint)
@@ -114,7 +116,7 @@ def test_every_step_can_be_the_last_before_a_stop(case: str) -> None:
 def test_seconds_go_on_too() -> None:
     trainer = tiny_trainer()
     trainer.train_step()
-    checkpoint = trainer.checkpoint({})
+    checkpoint = saved(trainer)
     resumed = tiny_trainer()
     resumed.restore(checkpoint)
     assert resumed.seconds == trainer.seconds > 0

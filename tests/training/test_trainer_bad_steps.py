@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.helpers import bits, differing, tiny_trainer
+from tests.training.helpers import bits, differing, saved, tiny_trainer
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.language_model import ModelOutput
 from transformer_xl.training.trainer import Trainer
@@ -136,7 +136,7 @@ def test_the_count_survives_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer.train_step()
     trainer.train_step()
     resumed = tiny_trainer(**EVERYTHING)
-    resumed.restore(trainer.checkpoint({}))
+    resumed.restore(saved(trainer))
     spoil_loss(resumed, monkeypatch, math.nan)
     with pytest.raises(TrainingError, match="in 3 steps in a row"):
         resumed.train_step()
@@ -195,7 +195,7 @@ def test_the_fp16_scale_survives_a_stop(monkeypatch: pytest.MonkeyPatch) -> None
     trainer.train_step()
     trainer.scaler.update(256.0)
     resumed = tiny_trainer(**FP16)
-    resumed.restore(trainer.checkpoint({}))
+    resumed.restore(saved(trainer))
     for each in (trainer, resumed):
         each.train_step()
     assert resumed.scaler.get_scale() == 256.0

@@ -259,7 +259,9 @@ class _Service(Logger):
         self._run, self._send = run, send
 
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        numbers = {f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)}
+        numbers: dict[str, float] = {
+            f"{kind}/{name}": value for name, value in values.items() if isinstance(value, int | float)
+        }
         if numbers:
             self._send(numbers, step)
 
