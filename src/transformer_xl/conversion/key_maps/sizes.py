@@ -1,6 +1,5 @@
 """Sizes that the tables of all formats speak of, taken from a configuration."""
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -62,4 +61,4 @@ class Sizes:
         config = self.config
         known = {"L": config.n_layer, "K": config.max_klen or 0, "n": config.n_head, "d": config.d_head}
         known |= {"H": config.n_head * config.d_head, "D": config.d_model, "F": config.d_inner}
-        return tuple(int(re.match(r"\d*", size)[0] or 1) * known[size[-1]] for size in letters.split())
+        return tuple(int(size[:-1] or 1) * known[size[-1]] for size in letters.split())
