@@ -258,11 +258,11 @@ def path(tmp_path: Path) -> Path:
 
 
 OTHERS = {
-    "rows": ({"batch_size": 2}, r"batch_size \(3 there, 2 here\); open it with Decoder\(model, batch_size=3\)"),
+    "rows": ({"batch_size": 2}, r"has 3 rows, more than this decoder \(2\); open it with Decoder\(model, batch_size=3\)"),
     "mem_len": ({"mem_len": 7}, r"mem_len \(5 there, 7 here\); open it with Decoder\(model, mem_len=5\)"),
     "tgt_len": ({"tgt_len": 40}, r"tgt_len \(4 there, 40 here\), n_slot \(16 there, 48 here\); .*\(model, tgt_len=4\)"),
     "precision": ({"precision": "bf16"}, r"precision \('fp32' there, 'bf16' here\); .*\(model, precision='fp32'\)"),
-    "two": ({"batch_size": 1, "precision": "int8"}, r"open it with Decoder\(model, batch_size=3, precision='fp32'\)"),
+    "two": ({"mem_len": 7, "precision": "int8"}, r"open it with Decoder\(model, mem_len=5, precision='fp32'\)"),
     "model": ({"kind": "shaw"}, r"was read by the model [0-9a-f]{12}… and this one is [0-9a-f]{12}… .*load the model"),
 }
 
@@ -324,7 +324,7 @@ def with_tensors(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
 
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
-    "version": (with_about(version=2), r"has version 2 and this program reads 1; upgrade"),
+    "version": (with_about(version=3), r"has version 3 and this program reads 2; upgrade"),
     "format": (with_about(format="other"), "is no session; give a file that decoder.save wrote"),
     "no about": (lambda t: t.pop("about"), "is no session"),
     "about is a list": (with_tensors(about=about_tensor("[]")), "is no session"),
@@ -338,7 +338,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "no model": (with_about(model=None), "does not say what it belongs to"),
     "a model by another name": (with_about(model="A" * 64), "does not say what it belongs to"),
     "a model of another length": (with_about(model="a" * 65), "does not say what it belongs to"),
-    "no terms": (with_about(decoder={}), r"batch_size \(None there, 3 here\)"),
+    "no terms": (with_about(decoder={}), r"mem_len \(None there, 5 here\)"),
     "no keys": (lambda t: t.pop("keys.1"), r"tensors \['keys.1'\] are missing or unknown"),
     "another tensor": (with_tensors(evil=torch.ones(2)), r"tensors \['evil'\] are missing or unknown"),
     "short keys": (with_tensors(keys_0=lambda x: x[:, 1:].clone()), "tensor 'keys.0' is torch.float32 .* and should be"),

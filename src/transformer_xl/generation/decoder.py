@@ -2,24 +2,25 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.generation.choice import Compile, fastest_stream
 from transformer_xl.generation.given import (
     Ids,
     Mask,
     Rows,
     equally_many_for_each_row,
+    integers,
     one_flag_for_each_row,
     one_for_each_row,
     some_for_each_row,
 )
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.snapshot import Session, load_session, save_session
+from transformer_xl.generation.snapshot import RowState, load_session, save_session
 from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.language_model import LanguageModel, describe_reading
 from transformer_xl.model.precision import Precision, choose_precision
@@ -161,6 +162,66 @@ class Decoder:
             return self._read_rows(list(ids_BT))
         return self.scores
 
+    def score(self, ids: Rows) -> list[Tensor]:
+        """Read on, and return how surprising each token was.
+
+        A row goes on afterwards as if it had read its ids by `read`. For models that are read again it takes much longer than
+        `read`, because every token is then read with a segment of its own.
+
+        Args:
+            ids: a list of B lists of integers of any lengths, as for `feed`, or a tensor (B, T); rows are read one by one.
+
+        Returns:
+            For each row fp32 (T,), nats of its ids given all that the row read before, on the CPU. The first is scored as
+            well; it is NaN where the row had read nothing.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary; nothing has been read then.
+            ValueError: ids of another shape, or no integers; nothing has been read then.
+        """
+        rows = some_for_each_row(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, self.batch_size)
+        self._check(torch.cat(rows))
+        before = self._hidden
+        nats = [torch.zeros(0) for _ in rows]
+        if any(len(own) == 1 for own in rows):
+            self._read_rows([own if len(own) == 1 else own[:0] for own in rows])
+        self._hidden = self._hidden.clone()
+        for row, own in enumerate(rows):
+            h_1TD = before[None, row : row + 1]
+            scored = []
+            for piece in own.unsqueeze(0).to(self.model.device).split(self.tgt_len, dim=1) if len(own) else ():
+                after = self._stream.read(piece, rows=slice(row, row + 1)).to(h_1TD.dtype) if len(own) > 1 else h_1TD
+                states = torch.cat([h_1TD[:, -1:], after[:, :-1]], dim=1)
+                scored.append(self._nll(states[0], piece[0]))
+                h_1TD = after
+            if len(own) > 1:
+                self._hidden[row] = h_1TD[0, -1]
+            nats[row] = torch.cat(scored) if scored else nats[row]
+        return nats
+
+    @torch.no_grad()
+    def _nll(self, h_TD: Tensor, label_T: Tensor) -> Tensor:
+        return self._stream.softmax.nll(h_TD, label_T).float().cpu()
+
+    def advance(self, row: int, ids: Ids) -> None:
+        """Read some tokens of one row as a segment, even a single one, so that a long text can be read a piece at a time.
+
+        Pieces of `tgt_len`, but for the last, give the same bits as the whole text at once.
+
+        Args:
+            row: from 0 on.
+            ids: integers (T,).
+
+        Raises:
+            TokenizerError: an id outside the vocabulary; nothing has been read then.
+            ValueError: a row that does not exist, or ids that are no integers; nothing has been read then.
+        """
+        self._check_row(row)
+        piece = integers(ids, "ids").unsqueeze(0)
+        self._check(piece)
+        self._hidden = self._hidden.clone()
+        self._hidden[row] = self._stream.advance(piece.to(self.model.device), rows=slice(row, row + 1))[0]
+
     def _read_rows(self, rows: Sequence[Tensor]) -> Scores:
         """Read int64 (T,) in each row, one row after another, but single tokens together."""
         alone = [len(own) == 1 for own in rows]
@@ -225,6 +286,95 @@ class Decoder:
         self._stream.reset(forget)
         self._hidden = self._hidden.masked_fill(forget.to(self._hidden.device).unsqueeze(1), torch.nan)
 
+    def take(self, row: int) -> RowState:
+        """Return a copy of what one row has read: the positions that a later token can see, and no others.
+
+        Args:
+            row: from 0 on.
+
+        Returns:
+            A state for `put`; about n_layer x n x 2 x n_head x d_head numbers of the memory's type, with n at most `mem_len`.
+
+        Raises:
+            ValueError: a row that does not exist.
+        """
+        self._check_row(row)
+        return RowState({**self._stream.take(row), _LAST: self._hidden[row].clone()}, self._terms())
+
+    def put(self, row: int, state: RowState) -> None:
+        """Let a row forget what it has read, and go on from what `take` returned.
+
+        It goes on as the row that it was taken from, to the last bit. It may be another row, of this decoder or of another one
+        of the same model that was opened alike, with another number of rows: pieces of text still give the same bits, but
+        single tokens and scores are products of all rows, in which a row's place may decide how sums are rounded.
+
+        Args:
+            row: from 0 on.
+            state: stays as it is.
+
+        Raises:
+            ValueError: a row that does not exist, or a state of another model or of a decoder that was opened otherwise; the
+                row is then as it was.
+        """
+        self._check_row(row)
+        ours = self._terms()
+        if different := [name for name in ours if state.terms.get(name) != ours[name]]:
+            values = ", ".join(f"{name} ({state.terms.get(name)} there, {ours[name]} here)" for name in different)
+            raise ValueError(f"the state is of a decoder that was opened otherwise: {values}; open this one alike")
+        self._check_state(state.tensors)
+        tensors = dict(state.tensors)
+        hidden = self._hidden.clone()
+        hidden[row] = tensors.pop(_LAST)
+        self._stream.put(row, tensors)
+        self._hidden = hidden
+
+    def rewind(self, row: int, n: int) -> None:
+        """Let a row go back by some tokens, exactly: it reads on as if it had never read them.
+
+        Of what lies further back than the memory, a ring keeps `slots` - `mem_len` - 1 positions (at least `tgt_len`), so a row
+        goes back by that many tokens at most, and by no more than it has read since it was loaded or put; one that has not
+        read more than its ring holds goes back as far as it likes. Models that are read again go back within the open segment,
+        and one that carries a state (an LSTM) not at all: take the row's state before, and put it back.
+
+        The row's scores are unknown (NaN) until it reads on; to have them, go back by one token more and read that one again.
+
+        Args:
+            row: from 0 on.
+            n: tokens.
+
+        Raises:
+            ConfigError: more tokens than possible; the row is then as it was.
+            ValueError: a row that does not exist.
+        """
+        self._check_row(row)
+        most = self._stream.n_rewindable(row)
+        if not 0 <= n <= most:
+            raise ConfigError(
+                f"row {row} cannot go back by {n} tokens, {most} are possible; take(row) before reading, and put it back"
+            )
+        self._stream.rewind(row, n)
+        if n:
+            self._hidden = self._hidden.index_fill(0, torch.tensor([row], device=self._hidden.device), torch.nan)
+
+    def _terms(self) -> dict[str, Any]:
+        """Return what must be equal where a row goes on; JSON."""
+        model = self.model
+        terms = {"mem_len": model.mem_len, "tgt_len": self.tgt_len, "precision": self.precision, "clamp_len": model.clamp_len}
+        terms |= {"same_length": model.same_length, "ext_len": model.ext_len, "window": model.window}
+        return terms | {"n_slot": self.kept.memory.n_slot if self.kept else None}
+
+    def _check_state(self, tensors: dict[str, Tensor]) -> None:
+        """Refuse tensors that are not the state of a row."""
+        rest = dict(tensors)
+        last = rest.pop(_LAST, None)
+        if last is None or last.dtype != self._hidden.dtype or last.shape != self._hidden.shape[1:]:
+            raise ValueError(f"tensor 'last' should be {self._hidden.dtype} {tuple(self._hidden.shape[1:])}")
+        self._stream.check(rest)
+
+    def _check_row(self, row: int) -> None:
+        if not 0 <= row < self.batch_size:
+            raise ValueError(f"row ({row}) must be one of 0 … {self.batch_size - 1}")
+
     def _check(self, ids: Tensor) -> None:
         check_ids(ids, vocab_size=self.model.config.vocab_size or 0)
 
@@ -233,7 +383,7 @@ class Decoder:
 
         The file is a safetensors file of n_layer x S x 2 x n_head x d_head numbers of the memory's type, where S is the sum of
         what the rows remember, at most `mem_len` each; besides, of 4 x d_model + 16 bytes per row, and some 170 per layer. Of
-        models that are read again and again it is n_layer x S x d_model numbers, and 8 x `tgt_len` bytes more per row. It is
+        models that are read again and again it is n_layer x `mem_len` x d_model numbers and 8 x `tgt_len` bytes per row. It is
         written aside and renamed, so the path holds the old file or the new one; one process at a time may save there. The
         first call hashes the model's weights, about a second per gigabyte.
 
@@ -244,16 +394,17 @@ class Decoder:
         Raises:
             CheckpointError: the file cannot be written; what the path held before is intact.
         """
-        save_session(Path(path), self._session(), note=note or {})
+        rows = [self.take(row) for row in range(self.batch_size)]
+        save_session(Path(path), rows, self.model, note=note or {})
 
     def load(self, path: str | Path, *, accept: Callable[[Mapping[str, str]], object] | None = None) -> dict[str, str]:
-        """Forget what was read, and take over a session that `save` wrote.
+        """Forget what was read, and take over a session that `save` wrote, of as many rows or fewer; the others begin anew.
 
         The next numbers are those that the saving decoder would have computed; to the last bit, if both compile or neither
         does, on as many threads of the same processor. Nothing in the file is executed.
 
         Args:
-            path: a session of the same weights, rows, memory and precision, in a regular file.
+            path: a session of the same weights, memory and precision, in a regular file.
             accept: called with the note before anything is taken over; an error that it raises leaves the decoder as it was.
 
         Returns:
@@ -263,15 +414,22 @@ class Decoder:
             CheckpointError: no such file, a damaged one, or a session of another model or decoder, or one of another precision
                 (numbers would differ even where its keys could be converted); the decoder is then as it was.
         """
-        state, note = load_session(Path(path), self._session())
+        rows, note = load_session(Path(path), self.model, self.take(0), self._check_state)
+        if len(rows) > self.batch_size:
+            raise CheckpointError(
+                f"session {str(path)!r} has {len(rows)} rows, more than this decoder ({self.batch_size}); "
+                f"open it with Decoder(model, batch_size={len(rows)})"
+            )
         if accept:
             accept(note)
-        self.load_state_dict(state)
+        self.reset()
+        for row, state in enumerate(rows):
+            self.put(row, state)
         return note
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of all that was read, from which this decoder, or one opened alike, can go on."""
-        return {name: x.clone() for name, x in self._session().state.items()}
+        return {**{name: x.clone() for name, x in self._stream.state_dict().items()}, _LAST: self._hidden.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Forget what was read, and go on from what `state_dict` returned, which stays as it is.
@@ -283,15 +441,11 @@ class Decoder:
             ValueError: it is of a decoder that was opened otherwise; nothing is taken over then.
         """
         rest = dict(state)
-        hidden = rest.pop(_HIDDEN, None)
+        hidden = rest.pop(_LAST, None)
         if hidden is None or hidden.shape != self._hidden.shape:
             raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
         self._stream.load_state_dict(rest)
         self._hidden = hidden.to(self.model.device, copy=True)
-
-    def _session(self) -> Session:
-        state = {**self._stream.state_dict(), _HIDDEN: self._hidden}
-        return Session(state, self.model, tgt_len=self.tgt_len, precision=self.precision)
 
 
 def _segment_length(config: ModelConfig) -> int:
@@ -305,5 +459,5 @@ def _segment_length(config: ModelConfig) -> int:
 _TGT_LEN = 64
 """Long enough that reading a prompt is as fast as the processor multiplies, short enough to cost little memory."""
 
-_HIDDEN = "last"
-"""Name in a session of what each row's scores are computed of."""
+_LAST = "last"
+"""Name in a state of what the scores of a row's next token are computed of."""

@@ -1,10 +1,12 @@
-"""Sessions: what a decoder has read, as one safetensors file that gives the same next numbers, to the last bit.
+"""Sessions: what rows of a decoder have read, as one safetensors file that gives the same next numbers, to the last bit.
 
-Of the ring buffers only the positions that a later token can see are stored; the rest loads as zeros, which nothing attends to.
+Of a memory of keys only the positions that a later token can see are stored.
 The tensor `about` is JSON that says which model and which decoder a session belongs to. The last 32 bytes, the tensor `sha256`,
 are the hash of all bytes before them, so that nothing in a file is parsed, let alone taken over, before all of it is verified.
 
-Shapes: B rows, C slots, S stored positions of all rows together, X heads (or 1), Y numbers per head and position.
+Tensors of several rows are put together: what is kept by position one row after another, the rest along a first axis of rows.
+
+Shapes: D d_model, n positions that a row remembers, X heads, Y numbers per head and position.
 """
 
 import hashlib
@@ -12,7 +14,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +29,10 @@ from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazil
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, regular_size, sync_directory, write_file
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.reading.stream import check_like
 
 FORMAT = "transformer_xl session"
-VERSION = 1
+VERSION = 2
 MAX_ABOUT_BYTES = 2**20
 """A note is a remark, such as the tokenizer's name; long text belongs into a file of its own."""
 
@@ -37,61 +40,48 @@ _ABOUT, _CHECKSUM = "about", "sha256"
 _CHECKSUM_BYTES = 32
 _CHUNK_BYTES = 2**20
 
-_RINGS: dict[str, Callable[[Tensor], Tensor]] = {
-    "keys": lambda keys_NBCH: keys_NBCH,
-    "values": lambda values_NBHC: values_NBHC.transpose(2, 3),
-    "hidden": lambda hidden_BMD: hidden_BMD.unsqueeze(0),
-}
-"""By the first part of a tensor's name, a view (X, B, C, Y) of it."""
+_BY_POSITION = ("keys.", "values.")
+"""Beginnings of the names of tensors (X, n, Y) that hold one entry for each position that a row remembers."""
 
-_OPENED_WITH = ("batch_size", "mem_len", "tgt_len", "precision")
+_LAST = "last"
+"""Name of what the scores of a row's next token are computed of, (D,)."""
+
+_OPENED_WITH = ("mem_len", "tgt_len", "precision")
 _READ_WITH = ("clamp_len", "same_length", "ext_len")
 
 
 @dataclass(frozen=True)
-class Session:
-    """What a decoder has read, and what the numbers depend on besides it.
+class RowState:
+    """What one row of a decoder has read, from which any row of a decoder of the same model, opened alike, goes on.
 
     Attributes:
-        state: of the streams, by name, with `n_valid` and the rings; and any other tensors.
-        model: that reads, with the memory it is read with.
-        tgt_len: longest piece read at once.
-        precision: of weights and memory.
+        tensors: of the stream (`Stream.take`), and `last`, what the scores of the next token are computed of.
+        terms: how the decoder was opened; JSON.
     """
 
-    state: dict[str, Tensor]
-    model: LanguageModel
-    tgt_len: int
-    precision: str
+    tensors: dict[str, Tensor]
+    terms: dict[str, Any]
 
     @property
-    def n_slot(self) -> int:
-        """C, places per row."""
-        return next(ring.shape[2] for ring in self.rings().values())
-
-    def rings(self) -> dict[str, Tensor]:
-        """Return views (X, B, C, Y) of the tensors that hold past positions."""
-        return {name: _RINGS[kind](x) for name, x in self.state.items() if (kind := name.partition(".")[0]) in _RINGS}
-
-    def terms(self) -> dict[str, Any]:
-        """Return what must be equal where the session goes on; JSON."""
-        return {
-            "batch_size": self.state["n_valid"].shape[0],
-            "mem_len": self.model.mem_len,
-            "tgt_len": self.tgt_len,
-            "precision": self.precision,
-            "clamp_len": self.model.clamp_len,
-            "same_length": self.model.same_length,
-            "ext_len": self.model.ext_len,
-            "window": self.model.window,
-            "n_slot": self.n_slot,
-        }
+    def n_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(x.nbytes for x in self.tensors.values())
 
 
-def save_session(path: Path, session: Session, *, note: Mapping[str, str]) -> None:
-    """Write a session; see `Decoder.save`."""
+def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, note: Mapping[str, str]) -> None:
+    """Write what rows have read to one file; see `Decoder.save`.
+
+    Args:
+        path: a file, which is replaced, or a new one in an existing directory.
+        rows: at least one, of decoders that were opened alike.
+        model: that has read them.
+        note: text to keep with them.
+
+    Raises:
+        CheckpointError: the file cannot be written; what the path held before is intact.
+    """
     path = Path(path)
-    about = canonical(_about(session, note))
+    about = canonical(_about(rows[0].terms, model, note))
     if len(about) > MAX_ABOUT_BYTES:
         raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
     stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # beside files of a user, none of which may have this name
@@ -100,7 +90,7 @@ def save_session(path: Path, session: Session, *, note: Mapping[str, str]) -> No
         _check_replaceable(path)
         try:
             stray.unlink(missing_ok=True)
-            write_file(stray, _encode(session, about))
+            write_file(stray, _encode(rows, about))
             stray.replace(path)
         except BaseException:
             with suppress(OSError):  # the first error is the one to report; the next save removes what is left
@@ -110,23 +100,30 @@ def save_session(path: Path, session: Session, *, note: Mapping[str, str]) -> No
         sync_directory(path.parent)
 
 
-def load_session(path: Path, own: Session) -> tuple[dict[str, Tensor], dict[str, str]]:
+def load_session(
+    path: Path, model: LanguageModel, own: RowState, check: Callable[[dict[str, Tensor]], object]
+) -> tuple[list[RowState], dict[str, str]]:
     """Verify a file and read it; see `Decoder.load`.
 
     Args:
         path: what `save_session` wrote.
-        own: the session that would be replaced; it is not touched.
+        model: that is to go on.
+        own: a row of the decoder that is to go on; it is not touched.
+        check: raises a ValueError for tensors that are no row's state of that decoder.
 
     Returns:
-        The state, on the CPU, and the note.
+        The rows, on the CPU, and the note.
 
     Raises:
-        CheckpointError: in one line, why the file cannot take the place of `own`.
+        CheckpointError: in one line, why such a decoder cannot go on from the file.
     """
     about, tensors = _open_session(Path(path))
-    _check_origin(path, about, own)
+    _check_origin(path, about, model, own.terms)
     try:
-        return _unpack(tensors, own), about["note"]
+        rows = [RowState(row, own.terms) for row in _unpack(tensors, own)]
+        for row in rows:
+            check(row.tensors)
+        return rows, about["note"]
     except ValueError as error:
         raise CheckpointError(f"session {str(path)!r} does not hold what it says: {error}; start anew") from error
 
@@ -166,14 +163,14 @@ _HASHES: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
 # --- writing ---------------------------------------------------------------------------------------------------------------
 
 
-def _about(session: Session, note: Mapping[str, str]) -> dict[str, Any]:
+def _about(terms: dict[str, Any], model: LanguageModel, note: Mapping[str, str]) -> dict[str, Any]:
     if not _is_note(dict(note)):
         raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
     return {
         "format": FORMAT,
         "version": VERSION,
-        "model": model_sha256(session.model),
-        "decoder": session.terms(),
+        "model": model_sha256(model),
+        "decoder": terms,
         "note": dict(note),
     }
 
@@ -182,25 +179,24 @@ def _is_note(note: object) -> bool:
     return isinstance(note, dict) and all(isinstance(text, str) for item in note.items() for text in item)
 
 
-def _encode(session: Session, about: bytes) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a session's file; one layer of one ring at a time is copied."""
-    n_kept_B = _n_kept(session)
-    row_S, slot_S = _places(session, n_kept_B)
-    rings = session.rings()
-    plain = {name: x for name, x in session.state.items() if name not in rings}
-    plain |= {"n_valid": n_kept_B, _ABOUT: torch.frombuffer(bytearray(about), dtype=torch.uint8)}
-    content = {name: (x.dtype, x.shape) for name, x in plain.items()}
-    content |= {name: (ring.dtype, _packed_shape(ring, len(row_S))) for name, ring in rings.items()}
+def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a session's file; one tensor at a time is put together from those of the rows."""
+    content: dict[str, tuple[torch.dtype, torch.Size]] = {_ABOUT: (torch.uint8, torch.Size([len(about)]))}
+    for name, first in rows[0].tensors.items():
+        shape = [len(rows), *first.shape]
+        if name.startswith(_BY_POSITION):
+            shape = [first.shape[0], sum(row.tensors[name].shape[1] for row in rows), first.shape[2]]
+        content[name] = first.dtype, torch.Size(shape)
     content[_CHECKSUM] = (torch.uint8, torch.Size([_CHECKSUM_BYTES]))
     digest = hashlib.sha256()
 
     def load(name: str) -> Tensor:
         if name == _CHECKSUM:  # narrow types come last, then names count: all other bytes have been hashed by now
             return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-        if name in plain:
-            return plain[name]
-        device = rings[name].device
-        return rings[name][:, row_S.to(device), slot_S.to(device)]
+        if name == _ABOUT:
+            return torch.frombuffer(bytearray(about), dtype=torch.uint8)
+        parts = [row.tensors[name] for row in rows]
+        return torch.cat(parts, dim=1) if name.startswith(_BY_POSITION) else torch.stack(parts)
 
     for chunk in encode_lazily(content, load):
         digest.update(chunk)
@@ -215,28 +211,6 @@ def _check_replaceable(path: Path) -> None:
         return
     except ValueError as error:
         raise CheckpointError(f"session {str(path)!r} cannot be saved: {error}; choose another path") from error
-
-
-# --- the place of positions in the rings -----------------------------------------------------------------------------------
-
-
-def _n_kept(session: Session) -> Tensor:
-    """Return how many positions of each row a later token can see, int64 (B,)."""
-    return session.state["n_valid"].cpu().clamp(max=session.model.mem_len)
-
-
-def _places(session: Session, n_kept_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row and slot of each stored position, int64 (S,): row by row, the oldest first."""
-    n_slot = session.n_slot
-    end_B = session.state["end"].cpu() if "end" in session.state else torch.full_like(n_kept_B, n_slot)
-    row_S = torch.repeat_interleave(torch.arange(len(n_kept_B)), n_kept_B)
-    before_B = n_kept_B.cumsum(0) - n_kept_B
-    position_S = (end_B - n_kept_B - before_B)[row_S] + torch.arange(len(row_S))
-    return row_S, position_S % max(n_slot, 1)
-
-
-def _packed_shape(ring_XBCY: Tensor, n_stored: int) -> torch.Size:
-    return torch.Size([ring_XBCY.shape[0], n_stored, ring_XBCY.shape[3]])
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -317,9 +291,8 @@ def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     return content
 
 
-def _check_origin(path: Path, about: dict[str, Any], own: Session) -> None:
-    theirs, ours = about["decoder"], own.terms()
-    model = model_sha256(own.model)
+def _check_origin(path: Path, about: dict[str, Any], own: LanguageModel, ours: dict[str, Any]) -> None:
+    theirs, model = about["decoder"], model_sha256(own)
     if about["model"] != model:
         raise CheckpointError(
             f"session {str(path)!r} was read by the model {about['model'][:12]}… and this one is {model[:12]}… "
@@ -343,39 +316,22 @@ def _remedy(theirs: dict[str, Any], different: list[str]) -> str:
     return "read the text again"
 
 
-def _unpack(tensors: dict[str, Tensor], own: Session) -> dict[str, Tensor]:
-    """Return the state that was stored, in tensors of the shape of `own`; ValueError if they are not of such a state."""
-    rings = own.rings()
-    if tensors.keys() != own.state.keys():
-        raise ValueError(f"tensors {_quoted(sorted(tensors.keys() ^ own.state.keys())[:3])} are missing or unknown")
-    for name in own.state.keys() - rings.keys():
-        _check_like(name, tensors[name], own.state[name].dtype, own.state[name].shape)
-    n_kept_B = tensors["n_valid"]
-    _check_counters(tensors, own)
-    # what is loaded shares one buffer, as large as the file, in which nothing is aligned
-    state = {
-        name: torch.zeros(x.shape, dtype=x.dtype) if name in rings else tensors[name].clone() for name, x in own.state.items()
-    }
-    new = Session(state, own.model, own.tgt_len, own.precision)
-    row_S, slot_S = _places(new, n_kept_B)
-    for name, ring in new.rings().items():
-        _check_like(name, tensors[name], ring.dtype, _packed_shape(ring, len(row_S)))
-        ring[:, row_S, slot_S] = tensors[name]
-    return state
-
-
-def _check_counters(tensors: dict[str, Tensor], own: Session) -> None:
-    """Refuse numbers that no decoder counts to; they would become indices."""
-    n_valid, end, open_ids = tensors["n_valid"], tensors.get("end"), tensors.get("open")
-    if (n_valid < 0).any() or (n_valid > own.n_slot).any() or (end is not None and (end < 0).any()):
+def _unpack(tensors: dict[str, Tensor], own: RowState) -> list[dict[str, Tensor]]:
+    """Return the tensors of each row, of the types and shapes that those of one row of ours have; ValueError if they differ."""
+    if tensors.keys() != own.tensors.keys():
+        raise ValueError(f"tensors {_quoted(sorted(tensors.keys() ^ own.tensors.keys())[:3])} are missing or unknown")
+    n_row = len(tensors[_LAST]) if tensors[_LAST].dim() else 0
+    by_position = [name for name in own.tensors if name.startswith(_BY_POSITION)]
+    for name in own.tensors.keys() - by_position:
+        check_like(name, tensors[name], own.tensors[name].dtype, (n_row, *own.tensors[name].shape))
+    n_kept = tensors["n_valid"].tolist() if by_position else []
+    if not all(0 <= n <= own.terms["mem_len"] for n in n_kept):
         raise ValueError("its rows have impossible lengths")
-    if open_ids is not None and ((open_ids < -1) | (open_ids >= (own.model.config.vocab_size or 0))).any():
-        raise ValueError("it has token ids outside the vocabulary")
-
-
-def _check_like(name: str, x: Tensor, dtype: torch.dtype, shape: torch.Size) -> None:
-    if x.dtype != dtype or x.shape != shape:
-        raise ValueError(f"tensor {name!r} is {x.dtype} {_quoted(tuple(x.shape))} and should be {dtype} {tuple(shape)}")
+    for name in by_position:
+        n_head, _, d_head = own.tensors[name].shape
+        check_like(name, tensors[name], own.tensors[name].dtype, (n_head, sum(n_kept), d_head))
+    parts = {name: x.split(n_kept, dim=1) if name in by_position else x.unbind() for name, x in tensors.items()}
+    return [{name: of_rows[row] for name, of_rows in parts.items()} for row in range(n_row)]
 
 
 @contextmanager

@@ -7,6 +7,7 @@
 Shapes: B rows, b of them that read, T tokens, D d_model.
 """
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -140,6 +141,30 @@ class Stream(ABC):
         """Say whether all rows can be read at once."""
 
     @abstractmethod
+    def take(self, row: int) -> dict[str, Tensor]:
+        """Return copies of what a row remembers, as named tensors: all that `put` needs, and nothing that is out of sight."""
+
+    @abstractmethod
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Raise a ValueError unless a state is one that `take` of such a stream returns."""
+
+    @abstractmethod
+    def put(self, row: int, state: dict[str, Tensor]) -> None:
+        """Let a row forget, and go on from what `take` returned, from whatever row of a stream opened alike.
+
+        Raises:
+            ValueError: it is no such state; the row is then as it was.
+        """
+
+    @abstractmethod
+    def n_rewindable(self, row: int) -> int:
+        """Return by how many tokens a row can go back so that the next numbers are those of a row that never read them."""
+
+    @abstractmethod
+    def rewind(self, row: int, n: int) -> None:
+        """Let a row go back by `n` tokens, at most `n_rewindable`."""
+
+    @abstractmethod
     def state_dict(self) -> dict[str, Tensor]:
         """Return what was read as named tensors."""
 
@@ -196,6 +221,55 @@ class KeptKeys(Stream):
         """Say whether the rings of all rows stand at the same place."""
         return bool((self.memory.end == self.memory.end[0]).all())
 
+    def take(self, row: int) -> dict[str, Tensor]:
+        """Return keys and values (N, n, H) of the last n ≤ mem_len positions, `end` and n as `n_valid`."""
+        memory = self.memory
+        end, n = int(memory.end[row]), min(int(memory.n_valid[row]), self.reader.mem_len)
+        slots = self._slots(end, n)
+        keys = {f"keys.{i}": x_NBCH[:, row, slots] for i, x_NBCH in enumerate(memory.keys)}
+        values = {f"values.{i}": x_NBHC[:, row][..., slots].transpose(1, 2) for i, x_NBHC in enumerate(memory.values)}
+        return {**keys, **values, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Refuse other shapes, and numbers that no stream counts to; they would become indices."""
+        own = self.take(0)
+        _check_alike(state, own, besides=("keys.", "values."))
+        end, n = int(state["end"]), int(state["n_valid"])
+        if end < 0 or not 0 <= n <= self.reader.mem_len:
+            raise ValueError("its rows have impossible lengths")
+        n_head, _, d_head = own["keys.0"].shape
+        for name in (name for name in own if name.startswith(("keys.", "values."))):
+            check_like(name, state[name], own[name].dtype, (n_head, n, d_head))
+
+    def put(self, row: int, state: dict[str, Tensor]) -> None:
+        """Write keys and values to the same places in the ring, because sums are rounded in the order in which keys lie."""
+        self.check(state)
+        memory, end, n = self.memory, int(state["end"]), int(state["n_valid"])
+        memory.reset(torch.arange(memory.batch_size) == row)
+        slots = self._slots(end, n)
+        for i, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
+            keys[:, row, slots] = state[f"keys.{i}"].to(keys.device)
+            values[:, row].index_copy_(2, slots, state[f"values.{i}"].transpose(1, 2).to(values.device))
+        memory.end[row], memory.n_valid[row] = end, n
+
+    def n_rewindable(self, row: int) -> int:
+        """Return how many tokens lie in the ring beyond those that a token sees; of a young row, all that it has read.
+
+        One slot does not count: a row that sits out a step has its next slot, the oldest of a full ring, written all the same.
+        """
+        end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
+        intact = min(n_valid, self.reader.n_slot - 1)
+        return end if end == intact else max(0, min(end, intact - self.reader.mem_len))
+
+    def rewind(self, row: int, n: int) -> None:
+        """Move the end of the row back; what lies beyond is out of every query's sight."""
+        self.memory.end[row] -= n
+        self.memory.n_valid[row] = min(int(self.memory.n_valid[row]), self.reader.n_slot - 1) - n
+
+    def _slots(self, end: int, n: int) -> Tensor:
+        """Return the slots of the last `n` positions, the oldest first."""
+        return torch.arange(end - n, end, device=self.memory.end.device) % self.reader.n_slot
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory."""
         return self.memory.state_dict()
@@ -224,10 +298,7 @@ class CarriedState(Stream):
         """Read one segment in some rows."""
         with autocast(self.model.device, self.precision):
             h_BTD, new = self.model.read(ids, mems=self.mems.select(rows), rows=Rows(n_pad=n_pad))
-        first, last, _ = rows.indices(self.mems.batch_size)
-        others = [part for part in (slice(0, first), slice(last, None))]
-        before, after = (self.mems.select(part) for part in others)
-        self.mems = Mems.concatenate([before, new, after]) if before.batch_size + after.batch_size else new
+        self._replace(rows, new)
         return h_BTD
 
     @torch.no_grad()
@@ -238,8 +309,7 @@ class CarriedState(Stream):
         if active is None:
             self.mems = mems
             return h_BTD[:, -1]
-        hidden = (torch.where(active[:, None, None], new, own) for new, own in zip(mems.hidden, self.mems.hidden, strict=True))
-        self.mems = Mems(tuple(hidden), torch.where(active, mems.n_valid, self.mems.n_valid))
+        self.mems = _where(active, mems, self.mems)
         return h_BTD[:, -1].masked_fill(~active.unsqueeze(1), torch.nan)
 
     @torch.no_grad()
@@ -263,12 +333,37 @@ class CarriedState(Stream):
         self.mems = Mems.concatenate([self.model.init_mems(n), self.mems])
 
     def reset(self, rows: Tensor) -> None:
-        """Empty rows."""
-        self.mems = self.mems.reset(rows)
+        """Empty rows; of some models, an empty memory holds zeros that are attended to."""
+        self.mems = _where(rows.to(self.model.device), self.model.init_mems(self.mems.batch_size), self.mems)
 
     def together(self) -> bool:
         """Any rows can be read at once."""
         return True
+
+    def take(self, row: int) -> dict[str, Tensor]:
+        """Return the memory of the row."""
+        return {name: x[0].clone() for name, x in self.mems.select(slice(row, row + 1)).state_dict().items()}
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Refuse other shapes."""
+        _check_memory(state, self.take(0))
+
+    def put(self, row: int, state: dict[str, Tensor]) -> None:
+        """Replace the memory of the row."""
+        self.check(state)
+        self._replace(slice(row, row + 1), _memory_of(self.mems, state, self.model.device))
+
+    def n_rewindable(self, row: int) -> int:
+        """Return 0: a state does not tell what it was before."""
+        return 0
+
+    def rewind(self, row: int, n: int) -> None:
+        """Go back by nothing."""
+
+    def _replace(self, rows: slice, new: Mems) -> None:
+        first, last, _ = rows.indices(self.mems.batch_size)
+        before, after = self.mems.select(slice(0, first)), self.mems.select(slice(last, None))
+        self.mems = Mems.concatenate([before, new, after]) if before.batch_size + after.batch_size else new
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory."""
@@ -324,6 +419,33 @@ class ReadAgain(Stream):
         """Rows are read one after another anyway."""
         return True
 
+    def take(self, row: int) -> dict[str, Tensor]:
+        """Return the memory of the row and its open segment, filled up with -1."""
+        memory = {name: x[0].clone() for name, x in self._mems[row].state_dict().items()}
+        return {**memory, "open": torch.tensor(self._open[row] + [-1] * (self.tgt_len - len(self._open[row])))}
+
+    def check(self, state: dict[str, Tensor]) -> None:
+        """Refuse other shapes, and tokens that do not exist."""
+        _check_memory(state, self.take(0))
+        if ((state["open"] < -1) | (state["open"] >= (self.model.config.vocab_size or 0))).any():
+            raise ValueError("it has token ids outside the vocabulary")
+
+    def put(self, row: int, state: dict[str, Tensor]) -> None:
+        """Replace memory and open segment of the row."""
+        self.check(state)
+        rest = {name: x for name, x in state.items() if name != "open"}
+        self._mems[row] = _memory_of(self._mems[row], rest, self.model.device)
+        self._open[row] = [i for i in state["open"].tolist() if i >= 0]
+
+    def n_rewindable(self, row: int) -> int:
+        """Return how many tokens are open; none where the oldest may have been dropped."""
+        n = len(self._open[row])
+        return n if self.model.mem_len or n < self.tgt_len else 0
+
+    def rewind(self, row: int, n: int) -> None:
+        """Take tokens away from the open segment."""
+        self._open[row] = self._open[row][: len(self._open[row]) - n]
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return memory and open segments."""
         state = Mems.concatenate(self._mems).state_dict()
@@ -365,6 +487,39 @@ class ReadAgain(Stream):
 def _check_state(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
     if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:
         raise ValueError("the tensors are not those of rows of this shape")
+
+
+def _check_alike(state: dict[str, Tensor], own: dict[str, Tensor], *, besides: tuple[str, ...] = ()) -> None:
+    """Refuse other names, and other types or shapes of all tensors but those whose names begin so."""
+    if state.keys() != own.keys():
+        raise ValueError(f"tensors {reprlib.repr(sorted(state.keys() ^ own.keys())[:3])} are missing or unknown")
+    for name in (name for name in own if not besides or not name.startswith(besides)):
+        check_like(name, state[name], own[name].dtype, own[name].shape)
+
+
+def check_like(name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
+    """Raise a ValueError, which says what it is, unless a tensor has some type and shape."""
+    if x.dtype != dtype or tuple(x.shape) != tuple(shape):
+        raise ValueError(f"tensor {name!r} is {x.dtype} {reprlib.repr(tuple(x.shape))} and should be {dtype} {tuple(shape)}")
+
+
+def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Refuse what is no memory of one row."""
+    _check_alike(state, own)
+    if "n_valid" in own and not 0 <= int(state["n_valid"]) <= own["hidden.0"].shape[0]:
+        raise ValueError("its rows have impossible lengths")
+
+
+def _where(rows: Tensor, one: Mems, other: Mems) -> Mems:
+    """Return some rows of one memory, bool (B,), and the others of another one."""
+    theirs = other.state_dict()
+    parts = {name: torch.where(rows.view(-1, *[1] * (x.dim() - 1)), x, theirs[name]) for name, x in one.state_dict().items()}
+    return type(one).from_state_dict(parts)
+
+
+def _memory_of(like: Mems, state: dict[str, Tensor], device: torch.device) -> Mems:
+    """Return the memory of one row, copied from its tensors."""
+    return type(like).from_state_dict({name: x.unsqueeze(0).to(device, copy=True) for name, x in state.items()})
 
 
 def open_stream(

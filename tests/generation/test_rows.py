@@ -1,0 +1,294 @@
+"""What a decoder can do with single rows: take one out and put it elsewhere, go back, and score every token."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.generation.test_snapshot import KINDS as ATTENDING
+from tests.generation.test_snapshot import READ_AGAIN, assert_same_bits
+from tests.helpers import tiny_model
+from transformer_xl.errors import ConfigError, TokenizerError
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.snapshot import RowState
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.lstm import Lstm
+from transformer_xl.model_config import LstmConfig
+
+VOCAB = 13
+KINDS = {**ATTENDING, "lstm": {}}
+TEXT = [(7 * i * i + 3 * i) % VOCAB for i in range(200)]
+
+
+@cache
+def model_of(kind: str) -> LanguageModel:
+    torch.manual_seed(len(kind))
+    return Lstm(LstmConfig(vocab_size=VOCAB, n_layer=2, d_model=10)) if kind == "lstm" else tiny_model(**KINDS[kind])
+
+
+def decoder_of(kind: str = "transformer_xl", **options: Any) -> Decoder:
+    return Decoder(model_of(kind), **{"batch_size": 3, "tgt_len": 4, **options})
+
+
+def feed(decoder: Decoder, row: int, ids: list[int]) -> None:
+    """Read in one row, token by token where there is one, else in pieces."""
+    decoder.read([ids if other == row else [] for other in range(decoder.batch_size)])
+
+
+def assert_go_on_alike(one: Decoder, row: int, other: Decoder, other_row: int) -> None:
+    for ids in ([], [5], TEXT[50:63], [1], [2, 3]):
+        if ids:
+            feed(one, row, ids)
+            feed(other, other_row, ids)
+        assert_same_bits(one.scores.full()[row], other.scores.full()[other_row])
+
+
+# --- take and put -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [0, 1, 4, 9, 41])
+def test_a_row_goes_on_where_it_was_put(kind: str, n: int) -> None:
+    home, away = decoder_of(kind), decoder_of(kind)
+    home.feed([TEXT[:17], TEXT[:n], TEXT[:6]])
+    away.feed([TEXT[row : row + 3 * row + 9] for row in range(3)])  # nothing of row 1 may be left
+    state = home.take(1)
+    away.put(1, state)
+    assert_go_on_alike(away, 1, home, 1)
+    away.put(1, state)  # it stayed as it was
+    home.put(1, state)
+    assert_go_on_alike(away, 1, home, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("n_row", "row"), [(3, 2), (5, 3), (2, 0)])
+def test_it_may_be_another_row_of_a_decoder_of_another_number_of_rows(kind: str, n_row: int, row: int) -> None:
+    """Pieces of one row have the same bits; single tokens and scores are products of all rows, and may be rounded otherwise."""
+    home, away = decoder_of(kind), decoder_of(kind, batch_size=n_row)
+    home.feed([TEXT[:17], TEXT[:23], []])
+    away.feed([TEXT[:12]] * n_row)
+    away.put(row, home.take(1))
+    feed(home, 1, TEXT[50:63])
+    feed(away, row, TEXT[50:63])
+    for name, x in home.take(1).tensors.items():
+        assert torch.equal(away.take(row).tensors[name], x), name
+    torch.testing.assert_close(away.scores.full()[row], home.scores.full()[1], atol=1e-5, rtol=1e-5)
+    home.step([1, 2, 3])
+    away.step([2] * n_row)
+    torch.testing.assert_close(away.scores.full()[row], home.scores.full()[1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_other_rows_do_not_notice(kind: str) -> None:
+    decoder, twin = decoder_of(kind), decoder_of(kind)
+    for each in (decoder, twin):
+        each.feed([TEXT[:9], TEXT[20:25], TEXT[30:60]])
+    decoder.put(1, decoder.take(2))
+    for row in (0, 2):
+        assert_go_on_alike(decoder, row, twin, row)
+
+
+def test_a_state_holds_what_a_later_token_sees_and_no_more() -> None:
+    decoder = decoder_of()
+    feed(decoder, 1, TEXT[:100])
+    state = decoder.take(1)
+    assert {x.shape[1] for name, x in state.tensors.items() if name.startswith(("keys", "values"))} == {5}
+    numbers = 2 * 5 * 2 * 3 * 4  # layers, positions, keys and values, heads, their width
+    assert state.n_bytes == 4 * (numbers + 10) + 16
+    assert all(x.untyped_storage().nbytes() <= 4 * 1000 for x in state.tensors.values())  # copies, not views of the rings
+
+
+def test_a_state_is_refused_where_numbers_would_be_other_ones() -> None:
+    state = decoder_of().take(0)
+    others = {"mem_len": 4, "tgt_len": 8, "precision": "bf16"}
+    for name, value in others.items():
+        decoder = decoder_of(**{name: value})
+        feed(decoder, 1, TEXT[:9])
+        before = decoder.scores.full()
+        with pytest.raises(ValueError, match=rf"the state is of a decoder that was opened otherwise: .*{name} \("):
+            decoder.put(1, state)
+        assert_same_bits(decoder.scores.full(), before)
+    with pytest.raises(ValueError, match=r"row \(3\) must be one of 0 … 2"):
+        decoder_of().put(3, state)
+    with pytest.raises(ValueError, match=r"row \(-1\) must be one of"):
+        decoder_of().take(-1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "message"),
+    [
+        ("transformer_xl", "n_valid", torch.tensor(9), "impossible lengths"),
+        ("transformer_xl", "n_valid", torch.tensor(-1), "impossible lengths"),
+        ("transformer_xl", "end", torch.tensor(-1), "impossible lengths"),
+        ("transformer_xl", "keys.0", torch.zeros(3, 2, 4), "tensor 'keys.0' is"),
+        ("transformer_xl", "keys.9", torch.zeros(3, 2, 4), "missing or unknown"),
+        ("transformer_xl", "last", torch.zeros(9), "tensor 'last' should be"),
+        ("al_rfou", "open", torch.tensor([1, 99, -1, -1]), "outside the vocabulary"),
+        ("al_rfou", "n_valid", torch.tensor(6), "impossible lengths"),
+        ("lstm", "hidden.0", torch.zeros(1, 3), "tensor 'hidden.0' is"),
+    ],
+)
+def test_a_state_that_lies_changes_nothing(kind: str, name: str, value: torch.Tensor, message: str) -> None:
+    decoder, twin = decoder_of(kind), decoder_of(kind)
+    for each in (decoder, twin):
+        feed(each, 1, TEXT[:9])
+    sound = decoder.take(1)
+    with pytest.raises(ValueError, match=message):
+        decoder.put(1, RowState({**sound.tensors, name: value}, sound.terms))
+    assert_go_on_alike(decoder, 1, twin, 1)
+
+
+def test_rows_of_a_session_may_be_fewer_than_those_of_the_decoder(tmp_path: Any) -> None:
+    one, many = decoder_of(batch_size=2), decoder_of(batch_size=4)
+    one.feed([TEXT[:30], TEXT[:3]])
+    one.save(tmp_path / "a.safetensors")
+    many.feed([TEXT[:4]] * 4)
+    many.load(tmp_path / "a.safetensors")
+    assert many.scores.full()[2:].isnan().all()  # they begin anew
+    feed(many, 1, TEXT[:9])
+    feed(one, 1, TEXT[:9])
+    torch.testing.assert_close(many.scores.full()[1], one.scores.full()[1], atol=1e-5, rtol=1e-5)
+
+
+# --- going back -------------------------------------------------------------------------------------------------------------
+
+
+def most(decoder: Decoder, row: int) -> int:
+    """Return how many tokens a row can go back, as the refusal of more names it."""
+    with pytest.raises(ConfigError, match=r"^row \d cannot go back by 100000 tokens, \d+ are possible; take\(row\)") as caught:
+        decoder.rewind(row, 100000)
+    return int(str(caught.value).split(" tokens, ")[1].split()[0])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("lstm", *READ_AGAIN)])
+@pytest.mark.parametrize("n", [9, 16, 60])
+@pytest.mark.parametrize("others_step", [False, True])
+def test_a_row_that_went_back_never_read_those_tokens(kind: str, n: int, others_step: bool) -> None:
+    slots = 16  # 5 + 1 + 4, rounded up; one less where a window is shorter does not matter
+    probe = decoder_of(kind)
+    feed(probe, 1, TEXT[:n])
+    possible = most(probe, 1)
+    assert possible == n if n < slots and kind != "zero_first_memory" else possible >= min(n, slots - 5 - 1)
+    for back in {1, possible // 2, possible}:
+        decoder, twin = decoder_of(kind), decoder_of(kind)
+        for each in (decoder, twin):
+            if n > back:
+                feed(each, 1, TEXT[: n - back])
+        if back:
+            feed(decoder, 1, TEXT[n - back : n])
+        if others_step:
+            decoder.step([1, 2, 3], active=[True, False, True])
+        decoder.rewind(1, back)
+        assert back == 0 or decoder.scores.full()[1].isnan().all()
+        feed(decoder, 1, [7, 8, 9])
+        feed(twin, 1, [7, 8, 9])
+        assert_go_on_alike(decoder, 1, twin, 1)
+
+
+@pytest.mark.parametrize("kind", ["al_rfou", "vaswani"])
+def test_models_that_read_again_go_back_within_the_open_segment(kind: str) -> None:
+    for n in range(1, 14):
+        decoder, twin = decoder_of(kind), decoder_of(kind)
+        feed(decoder, 1, TEXT[:n])
+        back = most(decoder, 1)
+        assert back == (n - 1) % 4 + 1
+        decoder.rewind(1, back)
+        if n > back:
+            feed(twin, 1, TEXT[: n - back])
+        feed(decoder, 1, [7])
+        feed(twin, 1, [7])
+        assert_go_on_alike(decoder, 1, twin, 1)
+
+
+def test_what_cannot_be_gone_back_is_refused() -> None:
+    lstm = decoder_of("lstm")
+    feed(lstm, 0, TEXT[:9])
+    before = lstm.scores.full()
+    assert most(lstm, 0) == 0
+    lstm.rewind(0, 0)
+    assert_same_bits(lstm.scores.full(), before)
+    without = decoder_of("no memory")
+    feed(without, 0, TEXT[:3])
+    assert most(without, 0) == 3
+    feed(without, 0, TEXT[:3])
+    assert most(without, 0) == 0  # the oldest tokens may have been dropped
+    put = decoder_of()
+    feed(put, 0, TEXT[:40])
+    put.put(0, put.take(0))
+    assert most(put, 0) == 0
+    feed(put, 0, [1, 2])
+    assert most(put, 0) == 2
+    with pytest.raises(ConfigError, match="cannot go back by -1 tokens"):
+        put.rewind(0, -1)
+
+
+def test_one_token_too_many_would_be_wrong() -> None:
+    """The limit is the true one: beyond it, numbers differ."""
+    decoder, twin = decoder_of(), decoder_of()
+    back = 16 - 5 + 1
+    for each in (decoder, twin):
+        feed(each, 1, TEXT[: 60 - back])
+    feed(decoder, 1, TEXT[60 - back : 60])
+    assert most(decoder, 1) == 16 - 5 - 1
+    decoder._stream.rewind(1, back)
+    feed(decoder, 1, [7, 8, 9])
+    feed(twin, 1, [7, 8, 9])
+    assert not torch.equal(decoder.scores.full()[1], twin.scores.full()[1])
+
+
+# --- scores of what is read -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_token_is_scored_as_single_steps_would(kind: str) -> None:
+    decoder, stepped = decoder_of(kind), decoder_of(kind)
+    for ids in ([TEXT[:9], [], [4]], [TEXT[9:30], TEXT[:2], TEXT[40:49]], [[1], [2], [3]]):
+        nats = decoder.score(ids)
+        assert [len(own) for own in nats] == [len(own) for own in ids]
+        for row, own in enumerate(ids):
+            expected = []
+            for token in own:
+                scores = stepped.scores
+                expected.append(-scores.log_probability([0] * row + [token] + [0] * (2 - row))[row])
+                feed(stepped, row, [token])
+            if own:
+                torch.testing.assert_close(nats[row], torch.stack(expected), atol=1e-5, rtol=1e-5, equal_nan=True)
+    assert decoder_of(kind).score([[3], [], []])[0].isnan().all()  # nothing predicts the first token of a text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_scoring_reads_as_reading_does_to_the_last_bit(kind: str) -> None:
+    scored, read = decoder_of(kind), decoder_of(kind)
+    for ids in ([TEXT[:9], [], [4]], [TEXT[9:30], TEXT[:2], []]):
+        scored.score(ids)
+        read.read(ids)
+        assert_same_bits(scored.scores.full(), read.scores.full())
+    assert_go_on_alike(scored, 0, read, 0)
+
+
+def test_scores_of_an_adaptive_softmax_and_of_tensors() -> None:
+    model = tiny_model(cutoffs=(4, 8), div_val=2, d_model=12, d_embed=12)
+    one, other = (Decoder(model, batch_size=2, tgt_len=4) for _ in range(2))
+    ids = torch.tensor([TEXT[:7], TEXT[20:27]])
+    nats = torch.stack(one.score(ids))
+    logits = torch.stack([other.feed(ids[:, i : i + 1]) for i in range(7)], dim=1)
+    expected = -logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+    torch.testing.assert_close(nats[:, 1:], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_cannot_be_scored_is_refused_before_anything_is_read() -> None:
+    decoder = decoder_of()
+    with pytest.raises(TokenizerError, match="token id 13 is outside"):
+        decoder.score([[1, 2], [13], []])
+    with pytest.raises(ValueError, match="must be a list of token ids"):
+        decoder.score([[1, 2]])
+    assert decoder.scores.full().isnan().all()
+
+
+def test_a_long_text_is_read_a_piece_at_a_time_with_the_same_bits() -> None:
+    whole, pieces = decoder_of(), decoder_of()
+    feed(whole, 1, TEXT[:33])
+    for first in range(0, 33, 4):
+        pieces.advance(1, TEXT[first : min(first + 4, 33)])
+    assert_go_on_alike(pieces, 1, whole, 1)
