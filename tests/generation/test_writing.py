@@ -123,7 +123,7 @@ def test_the_softmax_is_computed_once_for_each_token(monkeypatch: pytest.MonkeyP
     head = KeptKeys.head
     monkeypatch.setattr(KeptKeys, "head", lambda self, hidden: (calls.append(1), head(self, hidden))[1])
     texts(tiny_model(), [Request(prompt=[1, 2], seed=0, max_new_tokens=20)], likeliest=2)
-    assert len(calls) == 20 + 1  # once more after the prompt
+    assert len(calls) == 20  # and not while prompts are read
 
 
 def test_huge_numbers_of_tokens_and_texts_cost_nothing_before_they_come() -> None:
@@ -194,8 +194,9 @@ def test_reading_may_be_stopped_between_pieces() -> None:
     model, prompt, n_read = tiny_model(mem_len=9), np.arange(5000) % 13, 0
     decoder = Decoder(model, batch_size=2)
 
-    def on_read(n: int) -> None:
+    def on_read(text: int, n: int) -> None:
         nonlocal n_read
+        assert text == 0
         n_read += n
         if n_read > 2000:
             raise KeyboardInterrupt
@@ -205,6 +206,38 @@ def test_reading_may_be_stopped_between_pieces() -> None:
         list(write(decoder, [request], sampling=Sampling(), on_read=on_read))
     assert 2000 < n_read < 5000
     assert_close("memory", decoder.scores.full()[:1], Decoder(model).feed([prompt[:n_read].tolist()]), 1e-5)
+
+
+def test_a_long_prompt_does_not_stop_the_others() -> None:
+    """Between two steps it reads one piece; and what is written is what would be written alone."""
+    torch.manual_seed(0)
+    model = tiny_model()
+    wanted = [Request(prompt=[1, 2], seed=0, max_new_tokens=12), Request(prompt=[i % 13 for i in range(640)], seed=1)]
+    gaps, since = [], 0
+    seen: list[tuple[int, int]] = []
+    decoder = Decoder(model, batch_size=2)
+    for event in write(decoder, wanted, sampling=Sampling(), on_read=lambda text, n: seen.append((text, n))):
+        if isinstance(event, Chosen) and event.text == 0:
+            gaps.append(sum(n for text, n in seen[since:] if text == 1))
+            since = len(seen)
+    assert gaps == [64] * 10 + [0] * 2
+    together, _ = texts(model, wanted, rows=2)
+    alone, _ = texts(model, wanted)
+    assert ids(together) == ids(alone)
+
+
+def test_each_text_may_be_sampled_in_its_own_way() -> None:
+    torch.manual_seed(0)
+    model = tiny_model()
+    ways = [Sampling(temperature=0), Sampling(top_k=2), None, Sampling(repetition_penalty=5.0, repetition_window=None)]
+    wanted = [Request(prompt=[1, 2, 3], seed=7, max_new_tokens=15, sampling=way) for way in ways]
+    together, _ = texts(model, wanted, rows=4, min_p=0.1)
+    for request, way, text in zip(wanted, ways, ids(together), strict=True):
+        alone = write(Decoder(model), [request], sampling=Sampling(temperature=9.0) if way else Sampling(min_p=0.1))
+        assert [event.token for event in alone if isinstance(event, Chosen)] == text
+    assert len({tuple(text) for text in ids(together)}) == 4
+    with pytest.raises(ConfigError, match="outside the vocabulary"):
+        texts(model, [Request(prompt=[1], seed=0, sampling=Sampling(logit_bias={99: 1.0}))])
 
 
 def test_a_text_may_draw_on_from_a_generator() -> None:

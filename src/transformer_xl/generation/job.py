@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -23,6 +24,9 @@ from transformer_xl.generation.writing import write
 from transformer_xl.world import World
 
 _Events = Iterator[Chosen | Finished]
+
+_OnRead = Callable[[int, int], object]
+"""Called with the number of a text and of the tokens of its prompt that were just read."""
 
 
 @dataclass
@@ -176,9 +180,15 @@ class Job:
             Whether it was interrupted.
         """
 
-        def events(requests: Iterator[Request], on_read: Callable[[int], None]) -> _Events:
+        def events(requests: Iterator[Request], note: _OnRead) -> _Events:
             first = self.own.start if self.own else 0
-            for event in write(self.decoder, requests, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
+            for event in write(
+                self.decoder,
+                requests,
+                sampling=self.sampling,
+                likeliest=self.likeliest,
+                on_read=lambda text, n: note(first + text, n),
+            ):
                 yield event._replace(text=first + event.text)
 
         return self._write_all(self._texts(prompts), events, printer, on_read)
@@ -194,10 +204,11 @@ class Job:
         """
         kept = session.keep()
 
-        def events(requests: Iterator[Request], on_read: Callable[[int], None]) -> _Events:
+        def events(requests: Iterator[Request], note: _OnRead) -> _Events:
             for number, request in enumerate(requests):
                 session.restore(kept)
-                for event in session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=on_read):
+                own = partial(note, number)
+                for event in session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=own):
                     yield event._replace(text=number)
 
         return self._write_all(self._texts(prompts, list(session.tail)), events, printer, on_read)
@@ -227,7 +238,7 @@ class Job:
     def _write_all(
         self,
         all_texts: Iterable[Sample],
-        events: Callable[[Iterator[Request], Callable[[int], None]], _Events],
+        events: Callable[[Iterator[Request], _OnRead], _Events],
         printer: Printer,
         on_read: Callable[[int], object],
     ) -> bool:
@@ -243,8 +254,8 @@ class Job:
                     printer.begin(text)
                     yield self._request(text, interrupts)
 
-            def note(n: int) -> None:
-                text = texts[max(texts)]  # a prompt is read when its text begins
+            def note(number: int, n: int) -> None:
+                text = texts[number]
                 text.n_read += n
                 text.reading = time.perf_counter() - text.begun
                 on_read(n)

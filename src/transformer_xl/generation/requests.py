@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from transformer_xl.generation.sampling import Sampling
+
 FinishReason = Literal["length", "stop", "interrupted"]
 """Why a text ended: all tokens written, a stop token or string came, or somebody had enough."""
 
@@ -41,6 +43,7 @@ class Request:
     Attributes:
         prompt: token ids to go on from; may be empty where the row has read something already.
         seed: of the text, 0 … 2^64 - 1; see `text_seed`.
+        sampling: how its tokens are drawn; None: as `write` is told.
         max_new_tokens: how many tokens to write at most.
         stop_tokens: ids that end the text and are not part of it.
         ends: called with every token of the text; says whether it was the last and why, or None.
@@ -53,6 +56,7 @@ class Request:
 
     prompt: "Sequence[int] | np.ndarray"
     seed: int
+    sampling: "Sampling | None" = None
     max_new_tokens: int = 200
     stop_tokens: Collection[int] = frozenset()
     ends: Callable[[int], FinishReason | None] | None = None

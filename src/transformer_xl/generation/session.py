@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.random_state import generator_from_text, generator_to_text
 from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.snapshot import RowState
 from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Finished, Request, write
 
 _TAIL = 512
@@ -22,9 +22,9 @@ _TAIL = 512
 
 
 class Kept(NamedTuple):
-    """What a session remembers: the decoder's state, the last tokens, how many in all, and the random numbers to come."""
+    """What a session remembers: the row's state, the last tokens, how many in all, and the random numbers to come."""
 
-    memory: dict[str, Tensor]
+    memory: RowState
     tail: tuple[int, ...]
     n_tokens: int
     random: tuple[int, str] | None
@@ -73,7 +73,7 @@ class TextSession:
             raise TokenizerError(EMPTY_PROMPT)
         prompt, n_read = np.asarray(request.prompt), 0
 
-        def read(n: int) -> None:
+        def read(_: int, n: int) -> None:
             nonlocal n_read
             self._remember(*prompt[n_read : n_read + n][-_TAIL:].tolist(), n=n)
             n_read += n
@@ -130,11 +130,11 @@ class TextSession:
     def keep(self) -> "Kept":
         """Return a copy of all that is remembered, for `restore`."""
         random = None if self._random is None else (self._random[0], generator_to_text(self._random[1]))
-        return Kept(self.decoder.state_dict(), tuple(self.tail), self.n_tokens, random)
+        return Kept(self.decoder.take(0), tuple(self.tail), self.n_tokens, random)
 
     def restore(self, kept: "Kept") -> None:
         """Forget everything, and go on from what `keep` returned, as often as one likes."""
-        self.decoder.load_state_dict(kept.memory)
+        self.decoder.put(0, kept.memory)
         self.tail = deque(kept.tail, maxlen=_TAIL)
         self.n_tokens = kept.n_tokens
         self._random = None if kept.random is None else (kept.random[0], generator_from_text(kept.random[1]))

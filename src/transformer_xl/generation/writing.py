@@ -1,13 +1,14 @@
-"""Write texts with the rows of a `Decoder`: each free row takes the next prompt, and all rows step together.
+"""Write texts with the rows of a `Decoder`: each free row takes the next request, and all rows that write step together.
 
-A text depends on its prompt, its seed and the sampling alone: every row draws from a generator of its own, and what the other
+A long prompt does not stop the others: between two steps each row that still reads takes one piece of its prompt.
+
+A text depends on its prompt, its seed and its sampling alone: every row draws from a generator of its own, and what the other
 rows read and write makes no difference. (In exact arithmetic; another number of rows may round differently.)
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -21,8 +22,83 @@ from transformer_xl.generation.requests import text_seed as text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 
-_PIECE = 1024
-"""Tokens of a prompt read between two calls of `on_read`; any number gives the same scores."""
+
+class Draft:
+    """A text in one row of a decoder: its prompt is read piece by piece, then tokens are chosen one by one.
+
+    Whoever drives drafts calls `read_piece` while one `is_reading`, then `choose`, `add` and `Decoder.step` in turns, and
+    `finished` at the end; see `write`.
+
+    Args:
+        decoder: one of its rows reads and writes.
+        row: which; it forgets what it has read, unless `go_on`.
+        number: of the request, in order.
+        request: what to write.
+        sampling: how tokens are drawn, where the request does not say.
+        go_on: the row remembers what it has read before.
+
+    Attributes:
+        n_read: tokens of the prompt that were read.
+        n_written: tokens of the text.
+
+    Raises:
+        ConfigError: a sampling that does not fit the vocabulary.
+        TokenizerError: an empty prompt.
+    """
+
+    def __init__(
+        self, decoder: Decoder, row: int, number: int, request: Request, *, sampling: Sampling, go_on: bool = False
+    ) -> None:
+        if len(request.prompt) == 0 and not go_on:
+            raise TokenizerError(EMPTY_PROMPT)
+        self.row, self.number, self.request = row, number, request
+        self.n_read = self.n_written = 0
+        self._decoder, self._sampling = decoder, request.sampling or sampling
+        self._sampling.check(decoder.model.config.vocab_size or 0)
+        if not go_on:
+            decoder.reset(torch.arange(decoder.batch_size) == row)
+        self._history = _History(self._sampling)
+        self._history.add(*request.history)
+        self._generator = request.generator or torch.Generator().manual_seed(request.seed)
+        self._begin = self._read = time.perf_counter()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether some of the prompt is still to be read."""
+        return self.n_read < len(self.request.prompt)
+
+    def read_piece(self) -> int:
+        """Read the next `tgt_len` tokens of the prompt, and return how many these were.
+
+        Pieces are counted from the beginning of the prompt, so their bits do not depend on what happens in between.
+        """
+        first = self.n_read
+        piece = np.asarray(self.request.prompt[first : first + self._decoder.tgt_len]).tolist()
+        if len(self.request.prompt) == 1:  # single tokens are always stepped
+            self._decoder.read([piece if row == self.row else [] for row in range(self._decoder.batch_size)])
+        else:
+            self._decoder.advance(self.row, piece)
+        self._history.add(*piece)
+        self.n_read += len(piece)
+        self._read = time.perf_counter()
+        return len(piece)
+
+    def choose(self, scores: Scores) -> int:
+        """Draw the next token."""
+        return self._sampling.choose(scores, self.row, self._history.last(), self._generator)
+
+    def add(self, token: int) -> FinishReason | None:
+        """Take a token that was chosen, and return why it was the last, if it was."""
+        self.n_written += 1
+        self._history.add(token)
+        reason = self.request.ends(token) if self.request.ends else None
+        whole = self.n_written >= self.request.max_new_tokens
+        return "length" if whole and reason in (None, "interrupted") else reason
+
+    def finished(self, reason: FinishReason, stop_token: int | None = None) -> Finished:
+        """Return the end of the text."""
+        reading, writing = self._read - self._begin, time.perf_counter() - self._read
+        return Finished(self.number, reason, self.n_read, self.n_written, reading, writing, stop_token)
 
 
 def write(
@@ -32,7 +108,7 @@ def write(
     sampling: Sampling,
     likeliest: int | None = None,
     go_on: bool = False,
-    on_read: Callable[[int], object] | None = None,
+    on_read: Callable[[int, int], object] | None = None,
 ) -> Iterator[Chosen | Finished]:
     """Write texts, as many at a time as the decoder has rows; the others queue.
 
@@ -41,11 +117,12 @@ def write(
     Args:
         decoder: its rows are taken one by one; those that are not free lose what they have read, unless `go_on`.
         requests: taken as rows become free.
-        sampling: how tokens are drawn.
+        sampling: how tokens are drawn where a request does not say.
         likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
         go_on: rows remember what they read before, and read the last token of their text as well (but none that ended it as a
             stop does), so that the next text goes on from there.
-        on_read: called with the number of prompt tokens just read; the decoder is in order then, whatever it raises.
+        on_read: called with the number of a request, in order, and of the tokens of its prompt that were just read; the decoder
+            is in order then, whatever it raises.
 
     Yields:
         Tokens as they are chosen, and the end of each text.
@@ -56,68 +133,51 @@ def write(
     """
     sampling.check(decoder.model.config.vocab_size or 0)
     queue = enumerate(requests)
-    rows: list[_Text | None] = [None] * decoder.batch_size
-    scores: Scores | None = None
+    drafts: list[Draft | None] = [None] * decoder.batch_size
+    scores: Scores | None = None  # of the last step; a row that has just read its prompt needs new ones
     while True:
-        for row, text in enumerate(rows):
-            while text is None and (following := next(queue, None)) is not None:
-                text = _start(decoder, row, *following, sampling=sampling, go_on=go_on, on_read=on_read)
+        began = False
+        for row, draft in enumerate(drafts):
+            if draft is not None and not draft.is_reading:
+                continue
+            if draft is None:
+                following = next(queue, None)
+                if following is None:
+                    continue
+                draft, began = Draft(decoder, row, *following, sampling=sampling, go_on=go_on), True
+            if draft.is_reading:
+                n = draft.read_piece()
+                if on_read:
+                    on_read(draft.number, n)
+            if not draft.is_reading:
                 scores = None
-                if text.request.max_new_tokens == 0:
-                    yield text.finished("length")
-                    text = None
-            rows[row] = text
-        if not any(rows):
+                if draft.request.max_new_tokens == 0:
+                    yield draft.finished("length")
+                    draft = None
+            drafts[row] = draft
+        if not any(drafts) and not began:
             return
-        tokens, active = [0] * decoder.batch_size, [False] * decoder.batch_size
+        ready = [draft for draft in drafts if draft is not None and not draft.is_reading]
+        if not ready:
+            continue
         scores = scores or decoder.scores
-        for row, text in enumerate(rows):
-            if text is not None:
-                tokens[row] = sampling.choose(scores, row, text.history.last(), text.generator)
-        busy = [row for row, text in enumerate(rows) if text is not None]
-        reported = dict(zip(busy, _report(scores, [tokens[row] for row in busy], likeliest, rows=busy), strict=True))
-        for row, text in enumerate(rows):
-            if text is None:
-                continue
-            token = tokens[row]
-            if token in text.request.stop_tokens:
-                rows[row] = None
-                yield text.finished("stop", stop_token=token)
-                continue
-            reason = text.add(token)
-            yield Chosen(text.number, token, *reported[row])
-            active[row] = reason is None or (go_on and reason != "stop")
+        chosen = [draft.choose(scores) for draft in ready]
+        reports = _report(scores, chosen, likeliest, rows=[draft.row for draft in ready])
+        tokens, active = [0] * decoder.batch_size, [False] * decoder.batch_size
+        for draft, token, report in zip(ready, chosen, reports, strict=True):
+            reason: FinishReason | None = "stop"
+            if token in draft.request.stop_tokens:
+                yield draft.finished("stop", stop_token=token)
+            else:
+                reason = draft.add(token)
+                yield Chosen(draft.number, token, *report)
+                tokens[draft.row], active[draft.row] = token, reason is None or (go_on and reason != "stop")
+                if reason is not None:
+                    yield draft.finished(reason)
             if reason is not None:
-                rows[row] = None
-                yield text.finished(reason)
+                drafts[draft.row] = None
         if any(active):
             scores = decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
-
-
-@dataclass
-class _Text:
-    """A text being written."""
-
-    number: int
-    request: Request
-    history: "_History"
-    generator: torch.Generator
-    reading: float
-    begin: float
-    n_written: int = field(default=0, init=False)
-
-    def add(self, token: int) -> FinishReason | None:
-        """Take one more token, and return why it was the last, if it was."""
-        self.n_written += 1
-        self.history.add(token)
-        reason = self.request.ends(token) if self.request.ends else None
-        whole = self.n_written >= self.request.max_new_tokens
-        return "length" if whole and reason in (None, "interrupted") else reason
-
-    def finished(self, reason: FinishReason, stop_token: int | None = None) -> Finished:
-        """Return the end of it."""
-        writing = time.perf_counter() - self.begin
-        return Finished(self.number, reason, len(self.request.prompt), self.n_written, self.reading, writing, stop_token)
 
 
 class _History:
@@ -137,35 +197,6 @@ class _History:
 
     def last(self) -> list[int]:
         return list(self._all if self._window is None else self._last)
-
-
-def _start(
-    decoder: Decoder,
-    row: int,
-    number: int,
-    request: Request,
-    *,
-    sampling: Sampling,
-    go_on: bool,
-    on_read: Callable[[int], object] | None,
-) -> _Text:
-    """Let a row read a prompt."""
-    if len(request.prompt) == 0 and not go_on:
-        raise TokenizerError(EMPTY_PROMPT)
-    if not go_on:
-        decoder.reset(torch.arange(decoder.batch_size) == row)
-    history = _History(sampling)
-    history.add(*request.history)
-    begin = time.perf_counter()
-    for first in range(0, len(request.prompt), _PIECE):
-        piece = np.asarray(request.prompt[first : first + _PIECE]).tolist()
-        decoder.read([piece if other == row else [] for other in range(decoder.batch_size)])
-        history.add(*piece)
-        if on_read:
-            on_read(len(piece))
-    generator = request.generator or torch.Generator().manual_seed(request.seed)
-    now = time.perf_counter()
-    return _Text(number, request, history, generator, reading=now - begin, begin=now)
 
 
 _Reported = tuple[float | None, tuple[tuple[int, float], ...]]
