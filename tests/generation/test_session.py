@@ -1,5 +1,7 @@
 """`TextSession`: read and written in turns, saved and loaded in between, it is one text."""
 
+import base64
+import random
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,10 @@ from tests.helpers import assert_close, tiny_model
 from transformer_xl.data.tokenizers import CharTokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import Chosen, Request
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.session import TextSession
+from transformer_xl.generation.session import TextSession, generator_from_text, generator_to_text
 from transformer_xl.generation.snapshot import describe_session
-from transformer_xl.generation.writing import Chosen, Request
 from transformer_xl.model.transformer_xl import TransformerXL
 
 LETTERS = CharTokenizer("abcdefghijklm")
@@ -216,3 +218,52 @@ def test_a_session_without_our_notes_is_taken_over_too(model: TransformerXL, tmp
 def test_an_empty_text_cannot_be_gone_on_with(model: TransformerXL) -> None:
     with pytest.raises(TokenizerError, match="the prompt is empty"):
         turn(TextSession(Decoder(model), LETTERS), [])
+
+
+# --- A generator goes on from its text, and whatever a text says is a generator or an error ---
+
+
+def darts(generator: torch.Generator, n: int) -> list[float]:
+    return [float(torch.rand((), dtype=torch.float64, generator=generator)) for _ in range(n)]
+
+
+@pytest.mark.parametrize("n_drawn", [0, 1, 311, 312, 313, 624, 1000])
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1])
+def test_it_goes_on_at_every_place(seed: int, n_drawn: int) -> None:
+    """The words are replaced after each 312 numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    darts(generator, n_drawn)
+    same = generator_from_text(generator_to_text(generator))
+    assert generator_to_text(same) == generator_to_text(generator)
+    assert darts(same, 700) == darts(generator, 700)
+
+
+def test_an_odd_number_of_words_may_have_been_used() -> None:
+    generator = torch.Generator().manual_seed(3)
+    torch.rand((), generator=generator)
+    assert darts(generator_from_text(generator_to_text(generator)), 400) == darts(generator, 400)
+
+
+def test_whatever_a_text_says_draws_numbers_in_range() -> None:
+    generator = random.Random(1)
+    for used in [0, 1, 623, 624]:
+        for words in (generator.randbytes(2496), bytes(2496), b"\xff" * 2496):
+            forged = generator_from_text(base64.b64encode(words + used.to_bytes(2, "little")).decode())
+            assert all(0 <= dart < 1 for dart in darts(forged, 700))
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("", "0 bytes are not the 2498"),
+        (base64.b64encode(bytes(2497)).decode(), "2497 bytes are not the 2498"),
+        (base64.b64encode(bytes(5056)).decode(), "5056 bytes are not the 2498"),
+        (base64.b64encode(bytes(2496) + (625).to_bytes(2, "little")).decode(), "625 of 624 words cannot have been used"),
+        (base64.b64encode(bytes(2496) + b"\xff\xff").decode(), "65535 of 624 words"),
+        ("\x1b[31m", "base64"),
+        ("ж" * 3332, "ASCII"),
+    ],
+)
+def test_what_is_no_generator(text: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        generator_from_text(text)

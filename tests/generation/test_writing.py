@@ -10,8 +10,9 @@ import torch
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import Chosen, Finished, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.writing import Chosen, Finished, Request, text_seed, write
+from transformer_xl.generation.writing import write
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.stream import KeptKeys

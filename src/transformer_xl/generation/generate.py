@@ -6,9 +6,10 @@ from typing import Literal
 from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.given import Ids, integers
+from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Request, fresh_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
-from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Request, fresh_seed, write
+from transformer_xl.generation.writing import write
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision_names import PrecisionName
 from transformer_xl.model.token_ids import check_ids

@@ -18,8 +18,7 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Prompt, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session import TextSession
-from transformer_xl.generation.stopping import Stopping
-from transformer_xl.generation.transcript import Transcript
+from transformer_xl.generation.stopping import Stopping, Transcript
 from transformer_xl.generation.writing import write
 from transformer_xl.world import World
 

@@ -1,5 +1,6 @@
 """`TextSession`: one text read and written in turns, which a file can keep from one program to the next."""
 
+import base64
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -12,10 +13,10 @@ import torch
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.random_state import generator_from_text, generator_to_text
+from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, Request
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.snapshot import RowState
-from transformer_xl.generation.writing import EMPTY_PROMPT, Chosen, Finished, Request, write
+from transformer_xl.generation.writing import write
 
 _TAIL = 512
 """Last tokens that are kept as such: for a repetition penalty, and for how the text goes on (spaces, parts of characters)."""
@@ -160,3 +161,50 @@ def _random_of(note: Mapping[str, str]) -> _Random | None:
 def _is_whole(text: str, end: int) -> bool:
     """Say whether a text is a whole number below `end`."""
     return text.isdecimal() and len(text) <= len(str(end)) and int(text) < end
+
+
+# --- a random generator as a line of text ----------------------------------------------------------------------------------
+# torch hands out the state of its generator as bytes and takes them back nearly unseen: with a forged place it would read past
+# its words. So the text holds the words, and how many of them were used, and whatever a text of that length says is a
+# generator. Reference: Matsumoto and Nishimura 1998 (MT19937), whose 624 words are replaced together once all were used.
+
+_N = 624
+_TORCH = np.dtype([("seed", "u8"), ("left", "i4"), ("seeded", "i4"), ("used", "u8"), ("words", "u8", _N), ("normal", "V40")])
+"""Of a generator on the CPU. `left` counts down to the draw that replaces the words: they last for left - 1 more."""
+
+_STORED = np.dtype([("words", "<u4", _N), ("used", "<u2")])
+
+
+def generator_to_text(generator: torch.Generator) -> str:
+    """Return a generator on the CPU as text; its seed, and halves of pairs of normal numbers, are not kept."""
+    state = generator.get_state().numpy().view(_TORCH)[0]
+    stored = np.zeros((), _STORED)
+    stored["words"], stored["used"] = state["words"], state["used"]
+    return base64.b64encode(stored.tobytes()).decode("ascii")
+
+
+def generator_from_text(text: str) -> torch.Generator:
+    """Return the generator that a text holds.
+
+    Raises:
+        ValueError: it holds none.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(7)
+        >>> same = generator_from_text(generator_to_text(generator))
+        >>> torch.equal(torch.rand(3, generator=same), torch.rand(3, generator=generator))
+        True
+    """
+    data = base64.b64decode(text, validate=True)
+    if len(data) != _STORED.itemsize:
+        raise ValueError(f"{len(data)} bytes are not the {_STORED.itemsize} of a generator")
+    stored = np.frombuffer(data, _STORED)[0]
+    used = int(stored["used"])
+    if used > _N:
+        raise ValueError(f"{used} of {_N} words cannot have been used")
+    generator = torch.Generator()
+    new = generator.get_state()
+    state = new.numpy().view(_TORCH)
+    state["words"], state["used"], state["left"] = stored["words"], used, _N + 1 - used if used else 1
+    generator.set_state(new)
+    return generator

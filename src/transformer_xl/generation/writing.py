@@ -16,9 +16,6 @@ import torch
 from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, FinishReason, Request
-from transformer_xl.generation.requests import check_seed as check_seed
-from transformer_xl.generation.requests import fresh_seed as fresh_seed
-from transformer_xl.generation.requests import text_seed as text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 
