@@ -625,10 +625,10 @@ def test_ctrl_c_while_a_prompt_is_read(txl: Txl, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ReadingBar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
     answer = txl("generate", "run", "--prompt-file", "long.txt", *several)
     assert answer.status == 130
-    assert re.match(r"interrupted; read 1,024 tokens in [^;]*; fp32", figures(answer.err))
+    assert re.match(r"interrupted; read 64 tokens in [^;]*; fp32", figures(answer.err))
     assert len(answer.out.splitlines()) == (1 if several else 0)
     (line,) = lines(txl("generate", "run", "--prompt-file", "long.txt", "--json", *several).out)
-    assert (line["text"], line["prompt_tokens"], line["tokens"], line["finish"]) == ("", 1024, 0, "interrupted")
+    assert (line["text"], line["prompt_tokens"], line["tokens"], line["finish"]) == ("", 64, 0, "interrupted")
 
 
 def test_ctrl_c_while_a_prompt_is_read_leaves_a_memory_as_it_was(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -232,10 +232,10 @@ def test_ctrl_c_while_reading_keeps_what_was_read(txl: Txl, monkeypatch: pytest.
     monkeypatch.setattr(sys, "stdin", Typist("x" * 3000 + "\n", "/save a\n"))
     answer = txl("generate", "run", "--interactive", "--tokens", "2", "--quiet")
     assert answer.status == 0
-    assert answer.err.strip() == "stopped reading; 1,024 tokens are remembered"
+    assert answer.err.strip() == "stopped reading; 64 tokens are remembered"
     assert answer.out == ""
-    assert remembered("a") == b"x" * 512
-    assert describe_session(Path("a"))["note"]["tokens"] == "1024"
+    assert remembered("a") == b"x" * 64
+    assert describe_session(Path("a"))["note"]["tokens"] == "64"
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, line: str, *later: str, times: int = 1) -> None:
