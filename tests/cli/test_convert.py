@@ -45,11 +45,11 @@ def test_a_converted_checkpoint_is_scored_and_written_with(txl: Txl, place: Path
 @pytest.mark.parametrize(
     ("source", "kind", "tokenizer", "options"),
     [
-        ("hf", "huggingface", "vocabulary", []),
-        ("hf/pytorch_model.bin", "huggingface", "vocabulary", ["--moses", "en"]),
+        ("hf", "huggingface", "word", []),
+        ("hf/pytorch_model.bin", "huggingface", "word", ["--moses", "en"]),
         ("ky", "authors", "symbols", ["--kind", "authors"]),
         ("ky/model.pt", "authors", "symbols", ["--vocabulary", "ky/cache.pt"]),
-        ("nv", "nvidia", "vocabulary", ["--set", "clamp_len=none"]),
+        ("nv", "nvidia", "word", ["--set", "clamp_len=none"]),
         ("tf", "tensorflow", "symbols", ["--set", "mem_len=6", "--set", "model.same_length=true"]),
         ("tf/model.ckpt-123", "tensorflow", "symbols", ["--set", "mem_len=6"]),
     ],

@@ -19,7 +19,6 @@ from transformer_xl.data.tokenizers import (
     ByteTokenizer,
     SymbolTokenizer,
     Tokenizer,
-    VocabularyTokenizer,
     WordTokenizer,
     load_tokenizer,
 )
@@ -27,7 +26,7 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.model.transformer_xl import TransformerXL
 
 WORDS = ["<eos>", "<unk>", *"abcdefghijk"]
-VOCABULARY = VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>")
+VOCABULARY = WordTokenizer(WORDS, line_end="<eos>", unknown="<unk>")
 ZEROS = {"zero_first_memory": True}
 
 BOTH: list[dict[str, Any]] = [
@@ -195,8 +194,8 @@ def test_what_will_differ_is_said(kind, changes, notes, tmp_path):
     )
 
 
-PLAIN = VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>", lower_case=True)
-MOSES = VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>", moses="en", never_split=["<eos>"])
+PLAIN = WordTokenizer(WORDS, line_end="<eos>", unknown="<unk>", lower_case=True)
+MOSES = WordTokenizer(WORDS, line_end="<eos>", unknown="<unk>", moses="en", never_split=["<eos>"])
 BYTES = SymbolTokenizer([str(i) for i in range(40, 53)], unit="byte")
 
 
@@ -205,7 +204,7 @@ def test_vocabularies_come_back(tokenizer, tmp_path):
     write(tiny_model(**ZEROS), tmp_path / "native", tokenizer)
     export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
     assert names(tmp_path / "foreign") == ["config.json", "model.safetensors", "tokenizer_config.json", "vocab.txt"]
-    moses = tokenizer.moses if isinstance(tokenizer, VocabularyTokenizer) else None
+    moses = tokenizer.moses if isinstance(tokenizer, WordTokenizer) else None
     convert(tmp_path / "foreign", tmp_path / "again", moses=moses)
     again = load_tokenizer(tmp_path / "again" / "tokenizer.json")
     text = "*+,-./0123" if tokenizer is BYTES else "A b <eos> c\nk zz\n"

@@ -12,7 +12,7 @@ from transformer_xl.conversion import sources
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
-from transformer_xl.data.tokenizers import load_tokenizer
+from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError
 
 
@@ -101,8 +101,8 @@ def test_the_corpus_of_nvidia_is_among_its_arguments(tmp_path, monkeypatch):
     for dataset in ("wt103", "text8"):
         tree["args"].state["dataset"] = dataset
         tokenizer = open_source(file).tokenizer
-        assert tokenizer is not None
-        line_ends[dataset] = tokenizer.to_dict()["line_end"]
+        assert isinstance(tokenizer, WordTokenizer)
+        line_ends[dataset] = tokenizer.line_end
     assert line_ends == {"wt103": "<eos>", "text8": None}
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import TokenizerConfig
+from transformer_xl.conversion import vocabulary_state
 from transformer_xl.conversion.vocabulary_state import from_vocab_state, from_vocab_txt, original_vocabulary, to_vocab_state
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
     SymbolTokenizer,
-    VocabularyTokenizer,
     WordTokenizer,
     train_tokenizer,
 )
@@ -47,7 +47,7 @@ def test_ids_are_the_authors(case, named: bool) -> None:
 
 def _as_the_authors(tokenizer, text: str, ids: list[int]) -> list[int]:
     """Leave out the end of a last line that has no line end, which only the authors' code ends."""
-    if isinstance(tokenizer, VocabularyTokenizer) and not text.endswith("\n"):
+    if isinstance(tokenizer, WordTokenizer) and not text.endswith("\n"):
         assert ids[-1] == tokenizer.words.index(tokenizer.line_end)
         return ids[:-1]
     return ids
@@ -115,7 +115,7 @@ def test_missing_sacremoses_is_named(monkeypatch) -> None:
 def test_what_a_line_begins_and_ends_with() -> None:
     def lines(words: list[str], dataset: str | None = None) -> tuple:
         tokenizer = from_vocab_state({"idx2sym": words}, dataset=dataset)
-        assert isinstance(tokenizer, VocabularyTokenizer)
+        assert isinstance(tokenizer, WordTokenizer)
         return tokenizer.line_start, tokenizer.line_end
 
     assert lines(["<S>", "</S>", "<UNK>", "the"]) == ("<S>", "<S>")
@@ -133,13 +133,13 @@ def test_what_the_symbols_are() -> None:
         tokenizer = from_vocab_state({"idx2sym": [*words, "<unk>"], "lower_case": True})
         assert isinstance(tokenizer, SymbolTokenizer)
         assert (tokenizer.unit, tokenizer.blank, tokenizer.unknown) == (unit, blank, "<unk>")
-    assert isinstance(from_vocab_state({"idx2sym": ["<eos>", "32", "10"]}, dataset="ptb"), VocabularyTokenizer)
-    assert isinstance(from_vocab_state({"idx2sym": ["32", "256"]}), VocabularyTokenizer)
+    assert isinstance(from_vocab_state({"idx2sym": ["<eos>", "32", "10"]}, dataset="ptb"), WordTokenizer)
+    assert isinstance(from_vocab_state({"idx2sym": ["32", "256"]}), WordTokenizer)
 
 
 def test_unknown_words_are_found_as_hugging_face_finds_them() -> None:
     def unknown(words: list[str], **state) -> str | None:
-        return from_vocab_state({"idx2sym": words, **state}).to_dict()["unknown"]
+        return from_vocab_state({"idx2sym": words, **state}).unknown
 
     assert unknown(["<UNK>", "<unk>", "oov"]) == "<unk>"
     assert unknown(["<UNK>", "<unk>", "oov"], unk_idx=2) == "oov"
@@ -173,6 +173,14 @@ def test_states_that_cannot_be_used(state, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_absurd_sizes_are_refused(monkeypatch) -> None:
+    with pytest.raises(TokenizerError, match="a word has more than 65,536 characters"):
+        from_vocab_state({"idx2sym": ["<eos>", "<unk>", "a" * 70_000]})
+    monkeypatch.setattr(vocabulary_state, "MAX_WORDS", 2)
+    with pytest.raises(TokenizerError, match="3 words are more than the 2 of any vocabulary"):
+        from_vocab_state({"idx2sym": ["<eos>", "<unk>", "a"]})
+
+
 def test_vocabulary_files() -> None:
     tokenizer = from_vocab_txt("<S> 12 a\r\nthe\n<UNK>\nthe\n cat\n")
     assert tokenizer.to_dict()["words"] == ["<S>", "the", "<UNK>", "cat"]
@@ -190,7 +198,7 @@ def test_own_tokenizers_have_counterparts() -> None:
     with pytest.raises(TokenizerError, match="kind 'char' has no counterpart in other programs"):
         to_vocab_state(CharTokenizer("ab"))
     with pytest.raises(TokenizerError, match="no vocabulary with these words for line ends"):
-        to_vocab_state(VocabularyTokenizer(["a", "."], line_end="."))
+        to_vocab_state(WordTokenizer(["a", "."], line_end=".", unknown=None))
 
 
 @pytest.mark.data

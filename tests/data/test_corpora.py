@@ -1,17 +1,14 @@
 import lzma
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import splits as splits_module
-from transformer_xl.data.corpora import Corpus, cache_dir, choose_corpus, corpus_names, data_dir, find_corpus
-from transformer_xl.data.named import NAMED, SPLITS
-from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
-from transformer_xl.data.text_files import EVERY_LINE
+from transformer_xl.data.corpora import Corpus, cache_dir, choose_corpus, data_dir, find_corpus
+from transformer_xl.data.named import SPLITS
+from transformer_xl.data.text_files import Chunk
 from transformer_xl.errors import ConfigError, CorpusError
 
 _DATA = Path(os.environ.get("TXL_DATA", "no such directory"))
@@ -73,13 +70,22 @@ def test_directory_with_a_file_without_split_is_divided_by_ratio(tmp_path) -> No
     assert [[piece.path.name for piece in pieces[split]] for split in SPLITS] == [["model.py"], ["test.py"], ["train.py"]]
 
 
+def _documents(chunks: Iterable[Chunk]) -> list[tuple[bytes, bool]]:
+    return [(chunk.data, chunk.starts_document) for chunk in chunks]
+
+
 def test_documents_begin_with_files_and_separators(tmp_path) -> None:
     (tmp_path / "train.txt").write_text("a\n---\nb\n")
     (tmp_path / "train2.txt").write_text("c\n")
     (tmp_path / "valid.txt").write_text("d")
     corpus = _corpus(tmp_path, document_separator="---")
-    assert list(corpus.chunks("train")) == [(b"a\n", True), (b"b\n", True), (b"c\n", True)]
-    assert list(_corpus(tmp_path).chunks("train", 4)) == [(b"a\n", True), (b"---\n", False), (b"b\n", False), (b"c\n", True)]
+    assert _documents(corpus.chunks("train")) == [(b"a\n", True), (b"b\n", True), (b"c\n", True)]
+    assert _documents(_corpus(tmp_path).chunks("train", 4)) == [
+        (b"a\n", True),
+        (b"---\n", False),
+        (b"b\n", False),
+        (b"c\n", True),
+    ]
 
 
 def test_cut_moves_to_the_next_separator(tmp_path) -> None:
@@ -87,33 +93,6 @@ def test_cut_moves_to_the_next_separator(tmp_path) -> None:
     texts = _texts(_corpus(tmp_path, document_separator="---"))
     assert all(text.startswith("x" * 30) and text.endswith("\n") for text in texts.values())
     assert [text.count("\n") for text in texts.values()] == [181, 10, 9]
-
-
-@given(
-    st.lists(st.integers(1, 50), min_size=1, max_size=30), st.sampled_from([(0.9, 0.05, 0.05), (0.5, 0.5, 0), (0.8, 0, 0.2)])
-)
-def test_ratio_covers_every_byte_once_in_order(sizes: list[int], shares) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(splits_module, "content_size", lambda path: sizes[int(path.name)])
-        patch.setattr(splits_module, "code_point_border", lambda path, position: position)
-        splits = splits_by_ratio([Path(str(i)) for i in range(len(sizes))], shares, None)
-    pieces = [(int(p.path.name), p.start, p.stop or sizes[int(p.path.name)]) for split in SPLITS for p in splits[split]]
-    assert [(file, i) for file, start, stop in pieces for i in range(start, stop)] == [
-        (file, i) for file, size in enumerate(sizes) for i in range(size)
-    ]
-    assert all(not splits[split] for split, share in zip(SPLITS, shares, strict=True) if not share)
-    if len(sizes) >= 3:
-        assert all(splits[split] for split, share in zip(SPLITS, shares, strict=True) if share)
-
-
-def test_turns_keep_to_the_shares(tmp_path) -> None:
-    files = [tmp_path / f"{i:03d}" for i in range(100)]
-    for i, file in enumerate(files):
-        file.write_text("x" * (1 + i * 7 % 13))
-    total = sum(file.stat().st_size for file in files)
-    splits = splits_by_turns(files, (0.9, 0.05, 0.05))
-    for split, share in zip(SPLITS, (0.9, 0.05, 0.05), strict=True):
-        assert abs(sum(piece.path.stat().st_size for piece in splits[split]) - share * total) < 14
 
 
 def test_standard_library() -> None:
@@ -198,17 +177,6 @@ def test_named_corpus_in_a_directory(tmp_path) -> None:
         find_corpus(DataConfig(corpus="pg19"))
 
 
-def test_table_is_complete() -> None:
-    assert set(corpus_names()) == {*NAMED, "python-stdlib"}
-    for corpus in NAMED.values():
-        assert set(corpus.splits) == set(SPLITS)
-        assert corpus.sources or corpus.how_to_get
-        for source in corpus.sources:
-            assert len(source.sha256) == 64
-            assert bool(source.members) != bool(source.file)
-            assert bool(source.members) == bool(source.unpacked_limit)
-
-
 @pytest.mark.data
 def test_real_tiny_shakespeare_split() -> None:
     texts = _texts(real_corpus("tinyshakespeare"))
@@ -223,7 +191,7 @@ def test_real_directory_of_books() -> None:
         pytest.skip(f"'{_DATA / 'gutenberg'}' does not exist")
     corpus = _corpus(_DATA / "gutenberg")
     assert [len(corpus.splits[split]) for split in SPLITS] == [1, 1, 1]
-    assert sum(len(data) for data, _ in corpus.chunks("valid")) == 7_113_711
+    assert sum(len(chunk.data) for chunk in corpus.chunks("valid")) == 7_113_711
 
 
 def test_a_directory_that_holds_the_named_corpus_is_remembered(tmp_path) -> None:
@@ -241,14 +209,6 @@ def test_a_text_is_divided_into_documents_in_one_way() -> None:
         ConfigError, match=r"documents \('lines'\) and document_separator \('--'\) both divide the text; use one"
     ):
         DataConfig(documents="lines", document_separator="--")
-
-
-def test_a_line_that_is_most_of_a_text_is_cut(tmp_path) -> None:
-    """No split takes all of it because the next line begins only at the end."""
-    path = tmp_path / "text.txt"
-    path.write_text("a" * 99 + "\n")
-    pieces = [splits_by_ratio([path], (0.8, 0.1, 0.1), EVERY_LINE)[name] for name in SPLITS]
-    assert [(piece.start, piece.stop) for (piece,) in pieces] == [(0, 80), (80, 90), (90, None)]
 
 
 def test_directories(monkeypatch) -> None:

@@ -1,3 +1,4 @@
+import itertools
 import math
 from collections import Counter
 from itertools import permutations
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.order import GroupedPermutation, Permutation
+from tests.data.order_cases import documents, in_shards
+from transformer_xl.data import order as order_module
+from transformer_xl.data.order import GroupedPermutation, Permutation, ShuffledText
 
 KEYS = st.tuples(st.integers(0, 2**40), st.integers(0, 1000))
 
@@ -68,3 +71,58 @@ def test_groups_stay_together(sizes, key) -> None:
     assert sorted(found.tolist()) == list(range(borders[-1]))
     groups = np.searchsorted(borders, found, "right") - 1
     assert np.count_nonzero(np.diff(groups)) == max(0, np.count_nonzero(sizes) - 1)
+
+
+def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
+    ids, starts = documents([3, 1, 2, 4, 1, 1, 2, 3, 5, 1, 1, 2])
+    cuts = [6, 13]  # the second one is inside a document, which belongs to where it starts
+    sharded = in_shards(tmp_path, ids, cuts)
+    shard_of = np.searchsorted(starts, cuts)
+    seen = set()
+    for seed in range(30):
+        text = ShuffledText(sharded, starts, shuffle="shards", key=(seed, 0))
+        tokens = text.read(0, len(ids))[0].tolist()
+        assert sorted(tokens) == sorted(ids.tolist())
+        order = [token // 100 for token in tokens if token % 100 == 0]
+        shards = [int(np.searchsorted(shard_of, document, "right")) for document in order]
+        assert len([1 for a, b in itertools.pairwise(shards) if a != b]) == 2
+        seen.add((tuple(dict.fromkeys(shards)), tuple(order)))
+    assert len({shards for shards, _ in seen}) == 6
+    assert len(seen) == 30
+
+
+@pytest.mark.parametrize("starts", [[], [0, 4], [4], [4, 10, 12], [0, 4, 11]])
+def test_shuffled_documents_are_those_of_the_ids(starts) -> None:
+    """What precedes the first start is a document too; a start beyond the end, as of a text cut short, is none."""
+    text = ShuffledText(np.arange(10), np.array(starts, np.int64), shuffle="documents", key=(1, 0))
+    whole = list(range(10))
+    assert text.read(0, 10)[0].tolist() in ([whole, whole[4:] + whole[:4]] if starts else [whole])
+
+
+def test_blocks_of_a_shuffled_text_are_found_once_and_forgotten(monkeypatch) -> None:
+    monkeypatch.setattr(order_module, "BLOCK", 4)
+    ids, starts = documents([3] * 200)
+    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 0), n_lanes=2)
+    for begin in range(0, 300, 5):
+        for lane in (0, 300):
+            text.read(lane + begin, lane + begin + 5)
+    blocks = text._block.cache_info()
+    assert blocks.misses <= 50 + 1, "all of them, and that in which the second lane begins once more"
+    assert blocks.currsize <= 5
+
+
+def test_shuffled_text_in_many_blocks(monkeypatch) -> None:
+    """Places found in blocks are those of the documents one after another."""
+    monkeypatch.setattr(order_module, "BLOCK", 4)
+    monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 3)
+    ids, starts = documents([1 + i % 5 for i in range(50)])
+    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 2))
+    ends = [*starts[1:], len(ids)]
+    order = Permutation(50, 1, 2)(np.arange(50)).tolist()
+    expected = np.concatenate([ids[starts[i] : ends[i]] for i in order])
+    begins = np.flatnonzero(expected % 100 == 0)
+    for begin in range(len(ids)):
+        for end in range(begin + 1, min(begin + 40, len(ids)) + 1):
+            tokens, starting = text.read(begin, end)
+            assert np.array_equal(tokens, expected[begin:end])
+            assert np.array_equal(starting, begins[(begins >= begin) & (begins < end)] - begin)

@@ -151,18 +151,23 @@ from contextlib import contextmanager
 from transformer_xl.config import *
 from transformer_xl.data import prepare as p, shards
 shards.SHARD_BYTES = 5000
-located = p.Corpus.located_chunks
-p.Corpus.located_chunks = lambda self, split: located(self, split, 1000)
-new_file, left = shards.new_file, [int(sys.argv[3])]
+located = p.Corpus.chunks
+p.Corpus.chunks = lambda self, split: located(self, split, 1000)
+whole_file, replace_file, left = shards.whole_file, shards.replace_file, [int(sys.argv[3])]
+def count():
+    left[0] -= 1
+    if left[0] < 0:
+        os.kill(os.getpid(), 9)
 @contextmanager
 def dying(path):
-    with new_file(path) as file:
-        yield file
-        file.flush()
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), 9)
-shards.new_file = dying
+    with whole_file(path) as stray:
+        yield stray
+        count()
+def dying_too(path, data):
+    path.with_name(path.name + ".tmp").write_bytes(data[:9])
+    count()
+    replace_file(path, data)
+shards.whole_file, shards.replace_file = dying, dying_too
 p.Path.rename = lambda *_: os.kill(os.getpid(), 9)
 data = DataConfig(corpus=sys.argv[1], documents="lines")
 p.prepare(data, TokenizerConfig(kind="word"), cache=p.Path(sys.argv[2]), n_workers=1)
@@ -194,7 +199,7 @@ def test_a_kill_costs_no_finished_shard(text: Path, monkeypatch, capsys, after: 
     left = _killed(text, text.parent / "cache", after=after)
     finished = {path.name: path.stat().st_mtime_ns for path in left.glob("train*.bin") if (left / f"{path.stem}.json").exists()}
     assert len(finished) == after // 3
-    assert list(left.glob("*.tmp-*")), "the kill fell between two files"
+    assert list(left.glob("*.tmp*")), "the kill fell between two files"
     capsys.readouterr()
     resumed = _in_shards(text, "cache")
     assert capsys.readouterr().err == "going on with a preparation that was interrupted; finished shards are kept\n"
@@ -228,14 +233,14 @@ def test_shards_of_another_size_are_not_gone_on_with(text: Path, monkeypatch) ->
 
 
 def test_a_text_that_changes_while_it_is_read(text: Path, monkeypatch) -> None:
-    located = Corpus.located_chunks
+    located = Corpus.chunks
 
     def chunks(self, split):
         text.write_text(TEXT + "more", encoding="utf-8")
         return located(self, split)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Corpus, "located_chunks", chunks)
+        patch.setattr(Corpus, "chunks", chunks)
         with pytest.raises(CorpusError, match=r"text.txt' changed while it was read; try again when nothing writes to it"):
             _prepare(text)
     prepared = _prepare(text)
@@ -247,7 +252,7 @@ def test_what_is_gone_on_with_is_not_abandoned(text: Path, monkeypatch) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
     _small_chunks(monkeypatch)
     left = _killed(text, text.parent / "cache", after=10)
-    for part in left.glob("*.tmp-*"):
+    for part in left.glob("*.tmp*"):
         part.unlink()
     os.utime(left, (0, 0))
     check = prepare_module._check_content
@@ -357,8 +362,8 @@ def sharded(text: Path, monkeypatch) -> PreparedCorpus:
 
 
 def _small_chunks(monkeypatch) -> None:
-    located = Corpus.located_chunks
-    monkeypatch.setattr(Corpus, "located_chunks", lambda self, split: located(self, split, 1000))
+    located = Corpus.chunks
+    monkeypatch.setattr(Corpus, "chunks", lambda self, split: located(self, split, 1000))
 
 
 def test_shards_are_the_split(sharded: PreparedCorpus, text: Path, monkeypatch) -> None:
@@ -487,7 +492,7 @@ def test_full_disk(text: Path, monkeypatch, code: int) -> None:
     def full(*args, **kwargs):
         raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(shards.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     message = rf"cannot write the prepared corpus in '.*cache': {os.strerror(code)}; free space there or set TXL_CACHE"
     with pytest.raises(CorpusError, match=message):
         _prepare(text)

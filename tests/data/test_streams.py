@@ -1,4 +1,3 @@
-import itertools
 import json
 import tracemalloc
 from pathlib import Path
@@ -9,9 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.data.order_cases import documents, in_shards
 from transformer_xl.data import order as order_module
-from transformer_xl.data.order import Permutation, ShuffledText
-from transformer_xl.data.shards import ShardedIds
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError
 
@@ -36,11 +34,11 @@ def test_lanes_follow_the_text() -> None:
 
 
 @given(LAYOUTS, st.lists(st.integers(0, 100), unique=True).map(sorted))
-def test_any_world_size_reads_the_same(layout, documents) -> None:
+def test_any_world_size_reads_the_same(layout, begins) -> None:
     lanes_per_rank, world_size, tgt_len, extra = layout
     batch_size = lanes_per_rank * world_size
     n_tokens = batch_size * tgt_len + 1 + extra
-    starts = np.array(documents, np.int64)
+    starts = np.array(begins, np.int64)
     options = {"batch_size": batch_size, "tgt_len": tgt_len, "document_starts": starts}
     whole = _stream(n_tokens, **options)
     ranks = [_stream(n_tokens, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
@@ -107,24 +105,6 @@ def test_memory_maps_are_read_only_where_needed(tmp_path) -> None:
     assert next(stream).ids[1].tolist() == list(range(499, 506))
 
 
-# shuffled
-
-
-def _documents(lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return ids that name their document and the place in it, and where documents start."""
-    starts = np.cumsum([0, *lengths[:-1]])
-    return np.concatenate([100 * i + np.arange(n) for i, n in enumerate(lengths)]), starts
-
-
-def _in_shards(folder: Path, ids: np.ndarray, cuts: list[int]) -> ShardedIds:
-    """Return the ids in files that end at `cuts`."""
-    borders = [0, *sorted(cuts), len(ids)]
-    paths = [folder / f"{i}.bin" for i in range(len(borders) - 1)]
-    for path, (begin, end) in zip(paths, itertools.pairwise(borders), strict=True):
-        ids[begin:end].astype("<u2").tofile(path)
-    return ShardedIds(paths, np.diff(borders).tolist(), np.dtype("<u2"))
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("shards")
@@ -140,7 +120,7 @@ def _epoch(stream: SegmentStream) -> torch.Tensor:
 
 @given(LENGTHS, st.integers(0, 5))
 def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, seed: int) -> None:
-    ids, starts = _documents(lengths)
+    ids, starts = documents(lengths)
     stream = SegmentStream(
         np.append(ids, 0), batch_size=1, tgt_len=1, document_starts=starts, shuffle="documents", seed=seed
     )  # the last document is one longer, so that the token that is never an input may be any one's last
@@ -167,10 +147,10 @@ CUTS = st.lists(st.integers(0, 12), max_size=3)
 def test_shuffled_any_world_size_reads_the_same(
     folder: Path, lengths, cuts, lanes_per_rank: int, world_size: int, tgt_len: int, shuffle
 ) -> None:
-    ids, starts = _documents(lengths)
+    ids, starts = documents(lengths)
     options = {"batch_size": lanes_per_rank * world_size, "document_starts": starts, "shuffle": shuffle, "seed": 3}
     options["tgt_len"] = min(tgt_len, (len(ids) - 1) // options["batch_size"])
-    ids = _in_shards(folder, ids, cuts)
+    ids = in_shards(folder, ids, cuts)
     whole = SegmentStream(ids, **options)
     ranks = [SegmentStream(ids, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
     for _ in range(2 * whole.segments_per_epoch + 1):
@@ -181,8 +161,8 @@ def test_shuffled_any_world_size_reads_the_same(
 
 @given(LENGTHS, CUTS, st.integers(0, 60), st.sampled_from(["documents", "shards"]))
 def test_shuffled_resuming_continues_exactly(folder: Path, lengths, cuts, steps: int, shuffle) -> None:
-    ids, starts = _documents(lengths)
-    ids = _in_shards(folder, ids, cuts)
+    ids, starts = documents(lengths)
+    ids = in_shards(folder, ids, cuts)
     options = {"batch_size": 2, "tgt_len": 2, "document_starts": starts, "shuffle": shuffle, "seed": 1}
     stream, resumed = SegmentStream(ids, **options), SegmentStream(ids, **options)
     for _ in range(steps):
@@ -193,32 +173,6 @@ def test_shuffled_resuming_continues_exactly(folder: Path, lengths, cuts, steps:
         ours, theirs = next(resumed), next(stream)
         assert torch.equal(ours.ids, theirs.ids)
         assert torch.equal(ours.document_starts, theirs.document_starts)
-
-
-def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
-    ids, starts = _documents([3, 1, 2, 4, 1, 1, 2, 3, 5, 1, 1, 2])
-    cuts = [6, 13]  # the second one is inside a document, which belongs to where it starts
-    sharded = _in_shards(tmp_path, ids, cuts)
-    shard_of = np.searchsorted(starts, cuts)
-    seen = set()
-    for seed in range(30):
-        text = ShuffledText(sharded, starts, shuffle="shards", key=(seed, 0))
-        tokens = text.read(0, len(ids))[0].tolist()
-        assert sorted(tokens) == sorted(ids.tolist())
-        order = [token // 100 for token in tokens if token % 100 == 0]
-        shards = [int(np.searchsorted(shard_of, document, "right")) for document in order]
-        assert len([1 for a, b in itertools.pairwise(shards) if a != b]) == 2
-        seen.add((tuple(dict.fromkeys(shards)), tuple(order)))
-    assert len({shards for shards, _ in seen}) == 6
-    assert len(seen) == 30
-
-
-@pytest.mark.parametrize("starts", [[], [0, 4], [4], [4, 10, 12], [0, 4, 11]])
-def test_shuffled_documents_are_those_of_the_ids(starts) -> None:
-    """What precedes the first start is a document too; a start beyond the end, as of a text cut short, is none."""
-    text = ShuffledText(np.arange(10), np.array(starts, np.int64), shuffle="documents", key=(1, 0))
-    whole = list(range(10))
-    assert text.read(0, 10)[0].tolist() in ([whole, whole[4:] + whole[:4]] if starts else [whole])
 
 
 @pytest.mark.parametrize("shuffle", ["documents", "shards"])
@@ -235,35 +189,6 @@ def test_a_shuffled_order_takes_little_memory(monkeypatch, shuffle) -> None:
         assert tracemalloc.get_traced_memory()[1] < 2_000_000
     finally:
         tracemalloc.stop()
-
-
-def test_blocks_of_a_shuffled_text_are_found_once_and_forgotten(monkeypatch) -> None:
-    monkeypatch.setattr(order_module, "BLOCK", 4)
-    ids, starts = _documents([3] * 200)
-    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 0), n_lanes=2)
-    for begin in range(0, 300, 5):
-        for lane in (0, 300):
-            text.read(lane + begin, lane + begin + 5)
-    blocks = text._block.cache_info()
-    assert blocks.misses <= 50 + 1, "all of them, and that in which the second lane begins once more"
-    assert blocks.currsize <= 5
-
-
-def test_shuffled_text_in_many_blocks(monkeypatch) -> None:
-    """Places found in blocks are those of the documents one after another."""
-    monkeypatch.setattr(order_module, "BLOCK", 4)
-    monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 3)
-    ids, starts = _documents([1 + i % 5 for i in range(50)])
-    text = ShuffledText(ids, starts, shuffle="documents", key=(1, 2))
-    ends = [*starts[1:], len(ids)]
-    order = Permutation(50, 1, 2)(np.arange(50)).tolist()
-    expected = np.concatenate([ids[starts[i] : ends[i]] for i in order])
-    begins = np.flatnonzero(expected % 100 == 0)
-    for begin in range(len(ids)):
-        for end in range(begin + 1, min(begin + 40, len(ids)) + 1):
-            tokens, documents = text.read(begin, end)
-            assert np.array_equal(tokens, expected[begin:end])
-            assert np.array_equal(documents, begins[(begins >= begin) & (begins < end)] - begin)
 
 
 @pytest.mark.parametrize(

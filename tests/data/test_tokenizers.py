@@ -5,13 +5,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.data.tokenizer_cases import EXACT, MIXED, TEXT, TOKENIZERS, TRAINED, UNICODE, WITH_SURROGATES, WORDS, check_stream
 from tests.helpers import examples
-from transformer_xl.config import TokenizerConfig
+from transformer_xl.config import DataConfig, TokenizerConfig
+from transformer_xl.data import tokenizers
+from transformer_xl.data.prepare import prepare
 from transformer_xl.data.text_files import cut_chunks
 from transformer_xl.data.tokenizers import (
     BPETokenizer,
-    ByteTokenizer,
     CharTokenizer,
+    SymbolTokenizer,
     Tokenizer,
     WordTokenizer,
     load_tokenizer,
@@ -20,129 +23,77 @@ from transformer_xl.data.tokenizers import (
 )
 from transformer_xl.errors import TokenizerError
 
-TEXT = "def f(x):\n    return x + 1\n\n\nthe cat sat on the mat, the mat! naïve Ünïcode 東京 🙂 it's 1984\n" * 20
-WITH_SURROGATES = st.text(st.characters(exclude_categories=()))
-UNICODE = st.text()  # without lone surrogates
-TRAINED = {
-    "byte": ByteTokenizer(),
-    "char": CharTokenizer("abé東", byte_fallback=True),
-    "bpe": train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [TEXT]),
-    "word": train_tokenizer(TokenizerConfig(kind="word", vocab_size=12), [TEXT]),
-}
-EXACT = pytest.mark.parametrize("kind", ["byte", "char", "bpe"])
-ALL = pytest.mark.parametrize("kind", list(TRAINED))
+ALL = pytest.mark.parametrize("name", list(TOKENIZERS))
 
 
-@EXACT
+@pytest.mark.parametrize("name", EXACT)
 @given(text=UNICODE)
-def test_any_unicode_text_survives(kind: str, text: str) -> None:
-    tokenizer = TRAINED[kind]
+def test_any_unicode_text_survives(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
     ids = tokenizer.encode(text)
-    assert ids.dtype == np.int64
-    assert ids.ndim == 1
     assert tokenizer.decode(ids) == text
     assert np.array_equal(tokenizer.encode_bytes(text.encode()), ids)
 
 
-@pytest.mark.parametrize("kind", ["byte", "char"])
-@given(text=WITH_SURROGATES)
-def test_lone_surrogates_survive(kind: str, text: str) -> None:
-    assert TRAINED[kind].decode(TRAINED[kind].encode(text)) == text
-
-
-def test_bpe_refuses_lone_surrogates() -> None:
-    with pytest.raises(TokenizerError, match=r"lone surrogate is not Unicode; use tokenizer.kind=byte"):
-        TRAINED["bpe"].encode("a\ud800")
-
-
-@given(data=st.binary())
-def test_bytes_take_any_bytes(data: bytes) -> None:
-    assert bytes(ByteTokenizer().encode_bytes(data).tolist()) == data
+@pytest.mark.parametrize("name", [name for name in TOKENIZERS if name not in EXACT[:2]])
+@given(text=MIXED)
+def test_ids_are_ids(name: str, text: str) -> None:
+    tokenizer = TOKENIZERS[name]
+    ids = tokenizer.encode(text.encode("utf-8", "ignore").decode() if name == "bpe" else text)
+    assert ids.dtype == np.int64
+    assert ids.ndim == 1
+    assert np.all((ids >= 0) & (ids < tokenizer.vocab_size))
 
 
 @ALL
-@settings(max_examples=examples(1000))
+@settings(max_examples=examples(600))
 @given(data=st.data())
-def test_stream_decoder_agrees_with_decode(kind: str, data: st.DataObject) -> None:
-    tokenizer = TRAINED[kind]
-    text_ids = WITH_SURROGATES if kind in ("byte", "char") else UNICODE
-    of_text = text_ids.map(lambda text: tokenizer.encode(text).tolist())
-    any_ids = st.lists(st.integers(0, tokenizer.vocab_size - 1))
-    _check_stream(tokenizer, data.draw(of_text | any_ids))
-
-
-@settings(max_examples=examples(1000))
-@given(st.lists(st.sampled_from([0x41, 0x80, 0xA0, 0xBF, 0xC3, 0xE2, 0x82, 0xAC, 0xED, 0xF0, 0x9F, 0x99, 0x82, 0xF4, 0xFF])))
-def test_stream_decoder_agrees_on_broken_utf8(ids: list[int]) -> None:
-    _check_stream(TRAINED["byte"], ids)
-    _check_stream(TRAINED["char"], [i + 4 for i in ids] + [0])
-
-
-def _check_stream(tokenizer: Tokenizer, ids: list[int]) -> None:
-    decoder = tokenizer.stream()
-    assert "".join([*map(decoder.push, ids), decoder.finish()]) == tokenizer.decode(ids)
-
-
-def test_stream_gives_complete_characters_only() -> None:
-    decoder = ByteTokenizer().stream()
-    assert [decoder.push(byte) for byte in "é🙂".encode()] == ["", "é", "", "", "", "🙂"]
-    assert decoder.push(0xE2) == ""
-    assert decoder.finish() == "\ufffd"
-
-
-@settings(max_examples=examples(500))
-@given(text=st.text("ab'9. \n\t\r\x1c\x85\xa0\u2028²東") | UNICODE)
-def test_bpe_by_segments_is_bpe_by_the_library(text: str) -> None:
-    tokenizer = TRAINED["bpe"]
-    assert isinstance(tokenizer, BPETokenizer)
-    assert tokenizer.encode(text).tolist() == tokenizer._model.encode(text).ids
+def test_stream_decoder_agrees_with_decode(name: str, data: st.DataObject) -> None:
+    tokenizer = TOKENIZERS[name]
+    text = {"byte": WITH_SURROGATES, "char": WITH_SURROGATES, "bpe": UNICODE, "word": UNICODE}.get(name, MIXED)
+    of_text = text.map(lambda text: tokenizer.encode(text).tolist())
+    check_stream(tokenizer, data.draw(of_text | st.lists(st.integers(0, tokenizer.vocab_size - 1))))
 
 
 @ALL
-@given(text=UNICODE, chunk_bytes=st.integers(8, 40))
-def test_encoding_in_chunks_is_encoding_as_a_whole(kind: str, text: str, chunk_bytes: int) -> None:
-    # Lines shorter than a chunk, so that every cut is at a line end.
-    text = "\n".join(text[i : i + 1] + " x" for i in range(len(text)))
-    tokenizer = TRAINED[kind]
+@settings(max_examples=examples(500))
+@given(text=UNICODE | MIXED, chunk_bytes=st.integers(8, 40))
+def test_encoding_in_chunks_is_encoding_as_a_whole(name: str, text: str, chunk_bytes: int) -> None:
+    words = text.encode("utf-8", "ignore").decode()
+    if name in TRAINED:  # lines shorter than a chunk, so that every cut is at a line end
+        text = "\n".join(f"{word} x" for word in words)
+    else:
+        lines = words.replace("\r", " ").split("\n")
+        text = "\n".join(f"{line[:1]} x" if line else "" for line in lines for _ in range(3))
+    tokenizer = TOKENIZERS[name]
     parts = [tokenizer.encode_bytes(chunk) for chunk in cut_chunks([text.encode()], chunk_bytes)]
     assert np.array_equal(np.concatenate([np.empty(0, np.int64), *parts]), tokenizer.encode(text))
 
 
-@given(text=UNICODE)
-def test_words_lose_what_they_say(text: str) -> None:
-    tokenizer = train_tokenizer(TokenizerConfig(kind="word"), [text + " x"])
-    expected = "\n".join(" ".join(line.split()) for line in text.split("\n"))
-    assert tokenizer.decode(tokenizer.encode(text.replace("<eos>", ""))) == expected.replace("<eos>", "")
-    assert "space between words" in tokenizer.loses
-    assert "case" not in tokenizer.loses
+@ALL
+def test_saving_and_loading(name: str, tmp_path) -> None:
+    tokenizer, text = TOKENIZERS[name], TEXT if name in TRAINED else "the the\n\n The é ' x\r\nß"
+    tokenizer.save(tmp_path / "tokenizer.json")
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert type(loaded) is type(tokenizer)
+    assert loaded.fingerprint == tokenizer.fingerprint
+    assert loaded.loses == tokenizer.loses
+    assert np.array_equal(loaded.encode(text), tokenizer.encode(text))
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
 
 
-def test_word_vocabulary_order_limits_and_case() -> None:
-    text = "b a A c <unk> a\nb a\n"
-    assert train_tokenizer(TokenizerConfig(kind="word"), [text]).to_dict()["words"] == ["<unk>", "<eos>", "a", "b", "A", "c"]
-    short = train_tokenizer(TokenizerConfig(kind="word", vocab_size=4, lower_case=True), [text])
-    assert short.to_dict()["words"] == ["<unk>", "<eos>", "a", "b"]
-    assert short.encode("A <eos> zz <unk>\n").tolist() == [2, 1, 0, 0, 1]
-    assert "case" in short.loses
-    rare = train_tokenizer(TokenizerConfig(kind="word", min_frequency=3), [text])
-    assert rare.to_dict()["words"] == ["<unk>", "<eos>", "a"]
-
-
-def test_alphabet_is_sorted_and_unseen_characters_are_named() -> None:
-    tokenizer = train_tokenizer(TokenizerConfig(kind="char"), ["né", "an"])
-    assert tokenizer.to_dict()["alphabet"] == "ané"
-    message = (
-        r"'\\u6771' \(U\+6771\) is not in the tokenizer's alphabet of 3 characters; train with tokenizer.byte_fallback=true"
-    )
-    with pytest.raises(TokenizerError, match=message):
-        tokenizer.encode("n東")
-
-
-def test_bpe_learns_units_and_is_deterministic() -> None:
-    again = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [TEXT])
-    assert again.fingerprint == TRAINED["bpe"].fingerprint
-    assert 300 < again.vocab_size <= 320
-    assert len(again.encode(TEXT)) < len(TEXT) / 2
+@given(
+    words=st.lists(st.text(min_size=1).filter(lambda word: word.split() == [word]), min_size=1, unique=True),
+    lower_case=st.booleans(),
+    data=st.data(),
+)
+def test_any_vocabulary_survives_json(words: list[str], lower_case: bool, data: st.DataObject) -> None:
+    special = st.none() | st.sampled_from(words)
+    fields = {name: data.draw(special, name) for name in ("line_start", "line_end", "unknown")}
+    others = {"never_split": words[:2], "moses": "en"} if lower_case else {"any_line_end": True, "undo_joins": True}
+    tokenizer = WordTokenizer(words, lower_case=lower_case, **fields, **others)
+    again = tokenizer_from_dict(json.loads(json.dumps(tokenizer.to_dict())))
+    assert again.to_dict() == tokenizer.to_dict()
 
 
 @pytest.mark.parametrize(
@@ -160,39 +111,61 @@ def test_training_errors(config: TokenizerConfig, message: str) -> None:
 
 
 @ALL
-def test_saving_and_loading(kind: str, tmp_path) -> None:
-    tokenizer = TRAINED[kind]
-    tokenizer.save(tmp_path / "tokenizer.json")
-    loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert type(loaded) is type(tokenizer)
-    assert loaded.fingerprint == tokenizer.fingerprint
-    assert np.array_equal(loaded.encode(TEXT), tokenizer.encode(TEXT))
-    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
-
-
-@ALL
 @pytest.mark.parametrize("bad", [-1, 10_000])
-def test_ids_outside_the_vocabulary(kind: str, bad: int) -> None:
+def test_ids_outside_the_vocabulary(name: str, bad: int) -> None:
     with pytest.raises(TokenizerError, match=rf"token id {bad} is outside the vocabulary \(0 … \d+\); decode with"):
-        TRAINED[kind].decode([0, bad])
+        TOKENIZERS[name].decode([0, bad])
     with pytest.raises(TokenizerError, match=rf"token id {bad} is outside"):
-        TRAINED[kind].stream().push(bad)
+        TOKENIZERS[name].stream().push(bad)
 
 
-@pytest.mark.parametrize("ids", [[0.5], [[1, 2]], ["a"], [True]])
-def test_ids_must_be_integers(ids) -> None:
-    with pytest.raises(TokenizerError, match=r"one row of integers"):
-        ByteTokenizer().decode(ids)
+@pytest.mark.parametrize(
+    ("tokenizer", "text", "message"),
+    [
+        (
+            WordTokenizer(["a"], line_end=None, unknown=None),
+            "a b" + "c" * 99,
+            r"word 'bc{39}' is not in the vocabulary of 1 words",
+        ),
+        (SymbolTokenizer(["97"], unit="byte"), "aé", r"byte 195 \(0xc3\) is not among the vocabulary's 1 symbols"),
+        (
+            SymbolTokenizer(["a"], unit="char"),
+            "aé\n東",
+            r"character '\\xe9' \(U\+00E9\) is not among the vocabulary's 1 symbols",
+        ),
+    ],
+)
+def test_unknown_without_a_word_for_it(tokenizer: Tokenizer, text: str, message: str) -> None:
+    with pytest.raises(TokenizerError, match=message) as error:
+        tokenizer.encode(text)
+    assert "\n" not in str(error.value)
 
 
-def test_decode_accepts_arrays_iterators_and_nothing() -> None:
-    assert ByteTokenizer().decode(np.array([65, 66], np.uint16)) == "AB"
-    assert ByteTokenizer().decode(iter([65])) == "A"
-    assert ByteTokenizer().decode([]) == ""
+@pytest.mark.parametrize(
+    ("name", "loses"),
+    [
+        ("word", "Words outside the vocabulary (they become <unk>), SPACE."),
+        ("lines", "Words outside the vocabulary (they become <unk>), SPACE; @-@, @,@ and @.@ are written as -"),
+        ("sentences", "Words outside the vocabulary (they become <unk>), case, SPACE; @-@"),
+        ("no lines", "Words outside the vocabulary (they become x), line ends, SPACE; @-@"),
+        ("bytes without line ends", "Bytes outside the vocabulary (they become <unk>), line ends."),
+        (
+            "letters",
+            "Characters outside the vocabulary (they become <unk>), line ends, case, white space other than blanks, _ (it",
+        ),
+        ("characters", "Characters outside the vocabulary (they become !), space at the ends of lines."),
+    ],
+)
+def test_what_is_lost_is_said(name: str, loses: str) -> None:
+    space = "the amount and kind of space between words"
+    upper = WordTokenizer(["<UNK>"], line_end=None, unknown="<UNK>", moses="en").loses
+    assert upper.startswith(f"Words outside the vocabulary (they become <UNK>), line ends, {space} and the typography of")
+    assert TOKENIZERS[name].loses.startswith(loses.replace("SPACE", space))
+    assert TOKENIZERS["bytes"].loses == ""
 
 
 def _library(**changes) -> dict:
-    library = json.loads(json.dumps(TRAINED["bpe"].to_dict()["library"]))
+    library = json.loads(json.dumps(TOKENIZERS["bpe"].to_dict()["library"]))
     vocab = library["model"]["vocab"]
     if changes.pop("gap", False):
         vocab[max(vocab, key=vocab.get)] = 999
@@ -203,6 +176,10 @@ def _library(**changes) -> dict:
     return library | changes
 
 
+WORD_FIELDS = WordTokenizer(WORDS, line_start="<S>", moses="en", never_split=["x"], lower_case=True).to_dict()
+SYMBOL_FIELDS = TOKENIZERS["letters"].to_dict()
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -211,26 +188,75 @@ def _library(**changes) -> dict:
         ({"kind": ["byte"], "format": 1}, "unknown tokenizer kind"),
         ({"kind": "byte", "format": 2}, "format 2 is not 1"),
         ({"kind": "byte", "format": 1, "more": 1}, "its fields are"),
-        ({"kind": "char", "format": 1, "alphabet": "ba", "byte_fallback": False}, "not sorted or has duplicates"),
-        ({"kind": "char", "format": 1, "alphabet": "aa", "byte_fallback": False}, "not sorted or has duplicates"),
+        ({"kind": "char", "format": 1, "alphabet": "ba", "byte_fallback": False}, "not in the form in which"),
+        ({"kind": "char", "format": 1, "alphabet": "aa", "byte_fallback": False}, "not in the form in which"),
         ({"kind": "char", "format": 1, "alphabet": "", "byte_fallback": False}, "alphabet is empty"),
-        ({"kind": "char", "format": 1, "alphabet": ["a"], "byte_fallback": False}, "wrong type"),
-        ({"kind": "word", "format": 1, "words": ["a"], "lower_case": False}, "do not begin with <unk>, <eos>"),
+        ({"kind": "char", "format": 1, "alphabet": ["a"], "byte_fallback": False}, "not in the form in which"),
+        ({"kind": "char", "format": 1, "alphabet": 5, "byte_fallback": False}, "what is no character"),
+        ({"kind": "char", "format": 1, "alphabet": [[]], "byte_fallback": False}, "what is no character"),
+        ({"kind": "char", "format": 1, "alphabet": "a", "byte_fallback": 1}, "byte_fallback is neither"),
+        ({"kind": "char", "format": 1, "alphabet": "a"}, "not in the form in which"),
+        ({"kind": "word", "format": 1, "words": ["a"], "lower_case": False}, r"line_end \('<eos>'\) is not one of its words"),
         ({"kind": "word", "format": 1, "words": ["<unk>", "<eos>", "a", "a"], "lower_case": False}, "occurs twice"),
         ({"kind": "word", "format": 1, "words": ["<unk>", "<eos>", "a b"], "lower_case": False}, "contains space"),
         ({"kind": "word", "format": 1, "words": ["<unk>", "<eos>", 3], "lower_case": False}, "not text"),
-        ({"kind": "word", "format": 1, "words": "abc", "lower_case": False}, "wrong type"),
+        ({"kind": "word", "format": 1, "words": "abc", "lower_case": False}, "words are no list"),
         ({"kind": "bpe", "format": 1, "library": 3}, "wrong type"),
         ({"kind": "bpe", "format": 1, "library": {}}, "damaged tokenizer"),
         ({"kind": "bpe", "format": 1, "library": _library(normalizer={"type": "NFC"})}, "has a normalizer"),
-        ({"kind": "bpe", "format": 1, "library": _library(gap=True)}, "damaged tokenizer"),
+        ({"kind": "bpe", "format": 1, "library": _library(gap=True)}, "tokenizer"),
         ({"kind": "bpe", "format": 1, "library": _library(strange=True)}, "not made of bytes"),
+        (WORD_FIELDS | {"words": "abc"}, "words are no list"),
+        (WORD_FIELDS | {"words": []}, "it has no words"),
+        (WORD_FIELDS | {"words": ["<eos>", "<unk>", ["a"]]}, "a word is not text"),
+        (WORD_FIELDS | {"words": ["<eos>", "<unk>", 1]}, "a word is not text"),
+        (WORD_FIELDS | {"words": ["<eos>", "<unk>", "a", "a"]}, "occurs twice"),
+        (WORD_FIELDS | {"words": ["<eos>", "<unk>", ""]}, "empty or contains space"),
+        (WORD_FIELDS | {"words": ["<eos>", "<unk>", "a\u2028b"]}, "empty or contains space"),
+        (WORD_FIELDS | {"line_end": "</s>"}, r"line_end \('</s>'\) is not one of its words"),
+        (WORD_FIELDS | {"line_start": 1}, r"line_start \('1'\) is not one of its words"),
+        (WORD_FIELDS | {"unknown": ["<unk>"]}, "unknown .* is not one of its words"),
+        (WORD_FIELDS | {"lower_case": None}, "lower_case is neither"),
+        (WORD_FIELDS | {"moses": "/etc"}, "moses is no language"),
+        (WORD_FIELDS | {"moses": 1}, "moses is no language"),
+        (WORD_FIELDS | {"never_split": "ab"}, "never_split is no list"),
+        (WORD_FIELDS | {"never_split": [1]}, "never_split has what is not text"),
+        (WORD_FIELDS | {"never_split": [""]}, "a word of never_split is empty"),
+        (WORD_FIELDS | {"more": 1}, "its fields are"),
+        (SYMBOL_FIELDS | {"unit": "word"}, "unit 'word' is neither 'byte' nor 'char'"),
+        (SYMBOL_FIELDS | {"unit": ["byte"]}, r"unit \['byte'\] is neither"),
+        (SYMBOL_FIELDS | {"unit": "byte"}, "bytes have neither case"),
+        (SYMBOL_FIELDS | {"blank": "-" * 80}, r"blank \('-{40}'\) is not one of its words"),
+        (SYMBOL_FIELDS | {"lower_case": "yes"}, "lower_case is neither"),
+        (SYMBOL_FIELDS | {"symbols": {}}, "words are no list"),
+        (WORD_FIELDS | {"any_line_end": 1}, "any_line_end is neither"),
+        (WORD_FIELDS | {"undo_joins": "no"}, "undo_joins is neither"),
+        (WORD_FIELDS | {"unknown": "<unk>"}, "not in the form in which tokenizers are saved"),
+        (SYMBOL_FIELDS | {"symbols": []}, "it has no words"),
     ],
 )
 def test_inconsistent_values(values, message: str) -> None:
     with pytest.raises(TokenizerError, match=message) as error:
         tokenizer_from_dict(values)
     assert "\n" not in str(error.value)
+
+
+CHAR_FIELDS = CharTokenizer("ab").to_dict()
+SCALAR = st.none() | st.booleans() | st.integers() | st.text(max_size=4)
+JSON = SCALAR | st.lists(SCALAR, max_size=3) | st.dictionaries(st.text(max_size=1), SCALAR, max_size=1)
+FIELDS = WORD_FIELDS.keys() | SYMBOL_FIELDS.keys() | CHAR_FIELDS.keys()
+CHANGES = st.fixed_dictionaries({}, optional={name: JSON for name in sorted(FIELDS - {"kind"})})
+
+
+@settings(max_examples=examples(300))
+@given(base=st.sampled_from([WORD_FIELDS, SYMBOL_FIELDS, CHAR_FIELDS]), changes=CHANGES)
+def test_any_json_makes_a_tokenizer_or_its_error(base: dict, changes: dict) -> None:
+    try:
+        tokenizer = tokenizer_from_dict(base | changes)
+    except TokenizerError as error:
+        assert "\n" not in str(error)
+    else:
+        assert tokenizer.decode(range(tokenizer.vocab_size)) is not None
 
 
 def test_damaged_files(tmp_path) -> None:
@@ -248,12 +274,26 @@ def test_damaged_files(tmp_path) -> None:
         load_tokenizer(path)
 
 
-def test_not_utf8() -> None:
-    with pytest.raises(TokenizerError, match=r"byte 1 \(0xff\) is not UTF-8; use tokenizer.kind=byte"):
-        TRAINED["bpe"].encode_bytes(b"a\xff")
+def test_a_file_of_absurd_size_is_refused(tmp_path, monkeypatch) -> None:
+    path = tmp_path / "tokenizer.json"
+    TOKENIZERS["lines"].save(path)
+    monkeypatch.setattr(tokenizers, "MAX_FILE_BYTES", 10)
+    with pytest.raises(TokenizerError, match=r"tokenizer.json': it has \d+ bytes, more than the 10 of any tokenizer"):
+        load_tokenizer(path)
+
+
+def test_a_corpus_is_prepared_by_it(tmp_path) -> None:
+    text = "the x 1 @,@ 000\n\n The end\n" * 300
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    for name in ("lines", "sentences", "letters"):
+        data = DataConfig(corpus=str(tmp_path / "text.txt"), split=(1, 0, 0))
+        tokenizer = TOKENIZERS[name]
+        prepared = prepare(data, tokenizer, cache=tmp_path / "cache", n_workers=2, progress=False)
+        assert np.array_equal(prepared.splits["train"].ids, tokenizer.encode(text))
+        assert prepared.tokenizer.fingerprint == tokenizer.fingerprint
 
 
 def test_types() -> None:
-    assert isinstance(TRAINED["bpe"], BPETokenizer)
-    assert isinstance(TRAINED["word"], WordTokenizer)
-    assert TRAINED["bpe"].loses == ""
+    assert isinstance(TOKENIZERS["bpe"], BPETokenizer)
+    assert isinstance(TOKENIZERS["word"], WordTokenizer)
+    assert TOKENIZERS["bpe"].loses == ""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, VocabularyTokenizer, WordTokenizer
+from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.stopping import Stopping, StopStream, Transcript
 
@@ -168,7 +168,7 @@ def test_what_looked_like_a_stop_comes_at_the_end() -> None:
 
 @pytest.mark.parametrize(
     "tokenizer",
-    [WordTokenizer(WORDS), VocabularyTokenizer(WORDS, line_end="<eos>", unknown="<unk>")],
+    [WordTokenizer(WORDS), WordTokenizer(WORDS, any_line_end=True, undo_joins=True)],
     ids=["words", "vocabulary"],
 )
 def test_words_begin_as_what_came_before_has_it(tokenizer: Tokenizer) -> None:

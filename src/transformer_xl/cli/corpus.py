@@ -88,7 +88,7 @@ def prepare(
     from transformer_xl.data.prepare import prepare as encode
 
     settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)
-    named = absolute_corpus(corpus)  # as training names it, which is to find what is prepared here
+    named = absolute_corpus(corpus)  # as training names it, so that training finds what is prepared here
     data = DataConfig(corpus=named, documents=documents)
     searched = [search] if search else []
     prepared = encode(data, settings, search=searched, n_workers=workers, verify=verify, repair=True)

@@ -9,14 +9,23 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, VocabularyTokenizer, WordTokenizer
-from transformer_xl.data.vocabulary import is_byte
+from transformer_xl.data.characters import is_byte
+from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import TokenizerError
 
 _LINES_END = ("ptb", "wt2", "wt103")
 _SENTENCES = ("lm1b",)
 _NO_LINES = ("enwik8", "text8")
 _EOS, _SENTENCE, _BLANK = "<eos>", "<S>", "_"
+
+MAX_WORDS = 1 << 23
+"""A vocabulary has at most so many words; the largest that was published with a model has 793,471."""
+
+MAX_WORD_LENGTH = 1 << 16
+"""A word has at most so many characters."""
+
+_MEANING = ("words", "symbols", "unit", "lower_case", "blank", "line_start", "line_end", "unknown", "moses", "never_split")
+"""Attributes of tokenizers that a state tells."""
 
 
 def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
@@ -40,6 +49,12 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
     if not isinstance(state, Mapping):
         raise TokenizerError(f"a vocabulary's state is a mapping of its attributes, not {type(state).__name__}")
     words = _words(state)
+    if len(words) > MAX_WORDS:
+        raise TokenizerError(
+            f"{len(words):,} words are more than the {MAX_WORDS:,} of any vocabulary; convert the original file"
+        )
+    if any(isinstance(word, str) and len(word) > MAX_WORD_LENGTH for word in words):
+        raise TokenizerError(f"a word has more than {MAX_WORD_LENGTH:,} characters; convert the original file")
     lower_case, delimiter = state.get("lower_case", False), state.get("delimiter")
     dataset = state.get("dataset") if dataset is None else dataset
     unknown = _unknown(state, words)
@@ -58,12 +73,14 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
     never_split = state.get("never_split")
     if never_split is None:
         never_split = [word for word in (_EOS, "<unk>", "<formula>") if word in words] if language else []
-    return VocabularyTokenizer(
+    return WordTokenizer(
         words,
         lower_case=lower_case,
         line_start=start,
         line_end=end,
         unknown=unknown,
+        any_line_end=True,
+        undo_joins=True,
         moses=language,
         never_split=never_split,
     )
@@ -138,7 +155,7 @@ def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
         TokenizerError: a tokenizer that no such vocabulary can stand for.
 
     Example:
-        >>> to_vocab_state(VocabularyTokenizer(["<eos>", "a"], line_end="<eos>"))["eos_idx"]
+        >>> to_vocab_state(WordTokenizer(["<eos>", "a"], unknown=None))["eos_idx"]
         0
     """
     state: dict[str, Any] = {"lower_case": False, "delimiter": None, "special": [], "unknown": None}
@@ -156,35 +173,21 @@ def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
         }
     elif isinstance(tokenizer, WordTokenizer):
         words = tokenizer.words
-        state |= {"lower_case": tokenizer.lower_case, "special": list(words[:2]), "unknown": words[0], "dataset": "wt103"}
-    elif isinstance(tokenizer, VocabularyTokenizer):
-        words = tokenizer.words
-        state |= _word_state(tokenizer)
+        state |= {
+            "lower_case": tokenizer.lower_case,
+            "unknown": tokenizer.unknown,
+            "dataset": "lm1b" if tokenizer.line_start is not None else "text8" if tokenizer.line_end is None else "wt103",
+            "special": [tokenizer.line_end] if tokenizer.line_start is None and tokenizer.line_end is not None else [],
+        }
+        if tokenizer.moses is not None:
+            state["language"] = tokenizer.moses
+        if tokenizer.moses is not None or tokenizer.never_split:
+            state["never_split"] = list(tokenizer.never_split)
     else:
         raise TokenizerError(
-            f"a vocabulary of kind '{tokenizer.kind}' has no counterpart in other programs; kinds word, byte, vocabulary and "
-            "symbols have"
+            f"a vocabulary of kind '{tokenizer.kind}' has no counterpart in other programs; kinds word, byte and symbols have"
         )
-    return _complete(list(words), state, tokenizer)
-
-
-def _word_state(tokenizer: VocabularyTokenizer) -> dict[str, Any]:
-    state: dict[str, Any] = {
-        "lower_case": tokenizer.lower_case,
-        "unknown": tokenizer.unknown,
-        "dataset": "lm1b" if tokenizer.line_start is not None else "text8" if tokenizer.line_end is None else "wt103",
-        "special": [tokenizer.line_end] if tokenizer.line_start is None and tokenizer.line_end is not None else [],
-    }
-    if tokenizer.moses is not None:
-        state["language"] = tokenizer.moses
-    if tokenizer.moses is not None or tokenizer.never_split:
-        state["never_split"] = list(tokenizer.never_split)
-    return state
-
-
-def _complete(words: list[str], state: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Add what follows from the words, and check that the state means the same tokenizer."""
-    unknown = state.pop("unknown")
+    words, unknown = list(words), state.pop("unknown")
     sym2idx = {word: index for index, word in enumerate(words)}
     state |= {"min_freq": 0, "max_size": None, "vocab_file": None, "idx2sym": words, "sym2idx": sym2idx}
     state |= {f"{word.strip('<>')}_idx": sym2idx[word] for word in state["special"]}
@@ -198,11 +201,11 @@ def _complete(words: list[str], state: dict[str, Any], tokenizer: Tokenizer) -> 
 def _same(state: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     """Tell whether a state means what the tokenizer does, as far as both say it."""
     try:
-        again = from_vocab_state(state).to_dict()
+        again = from_vocab_state(state)
     except TokenizerError:
         return False
-    mine = tokenizer.to_dict()
-    return all(again[field] == mine[field] for field in (again.keys() & mine.keys()) - {"kind", "format"})
+    names = [name for name in _MEANING if hasattr(tokenizer, name) and hasattr(again, name)]
+    return all(getattr(again, name) == getattr(tokenizer, name) for name in names)
 
 
 def _words(state: Mapping[str, Any]) -> list[str]:

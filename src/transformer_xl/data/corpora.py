@@ -10,19 +10,21 @@ import glob
 import hashlib
 import json
 import os
-import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from transformer_xl.config import DataConfig
+from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, SplitFiles, SplitName
+from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
 from transformer_xl.errors import CorpusError, did_you_mean
 from transformer_xl.files import locked
+from transformer_xl.ranks import is_reporter
 
 PYTHON_STDLIB = "python-stdlib"
 
@@ -123,7 +125,7 @@ class Corpus:
             if now != before:
                 raise CorpusError(f"'{now[0]}' changed while it was read; try again when nothing writes to it any more")
 
-    def chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[bytes, bool]]:
+    def chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
         """Yield the text of a split.
 
         Args:
@@ -131,17 +133,11 @@ class Corpus:
             chunk_bytes: largest size of a chunk.
 
         Yields:
-            Chunks, cut as `cut_chunks` says and never empty, each with whether it begins a document. Lines that divide
-            documents are not part of the text.
+            Chunks, cut as `cut_chunks` says and never empty. Lines that divide documents are not part of the text.
 
         Raises:
             CorpusError: a file vanished, is unreadable or damaged.
         """
-        for chunk in self.located_chunks(split, chunk_bytes):
-            yield chunk.data, chunk.starts_document
-
-    def located_chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """Yield what `chunks` yields, with file and byte offset."""
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
 
@@ -151,7 +147,7 @@ class Corpus:
         Raises:
             CorpusError: as for `chunks`, or the text is not UTF-8.
         """
-        for chunk in self.located_chunks(split):
+        for chunk in self.chunks(split):
             yield decode_chunk(chunk)
 
 
@@ -277,12 +273,7 @@ def _matches(pattern: Path) -> tuple[list[Path], Path]:
     files = sorted(file for match in matches if (file := Path(match)).is_file())
     if not files:
         raise CorpusError(f"corpus '{pattern}': no such file; no file matches the pattern")
-    fixed = []
-    for part in pattern.parts[:-1]:
-        if glob.has_magic(part):
-            break
-        fixed.append(part)
-    return files, Path(*fixed)
+    return files, Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1]))
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:
@@ -312,7 +303,8 @@ def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Co
     found = _search(canonical, directories)
     if found is None:
         if not download or not canonical.sources:
-            raise CorpusError(f"corpus '{name}' is in none of {_listed(directories)}; {_remedy(name, canonical)}")
+            listed = ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))
+            raise CorpusError(f"corpus '{name}' is in none of {listed}; {_remedy(name, canonical)}")
         fetch(name)
         found = _search(canonical, directories)
     if found is None:
@@ -348,8 +340,10 @@ def fetch(name: str, *, progress: bool = True) -> Path:
         raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / ".lock", on_busy=partial(_say_who_is_waited_for, name)):  # the processes of a run come together
-            _fetch(corpus, folder, progress=progress)
+        busy = f"another process is downloading '{name}'; waiting for it"  # as when the processes of a run come together
+        with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
+            for source in corpus.sources:
+                _fetch(source, folder, progress=progress)
     except OSError as error:
         raise CorpusError(
             f"cannot write to '{folder}': {error.strerror or error}; free space there or set TXL_DATA to another directory"
@@ -357,22 +351,16 @@ def fetch(name: str, *, progress: bool = True) -> Path:
     return folder
 
 
-def _fetch(corpus: NamedCorpus, folder: Path, *, progress: bool) -> None:
+def _fetch(source: Source, folder: Path, *, progress: bool) -> None:
     """Download what is not there."""
-    for source in corpus.sources:
-        targets = [member for _, member in source.members] or [source.file]
-        if all((folder / target).is_file() for target in targets):
-            continue
-        archive = folder / (source.file or source.urls[0].rsplit("/", 1)[1])
-        download(source.urls, archive, size=source.size, sha256=source.sha256, progress=progress)
-        if source.members:
-            unpack(archive, {member: folder / target for member, target in source.members}, limit=source.unpacked_limit)
-            archive.unlink()
-
-
-def _say_who_is_waited_for(name: str) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes that wait, one says so
-        print(f"another process is downloading '{name}'; waiting for it", file=sys.stderr)
+    targets = [member for _, member in source.members] or [source.file]
+    if all((folder / target).is_file() for target in targets):
+        return
+    archive = folder / (source.file or source.urls[0].rsplit("/", 1)[1])
+    download(source.urls, archive, size=source.size, sha256=source.sha256, progress=progress)
+    if source.members:
+        unpack(archive, {member: folder / target for member, target in source.members}, limit=source.unpacked_limit)
+        archive.unlink()
 
 
 def _search(corpus: NamedCorpus, directories: list[Path]) -> Splits | None:
@@ -395,7 +383,3 @@ def _pieces(split: SplitFiles, folder: Path) -> tuple[Piece, ...]:
 def _remedy(name: str, corpus: NamedCorpus) -> str:
     get = corpus.how_to_get or f"get it with 'txl corpus get {name}'"
     return f"{get}, or give the directory that has it with --corpus DIR or TXL_DATA"
-
-
-def _listed(directories: list[Path]) -> str:
-    return ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from transformer_xl.data.progress import byte_progress
+from transformer_xl import console
 from transformer_xl.errors import CorpusError
+from transformer_xl.files import whole_file
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as lost."""
@@ -34,7 +35,7 @@ def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256
 
     Args:
         url: http(s) address, or several mirrors that are tried in order until one answers.
-        target: where the file shall be.
+        target: where the file goes.
         size: expected bytes, if known.
         sha256: expected hash as hex, if known.
         progress: show a bar on stderr, if it is a terminal.
@@ -53,9 +54,11 @@ def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256
             except _UnreachableError:
                 if last:
                     raise
-        _verify(part, urls[0], size=size, sha256=sha256 or _recorded(target))
+        record = target.with_name(target.name + ".sha256")
+        recorded = record.read_text().strip() if sha256 is None and record.is_file() else sha256
+        found = _verified(part, urls[0], size=size, sha256=recorded)
         if sha256 is None:
-            _record(target).write_text(_hash(part))
+            record.write_text(found)
         part.replace(target)
     except OSError as error:
         raise CorpusError(
@@ -128,10 +131,9 @@ def _fetch(url: str, part: Path, *, size: int | None, progress: bool) -> None:
 def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size: int | None, progress: bool) -> None:
     length = response.headers.get("Content-Length", "")
     total = size if size is not None else done + int(length) if length.isdigit() else None
-    with (
-        part.open("ab" if done else "wb") as file,
-        byte_progress(part.name.removesuffix(".part"), total=total, done=done, enabled=progress) as advance,
-    ):
+    what = part.name.removesuffix(".part")
+    with part.open("ab" if done else "wb") as file, console.progress(unit="bytes", hidden=not progress) as bar:
+        bar.begin(what, total, done=done)
         while total is None or done <= total:  # a server that sends more than it should is cut off
             try:
                 block = response.read(_BLOCK_BYTES)
@@ -141,47 +143,32 @@ def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size:
                 break
             file.write(block)
             done += len(block)
-            advance(len(block))
+            bar.advance(len(block))
     if total is not None and done < total:
         raise CorpusError(f"download cut off: '{part}' has {done:,} of {total:,} bytes; run the command again to resume")
 
 
-def _verify(part: Path, url: str, *, size: int | None, sha256: str | None) -> None:
-    found_size, found_hash = part.stat().st_size, _hash(part)
+def _verified(part: Path, url: str, *, size: int | None, sha256: str | None) -> str:
+    """Return the hash of what was downloaded, or remove it if it is not what was expected."""
+    with part.open("rb") as file:
+        found_size, found_hash = part.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
     if size is not None and found_size != size:
         complaint = f"size {found_size:,} bytes, expected {size:,}"
     elif sha256 is not None and found_hash != sha256:
         complaint = f"sha256 {found_hash}, expected {sha256}"
     else:
-        return
+        return found_hash
     part.unlink()
     raise CorpusError(f"'{url}' is not the expected file ({complaint}) and was removed; try again, or {_BY_HAND}")
 
 
-def _record(target: Path) -> Path:
-    return target.with_name(target.name + ".sha256")
-
-
-def _recorded(target: Path) -> str | None:
-    return _record(target).read_text().strip() if _record(target).is_file() else None
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _copy(source: IO[bytes], target: Path, limit: int) -> None:
-    """Write `source` to `target`, which appears only when it is complete."""
-    part = target.with_name(target.name + ".part")
     n_bytes = 0
-    with part.open("wb") as file:
+    with whole_file(target) as stray, stray.open("wb") as file:
         while block := source.read(_BLOCK_BYTES):
             n_bytes += len(block)
             if n_bytes > limit:
-                break
+                raise CorpusError(
+                    f"archive member for '{target}' has more than {limit:,} bytes; delete the archive, do not trust it"
+                )
             file.write(block)
-    if n_bytes > limit:
-        part.unlink()
-        raise CorpusError(f"archive member for '{target}' has more than {limit:,} bytes; delete the archive, do not trust it")
-    part.replace(target)

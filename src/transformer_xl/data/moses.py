@@ -30,18 +30,19 @@ _CJK = re.compile(
 
 
 class PlainSpacing:
-    """A space between any two words, but none at a join."""
+    """A space between any two words, but none at a join if joins are undone."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, undo_joins: bool = True) -> None:
         self._first = True
         self._glued = False
+        self._joins = JOINS if undo_joins else {}
 
     def push(self, word: str) -> str:
         """Return the word with the space before it, if any."""
         first, self._first = self._first, False
-        glued, self._glued = self._glued, word in JOINS
+        glued, self._glued = self._glued, word in self._joins
         if self._glued:
-            return JOINS[word]
+            return self._joins[word]
         if glued:
             self._after_join(word)
             return word
@@ -108,15 +109,18 @@ class LineWriter:
         line_start: the word that begins a line and is not written; None: there is none.
         line_end: the word that ends a line and is written as line end, possibly the same; None: there is none.
         language: what Moses spacing to use; None: a space between any two words.
+        undo_joins: write the words of `JOINS` as what they stand for; Moses spacing always does.
     """
 
-    def __init__(self, line_start: str | None, line_end: str | None, language: str | None) -> None:
+    def __init__(self, line_start: str | None, line_end: str | None, language: str | None, *, undo_joins: bool = True) -> None:
         self._line_start, self._line_end, self._language = line_start, line_end, language
+        self._undo_joins = undo_joins
         self._begin()
 
     def _begin(self) -> None:
         self._in_line = False
-        self._spacing = PlainSpacing() if self._language is None else MosesSpacing(self._language)
+        plain = self._language is None
+        self._spacing = PlainSpacing(undo_joins=self._undo_joins) if plain else MosesSpacing(self._language)
 
     def push(self, word: str) -> str:
         """Return the text that one more word adds."""

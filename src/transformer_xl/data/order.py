@@ -7,7 +7,7 @@ the number of tokens before each block is kept.
 
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 
@@ -24,14 +24,6 @@ _BLOCKS_AT_ONCE = 256
 _ROUNDS = 6
 _MULTIPLIERS = np.array([0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53], np.uint64)
 _SHIFT = np.uint64(33)
-
-
-class Text(Protocol):
-    """Tokens in the order in which they are read."""
-
-    def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids at places begin … end - 1, and at which of these documents start, counted from `begin`."""
-        ...
 
 
 class PlainText:

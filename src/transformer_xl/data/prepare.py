@@ -11,7 +11,7 @@ A prepared corpus is a directory named by a hash of everything that its content 
 A split of much text has several such shards (`shards.py`), and `documents.train.all.npy` for all of them.
 
 It is built under another name and renamed when complete, so that nobody sees a part of it. Finished shards outlive an
-interruption, even SIGKILL; a second process that prepares the same corpus at the same time waits for the first.
+interruption, even SIGKILL. A second process that prepares the same corpus at the same time waits for the first.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -31,19 +30,18 @@ from typing import Any
 
 import numpy as np
 
+from transformer_xl import console
 from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.order import TokenIds
-from transformer_xl.data.progress import byte_progress
 from transformer_xl.data.shards import (
     DamagedError,
     Shard,
     ShardedIds,
     check_file,
     join_documents,
-    new_file,
     open_documents,
     shard_names,
     size_and_hash,
@@ -53,17 +51,18 @@ from transformer_xl.data.shards import (
 from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
-from transformer_xl.files import locked
+from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
+from transformer_xl.ranks import is_reporter
 
 FORMAT = 2
 """Version of the directory's layout and of the places at which text is cut."""
 
 SMALL_BYTES = 4 << 20
-"""Corpora of fewer bytes on disk are encoded in this process: others would take longer to start."""
+"""Corpora of fewer bytes on disk are encoded in this process, because others would take longer to start."""
 
 HASHED_BYTES = 256 << 20
-"""When a prepared corpus is opened, so much of it, its smallest files, is compared with hashes; of the rest what is newer than
-its manifest, otherwise only sizes."""
+"""When a prepared corpus is opened, its smallest files, so many bytes together, are compared with their hashes, and so is every
+file that is newer than the manifest; of the others only the size is compared."""
 
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _UNFINISHED, _MANIFEST, _TOKENIZER = ".unfinished", "manifest.json", "tokenizer.json"
@@ -166,14 +165,14 @@ def prepare(
 
 
 def _refuse_or_say(damage: DamagedError, directory: Path, *, repair: bool) -> None:
-    """Say that a damaged corpus is prepared again; refuse where that may take hours and nobody asked for it."""
+    """Say that a damaged corpus will be prepared again; refuse if that may take hours and nobody asked for it."""
     is_large, is_shard = any(directory.glob("*.1.json")), damage.path.suffix in (".bin", ".npy")
     if is_large and is_shard and not repair:
         raise CorpusError(
             f"shard '{damage.path}' of the prepared corpus {damage.what}; restore it, or encode its text again: with "
             f"txl corpus prepare, or by deleting '{_MANIFEST}' beside it"
         )
-    print(f"prepared corpus '{directory}' is damaged ({damage}); preparing it again", file=sys.stderr)
+    console.say(f"prepared corpus '{directory}' is damaged ({damage}); preparing it again")
 
 
 def _known_as(directory: Path) -> Path:
@@ -197,11 +196,6 @@ def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
     return hashlib.sha256(json.dumps([FORMAT, corpus.fingerprint, which]).encode()).hexdigest()[:32]
 
 
-def _say_who_is_waited_for(name: str) -> None:
-    if os.environ.get("RANK", "0") == "0":  # of several processes that wait, one says so
-        print(f"another process is preparing '{name}'; waiting for it", file=sys.stderr)
-
-
 def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: bool) -> None:
     """Let `build` fill a directory that becomes `directory` when complete, unless another process makes it meanwhile.
 
@@ -211,7 +205,9 @@ def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: 
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(directory.parent, but=unfinished)
-        with locked(directory.with_name(directory.name + ".lock"), on_busy=partial(_say_who_is_waited_for, name)):
+        busy = f"another process is preparing '{name}'; waiting for it"
+        lock = directory.with_name(directory.name + ".lock")
+        with locked(lock, on_busy=lambda: console.say(busy, quiet=not is_reporter())):
             if _is_good(directory, verify=verify):
                 return
             _take_up(directory, unfinished)
@@ -244,11 +240,11 @@ def _take_up(directory: Path, unfinished: Path) -> None:
         shutil.rmtree(unfinished, ignore_errors=True)
         directory.rename(unfinished)
     elif unfinished.exists():
-        print("going on with a preparation that was interrupted; finished shards are kept", file=sys.stderr)
+        console.say("going on with a preparation that was interrupted; finished shards are kept")
     unfinished.mkdir(exist_ok=True)
     os.utime(unfinished)  # it is not abandoned, should the first shard take long
-    for part in unfinished.glob("*.tmp-*"):
-        part.unlink()
+    for stray in unfinished.glob(f"*{STRAY_SUFFIX}*"):
+        stray.unlink()
 
 
 def _records(directory: Path) -> list[Path]:
@@ -258,7 +254,7 @@ def _records(directory: Path) -> list[Path]:
 
 def _remove_abandoned(root: Path, *, but: Path) -> None:
     """Remove what killed processes left behind long ago."""
-    for old in (*root.glob("*.tmp-*"), *root.glob(f"*{_UNFINISHED}")):
+    for old in root.glob(f"*{_UNFINISHED}"):
         try:
             if old != but and time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
@@ -284,16 +280,18 @@ def _build(
     splits, files, names = {}, {}, {_TOKENIZER}
     for split in SPLITS:
         shards = _write_split(corpus, split, trained, directory, n_workers=n_workers, progress=progress)
-        splits[split] = _counts(directory, split, shards)
+        counts = {count: sum(getattr(shard, count) for shard in shards) for count in ("n_tokens", "n_bytes", "n_characters")}
+        documents = open_documents(directory, split, n_tokens=counts["n_tokens"], n_shards=len(shards))
+        splits[split] = {**counts, "n_documents": len(documents), "shards": [shard.n_tokens for shard in shards]}
         _check_canonical(corpus, split, trained, splits[split])
         for shard in shards:
             files |= shard.files
         names |= split_files(split, len(shards))
-    corpus.check_unchanged()  # or else a mixture of two texts would be found under the name of the first
+    corpus.check_unchanged()  # otherwise a mixture of two texts would be found under the name of the first
     if not splits["train"]["n_tokens"]:
         raise CorpusError(f"corpus '{corpus.name}' has no tokens in its train split; give more text or another data.split")
     for path in directory.iterdir():
-        if path.name not in names:  # an older manifest, or shards too many of a version that made smaller ones
+        if path.name not in names:  # an older manifest, or shards that are too many because they were smaller
             path.unlink()
     files |= {name: size_and_hash(directory / name) for name in sorted(names) if name not in files}
     manifest = {
@@ -304,8 +302,7 @@ def _build(
         "splits": splits,
         "files": files,
     }
-    with new_file(directory / _MANIFEST) as file:
-        file.write(json.dumps(manifest, indent=2).encode())
+    replace_file(directory / _MANIFEST, json.dumps(manifest, indent=2).encode())
 
 
 def _kept_tokenizer(directory: Path) -> Tokenizer | None:
@@ -320,12 +317,12 @@ def _kept_tokenizer(directory: Path) -> Tokenizer | None:
 
 def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
     splits = SPLITS if config.kind == "char" else ("train",)
-    with byte_progress(f"learning {config.kind} vocabulary", enabled=progress) as advance:
+    with console.progress(f"learning {config.kind} vocabulary", unit="bytes", hidden=not progress) as bar:
 
         def texts() -> Iterator[str]:
             for text in chain.from_iterable(map(corpus.texts, splits)):
                 yield text
-                advance(len(text))
+                bar.advance(len(text))
 
         try:
             return train_tokenizer(config, texts())
@@ -350,17 +347,11 @@ def _write_split(
     corpus: Corpus, split: SplitName, tokenizer: Tokenizer, directory: Path, *, n_workers: int, progress: bool
 ) -> list[Shard]:
     encode = partial(encode_chunks, tokenizer=tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
-    with byte_progress(f"encoding {split}", total=_total_bytes(corpus, split), enabled=progress) as advance:
-        chunks = corpus.located_chunks(split)
-        shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=advance)
+    with console.progress(f"encoding {split}", _total_bytes(corpus, split), unit="bytes", hidden=not progress) as bar:
+        chunks = corpus.chunks(split)
+        shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=bar.advance)
     join_documents(directory, split, shards)
     return shards
-
-
-def _counts(directory: Path, split: SplitName, shards: list[Shard]) -> dict[str, Any]:
-    counts = {count: sum(getattr(shard, count) for shard in shards) for count in ("n_tokens", "n_bytes", "n_characters")}
-    documents = open_documents(directory, split, n_tokens=counts["n_tokens"], n_shards=len(shards))
-    return {**counts, "n_documents": len(documents), "shards": [shard.n_tokens for shard in shards]}
 
 
 def _total_bytes(corpus: Corpus, split: SplitName) -> int | None:
@@ -405,7 +396,7 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
     """Open what is there.
 
     Raises:
-        DamagedError: something lacks or is not as the manifest says.
+        DamagedError: something is missing or not as the manifest says.
     """
     try:
         manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))

@@ -9,11 +9,9 @@ A shard is the ids of the next `SHARD_BYTES` of text, in three files:
 
 import hashlib
 import json
-import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import chain
@@ -25,6 +23,7 @@ import numpy as np
 from transformer_xl.data.encoding import EncodedBatch
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.errors import CorpusError
+from transformer_xl.files import replace_file, whole_file
 
 SHARD_BYTES = 1 << 30
 """Bytes of text in a shard; it ends with the chunk that reaches them."""
@@ -131,7 +130,7 @@ def join_documents(directory: Path, split: str, shards: list[Shard]) -> None:
     if len(shards) == 1:
         return
     n_tokens = 0
-    with new_file(directory / _documents_file(split, len(shards))) as file:
+    with whole_file(directory / _documents_file(split, len(shards))) as stray, stray.open("wb") as file:
         offsets = _OffsetFile(file)
         for name, shard in zip(shard_names(split, len(shards)), shards, strict=True):
             starts = np.load(directory / f"documents.{name}.npy", mmap_mode="r", allow_pickle=False)
@@ -220,20 +219,6 @@ class _OffsetFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-@contextmanager
-def new_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that is there, whole and on the disk, once the block has succeeded."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 def _portions(chunks: Iterator[Chunk]) -> Iterator[Iterator[Chunk]]:
     """Yield the chunks of each shard, to be used up before the next ones are asked for; none make one empty shard."""
     first = next(chunks, None)
@@ -256,7 +241,12 @@ def _write(
 ) -> Shard:
     counts = dict.fromkeys(("n_tokens", "n_bytes", "n_characters"), 0)
     ids_file, documents_file = directory / f"{name}.bin", directory / f"documents.{name}.npy"
-    with new_file(ids_file) as file, new_file(documents_file) as documents:
+    with (
+        whole_file(ids_file) as new_ids,
+        whole_file(documents_file) as new_documents,
+        new_ids.open("wb") as file,
+        new_documents.open("wb") as documents,
+    ):
         offsets = _OffsetFile(documents)
         for batch in batches:
             offsets.add(batch.document_starts + counts["n_tokens"])
@@ -267,8 +257,7 @@ def _write(
         offsets.finish()
     files = {path.name: size_and_hash(path) for path in (ids_file, documents_file)}
     shard = Shard(tokenizer, SHARD_BYTES, **counts, files=files)
-    with new_file(directory / f"{name}.json") as file:
-        file.write(json.dumps(asdict(shard), indent=2).encode())
+    replace_file(directory / f"{name}.json", json.dumps(asdict(shard), indent=2).encode())
     return shard
 
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, Text, TokenIds
+from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
 from transformer_xl.errors import ConfigError, CorpusError
 
 _ORDER = ("shuffle", "seed", "n_documents")
@@ -110,7 +110,7 @@ class SegmentStream:
         n_lanes = batch_size // world_size
         self._lanes = np.arange(rank * n_lanes, (rank + 1) * n_lanes) * self._lane_len  # where the lanes begin in the text
         self._epoch = self._position = 0
-        self._text: Text | None = None  # of this epoch, once it is read
+        self._text: PlainText | ShuffledText | None = None  # of this epoch, once it is read
 
     @property
     def segments_per_epoch(self) -> int:
@@ -152,7 +152,7 @@ class SegmentStream:
         both = torch.from_numpy(tokens)
         return Segment(both[:, :-1].contiguous(), both[:, 1:].contiguous(), torch.from_numpy(documents))
 
-    def _text_of_epoch(self) -> Text:
+    def _text_of_epoch(self) -> PlainText | ShuffledText:
         if self._shuffle == "none":
             return PlainText(self._ids, self._starts)
         key = (self._seed, self._epoch)

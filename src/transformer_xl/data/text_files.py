@@ -46,7 +46,7 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
     Raises:
         CorpusError: the file vanished, is unreadable or damaged, or ends before `piece.stop`.
     """
-    position = 0 if _is_compressed(piece.path) else piece.start  # only plain files can be opened in the middle
+    position = 0 if piece.path.suffix in COMPRESSED else piece.start  # only plain files can be opened in the middle
     with _readable_errors(piece.path):
         for block in _blocks(piece.path, position):
             begin, position = position, position + len(block)
@@ -64,7 +64,7 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
 
 def content_size(path: Path) -> int:
     """Return the decompressed size of a file in bytes; reads it through if it is compressed."""
-    if _is_compressed(path):
+    if path.suffix in COMPRESSED:
         return sum(len(block) for block in read_blocks(Piece(path)))
     with _readable_errors(path):
         return path.stat().st_size
@@ -168,10 +168,6 @@ def _cut_point(buffer: bytes, start: int, limit: int) -> int:
     while cut > limit - 4 and cut > start + 1 and buffer[cut] & 0xC0 == 0x80:
         cut -= 1
     return limit if buffer[cut] & 0xC0 == 0x80 else cut
-
-
-def _is_compressed(path: Path) -> bool:
-    return path.suffix in COMPRESSED
 
 
 def _blocks(path: Path, start: int) -> Iterator[bytes]:

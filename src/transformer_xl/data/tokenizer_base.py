@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,8 @@ from transformer_xl.files import whole_file
 
 FORMAT = 1
 """Version of the JSON files."""
+
+BYTES = [bytes([value]) for value in range(256)]
 
 _ERRORS = "transformer_xl.keep_surrogates"
 
@@ -49,19 +52,20 @@ class StreamDecoder(ABC):
 
 
 class Tokenizer(ABC):
-    """Text to ids and back."""
+    """Text to ids and back.
+
+    Attributes:
+        kind: what its file says that it is.
+        reads_bytes: whether `encode_bytes` takes any bytes, UTF-8 or not.
+    """
 
     kind: ClassVar[str]
+    reads_bytes: bool = False
 
     @property
     @abstractmethod
     def vocab_size(self) -> int:
         """Number of ids; they are 0 … vocab_size - 1."""
-
-    @property
-    def reads_bytes(self) -> bool:
-        """Whether `encode_bytes` takes any bytes, UTF-8 or not."""
-        return False
 
     @property
     def loses(self) -> str:
@@ -102,9 +106,13 @@ class Tokenizer(ABC):
     def stream(self) -> StreamDecoder:
         """Return a decoder that takes ids one at a time."""
 
-    @abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """Return the tokenizer as plain JSON values, for `tokenizer_from_dict`."""
+        """Return kind and arguments of the tokenizer as plain JSON values, for `tokenizer_from_dict`."""
+        values: dict[str, Any] = {"kind": self.kind, "format": FORMAT}
+        for name in inspect.signature(type(self)).parameters:
+            value = getattr(self, name)
+            values[name] = list(value) if isinstance(value, tuple) else value
+        return values
 
     def save(self, path: Path) -> None:
         """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part."""
@@ -171,17 +179,44 @@ class PieceTokenizer(Tokenizer):
         return _PieceDecoder(self)
 
 
-def code_points(text: str) -> np.ndarray:
-    """Return the code points of `text`, shape (n,), int64; lone surrogates included."""
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
+def ids_of(words: Sequence[str]) -> dict[str, int]:
+    """Return the id of each word, in order; one dictionary, because a second one would take as long as all other checks.
+
+    Raises:
+        TokenizerError: no words, a word that occurs twice, or something else than words.
+    """
+    require(isinstance(words, list | tuple), "its words are no list")
+    require(len(words) > 0, "it has no words")
+    require(set(map(type, words)) == {str}, "a word is not text")
+    ids = dict(zip(words, range(len(words)), strict=True))
+    require(len(ids) == len(words), "a word occurs twice")
+    return ids
 
 
-def require(condition: bool, complaint: str) -> None:
+def require_members(ids: dict[str, int], **special: str | None) -> None:
+    """Raise a `TokenizerError` unless each special word that there is has an id."""
+    for name, word in special.items():
+        fits = word is None or (isinstance(word, str) and word in ids)
+        require(fits, f"{name} ({str(word)[:40]!a}) is not one of its words")
+
+
+def require(condition: object, complaint: str) -> None:
     """Raise a `TokenizerError` with the complaint unless the condition holds."""
     if not condition:
-        raise TokenizerError(f"damaged tokenizer: {complaint}; train it again or restore the file")
+        raise TokenizerError(f"unusable tokenizer: {complaint}; restore the file it comes from, or train or convert it again")
 
 
 def one_line(error: Exception) -> str:
     """Return an error's message on one line."""
     return " ".join(str(error).split())
+
+
+def join_as_sentence(parts: list[str]) -> str:
+    """Return the parts, separated by commas, with a capital letter at the beginning."""
+    text = ", ".join(parts)
+    return text[:1].upper() + text[1:]
+
+
+def with_line_feeds(text: str) -> str:
+    r"""Return a text whose lines all end in `\n`, as Python reads text files."""
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text

@@ -1,0 +1,126 @@
+"""Byte-level byte-pair encoding by the `tokenizers` library."""
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizer_base import BYTES, PieceTokenizer, one_line, require
+from transformer_xl.errors import TokenizerError
+
+DEFAULT_BPE_SIZE = 8192
+"""Vocabulary size of a BPE tokenizer when the config names none."""
+
+BPE_TRAINING_BYTES = 16 << 20
+"""A BPE tokenizer learns its merges from at most so many bytes from the beginning of the text."""
+
+# Like GPT-2's, but a run of line ends is a unit of its own, so that no unit reaches across a cut after it.
+_UNITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
+
+# Words with the space before them. No unit of BPE reaches from non-space to a following space or line end (other kinds of space
+# may be space for one regex library and not for the other), so these can be encoded one by one, and mostly need not be.
+_SEGMENTS = re.compile(r"\s*+\S++(?:[^\S \n]\s*+\S*+)*+|\s++")
+_CACHE_SIZE = 1 << 16
+_BATCH = 4096  # what the library returns for a segment is some kilobytes
+
+
+class BPETokenizer(PieceTokenizer):
+    """Byte-level byte-pair encoding by the `tokenizers` library; represents any Unicode text.
+
+    Args:
+        library: the library's JSON. It must have all 256 bytes, no normalizer and no special tokens, or text would not survive.
+    """
+
+    kind = "bpe"
+
+    def __init__(self, library: dict[str, Any]) -> None:
+        import tokenizers
+
+        require(isinstance(library, dict), "a field has the wrong type")
+        for part in ("normalizer", "post_processor", "truncation", "padding", "added_tokens"):
+            require(not library.get(part), f"it has a {part.replace('_', ' ')}, so text would not survive")
+        try:
+            self._model = tokenizers.Tokenizer.from_str(json.dumps(library))
+        except Exception as error:  # the library raises nothing more specific
+            raise TokenizerError(f"damaged tokenizer: {one_line(error)}; train it again") from None
+        self.library = library
+        self._known: dict[str, list[int]] = {}  # ids of segments seen lately; the library is some ten times slower
+        super().__init__(_pieces(self._model.get_vocab(with_added_tokens=False)))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of `text`; lone surrogates, which are not Unicode text, are an error."""
+        segments = _SEGMENTS.findall(text)
+        if len(self._known) > _CACHE_SIZE:
+            self._known.clear()
+        unknown = [segment for segment in set(segments) if segment not in self._known]
+        for first in range(0, len(unknown), _BATCH):
+            batch = unknown[first : first + _BATCH]
+            try:
+                encodings = self._model.encode_batch_fast(batch, add_special_tokens=False)
+            except (TypeError, UnicodeEncodeError):
+                raise TokenizerError("text with a lone surrogate is not Unicode; use tokenizer.kind=byte") from None
+            self._known.update((segment, encoding.ids) for segment, encoding in zip(batch, encodings, strict=True))
+        return np.fromiter(chain.from_iterable(map(self._known.__getitem__, segments)), np.int64)
+
+
+def _pieces(vocabulary: dict[str, int]) -> list[bytes]:
+    """Return the bytes of each id; the library writes each byte as one printable character."""
+    pieces: list[bytes | None] = [None] * len(vocabulary)
+    for token, index in vocabulary.items():
+        require(0 <= index < len(pieces) and pieces[index] is None, f"its ids are not 0 … {len(pieces) - 1}, each once")
+        try:
+            pieces[index] = bytes(_BYTE_OF[character] for character in token)
+        except KeyError:
+            raise TokenizerError(f"damaged tokenizer: token {token!r} is not made of bytes; train it again") from None
+    complete = [piece for piece in pieces if piece is not None]
+    require(set(BYTES) <= set(complete), "it lacks some of the 256 bytes")
+    return complete
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Return the byte behind each character of byte-level BPE: itself if printable Latin-1, else the next from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [value for value in range(256) if value not in printable]
+    return {chr(value): value for value in printable} | {chr(0x100 + i): value for i, value in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
+    """Learn merges from texts: see `train_tokenizer`."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    size = DEFAULT_BPE_SIZE if config.vocab_size is None else config.vocab_size
+    if size < 256:
+        raise TokenizerError(f"tokenizer.vocab_size ({size}) must be at least 256 for bpe, one id per byte; raise it")
+    model = Tokenizer(models.BPE())
+    model.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_UNITS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    model.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        min_frequency=config.min_frequency,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[],
+        show_progress=False,
+    )
+    model.train_from_iterator(_first_bytes(texts, BPE_TRAINING_BYTES), trainer)
+    return BPETokenizer(json.loads(model.to_str()))
+
+
+def _first_bytes(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
+    left = n_bytes
+    for text in texts:
+        yield text[:left]  # characters, so a little too much at the end; what matters is that it ends
+        left -= len(text.encode("utf-8", "surrogatepass"))
+        if left <= 0:
+            return

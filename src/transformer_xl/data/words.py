@@ -1,0 +1,201 @@
+"""Words: a tokenizer for a vocabulary that was counted in a corpus, and for one that came with somebody else's model.
+
+Reference: kimiyoung/transformer-xl `pytorch/utils/vocabulary.py` counts words as `train_words` does, with `<eos>` at every line
+end; ours have ids by descending frequency and then, unlike theirs, by spelling.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.moses import LineWriter, moses_splitter
+from transformer_xl.data.tokenizer_base import (
+    StreamDecoder,
+    Tokenizer,
+    ids_of,
+    join_as_sentence,
+    require,
+    require_members,
+    with_line_feeds,
+)
+from transformer_xl.errors import TokenizerError
+
+UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
+
+_DEFAULTS = {
+    "line_start": None,
+    "line_end": END_OF_LINE,
+    "unknown": UNKNOWN,
+    "any_line_end": False,
+    "undo_joins": False,
+    "moses": None,
+    "never_split": [],
+}
+"""Arguments that are not written to JSON while they are as in a vocabulary that training counts."""
+
+
+class _WordDecoder(StreamDecoder):
+    def __init__(self, tokenizer: "WordTokenizer") -> None:
+        self._tokenizer = tokenizer
+        self._writer = tokenizer._writer()
+
+    def push(self, token_id: int) -> str:
+        (token_id,) = self._tokenizer._checked([token_id])
+        return self._writer.push(self._tokenizer.words[token_id])
+
+    def finish(self) -> str:
+        return ""
+
+
+class WordTokenizer(Tokenizer):
+    r"""One id per word of a list; words are what lies between spaces, or what Moses makes of running text.
+
+    A last line without line end gets no `line_end` (the authors' code gives it one), so that a model can continue it.
+
+    Args:
+        words: the vocabulary in order of id.
+        lower_case: fold case before looking words up.
+        line_start: the word put before each line, such as `<S>`; None: no word.
+        line_end: the word put after each line; None: no word.
+        unknown: the word that others become; None: others are an error.
+        any_line_end: lines end at `\r\n` and `\r` too, not only at `\n`, as when Python reads a text file.
+        undo_joins: write `1 @,@ 000` as `1,000` when decoding.
+        moses: the language whose Moses rules split running text, such as "en", which needs sacremoses, and move punctuation to
+            its word when decoding; None: words are separated by spaces already, as in the published corpora.
+        never_split: words that Moses finds anywhere and leaves whole.
+
+    Raises:
+        TokenizerError: arguments that do not fit together.
+
+    Example:
+        >>> tokenizer = WordTokenizer(["<unk>", "<eos>", "the", "cat"])
+        >>> tokenizer.decode(tokenizer.encode("the  cat\nthe dog\n"))
+        'the cat\nthe <unk>\n'
+    """
+
+    kind = "word"
+
+    def __init__(
+        self,
+        words: Sequence[str],
+        *,
+        lower_case: bool = False,
+        line_start: str | None = None,
+        line_end: str | None = END_OF_LINE,
+        unknown: str | None = UNKNOWN,
+        any_line_end: bool = False,
+        undo_joins: bool = False,
+        moses: str | None = None,
+        never_split: Sequence[str] = (),
+    ) -> None:
+        self._ids = ids_of(words)
+        self.words = tuple(words)
+        require(_separate(words), "a word is empty or contains space")
+        for name, value in (("lower_case", lower_case), ("any_line_end", any_line_end), ("undo_joins", undo_joins)):
+            require(isinstance(value, bool), f"{name} is neither true nor false")
+        require(moses is None or (isinstance(moses, str) and re.fullmatch("[a-z]{2,3}", moses)), "moses is no language code")
+        require(isinstance(never_split, list | tuple) and len(never_split) <= 1000, "never_split is no list of words")
+        require(all(isinstance(word, str) for word in never_split), "never_split has what is not text")
+        require(_separate(never_split), "a word of never_split is empty or contains space")
+        require_members(self._ids, line_start=line_start, line_end=line_end, unknown=unknown)
+        self.lower_case, self.line_start, self.line_end, self.unknown = lower_case, line_start, line_end, unknown
+        self.any_line_end, self.undo_joins = any_line_end, undo_joins
+        self.moses, self.never_split = moses, tuple(never_split)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of words, special ones included."""
+        return len(self.words)
+
+    @property
+    def loses(self) -> str:
+        """What `decode(encode(text))` loses, as a sentence."""
+        lost = [f"words outside the vocabulary (they become {self.unknown})"] if self.unknown is not None else []
+        lost += ["line ends"] if self.line_end is None else []
+        lost += ["case"] if self.lower_case else []
+        lost.append("the amount and kind of space between words" + (" and the typography of punctuation" if self.moses else ""))
+        joins = "; @-@, @,@ and @.@ are written as -, comma and dot without space" if self.moses or self.undo_joins else ""
+        return f"{join_as_sentence(lost)}{joins}."
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return one id per word, line starts and line ends included.
+
+        Raises:
+            TokenizerError: a word outside a vocabulary without word for unknown ones, or sacremoses is needed and missing.
+        """
+        words = self._split(text)
+        if self.unknown is None:
+            ids = list(map(self._ids.get, words))
+            if None in ids:
+                raise TokenizerError(
+                    f"word {words[ids.index(None)][:40]!a} is not in the vocabulary of {len(self.words):,} words, which "
+                    "has none for unknown ones; leave it out, or set unknown to a word of the vocabulary"
+                )
+            return np.array(ids, np.int64)
+        find, unknown = self._ids.get, self._ids[self.unknown]
+        return np.array([find(word, unknown) for word in words], np.int64)
+
+    def _split(self, text: str) -> list[str]:
+        if not text:
+            return []
+        text = with_line_feeds(text) if self.any_line_end else text
+        ended, text = text.endswith("\n"), text.removesuffix("\n")
+        if self.moses is not None:
+            text = "\n".join(" ".join(self._split_line(line)) for line in text.split("\n"))
+        elif self.lower_case:
+            text = text.lower()
+        start, end = self.line_start or "", self.line_end or ""
+        return f"{start} {text.replace(chr(10), f' {end} {start} ')} {end if ended else ''}".split()
+
+    @cached_property
+    def _split_line(self):
+        assert self.moses is not None
+        return moses_splitter(self.moses, self.never_split, lower_case=self.lower_case)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the words as lines of text, joins undone and, if Moses split them, punctuation moved to its word."""
+        writer = self._writer()
+        return "".join([writer.push(self.words[i]) for i in self._checked(ids)])
+
+    def stream(self) -> StreamDecoder:
+        """Return a decoder that takes ids one at a time."""
+        return _WordDecoder(self)
+
+    def _writer(self) -> LineWriter:
+        return LineWriter(self.line_start, self.line_end, self.moses, undo_joins=self.undo_joins)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the arguments of this class, except for those that are as in a vocabulary that training counts."""
+        values = super().to_dict()
+        return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
+
+
+def _separate(words: Sequence[str]) -> bool:
+    """Tell whether no word is empty or contains white space."""
+    return " ".join(words).split() == list(words)
+
+
+def train_words(config: TokenizerConfig, texts: Iterable[str]) -> WordTokenizer:
+    """Count the words of texts: see `train_tokenizer`."""
+    specials = [UNKNOWN, END_OF_LINE]
+    size = config.vocab_size
+    if size is not None and size <= len(specials):
+        raise TokenizerError(
+            f"tokenizer.vocab_size ({size}) must exceed 2, because {UNKNOWN} and {END_OF_LINE} count; raise it"
+        )
+    counts: Counter[str] = Counter()
+    for text in texts:
+        text = text.replace("\n", f" {END_OF_LINE} ")
+        counts.update((text.lower() if config.lower_case else text).split())
+    if not counts:
+        raise TokenizerError("no words to learn a vocabulary from; give a corpus that is not empty")
+    for special in specials:
+        counts.pop(special, None)
+    frequent = [word for word, count in counts.items() if count >= config.min_frequency]
+    frequent.sort(key=lambda word: (-counts[word], word))
+    return WordTokenizer((specials + frequent)[:size], lower_case=config.lower_case)

@@ -1,0 +1,45 @@
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data import splits as splits_module
+from transformer_xl.data.named import SPLITS
+from transformer_xl.data.splits import splits_by_ratio, splits_by_turns
+from transformer_xl.data.text_files import EVERY_LINE
+
+
+@given(
+    st.lists(st.integers(1, 50), min_size=1, max_size=30), st.sampled_from([(0.9, 0.05, 0.05), (0.5, 0.5, 0), (0.8, 0, 0.2)])
+)
+def test_ratio_covers_every_byte_once_in_order(sizes: list[int], shares) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(splits_module, "content_size", lambda path: sizes[int(path.name)])
+        patch.setattr(splits_module, "code_point_border", lambda path, position: position)
+        splits = splits_by_ratio([Path(str(i)) for i in range(len(sizes))], shares, None)
+    pieces = [(int(p.path.name), p.start, p.stop or sizes[int(p.path.name)]) for split in SPLITS for p in splits[split]]
+    assert [(file, i) for file, start, stop in pieces for i in range(start, stop)] == [
+        (file, i) for file, size in enumerate(sizes) for i in range(size)
+    ]
+    assert all(not splits[split] for split, share in zip(SPLITS, shares, strict=True) if not share)
+    if len(sizes) >= 3:
+        assert all(splits[split] for split, share in zip(SPLITS, shares, strict=True) if share)
+
+
+def test_turns_keep_to_the_shares(tmp_path) -> None:
+    files = [tmp_path / f"{i:03d}" for i in range(100)]
+    for i, file in enumerate(files):
+        file.write_text("x" * (1 + i * 7 % 13))
+    total = sum(file.stat().st_size for file in files)
+    splits = splits_by_turns(files, (0.9, 0.05, 0.05))
+    for split, share in zip(SPLITS, (0.9, 0.05, 0.05), strict=True):
+        assert abs(sum(piece.path.stat().st_size for piece in splits[split]) - share * total) < 14
+
+
+def test_a_line_that_is_most_of_a_text_is_cut(tmp_path) -> None:
+    """No split takes all of it because the next line begins only at the end."""
+    path = tmp_path / "text.txt"
+    path.write_text("a" * 99 + "\n")
+    pieces = [splits_by_ratio([path], (0.8, 0.1, 0.1), EVERY_LINE)[name] for name in SPLITS]
+    assert [(piece.start, piece.stop) for (piece,) in pieces] == [(0, 80), (80, 90), (90, None)]

@@ -1,0 +1,85 @@
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.tokenizer_cases import TOKENIZERS, UNICODE, WORDS
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
+from transformer_xl.errors import TokenizerError
+
+
+@given(text=UNICODE)
+def test_words_lose_what_they_say(text: str) -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="word"), [text + " x"])
+    expected = "\n".join(" ".join(line.split()) for line in text.split("\n"))
+    assert tokenizer.decode(tokenizer.encode(text.replace("<eos>", ""))) == expected.replace("<eos>", "")
+    assert "space between words" in tokenizer.loses
+    assert "case" not in tokenizer.loses
+
+
+def test_word_vocabulary_order_limits_and_case() -> None:
+    text = "b a A c <unk> a\nb a\n"
+    assert train_tokenizer(TokenizerConfig(kind="word"), [text]).to_dict()["words"] == ["<unk>", "<eos>", "a", "b", "A", "c"]
+    short = train_tokenizer(TokenizerConfig(kind="word", vocab_size=4, lower_case=True), [text])
+    assert short.to_dict()["words"] == ["<unk>", "<eos>", "a", "b"]
+    assert short.encode("A <eos> zz <unk>\n").tolist() == [2, 1, 0, 0, 1]
+    assert "case" in short.loses
+    rare = train_tokenizer(TokenizerConfig(kind="word", min_frequency=3), [text])
+    assert rare.to_dict()["words"] == ["<unk>", "<eos>", "a"]
+
+
+@given(ids=st.lists(st.integers(0, len(WORDS) - 1)), language=st.sampled_from(["en", "de"]))
+def test_stream_decoder_agrees_with_decode_when_moses_spaces(ids: list[int], language: str) -> None:
+    tokenizer = WordTokenizer(WORDS, unknown=None, moses=language)
+    decoder = tokenizer.stream()
+    assert "".join([*map(decoder.push, ids), decoder.finish()]) == tokenizer.decode(ids)
+
+
+@given(words=st.lists(st.sampled_from(["the", "The", "é", "1", ",", "x"])))
+def test_words_survive(words: list[str]) -> None:
+    for tokenizer, end in ((TOKENIZERS["lines"], "\n"), (TOKENIZERS["no lines"], "")):
+        assert tokenizer.decode(tokenizer.encode("\t" + "  ".join(words) + end)) == " ".join(words) + end
+
+
+def test_lines_of_words() -> None:
+    ids = {word: index for index, word in enumerate(WORDS)}
+
+    def encoded(name: str, text: str) -> list[str]:
+        return [WORDS[index] for index in TOKENIZERS[name].encode(text)]
+
+    assert encoded("lines", "The\r\nthe\r\rx\n") == ["The", "<eos>", "the", "<eos>", "<eos>", "x", "<eos>"]
+    assert encoded("lines", "x\u2028x\x0bx\x85x") == ["x"] * 4
+    assert encoded("lines", "a <eos> the") == ["<unk>", "<eos>", "the"]
+    assert encoded("sentences", "The\n\nthe") == ["<S>", "the", "<S>", "<S>", "<S>", "<S>", "the"]
+    assert encoded("sentences", "\n") == ["<S>", "<S>"]
+    assert encoded("sentences", "") == []
+    assert encoded("no lines", "\nThe\nthe") == ["The", "the"]
+    assert ids["<S>"] == 2
+
+
+def test_longest_special_word_is_set_aside_and_means_itself() -> None:
+    pytest.importorskip("sacremoses")
+    words = ["a", "a.b", "a.b.c", "x", "-", "@-@"]
+    tokenizer = WordTokenizer([*words, "<unk>"], line_end=None, moses="en", never_split=["a.b", "a.b.c"])
+    assert [tokenizer.words[index] for index in tokenizer.encode("xa.b.cx a-b a.b-x")] == [
+        *["x", "a.b.c", "x", "a", "@-@", "<unk>", "a.b", "<unk>"],
+    ]
+
+
+def test_what_sacremoses_refuses_is_an_error_of_ours() -> None:
+    pytest.importorskip("sacremoses")
+    tokenizer = WordTokenizer(["<unk>"], line_end=None, moses="en", never_split=["<unk>"])
+    assert tokenizer.encode("<unk>" * 2000).tolist() == [0] * 2000
+    with pytest.raises(TokenizerError, match="sacremoses refuses a line of 10000 characters: too many protected tokens"):
+        tokenizer.encode("<UNK>" * 2000)
+
+
+def test_a_large_vocabulary_loads_quickly(tmp_path) -> None:
+    words = [f"{number:x}é" if number % 2 else f"word{number}" for number in range(800_000)]
+    WordTokenizer(words, line_end=None, unknown=None).save(tmp_path / "tokenizer.json")
+    before = time.process_time()
+    loaded = load_tokenizer(tmp_path / "tokenizer.json")
+    assert time.process_time() - before < 2
+    assert loaded.encode(f"{words[-1]} {words[0]}").tolist() == [len(words) - 1, 0]

@@ -1,0 +1,44 @@
+"""Tokenizers of every kind, and texts for them."""
+
+from hypothesis import strategies as st
+
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizers import (
+    ByteTokenizer,
+    CharTokenizer,
+    SymbolTokenizer,
+    Tokenizer,
+    WordTokenizer,
+    train_tokenizer,
+)
+
+TEXT = "def f(x):\n    return x + 1\n\n\nthe cat sat on the mat, the mat! naïve Ünïcode 東京 🙂 it's 1984\n" * 20
+WITH_SURROGATES = st.text(st.characters(exclude_categories=()))
+UNICODE = st.text()  # without lone surrogates
+MIXED = st.text(st.sampled_from("the Theé1,x@-.\"'s \t\r\n_\x0b\x1c\x85\xa0\u2028Σß東") | st.characters(exclude_categories=()))
+
+WORDS = ["<unk>", "<eos>", "<S>", "the", "The", "é", "1", "@,@", "@-@", "@.@", ",", '"', "'s", "x"]
+LETTERS = [chr(value) for value in range(0x21, 0x7F)] + ["é", "ß", "ss", "σ"]
+AS_OTHERS = {"any_line_end": True, "undo_joins": True}
+
+TOKENIZERS: dict[str, Tokenizer] = {
+    "byte": ByteTokenizer(),
+    "char": CharTokenizer("abé東", byte_fallback=True),
+    "bpe": train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [TEXT]),
+    "word": train_tokenizer(TokenizerConfig(kind="word", vocab_size=12), [TEXT]),
+    "lines": WordTokenizer(WORDS, **AS_OTHERS),
+    "sentences": WordTokenizer(WORDS, line_start="<S>", line_end="<S>", lower_case=True, **AS_OTHERS),
+    "no lines": WordTokenizer(WORDS, line_end=None, unknown="x", **AS_OTHERS),
+    "bytes": SymbolTokenizer([*map(str, range(255, -1, -1)), "<eos>"], unit="byte"),
+    "bytes without line ends": SymbolTokenizer(["<unk>", *map(str, range(11, 256))], unit="byte", unknown="<unk>"),
+    "letters": SymbolTokenizer([*LETTERS, "<unk>"], unit="char", blank="_", lower_case=True, unknown="<unk>"),
+    "characters": SymbolTokenizer([*LETTERS, " ", "<eos>"], unit="char", line_end="<eos>", unknown="!"),
+}
+EXACT = ("byte", "char", "bpe")
+TRAINED = (*EXACT, "word")
+
+
+def check_stream(tokenizer: Tokenizer, ids: list[int]) -> None:
+    """Compare what is written id by id with what is written at once."""
+    decoder = tokenizer.stream()
+    assert "".join([*map(decoder.push, ids), decoder.finish()]) == tokenizer.decode(ids)
