@@ -33,7 +33,7 @@ def test_the_order_is_the_same_for_ever() -> None:
 @pytest.mark.parametrize("n", [3, 24, 1000])
 def test_every_place_is_as_likely(n: int) -> None:
     """Chi-squared over keys, of where the first thing comes, within five standard deviations."""
-    n_keys = 200 * min(n, 24)
+    n_keys = 100 * min(n, 24)
     firsts = np.array([int(Permutation(n, 7, key)(np.zeros(1, np.int64))[0]) for key in range(n_keys)])
     n_bins = min(n, 24)
     counts = np.bincount(firsts * n_bins // n, minlength=n_bins)
@@ -121,7 +121,7 @@ def test_shuffled_text_in_many_blocks(monkeypatch) -> None:
     order = Permutation(50, 1, 2)(np.arange(50)).tolist()
     expected = np.concatenate([ids[starts[i] : ends[i]] for i in order])
     begins = np.flatnonzero(expected % 100 == 0)
-    for begin in range(len(ids)):
+    for begin in range(0, len(ids), 3):
         for end in range(begin + 1, min(begin + 40, len(ids)) + 1):
             tokens, starting = text.read(begin, end)
             assert np.array_equal(tokens, expected[begin:end])

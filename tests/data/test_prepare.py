@@ -100,7 +100,7 @@ def test_number_of_workers_does_not_matter(text: Path, kind: str, monkeypatch, t
     results = []
     for n_workers in (1, 2):
         prepared = prepare(
-            DataConfig(corpus=str(folder)),
+            DataConfig(corpus=str(folder), split=(1, 0, 0)),
             TokenizerConfig(kind=kind, vocab_size=300),
             cache=tmp_path / str(n_workers),
             n_workers=n_workers,
@@ -191,7 +191,7 @@ def _in_shards(text: Path, cache: str, **options) -> PreparedCorpus:
     return prepare(data, TokenizerConfig(kind="word"), cache=text.parent / cache, progress=False, **options)
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 3, 10, 30])
+@pytest.mark.parametrize("after", [0, 2, 3, 30])
 def test_a_kill_costs_no_finished_shard(text: Path, monkeypatch, capsys, after: int) -> None:
     monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
     _small_chunks(monkeypatch)

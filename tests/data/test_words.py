@@ -77,9 +77,9 @@ def test_what_sacremoses_refuses_is_an_error_of_ours() -> None:
 
 
 def test_a_large_vocabulary_loads_quickly(tmp_path) -> None:
-    words = [f"{number:x}é" if number % 2 else f"word{number}" for number in range(800_000)]
+    words = [f"{number:x}é" if number % 2 else f"word{number}" for number in range(400_000)]
     WordTokenizer(words, line_end=None, unknown=None).save(tmp_path / "tokenizer.json")
     before = time.process_time()
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert time.process_time() - before < 2
+    assert time.process_time() - before < 1
     assert loaded.encode(f"{words[-1]} {words[0]}").tolist() == [len(words) - 1, 0]

@@ -117,8 +117,8 @@ class WordTokenizer(Tokenizer):
         """What `decode(encode(text))` loses, as a sentence."""
         lost = [f"words outside the vocabulary (they become {self.unknown})"] if self.unknown is not None else []
         lost += ["line ends"] if self.line_end is None else []
-        lost += ["case"] if self.lower_case else []
         lost.append("the amount and kind of space between words" + (" and the typography of punctuation" if self.moses else ""))
+        lost += ["case"] if self.lower_case else []
         joins = "; @-@, @,@ and @.@ are written as -, comma and dot without space" if self.moses or self.undo_joins else ""
         return f"{join_as_sentence(lost)}{joins}."
 
