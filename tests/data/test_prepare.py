@@ -35,7 +35,7 @@ def text(tmp_path) -> Path:
 
 
 def _prepare(path: Path, kind: str = "byte", **options) -> PreparedCorpus:
-    tokenizer = options.pop("tokenizer", None) or TokenizerConfig(kind=kind)
+    tokenizer = options.pop("tokenizer", None) or TokenizerConfig.model_validate({"kind": kind})
     data = DataConfig(corpus=str(path), **options.pop("data", {}))
     return prepare(data, tokenizer, cache=path.parent / "cache", progress=False, **options)
 
@@ -101,7 +101,7 @@ def test_number_of_workers_does_not_matter(text: Path, kind: str, monkeypatch, t
     for n_workers in (1, 2):
         prepared = prepare(
             DataConfig(corpus=str(folder), split=(1, 0, 0)),
-            TokenizerConfig(kind=kind, vocab_size=300),
+            TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300}),
             cache=tmp_path / str(n_workers),
             n_workers=n_workers,
             progress=False,

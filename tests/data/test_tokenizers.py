@@ -1,4 +1,5 @@
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,7 +91,9 @@ def test_saving_and_loading(name: str, tmp_path) -> None:
 def test_any_vocabulary_survives_json(words: list[str], lower_case: bool, data: st.DataObject) -> None:
     special = st.none() | st.sampled_from(words)
     fields = {name: data.draw(special, name) for name in ("line_start", "line_end", "unknown")}
-    others = {"never_split": words[:2], "moses": "en"} if lower_case else {"any_line_end": True, "undo_joins": True}
+    others: dict[str, Any] = (
+        {"never_split": words[:2], "moses": "en"} if lower_case else {"any_line_end": True, "undo_joins": True}
+    )
     tokenizer = WordTokenizer(words, lower_case=lower_case, **fields, **others)
     again = tokenizer_from_dict(json.loads(json.dumps(tokenizer.to_dict())))
     assert again.to_dict() == tokenizer.to_dict()

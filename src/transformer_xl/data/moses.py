@@ -119,8 +119,10 @@ class LineWriter:
 
     def _begin(self) -> None:
         self._in_line = False
-        plain = self._language is None
-        self._spacing = PlainSpacing(undo_joins=self._undo_joins) if plain else MosesSpacing(self._language)
+        if self._language is None:
+            self._spacing = PlainSpacing(undo_joins=self._undo_joins)
+        else:
+            self._spacing = MosesSpacing(self._language)
 
     def push(self, word: str) -> str:
         """Return the text that one more word adds."""
