@@ -23,7 +23,7 @@ from torch import Tensor
 from transformer_xl.console import say, table
 from transformer_xl.cost.machine import finish
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention import relative_attention
+from transformer_xl.model.attention.equation import relative_attention
 from transformer_xl.model.backends import Attention, choose_backend
 
 BACKENDS = ("equation", "matmul", "sdpa", "flex", "triton")

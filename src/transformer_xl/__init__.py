@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformer_xl.errors import TxlError
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
+    from transformer_xl.kinds import AttentionKind
     from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.language_model import LanguageModel, ModelOutput
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from transformer_xl.model.reader import Reader
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
-    from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig, VanillaConfig
+    from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.training.run import train
 
 _HOMES = {
-    "AttentionKind": "model_config",
+    "AttentionKind": "kinds",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
     "Execution": "model.call",

@@ -5,29 +5,35 @@ Modules receive plain arguments; only what builds a model sees these classes.
 
 import itertools
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.kinds import ATTENTION, AttentionKind
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 
-class AttentionKind(StrEnum):
-    """How a query knows where a key stands; the authors' `attn_type` 0 to 3, in this order."""
-
-    TRANSFORMER_XL = "transformer_xl"
-    SHAW = "shaw"
-    VASWANI = "vaswani"
-    AL_RFOU = "al_rfou"
-
-
 class ModelConfig(Settings):
-    """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory."""
+    """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory.
+
+    Its properties say what a kind is like, so that nobody has to ask which kind it is.
+    """
 
     kind: ClassVar[str]
     """Name of the kind in recipes."""
+
+    model_class: ClassVar[str]
+    """Where the class of its models is, `module:Class`; imported when a model is built."""
+
+    title: ClassVar[str] = "A language model"
+    """What a model of this kind is, for a card."""
+
+    attends: ClassVar[bool] = False
+    """Its layers attend; then it is an `AttentionConfig`."""
+
+    remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
+    """What goes on from segment to segment: something for each past position, one state, or nothing."""
 
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
@@ -86,14 +92,64 @@ class ModelConfig(Settings):
         return self
 
     @property
+    def attention_kind(self) -> AttentionKind | None:
+        """Kind of attention, a line of the table; None: this kind of model does not choose one from it."""
+        return None
+
+    @property
     def counts_from_end(self) -> bool:
         """True for models whose positions count from the end of the segment that is read."""
+        return self.attention_kind is not None and self.attention_kind.counts_from_end
+
+    @property
+    def learns_positions(self) -> bool:
+        """True for kinds of attention with a learned table of positions, of `max_klen` rows."""
+        return self.attention_kind is not None and self.attention_kind.learns_positions
+
+    @property
+    def has_backends(self) -> bool:
+        """True if `train.attention` may choose how attention is computed."""
+        return self.attention_kind is not None and self.attention_kind.has_backends
+
+    @property
+    def begins_with_zeros(self) -> bool:
+        """True if a stream begins after a memory of zeros that are attended to."""
         return False
 
     @property
     def longest_segment(self) -> int | None:
         """Tokens that can be read at once, at most; None: as many as one likes."""
         return None
+
+    @property
+    def segment_length(self) -> int | None:
+        """Tokens of a segment that the weights were trained for, where that matters and settings tell; None: any will do."""
+        return self.longest_segment
+
+    @property
+    def heads_per_layer(self) -> int:
+        """Heads whose attention can be looked at; 0: layers do not attend."""
+        return 0
+
+    @property
+    def n_phase(self) -> int:
+        """Equal parts of a training whose steps may differ in cost."""
+        return 1
+
+    @property
+    def reads_by(self) -> str:
+        """How a model relates tokens to what came before, in words, for messages."""
+        return f"a model of kind '{self.kind}'" if self.attention_kind is None else f"attention '{self.attention_kind.name}'"
+
+    @property
+    def layers_in_words(self) -> str:
+        """How many layers there are and how wide, for a card."""
+        return f"{self.n_layer} layers of width {self.d_model}"
+
+    @property
+    def past_in_words(self) -> str:
+        """What a model knows of what it has read, for a card."""
+        return f"a memory of {self.mem_len} tokens per layer" if self.mem_len else "no memory"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with what only a run knows.
@@ -119,6 +175,8 @@ class ModelConfig(Settings):
 class AttentionConfig(ModelConfig):
     """What models that attend have, too."""
 
+    attends: ClassVar[bool] = True
+
     n_head: Positive = Field(default=8, description="attention heads per layer")
     d_head: Positive = Field(default=64, description="width of one head")
     d_inner: Positive = Field(default=2048, description="width of the feed-forward layer")
@@ -131,14 +189,21 @@ class AttentionConfig(ModelConfig):
         default="relu", description="feed-forward non-linearity; relu2 = relu²"
     )
 
+    @property
+    def heads_per_layer(self) -> int:
+        """Heads whose attention can be looked at."""
+        return self.n_head
+
 
 class TransformerXLConfig(AttentionConfig):
     """Sizes and options of a `TransformerXL`; the names are those of the authors' code, `None` replaces their -1."""
 
     kind: ClassVar[str] = "transformer_xl"
+    model_class: ClassVar[str] = "transformer_xl.model.transformer_xl:TransformerXL"
+    title: ClassVar[str] = "A Transformer-XL"
 
-    attention: AttentionKind = Field(
-        default=AttentionKind.TRANSFORMER_XL,
+    attention: str = Field(
+        default="transformer_xl",
         description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
     )
     max_klen: Positive | None = Field(
@@ -157,6 +222,14 @@ class TransformerXLConfig(AttentionConfig):
     )
     untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
 
+    @field_validator("attention")
+    @classmethod
+    def _known(cls, attention: str) -> str:
+        if attention not in ATTENTION:
+            *names, last = map(repr, ATTENTION)
+            raise ValueError(f"must be {', '.join(names)} or {last}")
+        return attention
+
     @field_validator("d_model")
     @classmethod
     def _even(cls, d_model: int) -> int:
@@ -168,22 +241,28 @@ class TransformerXLConfig(AttentionConfig):
     def _consistent(self) -> Self:
         if self.same_length and self.mem_len == 0:
             raise ValueError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
-        if self.attention == AttentionKind.AL_RFOU and self.n_head * self.d_head != self.d_model:
+        if self.attention_kind.heads_fill_model and self.n_head * self.d_head != self.d_model:
             raise ValueError(
-                f"attention 'al_rfou' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to states of width "
-                f"d_model ({self.d_model}); make them equal"
+                f"attention '{self.attention}' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to "
+                f"states of width d_model ({self.d_model}); make them equal"
             )
         return self
 
     @property
-    def counts_from_end(self) -> bool:
-        """True for kinds of attention whose positions count from the end of the segment that is read."""
-        return self.attention in (AttentionKind.VASWANI, AttentionKind.AL_RFOU)
+    def attention_kind(self) -> AttentionKind:
+        """Kind of attention, a line of the table."""
+        return ATTENTION[self.attention]
 
     @property
-    def learns_positions(self) -> bool:
-        """True for kinds of attention with a learned table of positions, of `max_klen` rows."""
-        return self.attention in (AttentionKind.SHAW, AttentionKind.AL_RFOU)
+    def begins_with_zeros(self) -> bool:
+        """True if a stream begins after a memory of zeros that are attended to."""
+        return self.zero_first_memory
+
+    @property
+    def segment_length(self) -> int | None:
+        """Tokens of a training segment, where positions count from its end and a table of them tells how many there were."""
+        trained = (self.max_klen or 0) - self.mem_len
+        return trained if self.counts_from_end and trained > 0 else None
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with the vocabulary, and a table of positions as long as memory and segment."""
@@ -195,6 +274,9 @@ class VanillaConfig(AttentionConfig):
     """Sizes and options of a `Vanilla`, the Transformer that Al-Rfou et al. 2018 train on separate segments."""
 
     kind: ClassVar[str] = "vanilla"
+    model_class: ClassVar[str] = "transformer_xl.model.vanilla:Vanilla"
+    title: ClassVar[str] = "A Transformer without memory"
+    remembers: ClassVar[Literal["positions", "state", "nothing"]] = "nothing"
 
     max_len: Positive | None = Field(
         default=None, description="positions that are told apart, and so the longest segment; None: train.tgt_len"
@@ -217,6 +299,16 @@ class VanillaConfig(AttentionConfig):
         """Tokens that can be read at once: as many as have positions."""
         return self.max_len
 
+    @property
+    def n_phase(self) -> int:
+        """Equal parts of a training whose steps may differ in cost: with `intermediate_losses`, layers stop predicting."""
+        return 2 * self.n_layer if self.intermediate_losses else 1
+
+    @property
+    def past_in_words(self) -> str:
+        """What a model knows of what it has read, for a card."""
+        return f"separate segments of at most {self.max_len} tokens"
+
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
         """Return these settings with the vocabulary, and as many positions as a segment has."""
         return self._with(vocab_size=vocab_size, max_len=self.max_len or tgt_len)
@@ -226,6 +318,9 @@ class LstmConfig(ModelConfig):
     """Sizes and options of an `Lstm`; dropout as in AWD-LSTM (Merity et al. 2017)."""
 
     kind: ClassVar[str] = "lstm"
+    model_class: ClassVar[str] = "transformer_xl.model.lstm:Lstm"
+    title: ClassVar[str] = "An LSTM"
+    remembers: ClassVar[Literal["positions", "state", "nothing"]] = "state"
 
     n_layer: Positive = Field(default=3, description="number of layers")
     d_hidden: Positive | None = Field(
@@ -243,8 +338,34 @@ class LstmConfig(ModelConfig):
             raise ValueError(f"mem_len ({self.mem_len}) must be 1 or 0: this kind remembers one state, not positions")
         return self
 
+    @property
+    def layers_in_words(self) -> str:
+        """How many layers there are and how wide, for a card."""
+        if not self.d_hidden or self.n_layer == 1:
+            return super().layers_in_words
+        return f"{self.n_layer} layers of width {self.d_hidden}, the last of {self.d_model}"
+
+    @property
+    def past_in_words(self) -> str:
+        """What a model knows of what it has read, for a card."""
+        return "a state that goes on from segment to segment" if self.mem_len else "no memory"
+
 
 KINDS: dict[str, type[ModelConfig]] = {kind.kind: kind for kind in (TransformerXLConfig, VanillaConfig, LstmConfig)}
+"""The settings class of each kind of model, by the name of the kind."""
+
+
+def register_model(config: type[ModelConfig]) -> None:
+    """Add a kind of model, so that recipes and saved models may name it.
+
+    Args:
+        config: its settings class, with `kind` and `model_class`.
+
+    Raises:
+        ConfigError: another kind has that name.
+    """
+    if KINDS.setdefault(config.kind, config) is not config:
+        raise ConfigError(f"there is another kind of model '{config.kind}' already; choose another name")
 
 
 def model_config(values: Mapping[str, Any]) -> ModelConfig:

@@ -11,6 +11,7 @@ LAYERS = [
     {"files"},
     {"world", "pictures"},
     {"settings"},
+    {"kinds"},
     {"model_config"},
     {"config"},
     {"model", "data"},

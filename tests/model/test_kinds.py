@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers import tiny_model
-from transformer_xl.model.layers import AttentionBlock
+from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.helpers import tiny_model
+from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
-from transformer_xl.model.layers import AttentionBlock
 from transformer_xl.model.transformer_xl import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.layers import AttentionBlock, DecoderLayer, FeedForward
+from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.layers import DecoderLayer, FeedForward
 
 InferencePrecision = Literal["fp32", "bf16", "fp16", "int8"]
 """What weights are kept in at inference; with int8, keys, values and products are bf16."""
@@ -78,18 +79,11 @@ def freeze(weight: Tensor, precision: InferencePrecision) -> Matrix:
     return Matrix(weight.to(activation_dtype(precision, weight.dtype)))
 
 
-def freeze_layer(
-    layer: DecoderLayer,
-    *,
-    content_bias: Tensor,
-    position_bias: Tensor,
-    position_keys: Tensor,
-    distance_bias: Tensor | None,
-    precision: InferencePrecision,
-) -> LayerWeights:
-    """Return what one layer computes with; what belongs to positions is as in `LayerWeights`."""
+def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: InferencePrecision) -> LayerWeights:
+    """Return what one layer computes with."""
     attention, feed_forward = cast(AttentionBlock, layer.attention), cast(FeedForward, layer.feed_forward)
     inner, outer = feed_forward.inner, feed_forward.outer
+    keys_NPH, bias_PN = positions.position_keys.transpose(0, 1), positions.distance_bias
     return LayerWeights(
         qkv=freeze(attention.qkv_net.weight, precision),
         output=freeze(attention.o_net.weight, precision),
@@ -99,10 +93,10 @@ def freeze_layer(
         outer=freeze(outer.weight, precision),
         outer_bias=wide(outer.bias),
         feed_forward_norm=freeze_norm(feed_forward.layer_norm),
-        content_bias=wide(content_bias),
-        position_bias=wide(position_bias),
-        position_keys=position_keys.detach().to(activation_dtype(precision, position_keys.dtype)).contiguous(),
-        distance_bias=None if distance_bias is None else wide(distance_bias).contiguous(),
+        content_bias=wide(positions.content_bias),
+        position_bias=wide(positions.position_bias),
+        position_keys=keys_NPH.detach().to(activation_dtype(precision, keys_NPH.dtype)).contiguous(),
+        distance_bias=None if bias_PN is None else wide(bias_PN.T).contiguous(),
     )
 
 

@@ -7,7 +7,7 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
+from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Mems
@@ -123,6 +124,20 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return None
 
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether keys and values of a position stay the same while the text goes on, so that a `Reader` can keep them."""
+        return False
+
+    @property
+    def carries_state(self) -> bool:
+        """Whether the memory says all that the model knows of what it has read, so that it can read on token by token."""
+        return self.config.remembers == "state" and self.mem_len > 0
+
+    def attention_blocks(self) -> list[AttentionBlock]:
+        """Return the blocks that attend, layer by layer; none where layers do not."""
+        return [cast("AttentionBlock", layer.attention) for layer in self.layers] if self.config.attends else []
+
     @abstractmethod
     def reach(self, tgt_len: int) -> int:
         """Return how many tokens before a segment a memory must have read, in segments of `tgt_len`, to be as in one stream."""
@@ -225,8 +240,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
 
 def describe_reading(model: LanguageModel) -> str:
     """Return how a model relates tokens to what came before, in words."""
-    attention = getattr(model.config, "attention", None)
-    return f"attention '{attention}'" if attention else f"a model of kind '{model.config.kind}'"
+    return model.config.reads_by
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

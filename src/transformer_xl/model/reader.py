@@ -14,20 +14,18 @@ from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveSoftmax
+from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.compiled import compiled_head, compiled_token
-from transformer_xl.model.frozen import InferencePrecision, LayerWeights, activation_dtype, freeze_layer, freeze_norm
+from transformer_xl.model.frozen import InferencePrecision, activation_dtype, freeze_layer, freeze_norm
 from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layers import AttentionBlock, DecoderLayer, RelativeAttention
+from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.positions import key_distances, sinusoids
 from transformer_xl.model.precision_names import check_precision
 from transformer_xl.model.reading import LayerOptions, normalize, read_segment, read_token
-from transformer_xl.model.shaw import table_rows
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import AttentionKind
 
 _ALIGNED_SLOTS = 16
 """Slots are a multiple of this, so that the rows of values begin where vector loads like them to."""
@@ -42,7 +40,7 @@ def keeps_keys(model: LanguageModel) -> TypeGuard[TransformerXL]:
     With the absolute kinds of attention they do not: positions count from the end of the segment, and are added anew to what is
     remembered.
     """
-    return isinstance(model, TransformerXL) and not model.config.counts_from_end
+    return model.keeps_keys
 
 
 class Reader:
@@ -80,7 +78,11 @@ class Reader:
         self.device = model.device
         self.options = _options(model)
         with torch.no_grad():
-            self.layers = _freeze(model, self.n_slot, precision)
+            positions = model.block_class.frozen(model, self.n_slot)
+            self.layers = [
+                freeze_layer(cast(DecoderLayer, layer), own, precision)
+                for layer, own in zip(model.layers, positions, strict=True)
+            ]
             softmax = cast(TokenSoftmax | AdaptiveSoftmax, model.softmax)
             self.softmax = FrozenSoftmax(softmax, cast(Embedding, model.embedding), precision)
         norm = model.final_norm
@@ -300,42 +302,6 @@ class Reader:
 def _options(model: TransformerXL) -> LayerOptions:
     config = model.config
     return LayerOptions(config.n_head, config.d_head, config.pre_lnorm, config.layer_norm_epsilon, config.activation)
-
-
-def _freeze(model: TransformerXL, n_slot: int, precision: InferencePrecision) -> list[LayerWeights]:
-    """Return the weights of all layers with their keys of the distances that are told apart, the farthest first."""
-    config, clamp_len = model.config, model.clamp_len
-    rows = encoded = None
-    if config.attention == AttentionKind.SHAW:
-        n_row = model.r_emb.shape[1]
-        distances = key_distances(min(n_slot, n_row, clamp_len or n_row), clamp_len=None)
-        rows = table_rows(distances, n_row=n_row, clamp_len=clamp_len)
-    else:
-        n_distance = n_slot if clamp_len is None else min(n_slot, clamp_len + 1)
-        distances = key_distances(n_distance, clamp_len=None, device=model.device)
-        encoded = sinusoids(distances, config.d_model, model.dtype)
-    frozen = []
-    for i, module in enumerate(model.layers):
-        layer = cast(DecoderLayer, module)
-        owner = i % len(model.r_w_bias)
-        if encoded is None:
-            keys_CNH, distance_bias = model.r_emb[i, rows], model.r_bias[i, rows].T
-            position_bias = torch.zeros_like(model.r_w_bias[owner])
-        else:
-            r_net = cast(RelativeAttention, layer.attention).r_net
-            keys_CNH, distance_bias = r_net(encoded).unflatten(-1, (config.n_head, config.d_head)), None
-            position_bias = model.r_r_bias[owner]
-        frozen.append(
-            freeze_layer(
-                layer,
-                content_bias=model.r_w_bias[owner],
-                position_bias=position_bias,
-                position_keys=keys_CNH.transpose(0, 1),
-                distance_bias=distance_bias,
-                precision=precision,
-            )
-        )
-    return frozen
 
 
 def _remembered(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
     h̃ = [SG(memory) ; h]                      memory before segment, along time
     q, k, v = h W_q, h̃ W_kE, h̃ W_v            queries only from the segment
-    h ← LayerNorm(h + attention(q, k, v, R))    relative attention, see attention.py
+    h ← LayerNorm(h + attention(q, k, v, R))    relative attention, see attention/equation.py
     h ← LayerNorm(h + FFN(h))
     new memory = the last mem_len hidden states that entered each layer, detached
 
@@ -14,22 +14,19 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.absolute import AbsoluteAttention, add_positions
-from transformer_xl.model.attention import first_keys
-from transformer_xl.model.backends import choose_backend
+from transformer_xl.kinds import import_class
+from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, make_softmax
-from transformer_xl.model.layers import AttentionBlock, RelativeAttention, make_layer
+from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, join
-from transformer_xl.model.positions import key_distances, sinusoids
-from transformer_xl.model.shaw import ShawAttention, table_rows
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
+from transformer_xl.model_config import TransformerXLConfig
 
 
 class TransformerXL(LanguageModel):
@@ -48,20 +45,18 @@ class TransformerXL(LanguageModel):
         (torch.Size([3, 5, 11]), 5)
     """
 
-    r_w_bias: Tensor
-    r_r_bias: Tensor
-    r_emb: Tensor
-    r_bias: Tensor
-
     kind = TransformerXLConfig.kind
     config: TransformerXLConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.clamp_len, self.same_length = config.clamp_len, config.same_length
-        self.layers = nn.ModuleList(make_layer(_ATTENTION[config.attention], config) for _ in range(config.n_layer))
-        for name, shape in _position_shapes(config).items():
+        self.block_class: type[AttentionBlock] = import_class(config.attention_kind.block)
+        self.layers = nn.ModuleList(make_layer(self.block_class, config) for _ in range(config.n_layer))
+        shapes = self.block_class.shapes(config)
+        for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
+        self._learned = tuple(shapes)
         norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.final_norm = norm if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config)
@@ -86,6 +81,16 @@ class TransformerXL(LanguageModel):
             device=self.device,
             valid=self.config.zero_first_memory,
         )
+
+    @property
+    def learned_positions(self) -> dict[str, Tensor]:
+        """The parameters of the kind of attention that belong to the whole model, by name."""
+        return {name: getattr(self, name) for name in self._learned}
+
+    @property
+    def keeps_keys(self) -> bool:
+        """Whether keys and values of a position stay the same while the text goes on, so that a `Reader` can keep them."""
+        return self.config.attention_kind.keeps_keys
 
     @property
     def window(self) -> int | None:
@@ -119,48 +124,15 @@ class TransformerXL(LanguageModel):
         first_BT, n_own = first_keys(
             rows.document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
-        positions = self._positions(mems.length + T, ids.device, execution.backend)
+        positions = self.block_class.positions(self, mems.length + T, backend=execution.backend)
         h_BTD = self._embed(ids)
-        if self.config.attention != AttentionKind.VASWANI:
-            h_BTD = self.drop_input(h_BTD)
         remembered = []
         for i, layer in enumerate(self.layers):
-            mem_BMD, h_BTD = self._enter(i, mems.hidden[i], h_BTD, n_pad)
+            mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
             remembered.append(self._remember(mem_BMD, h_BTD, n_pad, keep_graph=keep_graph))
             h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
         return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
-
-    def _enter(self, i: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return memory and segment as they enter layer `i`: absolute positions are added here, once or in every layer."""
-        if self.config.attention == AttentionKind.AL_RFOU:
-            table = self.r_emb[i].flatten(1)
-            return add_positions(lambda d: table[table_rows(d, n_row=len(table), clamp_len=None)], mem_BMD, h_BTD, n_pad)
-        if self.config.attention == AttentionKind.VASWANI and i == 0:
-            mem_BMD, h_BTD = add_positions(self._sinusoids, mem_BMD, h_BTD, n_pad)
-            return mem_BMD, self.drop_input(h_BTD)
-        return mem_BMD, h_BTD
-
-    def _sinusoids(self, distances: Tensor) -> Tensor:
-        limited = distances if self.clamp_len is None else distances.clamp(max=self.clamp_len)
-        return sinusoids(limited.flatten(), self.config.d_model, self.dtype).unflatten(0, distances.shape)
-
-    def _positions(self, n_key: int, device: torch.device, backend: str) -> list[dict[str, Any]]:
-        """Return what each layer's attention is told about positions."""
-        layers = range(self.config.n_layer)
-        if self.config.attention == AttentionKind.TRANSFORMER_XL:
-            distances = key_distances(n_key, clamp_len=self.clamp_len, device=device)
-            r_SD = self.drop_input(sinusoids(distances, self.config.d_model, self.dtype))
-            u, v, owner = self.r_w_bias, self.r_r_bias, (lambda i: i % len(self.r_w_bias))
-            dropatt = self.config.dropatt if self.training else 0.0
-            attend = choose_backend(backend, device, dtype=self.dtype, dropatt=dropatt, d_head=self.config.d_head)
-            return [{"r_SD": r_SD, "r_w_bias": u[owner(i)], "r_r_bias": v[owner(i)], "attend": attend} for i in layers]
-        if self.config.attention == AttentionKind.SHAW:
-            distances = key_distances(n_key, clamp_len=None, device=device)
-            rows = table_rows(distances, n_row=self.r_emb.shape[1], clamp_len=self.clamp_len)
-            r_LSNH, r_bias_LSN = self.r_emb[:, rows], self.r_bias[:, rows]
-            return [{"r_SNH": r_LSNH[i], "r_bias_SN": r_bias_LSN[i], "r_w_bias": self.r_w_bias[i]} for i in layers]
-        return [{} for _ in layers]
 
     def _remember(self, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, *, keep_graph: bool) -> Tensor:
         """Return the last `mem_len` hidden states, without gradient (the paper's SG) unless `keep_graph`."""
@@ -170,29 +142,3 @@ class TransformerXL(LanguageModel):
         joined = h_BTD if whole else join(mem_BMD, h_BTD, n_pad)
         end = max(joined.shape[1] - self.ext_len, 0)
         return joined[:, max(end - self.mem_len, 0) : end]
-
-
-_ATTENTION: dict[AttentionKind, type[AttentionBlock]] = {
-    AttentionKind.TRANSFORMER_XL: RelativeAttention,
-    AttentionKind.SHAW: ShawAttention,
-    AttentionKind.VASWANI: AbsoluteAttention,
-    AttentionKind.AL_RFOU: AbsoluteAttention,
-}
-
-
-def _position_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the parameters that say where keys stand; layers share u and v unless `untie_r`."""
-    heads = (config.n_head, config.d_head)
-    if config.attention == AttentionKind.TRANSFORMER_XL:
-        owners = config.n_layer if config.untie_r else 1
-        return {"r_w_bias": (owners, *heads), "r_r_bias": (owners, *heads)}
-    if config.attention == AttentionKind.VASWANI:
-        return {}
-    if config.max_klen is None:
-        raise ConfigError(
-            f"attention '{config.attention}' learns positions: max_klen (None) must say how many, such as tgt_len + mem_len"
-        )
-    table = (config.n_layer, config.max_klen)
-    if config.attention == AttentionKind.AL_RFOU:
-        return {"r_emb": (*table, *heads)}
-    return {"r_emb": (*table, *heads), "r_bias": (*table, config.n_head), "r_w_bias": (config.n_layer, *heads)}

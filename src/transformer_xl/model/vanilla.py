@@ -18,10 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention import first_keys, hidden_keys
+from transformer_xl.model.attention.block import AttentionBlock, content_weights
+from transformer_xl.model.attention.equation import first_keys, hidden_keys
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, ModelOutput, make_softmax
-from transformer_xl.model.layers import AttentionBlock, make_layer
+from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model_config import VanillaConfig
@@ -47,6 +48,13 @@ class CausalAttention(AttentionBlock):
             dropout_p=self.dropatt if self.training else 0.0,
         )
         return self.add(h_BTD, attended.transpose(1, 2))
+
+    def weights(self, h_BTD: Tensor, *, first_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return how much each position attends to each, (B, N, T, T), and which it must not see."""
+        h = self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD
+        q, k, _ = F.linear(h, self.qkv_net.drawn_weight()).unflatten(-1, (3, self.n_head, self.d_head)).unbind(2)
+        from_first = torch.zeros(1, h.shape[1], dtype=torch.int64, device=h.device)
+        return content_weights(q, k, from_first if first_BT is None else first_BT)
 
 
 class Vanilla(LanguageModel):

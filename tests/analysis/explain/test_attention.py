@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
-from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, attention_weights, has_heads, visit_attention
+from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, has_heads, visit_attention
 from transformer_xl.model.vanilla import CausalAttention
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
@@ -36,7 +36,7 @@ def test_weights_times_values_are_what_the_block_computed(kind):
         for T in (3, 7, 1, 4):
             _, mems = model.read(torch.randint(13, (2, T)), mems=mems)
         for block, h, told, out in seen:
-            weight, hidden = attention_weights(block, h, told)
+            weight, hidden = block.weights(h, **told)
             assert_close("sums", weight.sum(-1), torch.ones(weight.shape[:-1]), 1e-12)
             assert (weight.masked_fill(~hidden.unsqueeze(1), 0) == 0).all()
             assert_close("output", block.add(h, torch.einsum("bnts,bsnh->btnh", weight, values(block, h, told))), out, 1e-10)

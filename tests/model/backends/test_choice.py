@@ -8,7 +8,7 @@ import torch
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import backends
-from transformer_xl.model.attention import relative_attention
+from transformer_xl.model.attention.equation import relative_attention
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.backends.matmul import matmul_attention
 from transformer_xl.model.call import Execution, Rows

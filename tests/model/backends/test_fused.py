@@ -10,7 +10,7 @@ import torch
 
 from tests.helpers import assert_close
 from tests.model.backends.attention_case import Case
-from transformer_xl.model.attention import hidden_keys, relative_attention
+from transformer_xl.model.attention.equation import hidden_keys, relative_attention
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 

@@ -5,7 +5,7 @@ import torch
 
 from tests.helpers import assert_close
 from tests.model.backends.attention_case import Case
-from transformer_xl.model.attention import relative_attention
+from transformer_xl.model.attention.equation import relative_attention
 from transformer_xl.model.backends import choose_backend
 
 CPU = torch.device("cpu")

@@ -12,9 +12,10 @@ from typing import Any
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
+from transformer_xl.kinds import ATTENTION
+from transformer_xl.model_config import TransformerXLConfig
 
-AXES = {"recurrence": ("yes", "no"), "attention": tuple(str(kind) for kind in AttentionKind), "loss": ("full", "half")}
+AXES = {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
 """What can be varied, and how."""
 
 _RECURRENCE_NAMES = {"yes": "recurrence", "no": "no-recurrence"}

@@ -1,4 +1,4 @@
-"""Faster ways to compute `attention.relative_attention`; each is tested against it, outputs and every gradient."""
+"""Faster ways to compute `attention.equation.relative_attention`; each is tested against it, outputs and every gradient."""
 
 from collections.abc import Callable
 from functools import cache
@@ -13,7 +13,7 @@ from transformer_xl.errors import ConfigError, did_you_mean
 Attention = Callable[..., Tensor]
 
 _FUNCTIONS = {
-    "equation": ("attention", "relative_attention"),
+    "equation": ("attention.equation", "relative_attention"),
     "matmul": ("backends.matmul", "matmul_attention"),
     "sdpa": ("backends.sdpa", "sdpa_attention"),
     "flex": ("backends.flex", "flex_attention"),

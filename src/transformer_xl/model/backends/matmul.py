@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.attention import hidden_keys
+from transformer_xl.model.attention.equation import hidden_keys
 from transformer_xl.model.dropout import apply_mask, keep_mask
 
 _CACHED_BYTES = 4 << 20

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.model.attention import hidden_keys
-from transformer_xl.model.positions import rel_shift
+from transformer_xl.model.attention.equation import hidden_keys
+from transformer_xl.model.attention.positions import rel_shift
 
 
 def sdpa_attention(

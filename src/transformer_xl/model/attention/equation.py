@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.model.positions import rel_shift
+from transformer_xl.model.attention.positions import rel_shift
 
 
 def relative_attention(

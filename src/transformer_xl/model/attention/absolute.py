@@ -15,8 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.model.attention import hidden_keys
-from transformer_xl.model.layers import AttentionBlock
+from transformer_xl.model.attention.block import Attending, AttentionBlock
+from transformer_xl.model.attention.equation import hidden_keys
+from transformer_xl.model.attention.positions import sinusoids
+from transformer_xl.model.attention.shaw import table_rows, table_size
+from transformer_xl.model_config import TransformerXLConfig
 
 
 class AbsoluteAttention(AttentionBlock):
@@ -31,6 +34,39 @@ class AbsoluteAttention(AttentionBlock):
         visible_BTS = ~hidden_keys(first_BT, k.shape[2])
         attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible_BTS.unsqueeze(1), dropout_p=dropatt)
         return self.add(h_BTD, attended.transpose(1, 2))
+
+
+class VaswaniAttention(AbsoluteAttention):
+    """Sinusoids of positions are added once, to the embedding and to what the first layer remembers."""
+
+    @staticmethod
+    def enter(model: Attending, layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return memory and segment, before the first layer with sinusoids, and with dropout after they were added."""
+        if layer > 0:
+            return mem_BMD, h_BTD
+
+        def encode(distances: Tensor) -> Tensor:
+            limited = distances if model.clamp_len is None else distances.clamp(max=model.clamp_len)
+            return sinusoids(limited.flatten(), model.config.d_model, model.dtype).unflatten(0, distances.shape)
+
+        mem_BMD, h_BTD = add_positions(encode, mem_BMD, h_BTD, n_pad)
+        return mem_BMD, model.drop_input(h_BTD)
+
+
+class AlRfouAttention(AbsoluteAttention):
+    """Learned positions are added before every layer, whose own they are."""
+
+    @staticmethod
+    def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+        """Return that of each layer's table; a position is as wide as all heads."""
+        return {"r_emb": (config.n_layer, table_size(config), config.n_head, config.d_head)}
+
+    @staticmethod
+    def enter(model: Attending, layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return memory and segment with the layer's positions."""
+        mem_BMD, h_BTD = AttentionBlock.enter(model, layer, mem_BMD, h_BTD, n_pad)
+        table = model.learned_positions["r_emb"][layer].flatten(1)
+        return add_positions(lambda d: table[table_rows(d, n_row=len(table), clamp_len=None)], mem_BMD, h_BTD, n_pad)
 
 
 def add_positions(

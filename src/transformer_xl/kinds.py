@@ -1,0 +1,144 @@
+"""Which kinds of attention there are: one table, with what settings, converters and counters must know of each.
+
+The code of a kind is imported when a model is built, so asking what a kind can do does not load torch. A kind of your own is a
+class of blocks (see `model/attention/block.py`) and a line here, which `register_attention` adds from outside the package.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, ClassVar
+
+from transformer_xl.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class ForeignNames:
+    """What the authors' PyTorch code, and the programs made from it, call the parameters of an attention kind.
+
+    Shapes are written in letters: L layers, K max_klen, n heads, d their width, H = n x d, D d_model; "3H" is 3 times H.
+
+    Attributes:
+        attn_type: the authors' number of the kind.
+        layers: names in `layers.{i}.attention.` here, and the names and shapes in `layers.{i}.dec_attn.` there; where there are
+            several, ours is theirs joined in this order.
+        model: parameters of the whole model, which have the same names, with their shapes there.
+        nvidia: the shapes of those that NVIDIA's code shapes otherwise.
+    """
+
+    attn_type: int
+    layers: Mapping[str, tuple[tuple[str, str], ...]]
+    model: Mapping[str, str] = field(default_factory=dict)
+    nvidia: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttentionKind:
+    """How a query knows where a key stands: a line of the table of kinds.
+
+    Attributes:
+        name: in settings.
+        block: where its class is, `module:Class`; a subclass of `AttentionBlock`.
+        keeps_keys: keys and values of a position stay the same while the text goes on, and the class has a `frozen` form.
+        counts_from_end: positions count from the end of the segment that is read.
+        learns_positions: it has a learned table of positions, of `max_klen` rows.
+        compares_distances: scores have a part of their own for distances.
+        projects_distances: the keys of distances are projected by a matrix of each layer.
+        adds_positions_to_layers: learned positions are added to memory and segment before every layer.
+        has_backends: it is computed by one of the attention backends, see `choose_backend`.
+        heads_fill_model: n_head x d_head must be d_model.
+        foreign: its parameters in other programs; None: no other program has it.
+    """
+
+    TRANSFORMER_XL: ClassVar[str] = "transformer_xl"  # these four go when nobody asks for kinds by name
+    SHAW: ClassVar[str] = "shaw"
+    VASWANI: ClassVar[str] = "vaswani"
+    AL_RFOU: ClassVar[str] = "al_rfou"
+
+    name: str
+    block: str
+    keeps_keys: bool = False
+    counts_from_end: bool = False
+    learns_positions: bool = False
+    compares_distances: bool = False
+    projects_distances: bool = False
+    adds_positions_to_layers: bool = False
+    has_backends: bool = False
+    heads_fill_model: bool = False
+    foreign: ForeignNames | None = None
+
+
+_PACKAGE = "transformer_xl.model.attention"
+_ONE_MATRIX = {"qkv_net.weight": (("qkv_net.weight", "3H D"),)}
+_TWO_MATRICES = {"qkv_net.weight": (("q_net.weight", "H D"), ("kv_net.weight", "2H D"))}
+
+ATTENTION: dict[str, AttentionKind] = {
+    kind.name: kind
+    for kind in (
+        AttentionKind(
+            "transformer_xl",
+            f"{_PACKAGE}.relative:RelativeAttention",
+            keeps_keys=True,
+            compares_distances=True,
+            projects_distances=True,
+            has_backends=True,
+            foreign=ForeignNames(
+                0, {**_ONE_MATRIX, "r_net.weight": (("r_net.weight", "H D"),)}, {"r_w_bias": "n d", "r_r_bias": "n d"}
+            ),
+        ),
+        AttentionKind(
+            "shaw",
+            f"{_PACKAGE}.shaw:ShawAttention",
+            keeps_keys=True,
+            learns_positions=True,
+            compares_distances=True,
+            foreign=ForeignNames(1, _ONE_MATRIX, {"r_emb": "L K n d", "r_bias": "L K n", "r_w_bias": "L n d"}),
+        ),
+        AttentionKind(
+            "vaswani",
+            f"{_PACKAGE}.absolute:VaswaniAttention",
+            counts_from_end=True,
+            foreign=ForeignNames(2, _TWO_MATRICES),
+        ),
+        AttentionKind(
+            "al_rfou",
+            f"{_PACKAGE}.absolute:AlRfouAttention",
+            counts_from_end=True,
+            learns_positions=True,
+            adds_positions_to_layers=True,
+            heads_fill_model=True,
+            foreign=ForeignNames(3, _TWO_MATRICES, {"r_emb": "L K n d"}, {"r_emb": "L K D"}),
+        ),
+    )
+}
+"""All kinds by their names: the authors' in the order of their `attn_type`, then those that were registered."""
+
+
+def import_class(place: str) -> Any:
+    """Return the class at `module:Class`, importing its module."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def register_attention(kind: AttentionKind) -> None:
+    """Add a kind of attention, so that settings may name it.
+
+    Args:
+        kind: its line of the table.
+
+    Raises:
+        ConfigError: another kind has that name.
+    """
+    if ATTENTION.setdefault(kind.name, kind) != kind:
+        raise ConfigError(f"there is another kind of attention '{kind.name}' already; choose another name")
+
+
+def attention_kind(name: str) -> AttentionKind:
+    """Return the kind of a name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name not in ATTENTION:
+        raise ConfigError(f"unknown attention '{name}'; {did_you_mean(name, ATTENTION)}")
+    return ATTENTION[name]
