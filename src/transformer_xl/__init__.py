@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from transformer_xl.errors import TxlError
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
-    from transformer_xl.kinds import AttentionKind
+    from transformer_xl.kinds import AttentionKind, register_attention
     from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.language_model import LanguageModel, ModelOutput
     from transformer_xl.model.lstm import Lstm
-    from transformer_xl.model.memory import Mems
+    from transformer_xl.model.memory import Memory, Mems
     from transformer_xl.model.reader import Reader
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
-    from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig
+    from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig, register_model
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.training.run import train
 
@@ -45,6 +45,7 @@ _HOMES = {
     "LanguageModel": "model.language_model",
     "Lstm": "model.lstm",
     "LstmConfig": "model_config",
+    "Memory": "model.memory",
     "Mems": "model.memory",
     "ModelOutput": "model.language_model",
     "Reader": "model.reader",
@@ -63,6 +64,8 @@ _HOMES = {
     "load": "checkpoint.run_directory",
     "load_recipe": "config",
     "prepare": "data.prepare",
+    "register_attention": "kinds",
+    "register_model": "model_config",
     "train": "training.run",
 }
 
@@ -75,6 +78,7 @@ __all__ = [
     "LanguageModel",
     "Lstm",
     "LstmConfig",
+    "Memory",
     "Mems",
     "ModelOutput",
     "Reader",
@@ -93,6 +97,8 @@ __all__ = [
     "load",
     "load_recipe",
     "prepare",
+    "register_attention",
+    "register_model",
     "train",
 ]
 

@@ -128,7 +128,7 @@ def cluster_scores(cluster, h, w, config):
         token = borders[cluster] + place
         if config.tie_weight:
             vector = w["embedding.weight"][token] if config.div_val == 1 else w[f"embedding.tables.{cluster}"][place]
-        elif not config.cutoffs and config.div_val == 1:
+        elif config.div_val == 1:
             vector = w["softmax.weight"][token]
         else:
             vector = w[f"softmax.weights.{cluster}"][place]

@@ -101,6 +101,9 @@ class AdaptiveEmbedding(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Log-probabilities over head and tails; nats per token, in the order of the tokens.
 
+    With `div_val` 1 all clusters share one table of biases, and of vectors if these are its own, as in the code of the authors,
+    Hugging Face and NVIDIA. An optimizer that looks at whole parameters, such as LAMB, would otherwise take other steps.
+
     Reference: `ProjectedAdaptiveLogSoftmax` of the authors' `pytorch/utils/proj_adaptive_softmax.py`. Deviations: losses stay
     in order; the head's classes for tails are in the order of the tails, as in the authors' TensorFlow code, not reversed.
 
@@ -132,9 +135,14 @@ class AdaptiveSoftmax(nn.Module):
         self.sizes = cluster_sizes(vocab_size, cutoffs)
         self.tied_projections = tuple(tied_projections)
         widths = cluster_widths(len(self.sizes), d_embed=d_embed, div_val=div_val)
-        shapes = zip(self.sizes, widths, strict=True)
-        self.weights = None if tied else nn.ParameterList(torch.randn(size, width) for size, width in shapes)
-        self.biases = nn.ParameterList(torch.zeros(size) for size in self.sizes)
+        self.joined = div_val == 1
+        if self.joined:
+            self.weight = None if tied else nn.Parameter(torch.randn(vocab_size, d_embed))
+            self.bias = nn.Parameter(torch.zeros(vocab_size))
+        else:
+            shapes = zip(self.sizes, widths, strict=True)
+            self.weights = None if tied else nn.ParameterList(torch.randn(size, width) for size, width in shapes)
+            self.biases = nn.ParameterList(torch.zeros(size) for size in self.sizes)
         self.cluster_weight = nn.Parameter(torch.zeros(len(cutoffs), d_embed)) if cutoffs else None
         self.cluster_bias = nn.Parameter(torch.zeros(len(cutoffs))) if cutoffs else None
         self.projections = nn.ParameterList(
@@ -166,14 +174,19 @@ class AdaptiveSoftmax(nn.Module):
 
     def clusters(self, embedding: Embedding) -> tuple[list[Cluster], tuple[Tensor, Tensor] | None]:
         """Return the clusters, head first, and the vectors and biases of the tails as classes in the head's softmax."""
-        vectors = embedding.vectors(self.sizes) if self.weights is None else self.weights
+        if self.joined:  # split by one node for all: a slice each would cost a gradient of full size each
+            vectors = embedding.vectors(self.sizes) if self.weight is None else self.weight.split(self.sizes)
+            biases = self.bias.split(self.sizes)
+        else:
+            vectors = embedding.vectors(self.sizes) if self.weights is None else list(self.weights)
+            biases = list(self.biases)
         projections = [
             embedding.projection_of(i) if tied else self.projections[i] for i, tied in enumerate(self.tied_projections)
         ]
         classes = None
         if self.cluster_weight is not None and self.cluster_bias is not None:
             classes = (self.cluster_weight, self.cluster_bias)
-        return list(zip(projections, vectors, self.biases, strict=True)), classes
+        return list(zip(projections, vectors, biases, strict=True)), classes
 
     def _clusters(self, embedding: Embedding) -> list[Cluster]:
         """Return the clusters; the head's vectors and biases end with those of the tails as classes."""

@@ -18,7 +18,7 @@ from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout, WordDropout
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.pretrained import PretrainedMixin
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 from transformer_xl.model_config import ModelConfig
@@ -36,7 +36,7 @@ class ModelOutput:
         auxiliary: scalar, nats that a kind adds to the sum of `nll` while it is trained; None: it adds none.
     """
 
-    mems: Mems
+    mems: Memory
     logits: Tensor | None = None
     nll: Tensor | None = None
     auxiliary: Tensor | None = None
@@ -108,7 +108,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
 
     @abstractmethod
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
         """Return an empty memory.
 
         Args:
@@ -189,7 +189,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         self,
         ids: Tensor,
         *,
-        mems: Mems | None = None,
+        mems: Memory | None = None,
         labels: Tensor | None = None,
         rows: Rows = Rows(),
         execution: Execution = Execution(),
@@ -205,7 +205,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
             rows: padding and beginnings of documents.
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one; the
-                caller detaches it (`Mems.detach`) where that is to end.
+                caller detaches it (`Memory.detach`) where that is to end.
             progress: share of the training's budget that is used up; some auxiliary losses fade with it.
 
         Returns:
@@ -214,7 +214,9 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         Raises:
             ValueError: shapes that do not fit together.
         """
-        _check_shapes(ids, mems, labels, self.config.n_layer)
+        _check_shapes(ids, labels)
+        if mems is not None:
+            mems.check(len(ids), self.config.n_layer)
         h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
@@ -227,11 +229,11 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         self,
         ids: Tensor,
         *,
-        mems: Mems | None = None,
+        mems: Memory | None = None,
         rows: Rows = Rows(),
         execution: Execution = Execution(),
         keep_graph: bool = False,
-    ) -> tuple[Tensor, Mems]:
+    ) -> tuple[Tensor, Memory]:
         """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -281,13 +283,8 @@ def _leading_unlabelled(labels: Tensor) -> int:
     return int(scored[0]) if len(scored) else labels.shape[1] - 1
 
 
-def _check_shapes(ids: Tensor, mems: Mems | None, labels: Tensor | None, n_layer: int) -> None:
+def _check_shapes(ids: Tensor, labels: Tensor | None) -> None:
     if ids.dim() != 2 or ids.shape[1] == 0:
         raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
     if labels is not None and labels.shape != ids.shape:
         raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")
-    if mems is not None and (mems.batch_size, len(mems.hidden)) != (ids.shape[0], n_layer):
-        raise ValueError(
-            f"mems of {mems.batch_size} rows and {len(mems.hidden)} layers must fit ids of {ids.shape[0]} rows and "
-            f"a model of {n_layer} layers; use model.init_mems({ids.shape[0]})"
-        )

@@ -134,7 +134,7 @@ class Lstm(LanguageModel):
         if self.mem_len > 1:
             raise ConfigError(f"mem_len ({self.mem_len}) must be 1 or 0: an lstm remembers one state")
 
-    def read(
+    def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,
         ids: Tensor,
         *,

@@ -1,20 +1,106 @@
-"""`Mems`: what a model keeps of the past, as a value that goes in and comes out.
+"""`Memory`: what a model keeps of the past, as a value that goes in and comes out; `Mems` is that of most models.
 
-Per layer, the hidden states that entered it for the last positions of each row, without gradient (the paper's SG(h)). Rows may
-be of different ages: `n_valid` counts, per row, how many of the last positions are real. The rest is zeros that nothing attends
-to, so an empty memory contributes nothing while its shape can be that of a full one from the first segment on.
+Who carries, saves, resets and counts a memory does not know which kind it is: to them it is named tensors with a row for each
+text. A kind of your own has to say how it is taken apart into such tensors and put together again, no more.
 """
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 
+class Memory(ABC):
+    """What a model keeps of the past: named tensors whose first axis is rows, never changed in place."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the memory as named tensors, (B, …) each, for example for a checkpoint."""
+
+    @classmethod
+    @abstractmethod
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
+        """Rebuild a memory from `state_dict()`."""
+
+    @property
+    def batch_size(self) -> int:
+        """B, number of rows."""
+        return next(iter(self.state_dict().values())).shape[0]
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(x.nbytes for x in self.state_dict().values())
+
+    def reset(self, rows: Tensor) -> Self:
+        """Return this memory with some rows emptied, for example where a new document begins.
+
+        Args:
+            rows: bool (B,), True where a row forgets.
+
+        Returns:
+            A new memory; the emptied rows hold zeros, so nothing of the old text is left in them.
+        """
+        return self.where(~rows, self._map(torch.zeros_like))
+
+    def select(self, rows: Tensor | slice) -> Self:
+        """Return the memory of some rows, in the order given (indices, bool (B,) or a slice)."""
+        return self._map(lambda x: x[rows])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
+        """Put the rows of several memories, which are alike but for their rows, one after another."""
+        states = [part.state_dict() for part in parts]
+        return cls.from_state_dict({name: torch.cat([state[name] for state in states]) for name in states[0]})
+
+    def where(self, rows: Tensor, other: Self) -> Self:
+        """Return this memory's rows where bool (B,) is True, and those of another one elsewhere."""
+        # where, not a product: 0 x NaN is NaN, and a row is often replaced because it went wrong
+        theirs = other.state_dict()
+        return self.from_state_dict(
+            {
+                name: torch.where(rows.to(x.device).view(-1, *(1 for _ in x.shape[1:])), x, theirs[name])
+                for name, x in self.state_dict().items()
+            }
+        )
+
+    def detach(self) -> Self:
+        """Return this memory without gradients."""
+        return self._map(Tensor.detach)
+
+    def to(self, device: torch.device | str) -> Self:
+        """Return this memory on another device."""
+        return self._map(lambda x: x.to(device))
+
+    def check(self, batch_size: int, n_layer: int) -> None:
+        """Refuse to be read by a model that it is not the memory of.
+
+        Args:
+            batch_size: rows of the segment that is read after it.
+            n_layer: layers of the model.
+
+        Raises:
+            ValueError: it does not fit.
+        """
+        if self.batch_size != batch_size:
+            raise ValueError(
+                f"a memory of {self.batch_size} rows must fit ids of {batch_size} rows; use model.init_mems({batch_size})"
+            )
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
+        return self.from_state_dict({name: change(x) for name, x in self.state_dict().items()})
+
+
 @dataclass(frozen=True)
-class Mems:
+class Mems(Memory):
     """Hidden states of past positions (Dai et al. 2019, sec. 3.2), newest last.
+
+    Per layer, the states that entered it for the last positions of each row, without gradient (the paper's SG(h)). Rows may be
+    of different ages. What is not valid is zeros that nothing attends to, so an empty memory contributes nothing while its
+    shape can be that of a full one from the first segment on.
 
     Attributes:
         hidden: one tensor per layer, (B, M, D), detached unless the model was told to `keep_graph`.
@@ -48,7 +134,7 @@ class Mems:
             valid: its zeros are attended to, for models that were trained so.
 
         Returns:
-            Zeros, all or none of which are valid.
+            Zeros, all of them valid or none.
         """
         zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
         return cls((zeros,) * n_layer, torch.full((batch_size,), length if valid else 0, device=device))
@@ -73,39 +159,26 @@ class Mems:
         Returns:
             A new memory; the emptied rows hold zeros, so nothing of the old text is left in them.
         """
-        keep = ~rows.to(self.n_valid.device)
-        # where, not a product: 0 x NaN is NaN, and a row is often reset because it went wrong
-        hidden = tuple(
-            torch.where(keep[:, None, None], h, torch.zeros((), dtype=h.dtype, device=h.device)) for h in self.hidden
-        )
-        return Mems(hidden, torch.where(keep, self.n_valid, self.length if valid else 0))
-
-    def select(self, rows: Tensor | slice) -> "Mems":
-        """Return the memory of some rows, in the order given (indices, bool (B,) or a slice)."""
-        return Mems(tuple(h[rows] for h in self.hidden), self.n_valid[rows])
-
-    @staticmethod
-    def concatenate(parts: Sequence["Mems"]) -> "Mems":
-        """Put the rows of several memories of equal length one after another."""
-        hidden = tuple(torch.cat(layer) for layer in zip(*(part.hidden for part in parts), strict=True))
-        return Mems(hidden, torch.cat([part.n_valid for part in parts]))
-
-    def detach(self) -> "Mems":
-        """Return this memory without gradients."""
-        return Mems(tuple(h.detach() for h in self.hidden), self.n_valid)
-
-    def to(self, device: torch.device | str) -> "Mems":
-        """Return this memory on another device."""
-        return Mems(tuple(h.to(device) for h in self.hidden), self.n_valid.to(device))
+        emptied = super().reset(rows)
+        forget = rows.to(self.n_valid.device)
+        return Mems(emptied.hidden, torch.where(forget, self.length if valid else 0, emptied.n_valid))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory as named tensors, for a checkpoint."""
+        """Return the number of valid positions, and the states of each layer."""
         return {"n_valid": self.n_valid, **{f"hidden.{i}": h for i, h in enumerate(self.hidden)}}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> "Mems":
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> "Mems":
         """Rebuild a memory from `state_dict()`."""
         return cls(tuple(state[f"hidden.{i}"] for i in range(len(state) - 1)), state["n_valid"])
+
+    def check(self, batch_size: int, n_layer: int) -> None:
+        """Refuse to be read by a model of other layers or with other rows."""
+        if (self.batch_size, len(self.hidden)) != (batch_size, n_layer):
+            raise ValueError(
+                f"mems of {self.batch_size} rows and {len(self.hidden)} layers must fit ids of {batch_size} rows and a model "
+                f"of {n_layer} layers; use model.init_mems({batch_size})"
+            )
 
 
 def join(past: Tensor, present: Tensor, n_pad: Tensor | None = None) -> Tensor:

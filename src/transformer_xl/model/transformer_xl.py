@@ -108,7 +108,7 @@ class TransformerXL(LanguageModel):
         if self.same_length and self.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
 
-    def read(
+    def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,
         ids: Tensor,
         *,

@@ -23,7 +23,7 @@ from transformer_xl.model.attention.equation import first_keys, hidden_keys
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, ModelOutput, make_softmax
 from transformer_xl.model.layers import make_layer
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory, Mems
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model_config import VanillaConfig
 
@@ -104,7 +104,7 @@ class Vanilla(LanguageModel):
         self,
         ids: Tensor,
         *,
-        mems: Mems | None = None,
+        mems: Memory | None = None,
         labels: Tensor | None = None,
         rows: Rows = Rows(),
         execution: Execution = Execution(),
@@ -127,7 +127,7 @@ class Vanilla(LanguageModel):
         self,
         ids: Tensor,
         *,
-        mems: Mems | None = None,
+        mems: Memory | None = None,
         rows: Rows = Rows(),
         execution: Execution = Execution(),
         keep_graph: bool = False,

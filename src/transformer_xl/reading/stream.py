@@ -22,8 +22,7 @@ from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel, describe_reading
-from transformer_xl.model.lstm import Lstm
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -309,7 +308,7 @@ class CarriedState(Stream):
         if active is None:
             self.mems = mems
             return h_BTD[:, -1]
-        self.mems = _where(active, mems, self.mems)
+        self.mems = mems.where(active, self.mems)
         return h_BTD[:, -1].masked_fill(~active.unsqueeze(1), torch.nan)
 
     @torch.no_grad()
@@ -330,11 +329,11 @@ class CarriedState(Stream):
 
     def prepend(self, n: int) -> None:
         """Put empty rows before the others."""
-        self.mems = Mems.concatenate([self.model.init_mems(n), self.mems])
+        self.mems = type(self.mems).concatenate([self.model.init_mems(n), self.mems])
 
     def reset(self, rows: Tensor) -> None:
         """Empty rows; of some models, an empty memory holds zeros that are attended to."""
-        self.mems = _where(rows.to(self.model.device), self.model.init_mems(self.mems.batch_size), self.mems)
+        self.mems = self.model.init_mems(self.mems.batch_size).where(rows, self.mems)
 
     def together(self) -> bool:
         """Any rows can be read at once."""
@@ -360,10 +359,10 @@ class CarriedState(Stream):
     def rewind(self, row: int, n: int) -> None:
         """Go back by nothing."""
 
-    def _replace(self, rows: slice, new: Mems) -> None:
+    def _replace(self, rows: slice, new: Memory) -> None:
         first, last, _ = rows.indices(self.mems.batch_size)
         before, after = self.mems.select(slice(0, first)), self.mems.select(slice(last, None))
-        self.mems = Mems.concatenate([before, new, after]) if before.batch_size + after.batch_size else new
+        self.mems = type(new).concatenate([before, new, after]) if before.batch_size + after.batch_size else new
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory."""
@@ -372,7 +371,7 @@ class CarriedState(Stream):
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take over a memory."""
         _check_state(state, self.state_dict())
-        self.mems = Mems.from_state_dict(state).to(self.model.device)
+        self.mems = type(self.mems).from_state_dict(state).to(self.model.device)
 
 
 class ReadAgain(Stream):
@@ -448,7 +447,7 @@ class ReadAgain(Stream):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return memory and open segments."""
-        state = Mems.concatenate(self._mems).state_dict()
+        state = type(self._mems[0]).concatenate(self._mems).state_dict()
         padded = [own + [-1] * (self.tgt_len - len(own)) for own in self._open]
         return {**state, "open": torch.tensor(padded)}
 
@@ -456,7 +455,7 @@ class ReadAgain(Stream):
         """Take over memory and open segments."""
         _check_state(state, self.state_dict())
         rest = {name: x.to(self.model.device) for name, x in state.items() if name != "open"}
-        mems = Mems.from_state_dict(rest)
+        mems = type(self._mems[0]).from_state_dict(rest)
         self._mems = [mems.select(torch.tensor([row])) for row in range(mems.batch_size)]
         self._open = [[i for i in ids if i >= 0] for ids in state["open"].tolist()]
 
@@ -510,14 +509,7 @@ def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
         raise ValueError("its rows have impossible lengths")
 
 
-def _where(rows: Tensor, one: Mems, other: Mems) -> Mems:
-    """Return some rows of one memory, bool (B,), and the others of another one."""
-    theirs = other.state_dict()
-    parts = {name: torch.where(rows.view(-1, *[1] * (x.dim() - 1)), x, theirs[name]) for name, x in one.state_dict().items()}
-    return type(one).from_state_dict(parts)
-
-
-def _memory_of(like: Mems, state: dict[str, Tensor], device: torch.device) -> Mems:
+def _memory_of(like: Memory, state: dict[str, Tensor], device: torch.device) -> Memory:
     """Return the memory of one row, copied from its tensors."""
     return type(like).from_state_dict({name: x.unsqueeze(0).to(device, copy=True) for name, x in state.items()})
 
@@ -547,6 +539,6 @@ def open_stream(
             f"precision int8 needs keys that stay the same; with {describe_reading(model)}, mem_len ({model.mem_len}) and "
             f"ext_len ({model.ext_len}) they do not: use bf16 or fp32"
         )
-    if token_by_token and not (isinstance(model, Lstm) and model.mem_len):
+    if token_by_token and not model.carries_state:
         return ReadAgain(model, batch_size, tgt_len=tgt_len, precision=precision)
     return CarriedState(model, batch_size, tgt_len=tgt_len, precision=precision)

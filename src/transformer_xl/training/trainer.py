@@ -22,7 +22,7 @@ from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows, run_layer
 from transformer_xl.model.compiled import cannot_compile
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig
 from transformer_xl.training.averages import Average
@@ -181,7 +181,7 @@ class Trainer:
             segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
         return segments
 
-    def _forward_backward(self, segments: list[Segment], n_scored: int, progress: float) -> tuple[Tensor, list[Mems]]:
+    def _forward_backward(self, segments: list[Segment], n_scored: int, progress: float) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return summed nats and the memories."""
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
@@ -221,11 +221,11 @@ class Trainer:
                     "optim.clip, or train.precision=fp32"
                 )
 
-    def _empty_mems(self) -> list[Mems]:
+    def _empty_mems(self) -> list[Memory]:
         rows = self.config.batch_size // self.world.size // self.config.accumulate
         return [self.model.init_mems(rows) for _ in range(self.config.accumulate)]
 
-    def _own_lanes(self, training: dict[str, Tensor]) -> list[Mems]:
+    def _own_lanes(self, training: dict[str, Tensor]) -> list[Memory]:
         """Return the memory of this process's lanes, a part for each group of lanes."""
         lanes = type(self.mems[0]).from_state_dict(_under("mems.", training))
         n_group = lanes.batch_size // self.world.size // self.config.accumulate

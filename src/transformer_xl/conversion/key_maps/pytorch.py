@@ -106,15 +106,13 @@ def _embedding(sizes: Sizes, names: Names) -> Iterator[Entry]:
 def _softmax(sizes: Sizes, names: Names) -> Iterator[Entry]:
     """Yield the entries of `crit`: what the softmax does not share with the embedding."""
     n_cluster, tied = len(sizes.clusters), sizes.config.tied_projections
-    weights = [f"softmax.weights.{i}" for i in range(n_cluster)]
-    biases = [f"softmax.biases.{i}" for i in range(n_cluster)]
-    if sizes.plain:
-        weights, biases = ["softmax.weight"], ["softmax.bias"]
     for i, size in enumerate(sizes.tables):
-        own = slice(None) if sizes.one_table else slice(i, i + 1)  # one foreign table over all clusters, or one of each
-        yield Entry(tuple(biases[own]), (Part(names.biases.format(i=i), (size,)),))
+        weight, bias = (f"softmax.weights.{i}", f"softmax.biases.{i}")
+        if sizes.one_table:
+            weight, bias = "softmax.weight", "softmax.bias"
+        yield Entry((bias,), (Part(names.biases.format(i=i), (size,)),))
         if not sizes.config.tie_weight:
-            yield Entry(tuple(weights[own]), (Part(names.weights.format(i=i), (size, sizes.widths[i])),))
+            yield Entry((weight,), (Part(names.weights.format(i=i), (size, sizes.widths[i])),))
     for i, width in enumerate(sizes.widths):
         if sizes.projected[i] and not tied[i]:
             part = Part(names.projections.format(i=i), (sizes.config.d_model, width))

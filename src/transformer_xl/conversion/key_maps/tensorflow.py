@@ -115,8 +115,12 @@ def _softmax(sizes: Sizes) -> Iterator[Entry]:
     if sizes.plain:
         yield Entry(("softmax.bias",), (Part(f"{scope}bias", sizes.clusters),))
         return
-    for i, (size, width) in enumerate(zip(sizes.clusters, sizes.widths, strict=True)):
-        yield Entry((f"softmax.biases.{i}",), (Part(f"{scope}cutoff_{i}/b", (size,)),))
+    biases = [Part(f"{scope}cutoff_{i}/b", (size,)) for i, size in enumerate(sizes.clusters)]
+    if sizes.one_table:
+        yield Entry(("softmax.bias",), tuple(biases))
+    else:
+        yield from (Entry((f"softmax.biases.{i}",), (part,)) for i, part in enumerate(biases))
+    for i, width in enumerate(sizes.widths):
         if sizes.projected[i] and not sizes.config.tied_projections[i]:
             part = Part(f"{scope}cutoff_{i}/proj", (width, sizes.config.d_model))
             yield Entry((f"softmax.projections.{i}",), (part,), "transposed")
