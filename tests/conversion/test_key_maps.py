@@ -12,8 +12,9 @@ from tests.helpers import examples
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.kinds import ATTENTION, AttentionKind
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import AttentionKind, TransformerXLConfig
+from transformer_xl.model_config import TransformerXLConfig
 
 FORMATS = {"huggingface": huggingface, "authors": authors, "nvidia": nvidia, "tensorflow": tensorflow}
 DEEP = {"attention": ["transformer_xl"], "untie_r": [False], "tie_weight": [True, False], "proj_same_dim": [True]}
@@ -237,7 +238,7 @@ def test_shared_projections_have_two_names(form, div_val, expected):
 
 @pytest.mark.parametrize("form", ["authors", "nvidia"])
 def test_queries_come_before_keys_and_values(form):
-    config = TransformerXLConfig(vocab_size=9, d_model=4, n_layer=1, attention=AttentionKind.VASWANI)
+    config = TransformerXLConfig(vocab_size=9, d_model=4, n_layer=1, attention="vaswani")
     (entry,) = [entry for entry in FORMATS[form].key_map(config).entries if entry.native[0].endswith("qkv_net.weight")]
     assert [part.name for part in entry.foreign] == ["layers.0.dec_attn.q_net.weight", "layers.0.dec_attn.kv_net.weight"]
 
@@ -326,3 +327,10 @@ def test_lengths_of_the_authors():
     assert authors.config_of(FLAGS | {"attn_type": 1, "mem_len": 5, "max_klen": 7}).max_klen == 7  # reset_length keeps it
     none = authors.config_of(FLAGS | {"mem_len": 0, "same_length": 1, "clamp_len": 0, "pre_lnorm": 1})
     assert (none.same_length, none.clamp_len, none.pre_lnorm, none.max_klen) == (False, None, True, None)
+
+
+@pytest.mark.parametrize("form", ["huggingface", "authors", "nvidia"])
+def test_a_kind_of_attention_that_no_other_program_has(form, monkeypatch):
+    monkeypatch.setitem(ATTENTION, "toy", AttentionKind("toy", "nowhere:Block"))
+    with pytest.raises(ConfigError, match=r"attention \('toy'\) is a kind that no other program has; it cannot be converted"):
+        FORMATS[form].key_map(TransformerXLConfig(vocab_size=9, n_layer=1, attention="toy"))

@@ -9,18 +9,19 @@ from typing import Any
 
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import KeyMap
-from transformer_xl.conversion.key_maps.pytorch import ATTENTION, Names, positions, shared_entries
+from transformer_xl.conversion.key_maps.pytorch import Names, positions, shared_entries
 from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
 from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.kinds import ATTENTION
 from transformer_xl.model_config import TransformerXLConfig
 
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
     sizes = Sizes(config)
-    entries = [*shared_entries(sizes, Names()), *positions(sizes, ATTENTION[config.attention].model)]
+    entries = [*shared_entries(sizes, Names()), *positions(sizes, pytorch.foreign_names(config).model)]
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 
 
@@ -30,11 +31,11 @@ def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
     Raises:
         ConfigError: values that cannot work.
     """
-    numbers = {names.number: kind for kind, names in ATTENTION.items()}
+    numbers = {kind.foreign.attn_type: name for name, kind in ATTENTION.items() if kind.foreign}
     kind = numbers[one_of(flags, "attn_type", tuple(numbers))]
     settings = pytorch.settings_of(flags)
     max_klen = None
-    if "r_emb" in ATTENTION[kind].model:
+    if ATTENTION[kind].learns_positions:
         lengths = integer(flags, "tgt_len") + integer(flags, "ext_len") + settings["mem_len"]
         max_klen = integer({"max_klen": lengths, **flags}, "max_klen")
     return TransformerXLConfig(
@@ -65,7 +66,7 @@ def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
         "tie_weight": config.tie_weight,
         "tgt_len": _training_length(config, tgt_len),
         "ext_len": 0,
-        "attn_type": ATTENTION[config.attention].number,
+        "attn_type": pytorch.foreign_names(config).attn_type,
     }
     return {name: flags[name] for name in _ARGUMENTS}
 

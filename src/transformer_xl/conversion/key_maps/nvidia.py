@@ -8,7 +8,7 @@ from typing import Any
 
 from transformer_xl.conversion.key_maps import authors
 from transformer_xl.conversion.key_maps.entries import KeyMap
-from transformer_xl.conversion.key_maps.pytorch import ATTENTION, Names, positions, shared_entries
+from transformer_xl.conversion.key_maps.pytorch import Names, foreign_names, positions, shared_entries
 from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.model_config import TransformerXLConfig
 
@@ -19,8 +19,8 @@ _NAMES = Names(
 
 def key_map(config: TransformerXLConfig) -> KeyMap:
     """Return the table of a model's tensors."""
-    sizes, attention = Sizes(config), ATTENTION[config.attention]
-    entries = [*shared_entries(sizes, _NAMES), *positions(sizes, {**attention.model, **attention.nvidia})]
+    sizes, foreign = Sizes(config), foreign_names(config)
+    entries = [*shared_entries(sizes, _NAMES), *positions(sizes, {**foreign.model, **foreign.nvidia})]
     return KeyMap(tuple(entries), ignored=("pos_emb.inv_freq",))
 
 

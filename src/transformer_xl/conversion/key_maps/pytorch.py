@@ -7,6 +7,8 @@ from typing import Any
 from transformer_xl.conversion.key_maps.entries import Entry, Part, per_layer
 from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.values import integer, integers, number, truth, truths
+from transformer_xl.errors import ConfigError
+from transformer_xl.kinds import ForeignNames
 from transformer_xl.model_config import TransformerXLConfig
 
 
@@ -32,32 +34,6 @@ class Names:
     tails_reversed: bool = True
 
 
-@dataclass(frozen=True)
-class AttentionNames:
-    """What the three programs call the parameters of a kind of attention; shapes are in the letters of `Sizes.shape`.
-
-    Attributes:
-        number: their `attn_type`.
-        layer: per layer, our name and theirs with shapes, joined where they are several.
-        model: of the whole model, names that are the same in both.
-        nvidia: shapes of these that differ in NVIDIA's program.
-    """
-
-    number: int
-    layer: Mapping[str, tuple[tuple[str, str], ...]]
-    model: Mapping[str, str]
-    nvidia: Mapping[str, str]
-
-
-_JOINED = {"attention.qkv_net.weight": (("dec_attn.qkv_net.weight", "3H D"),)}
-_APART = {"attention.qkv_net.weight": (("dec_attn.q_net.weight", "H D"), ("dec_attn.kv_net.weight", "2H D"))}
-_DISTANCES = {"attention.r_net.weight": (("dec_attn.r_net.weight", "H D"),)}
-ATTENTION: dict[str, AttentionNames] = {
-    "transformer_xl": AttentionNames(0, _JOINED | _DISTANCES, {"r_w_bias": "n d", "r_r_bias": "n d"}, {}),
-    "shaw": AttentionNames(1, _JOINED, {"r_emb": "L K n d", "r_bias": "L K n", "r_w_bias": "L n d"}, {}),
-    "vaswani": AttentionNames(2, _APART, {}, {}),
-    "al_rfou": AttentionNames(3, _APART, {"r_emb": "L K n d"}, {"r_emb": "L K D"}),
-}
 _LAYER = {
     "attention.o_net.weight": (("dec_attn.o_net.weight", "D H"),),
     "attention.layer_norm.weight": (("dec_attn.layer_norm.weight", "D"),),
@@ -72,10 +48,29 @@ _LAYER = {
 
 
 def shared_entries(sizes: Sizes, names: Names) -> list[Entry]:
-    """Return all entries of a model but those of `positions`."""
-    layer = {**ATTENTION[sizes.config.attention].layer, **_LAYER}
-    layers = per_layer(sizes, layer, names.prefix + "layers.{i}.")
+    """Return all entries of a model but those of `positions`.
+
+    Raises:
+        ConfigError: the model has a kind of attention that no other program has.
+    """
+    attention = {
+        f"attention.{ours}": tuple((f"dec_attn.{name}", letters) for name, letters in theirs)
+        for ours, theirs in foreign_names(sizes.config).layers.items()
+    }
+    layers = per_layer(sizes, {**attention, **_LAYER}, names.prefix + "layers.{i}.")
     return [*_embedding(sizes, names), *layers, *_softmax(sizes, names)]
+
+
+def foreign_names(config: TransformerXLConfig) -> ForeignNames:
+    """Return what the three programs call the parameters of a model's kind of attention.
+
+    Raises:
+        ConfigError: they do not have it.
+    """
+    foreign = config.attention_kind.foreign
+    if foreign is None:
+        raise ConfigError(f"attention ('{config.attention}') is a kind that no other program has; it cannot be converted")
+    return foreign
 
 
 def positions(sizes: Sizes, shapes: Mapping[str, str]) -> list[Entry]:
