@@ -10,7 +10,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 from transformer_xl.config import RunConfig
-from transformer_xl.model_config import LstmConfig, VanillaConfig
 from transformer_xl.reading.how import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))
@@ -22,7 +21,7 @@ _SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))
 
 def has_length(config: RunConfig) -> bool:
     """Say whether a run can be read with more or less of the text; a state holds all of it, or nothing."""
-    return not isinstance(config.model, LstmConfig)
+    return config.model.remembers != "state"
 
 
 def trained_length(config: RunConfig) -> int:
@@ -65,7 +64,7 @@ def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: 
 
 
 def _can_remember(config: RunConfig) -> bool:
-    return not isinstance(config.model, VanillaConfig)
+    return config.model.remembers != "nothing"
 
 
 def _longest_segment(config: RunConfig) -> int:

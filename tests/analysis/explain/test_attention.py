@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
-from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, has_heads, visit_attention
+from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, visit_attention
 from transformer_xl.model.vanilla import CausalAttention
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
@@ -58,7 +58,7 @@ def test_weights_equal_the_loops(kind):
     memory, mems = [[] for _ in range(config.n_layer)], model.init_mems(1)
     for T in (3, 4, 5):
         ids = torch.randint(13, (1, T))
-        visit_attention(model, ids, mems, lambda layer, weight, hidden: seen.__setitem__(layer, weight))
+        visit_attention(model, ids, mems, lambda layer, weight: seen.__setitem__(layer, weight))
         expected, memory = read_weights(ids[0].tolist(), memory, w, config)
         with torch.no_grad():
             mems = model.read(ids, mems=mems)[1]
@@ -105,10 +105,6 @@ def test_looking_leaves_the_model_as_it_was():
     model = make("paper")
     visit_attention(model, torch.zeros(1, 3, dtype=torch.int64), None, lambda *_: None)
     assert not any(layer.attention._forward_pre_hooks for layer in model.layers)
-
-
-def test_an_lstm_has_no_heads():
-    assert has_heads(make("paper")) and has_heads(make("vanilla")) and not has_heads(make("lstm"))
 
 
 def test_a_wide_bin_is_not_looked_at_more():

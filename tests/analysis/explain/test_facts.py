@@ -85,7 +85,7 @@ def looked(model, ids, how, place):
     for begin in range(0, len(ids) - 1, how.tgt_len):
         segment = torch.from_numpy(ids[begin : min(begin + how.tgt_len, len(ids) - 1)])[None]
         if begin <= place - 1 < begin + segment.shape[1]:
-            visit_attention(view, segment, mems, lambda layer, weight, _: found.__setitem__(layer, weight[0]))
+            visit_attention(view, segment, mems, lambda layer, weight: found.__setitem__(layer, weight[0]))
             n_key = found[0].shape[-1]
             return (
                 torch.stack([found[i][:, place - 1 - begin] for i in sorted(found)]),

@@ -17,7 +17,6 @@ from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.model.comparison import count_parameters
-from transformer_xl.model_config import VanillaConfig
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.starting import begin
 from transformer_xl.training.trainer import Trainer
@@ -154,9 +153,7 @@ def _timed_step(trainer: Trainer) -> float:
 
 def _places(config: RunConfig) -> list[float]:
     """Return at which shares of the training steps are timed: several where they take longer at some than at others."""
-    n = 1
-    if isinstance(config.model, VanillaConfig) and config.model.intermediate_losses:
-        n = 2 * config.model.n_layer  # a layer more or less predicts after each of these shares
+    n = config.model.n_phase
     if config.train.tgt_len_start or config.train.varlen:
         n = max(n, _PLACES)
     return [(i + 0.5) / n for i in range(n)]

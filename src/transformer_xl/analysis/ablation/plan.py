@@ -13,7 +13,6 @@ from transformer_xl.config import RunConfig, apply_overrides, load_recipe
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
-from transformer_xl.model_config import TransformerXLConfig
 
 AXES = {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
 """What can be varied, and how."""
@@ -198,17 +197,19 @@ def _check_axes(variants: Collection[Variant], asked: dict[str, Sequence[str] | 
         kinds = {own.recipe: own.config.model.kind for own in variants}
         recipes = ", ".join(f"{recipe} ({kind})" for recipe, kind in kinds.items())
         raise ConfigError(
-            f"{' and '.join(missing)} can vary models of kind {TransformerXLConfig.kind} only, and no recipe has one: "
+            f"{' and '.join(missing)} can vary models of kind transformer_xl only, and no recipe has one: "
             f"{recipes}; leave that out, or name such a recipe, too"
         )
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
     """Return where a run stands on each axis that its kind of model has."""
-    loss = {"loss": config.train.loss}
-    if not isinstance(config.model, TransformerXLConfig):
-        return loss
-    return {"recurrence": "yes" if config.model.mem_len else "no", "attention": str(config.model.attention), **loss}
+    labels = {}
+    if config.model.remembers == "positions":
+        labels["recurrence"] = "yes" if config.model.mem_len else "no"
+    if config.model.attention_kind:
+        labels["attention"] = config.model.attention_kind.name
+    return labels | {"loss": config.train.loss}
 
 
 def _values(axis: str, own: dict[str, str], asked: Sequence[str] | None, *, everything: bool) -> Sequence[str]:

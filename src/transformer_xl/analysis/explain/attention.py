@@ -11,8 +11,7 @@ Shapes: B rows, T tokens read, S = memory + T keys, L layers, N heads, K keys ke
 """
 
 import heapq
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,8 +23,8 @@ from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 
-Visit = Callable[[int, Tensor, Tensor], None]
-"""Called with a layer, its weights (B, N, T, S) in fp32, and which keys are hidden, bool (B or 1, T, S)."""
+Visit = Callable[[int, Tensor], None]
+"""Called with a layer and its weights (B, N, T, S) in fp32."""
 
 BYTES = 8 << 20
 """What details may take, before they are compressed."""
@@ -34,11 +33,6 @@ KEYS = 8
 """Keys of each head."""
 
 _BEGINNING = 0.25  # share of the room that is for the beginning of the text
-
-
-def has_heads(model: LanguageModel) -> bool:
-    """Say whether a model attends at all."""
-    return bool(model.attention_blocks())
 
 
 def visit_attention(model: LanguageModel, ids: Tensor, mems: Mems | None, visit: Visit) -> None:
@@ -50,23 +44,18 @@ def visit_attention(model: LanguageModel, ids: Tensor, mems: Mems | None, visit:
         mems: the memory before the segment.
         visit: takes a layer's weights.
     """
-    with _watching(model, visit), torch.no_grad():
-        model.read(ids, mems=mems)
 
-
-@contextmanager
-def _watching(model: LanguageModel, visit: Visit) -> Iterator[None]:
     def watcher(layer: int) -> Callable[..., None]:
         def watch(block: AttentionBlock, arguments: tuple[Tensor, ...], told: dict[str, Any]) -> None:
-            weight_BNTS, hidden_BTS = block.weights(arguments[0], **told)
-            visit(layer, weight_BNTS.float(), hidden_BTS)
+            visit(layer, block.weights(*arguments, **told)[0].float())
 
         return watch
 
-    blocks = enumerate(model.attention_blocks())
-    hooks = [block.register_forward_pre_hook(watcher(layer), with_kwargs=True) for layer, block in blocks]
+    blocks = model.attention_blocks()
+    hooks = [block.register_forward_pre_hook(watcher(layer), with_kwargs=True) for layer, block in enumerate(blocks)]
     try:
-        yield
+        with torch.no_grad():
+            model.read(ids, mems=mems)
     finally:
         for hook in hooks:
             hook.remove()

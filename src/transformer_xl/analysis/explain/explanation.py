@@ -13,7 +13,7 @@ from transformer_xl.analysis.explain.shown import shown_text
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
-from transformer_xl.model_config import AttentionConfig, ModelConfig
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.how import Reading
 
 _LONGEST = 64
@@ -95,7 +95,7 @@ class Explanation:
     @property
     def heads(self) -> tuple[int, int] | None:
         """Layers and heads per layer; None where nothing attends."""
-        return (self.config.n_layer, self.config.n_head) if isinstance(self.config, AttentionConfig) else None
+        return (self.config.n_layer, self.config.heads_per_layer) if self.config.attends else None
 
 
 def explain(

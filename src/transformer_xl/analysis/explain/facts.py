@@ -16,7 +16,6 @@ from transformer_xl.analysis.explain.attention import (
     Distances,
     Looks,
     Shelf,
-    has_heads,
     visit_attention,
 )
 from transformer_xl.errors import CheckpointError, CorpusError
@@ -24,7 +23,6 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.token_ids import check_ids
-from transformer_xl.model_config import AttentionConfig
 from transformer_xl.reading.how import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
@@ -149,7 +147,7 @@ def _read(
         details=None,
         distances=None,
     )
-    watch = _Watch(view, reading, math.ceil(n / reading.tgt_len)) if has_heads(model) else None
+    watch = _Watch(view, reading, math.ceil(n / reading.tgt_len)) if model.config.attends else None
     rows = _rows(reading) if without is None else 1
     # hidden states are what attention weights can be computed from, kept keys are not
     stream = CarriedState(view, rows, tgt_len=reading.tgt_len, precision=precision)
@@ -192,12 +190,11 @@ class _Watch:
 
     def __init__(self, view: LanguageModel, reading: Reading, n_segment: int) -> None:
         config = view.config
-        assert isinstance(config, AttentionConfig)
         self._view = view
         self._every = math.ceil(n_segment / _SAMPLED)
         n_distance = reading.tgt_len + reading.ext_len + reading.mem_len
-        self.distances = Distances(config.n_layer, config.n_head, n_distance)
-        self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.n_head)
+        self.distances = Distances(config.n_layer, config.heads_per_layer, n_distance)
+        self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)
 
     def look(self, index: int, cut: Cut, ids: Tensor, mems: Mems, found: Facts) -> None:
         """Look at those rows of a segment that are worth it; the first row is the text's segment `index`."""
@@ -210,7 +207,7 @@ class _Watch:
         T = places_BT.shape[1]
         looks = [Looks(T) for _ in scores]
 
-        def visit(layer: int, weight_BNTS: Tensor, _: Tensor) -> None:
+        def visit(layer: int, weight_BNTS: Tensor) -> None:
             n_memory = weight_BNTS.shape[-1] - ids.shape[1]
             for row, weight_NTS in enumerate(weight_BNTS[:, :, -T:]):
                 if wanted[row]:

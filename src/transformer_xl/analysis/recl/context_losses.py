@@ -20,10 +20,7 @@ import torch
 
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.lstm import Lstm
-from transformer_xl.model.reader import keeps_keys
 from transformer_xl.model.token_ids import check_ids
-from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.opening import Opened
 from transformer_xl.reading.segments import Cut, windows
 from transformer_xl.reading.stream import Stream, open_stream, scoring
@@ -83,7 +80,7 @@ def longest_context(model: LanguageModel, *, tgt_len: int, size: int) -> int | N
     """
     if model.config.longest_segment:
         return model.config.longest_segment
-    if isinstance(model, Lstm) and model.mem_len:
+    if model.config.remembers == "state" and model.mem_len:
         return None
     scored = -(-size // tgt_len) * tgt_len  # the segments that the block lies in
     return scored + model.reach(tgt_len) - size + 1
@@ -108,7 +105,7 @@ def open_reading(opened: Opened, *, tgt_len: int | None = None, mem_len: int | N
 
 def remembers_positions(opened: Opened) -> bool:
     """Say whether the lengths of a model's segments and memory can be chosen."""
-    return isinstance(opened.model.config, TransformerXLConfig)
+    return opened.config.model.remembers == "positions"
 
 
 def context_losses(
@@ -172,7 +169,7 @@ def _shortened(model: LanguageModel, n_before: int) -> LanguageModel:
 
     Kept keys have their places whether they hold a token or not, and those of empty ones would be multiplied, too.
     """
-    if not keeps_keys(model) or model.same_length or model.config.zero_first_memory:
+    if not model.keeps_keys or model.same_length or model.config.begins_with_zeros:
         return model
     return model.with_context(mem_len=min(model.mem_len, n_before))
 
