@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from transformer_xl.config import OptimConfig
-from transformer_xl.cost.work import Work, adds_positions, clusters, compares_distances, has_backends
+from transformer_xl.cost.work import Work, clusters
 
 _FP32 = 4
 _NORM = 2 * _FP32  # mean and scale of a token
@@ -126,18 +126,18 @@ def logits_bytes(work: Work) -> int:
 def _attention_bytes(work: Work) -> int:
     config, X, B, S = work.model.config, work.n_token, work.rows, work.n_key
     D, A, M, e = config.d_model, work.attention_width, work.model.mem_len, work.element
-    is_lowered = e != _FP32
+    kind, is_lowered = config.attention_kind, e != _FP32
     n = _entering_bytes(work)
     n += X * D * e if is_lowered else 0  # queries are projected apart from keys and values: two copies
-    n += S * _INDEX if adds_positions(config) else 0  # of positions in their table
+    n += S * _INDEX if kind.adds_positions_to_layers else 0  # of positions in their table
     # the memory's states, unless Mems has them as they are read: in one piece
     n += B * M * D * e if is_lowered or work.changes_memory or (work.tgt_len != M and B > 1) else 0
     n += B * M * _NORM if config.pre_lnorm else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
-    if not compares_distances(config):
+    if not kind.compares_distances:
         return n + B * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # a mask, a sum of each query
     n += X * A * e + S * A * e  # queries with another bias, and keys of distances
-    if has_backends(config):
+    if kind.has_backends:
         n += (S * D * e if is_lowered else 0) + _scores_bytes(work)
     else:
         n += B * work.tgt_len * S + _weights_bytes(work)

@@ -15,7 +15,7 @@ from typing import Literal, cast
 
 import numpy as np
 
-from transformer_xl.cost.work import Work, clusters, compares_distances, has_backends
+from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.softmax import Embedding
 from transformer_xl.model_config import AttentionConfig
@@ -97,12 +97,12 @@ class Product:
 
 def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
     """Yield the matrix products of a forward pass of a model, which may be on the meta device."""
-    weights = [(name, weight.numel()) for name, weight in model.layers.named_parameters() if weight.dim() == 2]
-    of_positions = sum(n for name, n in weights if _PROJECTS_DISTANCES in name)
-    yield Product("tokens", 2 * done.n_read * (sum(n for _, n in weights) - of_positions))
+    weights = sum(weight.numel() for weight in model.layers.parameters() if weight.dim() == 2)
+    of_positions = sum(weight.numel() for block in model.attention_blocks() for weight in block.position_weights())
+    yield Product("tokens", 2 * done.n_read * (weights - of_positions))
     yield Product("distances", 2 * done.n_distance * of_positions)
-    config = model.config
-    if isinstance(config, AttentionConfig):
+    if model.config.attends:
+        config = cast(AttentionConfig, model.config)
         width = config.n_layer * config.n_head * config.d_head
         yield Product("memory", 2 * done.n_remembered * config.d_model * 2 * width)
         yield Product("content", 2 * done.n_pair * width)
@@ -116,11 +116,8 @@ def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
     for cluster in clusters(model, done.shares):
         n = done.n_scored * cluster.share
         if cluster.projected:
-            yield Product("softmax", 2 * n * config.d_model * cluster.width)
+            yield Product("softmax", 2 * n * model.config.d_model * cluster.width)
         yield Product("softmax", 2 * n * cluster.width * cluster.n_class, in_chunks=n > cluster.tokens_at_once)
-
-
-_PROJECTS_DISTANCES = "r_net"
 
 
 def count_flops(work: Work) -> Flops:
@@ -131,7 +128,7 @@ def count_flops(work: Work) -> Flops:
         n_read=work.n_token,
         n_scored=work.n_token,
         n_pair=n_pair,
-        n_apart=n_pair if compares_distances(work.model.config) else 0,
+        n_apart=n_pair if work.model.config.attention_kind.compares_distances else 0,
         shares=work.shares,
         n_remembered=work.rows * M,
         n_distance=S,  # once for all rows
@@ -160,7 +157,7 @@ def _repeats(work: Work) -> dict[Part, int]:
     Each computes its scores and their gradients itself; the last two compute scores by distance in two halves, and the last
     one its gradient, too.
     """
-    if not has_backends(work.model.config):
+    if not work.model.config.has_backends:
         return {}
     if work.backend == "triton":
         return {"content": 3, "distance": 1 + 2 + 2 + 1, "values": 2}
@@ -184,8 +181,9 @@ def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> f
     """
     length = tgt_len + model.ext_len
     n_read = length / tgt_len
+    kind = model.config.attention_kind
     seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
-    apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if compares_distances(model.config) else []
+    apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if kind and kind.compares_distances else []
     borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(cast(Embedding, model.embedding))[0]])
     shares = np.bincount(np.searchsorted(borders, ids, side="right"), minlength=len(borders)) / len(ids)
     done = Pass(

@@ -11,7 +11,7 @@ from transformer_xl.cost.hardware import Hardware
 from transformer_xl.cost.memory import Memory, count_memory
 from transformer_xl.cost.operations import Flops, count_flops
 from transformer_xl.cost.traffic import Division, Traffic, count_traffic
-from transformer_xl.cost.work import Backend, Work, build, has_backends, with_vocabulary, zipf_shares
+from transformer_xl.cost.work import Backend, Work, build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig
 
@@ -306,7 +306,7 @@ def _assumptions(
     if layout.gpus > 1:
         between = f"{hardware.network / 1e9:g} GB/s between machines" if layout.machines > 1 else "links of one machine"
         yield f"{between}; rings; fp32 gradients and weights; lanes of all machines alike"
-    if has_backends(model):
+    if model.has_backends:
         how = "the fused kernels" if backend == "triton" else "batched products (matmul)"
         yield f"attention by {how}"
     if not hardware.on_cpu and model.d_model < _WIDE:

@@ -16,7 +16,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import _CHUNK_ELEMENTS, Embedding
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import AttentionKind, ModelConfig, TransformerXLConfig
+from transformer_xl.model_config import TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
 """Backends that are counted: the paper's equation (operations only), and those that `auto` takes."""
@@ -81,22 +81,7 @@ class Work:
     @property
     def changes_memory(self) -> bool:
         """Whether learned numbers change the memory before a layer projects it, so that its products have two gradients."""
-        return self.model.config.pre_lnorm or adds_positions(self.model.config)
-
-
-def compares_distances(config: ModelConfig) -> bool:
-    """Say whether attention scores have a part of their own for distances."""
-    return getattr(config, "attention", None) in (AttentionKind.TRANSFORMER_XL, AttentionKind.SHAW)
-
-
-def adds_positions(config: ModelConfig) -> bool:
-    """Say whether learned positions are added to what enters every layer."""
-    return getattr(config, "attention", None) == AttentionKind.AL_RFOU
-
-
-def has_backends(config: ModelConfig) -> bool:
-    """Say whether attention is computed by one of several backends."""
-    return getattr(config, "attention", None) == AttentionKind.TRANSFORMER_XL
+        return self.model.config.pre_lnorm or self.model.config.attention_kind.adds_positions_to_layers
 
 
 @dataclass(frozen=True)
@@ -148,10 +133,11 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
     Raises:
         ConfigError: another kind of model, or only the text can tell.
     """
-    if not isinstance(config.model, TransformerXLConfig):
+    if not (config.model.attends and config.model.remembers == "positions"):
         raise ConfigError(f"plans are of transformer_xl models, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
-    return config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
+    model = cast(TransformerXLConfig, config.model)
+    return model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
 
 
 def vocabulary(config: RunConfig) -> tuple[int, str]:
