@@ -11,16 +11,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
-"""What a picture's file may end in."""
 
 
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
-    """Return an empty figure; matplotlib is imported here, because that is slow.
-
-    Args:
-        width: in inches, of 120 dots.
-        height: the same.
-    """
+    """Return an empty figure, sized in inches of 120 dots. matplotlib is imported here because that is slow."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -30,11 +24,7 @@ def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
 
 
 def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[str] = ENDINGS) -> None:
-    """Refuse a file that no picture can be written to, before anything is computed.
-
-    Raises:
-        ConfigError: another ending, or no such directory.
-    """
+    """Refuse, with a `ConfigError`, a file that no picture can be written to, before anything is computed."""
     if path is None:
         return
     if path.suffix.lower() not in endings:
@@ -44,15 +34,10 @@ def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[
 
 
 def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space or choose another file") -> Path:
-    """Write a figure; its ending says of what kind. A picture that was there stays whole until this one is.
-
-    Args:
-        figure: what is drawn.
-        path: of the file.
-        remedy: what helps if it cannot be written.
+    """Write a figure whole or not at all, in the kind that its ending names.
 
     Raises:
-        CheckpointError: the file cannot be written.
+        CheckpointError: the file cannot be written; `remedy` ends the message.
     """
     _take_literally(figure)
     try:
@@ -64,7 +49,7 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
 
 
 def _take_literally(figure: "Figure") -> None:
-    """Show names as they are, where matplotlib would read a formula between two dollar signs; numbers at axes stay its own."""
+    """Show names as they are: matplotlib would read a formula between two dollar signs. Numbers at axes stay as they are."""
     from matplotlib.axis import Tick
     from matplotlib.text import Text
 

@@ -15,30 +15,21 @@ from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError
 
-_PIECE = 1 << 20
-"""Ids that are hashed at a time."""
+_PIECE = 1 << 20  # ids that are hashed at a time
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text as tokens, the first of which nothing predicts.
+    """A text as tokens; nothing predicts the first one."""
 
-    Attributes:
-        what: in words.
-        ids: integers (N,).
-        n_characters: that the predicted tokens stand for.
-        n_bytes: the same in UTF-8.
-        is_whole: whether it is all of a split or file.
-    """
-
-    what: str
-    ids: np.ndarray
-    n_characters: int
-    n_bytes: int
-    is_whole: bool = True
+    what: str  # in words
+    ids: np.ndarray  # integers (N,)
+    n_characters: int  # of the predicted tokens
+    n_bytes: int  # the same in UTF-8
+    is_whole: bool = True  # all of a split or file
 
     def digest(self) -> str:
-        """Return the SHA-256 of the ids, read piece by piece: they may be mapped from a file larger than memory."""
+        """Return the SHA-256 of the ids, read piece by piece because they may be mapped from a file larger than memory."""
         found = hashlib.sha256()
         for begin in range(0, len(self.ids), _PIECE):
             found.update(np.ascontiguousarray(self.ids[begin : begin + _PIECE]).data)
@@ -53,14 +44,10 @@ def split_text(
     corpus: str | None = None,
     limit: int | None = None,
 ) -> Text:
-    """Return a split of a run's corpus, or its beginning.
+    """Return a split of a run's corpus, or its beginning of at most `limit` predicted tokens.
 
-    Args:
-        config: of the run.
-        tokenizer: of the run.
-        split: None: test, or valid where there is none.
-        corpus: another one, or the directory that holds the run's; None: the run's.
-        limit: at most so many predicted tokens of it.
+    Without `split` it is test, or valid if there is no test split. `corpus` is another corpus, or the directory that holds the
+    run's.
 
     Raises:
         CorpusError: no such split, or a corpus that cannot be read.
@@ -76,7 +63,7 @@ def split_text(
 def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None, *, what: str = "split") -> Text:
     """Return a split, or at most `limit` predicted tokens of it.
 
-    The characters of a part are those of its tokens; in proportion where tokens leave parts of the text out.
+    The characters of a part are those that its tokens decode to. If tokens lose text, they are estimated by proportion.
     """
     n_id = len(split.ids)
     ids = np.asarray(split.ids[: None if limit is None else limit + 1])
@@ -92,12 +79,7 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
 
 
 def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None) -> Text:
-    """Return a file, plain or compressed, as one text.
-
-    Args:
-        file: to read.
-        tokenizer: encodes.
-        check: called with the content before it is encoded, to refuse it.
+    """Return a file, plain or compressed, as one text; `check` may refuse its content before it is encoded.
 
     Raises:
         CorpusError: a file that cannot be read or represented, or of fewer than two tokens.
@@ -110,7 +92,7 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
 
 
 def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
-    """Return the first setting by which two runs have other texts, with both values; None: their texts are the same.
+    """Return the first setting in which the texts of two runs differ, with both values; None if they are the same.
 
     Example:
         >>> text_difference(DataConfig(corpus="ptb"), DataConfig(corpus="text8"))

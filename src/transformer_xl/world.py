@@ -1,7 +1,7 @@
-"""The processes that work on one thing together, and what they tell each other. A process alone tells itself.
+"""The processes that work on one thing together, and what they tell each other. A single process tells itself.
 
-`torchrun` starts them and tells each its rank. They exchange tensors and JSON through PyTorch's collectives, never pickles.
-Every wait has a limit, so that no process waits for ever for one that died.
+`torchrun` starts them. They exchange tensors and JSON through PyTorch's collectives, never pickles. Every wait has a limit, so
+that no process waits forever for one that died.
 """
 
 import atexit
@@ -35,10 +35,6 @@ Items = TypeVar("Items", bound=Sequence[Any])
 class World:
     """All processes that work together, seen from one of them.
 
-    Args:
-        rank: of this process.
-        size: how many they are.
-
     Example:
         >>> alone = World()
         >>> alone.sum(1.5, 2), alone.exchange({"a": 1}), alone.first
@@ -67,7 +63,7 @@ class World:
         return tuple(total.tolist())
 
     def add_(self, tensor: Tensor) -> None:
-        """Replace the numbers of a tensor on the CPU by their sums over all processes."""
+        """Replace the numbers of a CPU tensor by their sums over all processes."""
         if not self.alone:
             dist.all_reduce(tensor)
 
@@ -76,11 +72,7 @@ class World:
         return self.sum(bool(value))[0] > 0
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return every process's value, by rank.
-
-        Args:
-            value: JSON scalars, lists and dicts with text keys.
-        """
+        """Return every process's JSON value, by rank."""
         if self.alone:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -96,13 +88,9 @@ class World:
         return self.exchange(value if self.first else None)[0]
 
     def rows(self, tensor: Tensor) -> Tensor | None:
-        """Put the rows of all processes one after another, by rank.
+        """Return the rows of all processes by rank, on the CPU, in the first process; None in the others.
 
-        Args:
-            tensor: (rows, …), of the same shape and type everywhere.
-
-        Returns:
-            (rows of all, …) on the CPU in the first process, None in the others. Alone, the tensor itself.
+        `tensor` has the same shape (rows, …) and type everywhere. A process alone gets it as it is.
         """
         if self.alone:
             return tensor
@@ -113,7 +101,7 @@ class World:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Let a block that may fail fail everywhere or nowhere; all processes run it.
+        """Make a block, which all processes run, fail everywhere if it fails anywhere.
 
         Raises:
             TxlError: in the first process, the first of the errors; in the others `ToldElsewhereError`.
@@ -137,11 +125,7 @@ class World:
         raise own or TrainingError(f"rank {failed[0]} of {self.size}: {messages[failed[0]]}")
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse a GPU that is not this process's own: two processes on one GPU would wait for each other for ever.
-
-        Raises:
-            ConfigError: more processes than GPUs, or the same GPU for all.
-        """
+        """Refuse a GPU that is not this process's own: two processes on one GPU would wait for each other forever."""
         n_gpu, own = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
         if self.alone or device.type != "cuda" or (own < n_gpu and device.index in (None, own)):
             return
@@ -151,13 +135,10 @@ class World:
         )
 
     def check_same(self, **values: Any) -> None:
-        """Refuse to go on if the processes do not agree on something. Give hashes of large values.
-
-        Args:
-            values: JSON values by name; dicts are compared key by key.
+        """Refuse to go on if JSON values differ between processes; dicts are compared key by key. Give hashes of large values.
 
         Raises:
-            ConfigError: what differs, and where, in the first process; `ToldElsewhereError` in the others.
+            ConfigError: in the first process; `ToldElsewhereError` in the others.
         """
         everyone = [_flat(each) for each in self.exchange(values)]
         with self.agreed():
@@ -173,9 +154,9 @@ class World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Work with the processes that `torchrun` started, until the block ends; alone without it.
+    """Work inside the block with the processes that `torchrun` started; alone without it.
 
-    A wait for the others ends after half an hour, or as many seconds as the environment's `TXL_TIMEOUT_SECONDS` says.
+    A wait for the others ends after half an hour, or after `TXL_TIMEOUT_SECONDS` of the environment.
 
     Raises:
         ConfigError: the environment is not what `torchrun` sets.
@@ -207,11 +188,7 @@ def joined() -> Iterator[World]:
 
 @contextmanager
 def _contact() -> Iterator[None]:
-    """Turn the library's errors about other processes into one line, wherever they arise: an optimizer may exchange, too.
-
-    Raises:
-        LostContactError: another process died, or did not answer in time.
-    """
+    """Turn the library's errors about dead or late processes into a `LostContactError`; even an optimizer may raise one."""
     try:
         yield
     except RuntimeError as error:
@@ -234,8 +211,8 @@ def _initialize(world: World, local_rank: int, seconds: float) -> None:
     store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
     place = _meeting_place(store, world, seconds)
     dist.init_process_group(backend, store=PrefixStore(place, store), rank=world.rank, world_size=world.size, timeout=limit)
-    # Freeing a group waits for its thread, and that thread may be waiting for the interpreter's lock, which is held while the
-    # group is freed. So the group is left when the interpreter ends, and freed later, when its thread has long been idle.
+    # Freeing a group holds the interpreter's lock and waits for the group's thread, which may be waiting for that lock. So the
+    # group is left when the interpreter ends, and freed later, when its thread has long been idle.
     _groups.append(dist.group.WORLD)
     note_meeting()
     atexit.register(_leave)
@@ -244,11 +221,8 @@ def _initialize(world: World, local_rank: int, seconds: float) -> None:
 def _meeting_place(store: Store, world: World, seconds: float) -> str:
     """Agree on a name that processes started earlier do not know.
 
-    When `torchrun` starts processes anew it keeps its store, and whoever looks up the others there before they have come finds
-    the addresses of the dead. So each asks the first process under a name of its own, and it answers until all have heard.
-
-    Raises:
-        LostContactError: somebody does not come.
+    When `torchrun` starts processes anew it keeps its store, where the addresses of the dead remain. So each process asks the
+    first one under a new name, and the first one answers until all have heard.
     """
     if not world.first:
         own = uuid4().hex
@@ -282,7 +256,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def parts(items: Items, world: World) -> Items:
-    """Return this process's part of a sequence: the parts follow each other by rank, and differ by at most one in length.
+    """Return this process's part of a sequence. Parts follow each other by rank; their lengths differ by at most one.
 
     Example:
         >>> [parts("abcdefg", World(rank, 3)) for rank in range(3)]

@@ -1,4 +1,4 @@
-"""Averages of the weights over the steps of a run, kept beside the weights and often better than they are."""
+"""Averages of the weights over the steps of a run. They often predict better than the latest weights do."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,30 +16,18 @@ from transformer_xl.training.parallel import local, own_part
 class Average:
     """The average of the weights after each update.
 
-    Both kinds are plain means at first: `swa` stays the mean of all updates since it began, `ema` is one until it has seen
-    1 / (1 - decay) of them. So neither keeps a trace of the random first weights, and `ema` needs no correction.
-
-    Args:
-        config: kind, decay and start.
-
-    Attributes:
-        weights: by parameter, in fp32 at least; empty until the average begins.
-        count: updates averaged.
+    Both kinds begin as plain means: `swa` stays one, `ema` is one for its first 1 / (1 - decay) updates. So neither keeps a
+    trace of the random first weights, and `ema` needs no correction.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self.weights: dict[str, Tensor] = {}
-        self.count = 0
+        self.weights: dict[str, Tensor] = {}  # by parameter, in fp32 at least; empty until the average begins
+        self.count = 0  # updates averaged
 
     @torch.no_grad()
     def update(self, model: nn.Module, *, progress: float) -> None:
-        """Take the weights after an update into the average, if it is due to have begun.
-
-        Args:
-            model: whose weights are averaged.
-            progress: share of the budget used up.
-        """
+        """Add the weights after an update to the average. `swa` begins at a share of the budget; `progress` is that share."""
         config = self._config
         if config.average == "none" or (config.average == "swa" and progress < config.average_start):
             return
@@ -54,7 +42,7 @@ class Average:
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Let a model compute with the averaged weights until the block ends; then it has its own again, to the last bit."""
+        """Let a model compute with the averaged weights inside the block; after it, its own are back bit by bit."""
         own = {name: _taken(parameter) for name, parameter in _parameters(model).items()}
         try:
             for name, parameter in _parameters(model).items():
@@ -69,7 +57,7 @@ class Average:
         return {"kind": self._config.average, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
-        """Put back what was saved; if another kind of average was asked for since then, that one begins now."""
+        """Restore what was saved, unless the run now asks for another kind of average: that one begins now."""
         if state["kind"] == self._config.average:
             self.count = state["count"]
             parameters = dict(model.named_parameters())
@@ -77,14 +65,14 @@ class Average:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters, sharded again if FSDP left the outermost ones whole, as it does after a pass without gradients."""
+    """Return the parameters in parts: after a pass without gradients, FSDP leaves the outermost ones whole."""
     if isinstance(model, FSDPModule):
         model.reshard()
     return dict(model.named_parameters())
 
 
 def _taken(parameter: Tensor) -> Tensor:
-    """Return what `_put` puts back; only parameters in parts are copied, because FSDP knows those by their storage."""
+    """Return what `_put` puts back. Only FSDP's parts are copied, because FSDP finds them by their storage."""
     return local(parameter).detach().clone() if isinstance(parameter, DTensor) else parameter.data
 
 

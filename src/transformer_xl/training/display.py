@@ -12,13 +12,7 @@ from transformer_xl.console import clock
 
 
 class Display:
-    """Progress of a run on stderr.
-
-    Args:
-        quiet: show nothing but warnings.
-        console: where to show it; None: stderr.
-        name: of the run, where it is one of many.
-    """
+    """Shows the progress of a run on stderr; `quiet` leaves only warnings, and `name` tells one of many runs."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None, name: str = "") -> None:
         self.console = console or Console(stderr=True, highlight=False)
@@ -56,15 +50,7 @@ class Display:
             self.console.print(Panel(Text(text), title=Text(title), title_align="left", border_style="dim"))
 
     def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
-        """Show how far the run is.
-
-        Args:
-            step: steps done.
-            progress: share of the budget used up.
-            loss: nats per token over the last steps.
-            tokens_per_second: over the last steps.
-            final: also write a line where there is no live bar.
-        """
+        """Show how far the run is; without a live bar, only a `final` call writes a line. `loss` is in nats per token."""
         if self.quiet:
             return
         speed = f"{tokens_per_second:,.0f} tokens/s · {self._time_left(progress)} left"
@@ -75,7 +61,7 @@ class Display:
             self._print(Text(f"{100 * min(progress, 1.0):3.0f}% · {state}"))
 
     def _print(self, line: Text) -> None:
-        """Print one line; it is broken at the screen's width only where there is a screen."""
+        """Print one line, broken at the screen's width only on a terminal."""
         self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def _time_left(self, progress: float) -> str:

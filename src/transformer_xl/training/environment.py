@@ -1,7 +1,6 @@
-"""What a run's numbers depend on besides its settings: `environment.json`, and the algorithms that PyTorch may use.
+"""What a run's numbers depend on besides its settings: versions, machine and algorithms.
 
-`environment.json` has one entry for each time a run was started or resumed: versions, the commit of this package, the machine,
-the seed, the command.
+`environment.json` has one entry for each start or resumption of a run.
 """
 
 import datetime
@@ -24,9 +23,7 @@ from transformer_xl.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
 
-LAUNCH = "TORCHELASTIC_RUN_ID"
-"""What `torchrun` calls itself, the same in all processes that it starts and starts anew."""
-
+LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it: the same in all processes that it starts and starts anew
 _PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton")
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", _CUBLAS, "WORLD_SIZE", LAUNCH)
@@ -34,17 +31,7 @@ _SECONDS = 5
 
 
 def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
-    """Add an entry to the run's `environment.json`.
-
-    Args:
-        directory: of the run.
-        seed: of weights, dropout and the order of the text.
-        device: on which it trains.
-        step: from which it goes on.
-
-    Raises:
-        CheckpointError: the directory cannot be written.
-    """
+    """Add an entry to the run's `environment.json`; the run starts or goes on after `step`."""
     entries = [*read_environment(directory), describe_environment(seed=seed, device=device, step=step)]
     try:
         replace_file(directory / ENVIRONMENT_FILE, (json.dumps(entries, indent=2) + "\n").encode())
@@ -55,7 +42,7 @@ def write_environment(directory: Path, *, seed: int, device: torch.device, step:
 
 
 def read_environment(directory: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run, oldest first; none if there is no such file, or a damaged one: no run depends on it."""
+    """Return the entries of a run, oldest first. A missing or damaged file has none, because no run depends on it."""
     try:
         entries = json.loads((directory / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -64,7 +51,7 @@ def read_environment(directory: Path) -> list[dict[str, Any]]:
 
 
 def begun_by_this_launch(directory: Path) -> bool:
-    """Say whether the `torchrun` that started this process was the last one that started the run, even if it died at once."""
+    """Say whether the `torchrun` that started this process also started the run last."""
     entries = read_environment(directory)
     try:
         return not entries or entries[-1]["variables"].get(LAUNCH) == os.environ.get(LAUNCH)
@@ -97,7 +84,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a folder's checkout, with `+changes` if files differ from it; None if it is no checkout."""
+    """Return the commit of a folder's checkout, with `+changes` if files differ; None if it is no checkout."""
     try:
         # git also finds a repository that the package was merely installed in; its commits say nothing about the package
         tracked, commit = _git(folder, "ls-files", "--error-unmatch", "__init__.py"), _git(folder, "rev-parse", "HEAD")
@@ -131,10 +118,10 @@ def _machine(device: torch.device) -> dict[str, Any]:
 
 @contextmanager
 def deterministic(wanted: bool) -> Iterator[None]:
-    """Allow only deterministic algorithms until the block ends, where `wanted`; then everything is as it was.
+    """Allow only deterministic algorithms inside the block, if `wanted`.
 
-    PyTorch raises an error at an operation that has no deterministic form, and cuBLAS sums in a fixed order only with a
-    workspace of a fixed size, which it asks the environment for.
+    PyTorch then refuses operations that have no deterministic form. cuBLAS sums in a fixed order only if the environment sets
+    the size of its workspace.
     """
     if not wanted:
         yield

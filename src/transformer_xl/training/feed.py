@@ -1,8 +1,8 @@
-"""What a step reads: how long its segments are, and segments of that length from a stream of segments of one length.
+"""What a step reads: the lengths of its segments, and segments of those lengths cut from a stream.
 
-Lanes stay consecutive: every token that the stream gives is read once, in order, however it is cut. On a GPU the next segment
-is read while the GPU computes, and its copy from pinned memory is queued behind that work, so neither waits for the other. What
-has been read ahead is not part of the state, which is the place of the next token to be trained on.
+Every token of the stream is read once and in order, however it is cut. On a GPU the next segment is read while the GPU
+computes, and its copy from pinned memory waits behind that work. The saved state is the place of the next token to train on, so
+it does not contain what was read ahead.
 """
 
 import random
@@ -27,13 +27,10 @@ class SegmentLengths:
     """The length of each segment of a run: always the same, growing while training begins, or random.
 
     With `varlen`, 95 % of the lengths are drawn around the length that is due, with a deviation of 5 tokens, and 5 % around
-    half of it, rounded down; none is below 5 or more than 15 above what is due. The authors' `get_varlen_iter` draws so.
+    half of it. All lie between 5 and 15 above what is due. The authors' `get_varlen_iter` draws like this.
 
-    Random lengths are drawn from the seed and the place in the run alone, so a resumed run, and every process of a run, draws
-    the same ones, and nothing else that is random changes.
-
-    Args:
-        config: final length, warm-up, `varlen` and seed.
+    Seed and step alone decide a random length. So every process and a resumed run draw the same ones, and other random numbers
+    do not change.
 
     Example:
         >>> lengths = SegmentLengths(TrainConfig(tgt_len=32, tgt_len_start=8, tgt_len_warmup=0.5, max_steps=8))
@@ -50,13 +47,7 @@ class SegmentLengths:
         return self._config.tgt_len + (_MOST_ABOVE if self._config.varlen else 0)
 
     def at(self, step: int, index: int, *, progress: float) -> int:
-        """Return the tokens of a segment.
-
-        Args:
-            step: steps done before.
-            index: of the segment within its step.
-            progress: share of the budget used up before the step.
-        """
+        """Return the length of segment `index` of a step, before which `progress` of the budget was used up."""
         due = self._due(progress)
         if not self._config.varlen:
             return due
@@ -74,19 +65,12 @@ class SegmentLengths:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stream is.
+    """Where a stream is."""
 
-    Attributes:
-        epoch: passes completed.
-        position: index, within the epoch, of the stream's segment.
-        starts_epoch: that segment is the first of an epoch.
-        state: of the stream, to go there again.
-    """
-
-    epoch: int
-    position: int
+    epoch: int  # passes completed
+    position: int  # index of the stream's segment within the epoch
     starts_epoch: bool
-    state: dict[str, Any]
+    state: dict[str, Any]  # of the stream, to go there again
 
     @classmethod
     def of(cls, stream: SegmentStream) -> "Place":
@@ -97,10 +81,7 @@ class Place:
 class Feed:
     """Reads a stream in segments of the lengths asked for.
 
-    Args:
-        stream: of the training split.
-        device: of the model.
-        ahead: read ahead when `prefetch` is called; None: on a GPU, which computes meanwhile.
+    If `ahead`, `prefetch` reads ahead; None: on a GPU, which computes meanwhile.
 
     Example:
         >>> import numpy as np
@@ -118,12 +99,12 @@ class Feed:
 
     @property
     def place(self) -> Place:
-        """Where the stream's segment is that holds the next token."""
+        """The place of the stream's segment that holds the next token."""
         return self._waiting[0][0] if self._waiting else Place.of(self._stream)
 
     @property
     def starts_epoch(self) -> bool:
-        """True if the next token is the first of an epoch: memory of the text before does not belong to it."""
+        """True if the next token is the first of an epoch, where memory begins anew."""
         return self._offset == 0 and self.place.starts_epoch
 
     @property
@@ -153,12 +134,12 @@ class Feed:
         )
 
     def prefetch(self, n_token: int) -> None:
-        """Start to copy the next `n_token` tokens of each lane; call it when the device has been given its work."""
+        """Start to copy the next `n_token` tokens of each lane. Call it after the device was given its work."""
         while self._ahead and sum(segment.ids.shape[1] for _, segment in self._waiting) - self._offset < n_token:
             self._fetch()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of the next token as plain values: the stream's state, and the tokens given of its segment."""
+        """Return the place of the next token as JSON values."""
         return {"stream": self.place.state, "offset": self._offset}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

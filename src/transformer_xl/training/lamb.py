@@ -3,8 +3,8 @@
     m ← β₁m + (1 - β₁)g        v ← β₂v + (1 - β₂)g²        r = m / (√v + ε) + λw
     w ← w - lr · min(‖w‖, 10) / (‖r‖ + ε) · r              a ratio of 1 where ‖w‖ or ‖r‖ is 0
 
-Reference: `JITLamb` of NVIDIA's `PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py`. This is its form, because
-results are published for it: like version 3 of the paper it does not divide m and v by 1 - βᵗ, as the last version does.
+Reference: `JITLamb` of NVIDIA's `PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py`, because results are published for
+it. Like version 3 of the paper, and unlike the last, it does not divide m and v by 1 - βᵗ.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,14 +16,7 @@ _LARGEST_WEIGHT_NORM = 10.0
 
 
 class Lamb(torch.optim.Optimizer):
-    """Layer-wise adaptive moments for large batches.
-
-    Args:
-        params: parameters, or groups of them.
-        lr: learning rate.
-        betas: decay rates of the two moments.
-        eps: added to both denominators.
-        weight_decay: λ, decoupled from the moments.
+    """Layer-wise adaptive moments for large batches; `eps` is added to both denominators.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.ones(4))

@@ -3,8 +3,8 @@
     b ← μb + (1 - μ)g        u = (1 - μ)g + μb        O = u by five steps of Newton and Schulz towards its orthogonal factor
     w ← (1 - lr λ)w - 0.2 √max(rows, columns) lr O
 
-`torch.optim.Muon` always multiplies in bf16. A processor without such instructions then takes four times as long as in fp32,
-two fifths of a training step of a small model.
+`torch.optim.Muon` always multiplies in bf16. Without bf16 instructions that takes four times as long as fp32: two fifths of a
+training step of a small model.
 """
 
 import math
@@ -15,9 +15,7 @@ from torch import Tensor
 
 from transformer_xl.model.precision import choose_precision
 
-_A, _B, _C = 3.4445, -4.7750, 2.0315
-"""Of the polynomial, as the library has them."""
-
+_A, _B, _C = 3.4445, -4.7750, 2.0315  # of the polynomial, as the library has them
 _N_STEP = 5
 _EPSILON = 1e-7
 
@@ -25,11 +23,7 @@ _EPSILON = 1e-7
 class Muon(torch.optim.Muon):
     """Momentum whose update is made orthogonal, in the precision that the device multiplies natively.
 
-    Args:
-        params: matrices.
-        lr: learning rate; AdamW's serves, because updates are scaled to be as large as its.
-        momentum: μ, of Nesterov's kind.
-        weight_decay: λ, decoupled.
+    AdamW's learning rates serve, because updates are scaled to the size of AdamW's.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2, 2))

@@ -13,22 +13,14 @@ from transformer_xl.training.lamb import Lamb
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.parallel import own_part
 
-_FUSED_DEVICES = ("cpu", "cuda")
-"""Where `torch.optim.Adam` and `AdamW` have a fused update."""
+_FUSED_DEVICES = ("cpu", "cuda")  # where torch.optim.Adam and AdamW have a fused update
 
 
 class Optimizers:
-    """One or two optimizers that step together; `rate` scales the learning rates that they were made with.
+    """One or two optimizers that step together.
 
-    `muon` orthogonalizes the updates of the matrices inside the layers; embeddings, softmax, projections of either, biases,
-    norms, u, v and tables of positions go to AdamW. The other optimizers take all parameters. `config.decayed` says what is
-    decayed: matrices only, by default.
-
-    Adam and AdamW run fused where the device has it: one pass over memory instead of a dozen.
-
-    Args:
-        model: whose parameters are optimized.
-        config: which optimizer, and its settings.
+    `muon` takes the matrices inside the layers and leaves all other parameters to AdamW. The other optimizers take all
+    parameters. Adam and AdamW run fused where the device allows it: one pass over memory instead of a dozen.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
@@ -117,23 +109,14 @@ def _in_layers(name: str, parameter: nn.Parameter) -> bool:
 
 
 class Schedule:
-    """The factor on the learning rate, from the step and the share of the budget that is used up.
-
-    Args:
-        config: shape, warm-up and end of the schedule.
-    """
+    """The factor on the learning rate, from the step and the share of the budget that is used up."""
 
     def __init__(self, config: OptimConfig) -> None:
         self.config = config
         self.plateau_factor, self.best_loss, self.waiting = 1.0, math.inf, 0
 
     def factor(self, step: int, progress: float) -> float:
-        """Return the factor for a step.
-
-        Args:
-            step: steps done before this one.
-            progress: share of the budget used up before this step, 0 to 1.
-        """
+        """Return the factor for a step, before which `step` steps and the share `progress` of the budget were used up."""
         config = self.config
         warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
         if config.decay_after_warmup:
@@ -158,7 +141,7 @@ class Schedule:
                 return 1.0
 
     def validated(self, loss: float) -> None:
-        """Take note of a validation loss; `plateau` lowers the rate after `plateau_patience` without improvement."""
+        """Take note of a validation loss: `plateau` lowers the rate after `plateau_patience` without improvement."""
         if loss < self.best_loss:
             self.best_loss, self.waiting = loss, 0
             return
@@ -179,15 +162,7 @@ class Schedule:
 
 
 def finite_norm(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, bool]:
-    """Clip gradients to a global norm and say whether they were finite.
-
-    Args:
-        parameters: whose `.grad` is clipped in place.
-        clip: largest norm; None: measure only.
-
-    Returns:
-        The norm before clipping, and whether every gradient was finite.
-    """
+    """Clip gradients in place; return their global norm before, and whether all were finite. Without `clip`, only measure."""
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return norm, bool(torch.isfinite(norm))

@@ -22,14 +22,8 @@ class Parallel:
     """Calls a model so that a backward pass leaves the mean gradient of all processes in each.
 
     With `ddp` each process holds weights, gradients and optimizer state whole. With `fsdp` each holds a part of every tensor
-    and borrows the other parts layer by layer, so a model need not fit into one device's memory.
-
-    Args:
-        model: the same in all processes; with `fsdp` it is changed in place.
-        world: the processes; alone, the model is called as it is.
-        how: `ddp` or `fsdp`.
-        precision: of the matrix products; with `fsdp`, layers are sent in it.
-        device: where the model is moved; with `fsdp` layer by layer, because it need not fit there whole.
+    and borrows the other parts layer by layer, so the model need not fit into one device's memory. `fsdp` changes the model in
+    place, and moves it to the device layer by layer.
     """
 
     def __init__(
@@ -46,10 +40,10 @@ class Parallel:
             self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:
-        """Let DDP see a backward pass; from then on it packs gradients in the order in which they come.
+        """Let DDP see a backward pass, after which it packs and adds gradients in the order in which they came.
 
-        Gradients are added in the order in which they are packed. If the first step of a run fixed this order, so would the
-        first step after a resumption, and with three processes or more its bits would differ from those of a run that went on.
+        If the first step fixed this order instead, so would the first step after a resumption. With three or more processes,
+        its bits would then differ from those of a run that went on.
         """
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
         # without being told which, fork_rng warns of many GPUs, and touches all of them
@@ -65,7 +59,7 @@ class Parallel:
 
     @contextmanager
     def group(self, *, last: bool) -> Iterator[None]:
-        """Compute loss and gradients of one group of lanes; only with the last one do the processes exchange gradients."""
+        """Compute loss and gradients of one group of lanes; the processes exchange gradients only with the last group."""
         waits: Any = nullcontext()
         if isinstance(self._call, DistributedDataParallel) and not last:
             waits = self._call.no_sync()
@@ -76,15 +70,15 @@ class Parallel:
 
 
 def _shard(model: LanguageModel, world: World, precision: Precision, device: torch.device) -> None:
-    """Divide each layer, and what is left of the model, over all processes; each is moved to the device just before."""
+    """Divide each layer, then the rest of the model, over all processes; each part moves to the device just before."""
     mesh = init_device_mesh(device.type, (world.size,))
-    # Layers are sent in the type that matrix products take; gradients are added in fp32. Embedding and softmax stay fp32,
-    # because the states that layers add to do, too. On a CPU, layer norm takes fp32 states with fp32 weights only.
+    # Layers are sent in the type of the matrix products; gradients are added in fp32. Embedding and softmax stay fp32, as do
+    # the states that layers add to. On a CPU, layer norm takes fp32 states with fp32 weights only.
     narrow = precision == "bf16" and device.type == "cuda"
     sent = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # Losses and memories are views; nobody changes them in place.
+    # losses and memories are views, but nobody changes them in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=sent)
@@ -92,9 +86,9 @@ def _shard(model: LanguageModel, world: World, precision: Precision, device: tor
 
 
 def whole(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Put tensors that are in parts together, as copies on the CPU; return the others as they are.
+    """Return tensors, with those in parts put together on the CPU.
 
-    All processes call it. Only the first one gets them, because a machine has memory for one copy.
+    All processes call it. Only the first one gets the tensors, because a machine may have memory for one copy only.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -105,7 +99,7 @@ def whole(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 def own_part(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor on the device of another one, or the part of it that this process holds of that one."""
+    """Return a whole tensor on the device of `like`, or, if `like` is in parts, the same part of it."""
     if not isinstance(like, DTensor):
         return tensor.to(like.device)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

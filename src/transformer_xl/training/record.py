@@ -1,8 +1,7 @@
 """The record of a run: `metrics.jsonl`, the loss curve as a picture, and other programs that log it.
 
-TensorBoard, Weights & Biases and trackio are imported only when they are asked for. A run has one identity in each, kept in its
-directory, so that a resumed run goes on in the same place. None of them may end a training: what cannot be sent is in
-`metrics.jsonl`.
+TensorBoard, Weights & Biases and trackio are imported only when they are asked for. The run's directory keeps its identity in
+each, so a resumed run goes on in the same place. None of them may end a training, because `metrics.jsonl` has everything.
 """
 
 import json
@@ -31,22 +30,17 @@ PROJECT = "transformer_xl"
 _LOGGERS = ("tensorboard", "wandb", "trackio")
 _REMEDY = "free disk space, then --resume"
 
-Warn = Callable[[str], None]
-"""Takes a line that a person should see."""
+Warn = Callable[[str], None]  # takes a line that a person should see
 
 
 class Record:
     """Append-only log of a run, one JSON object per line; `kind` is train, valid, sample or final.
 
-    Args:
-        directory: of the run.
-        loggers: `tensorboard`, `wandb`, `trackio`; none: TensorBoard if it is installed.
-        settings: of the run, for loggers that show them.
-        warn: told of a logger that fails, which ends no run.
+    Without `loggers`, TensorBoard is used if it is installed. A logger that fails causes a warning and ends no run.
 
     Raises:
         ConfigError: an unknown logger, or one that is not installed.
-        CheckpointError: the directory cannot be written.
+        CheckpointError: here and in all methods that write, the directory cannot be written.
     """
 
     def __init__(
@@ -64,11 +58,7 @@ class Record:
         self._loggers = [_Guarded(name, _opener(name, directory, settings or {}, warn), warn) for name in names]
 
     def write(self, kind: str, step: int, **values: Any) -> None:
-        """Append one entry.
-
-        Raises:
-            CheckpointError: the disk is full or cannot be written.
-        """
+        """Append one entry."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(_line({"kind": kind, "step": step, **{name: _storable(value) for name, value in values.items()}}))
@@ -78,7 +68,7 @@ class Record:
             logger.log(kind, step, values)
 
     def sync(self) -> None:
-        """Make sure that every entry is on the disk, before a checkpoint that counts on them."""
+        """Force every entry to the disk, before a checkpoint that counts on them."""
         try:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -88,11 +78,7 @@ class Record:
             raise _unwritable(self.directory, error) from None
 
     def rewind(self, step: int) -> None:
-        """Drop the entries after `step`, and a half-written last line: a resumed run writes them again.
-
-        Raises:
-            CheckpointError: the disk is full or cannot be written; the log is as it was.
-        """
+        """Drop the entries after `step`, and a half-written last line: a resumed run writes them again."""
         if not self.path.exists():
             return
         entries = read_metrics(self.directory)
@@ -132,7 +118,7 @@ def _storable(value: Any) -> Any:
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run's `metrics.jsonl`, none if there is none yet; a half-written last line is left out."""
+    """Return the entries of a run's `metrics.jsonl`, if there is one, without a half-written last line."""
     path, entries = directory / METRICS_FILE, []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
         try:
@@ -162,11 +148,7 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse names that are unknown or not installed, before anything is done for a run.
-
-    Raises:
-        ConfigError: there is one.
-    """
+    """Refuse names that are unknown or not installed, with a `ConfigError`."""
     for name in names:
         if name not in _LOGGERS:
             raise ConfigError(f"unknown logger '{name}'; {did_you_mean(name, _LOGGERS)}")
@@ -186,7 +168,7 @@ class Logger(ABC):
         """Take an entry of the log."""
 
     def rewind(self, step: int) -> None:
-        """Drop the entries after `step`, where that can be done: a resumed run logs them again."""
+        """Drop the entries after `step`, where that is possible: a resumed run logs them again."""
         return
 
     @abstractmethod
@@ -220,7 +202,7 @@ class _Guarded(Logger):
 
 
 class _TensorBoard(Logger):
-    """Opened with the first entry: only then is it known which entries of an earlier part of the run it must forget."""
+    """Opened with the first entry, because only then is it known which earlier entries it must forget."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -248,12 +230,7 @@ class _TensorBoard(Logger):
 
 
 class _Service(Logger):
-    """A run of W&B or trackio, which takes numbers.
-
-    Args:
-        run: of the other program.
-        send: logs numbers by name, at a step.
-    """
+    """A run of W&B or trackio, which takes numbers."""
 
     def __init__(self, run: Any, send: Callable[[dict[str, float], int], object]) -> None:
         self._run, self._send = run, send
@@ -270,7 +247,6 @@ class _Service(Logger):
 
 
 def _opener(name: str, directory: Path, settings: Mapping[str, Any], warn: Warn) -> Callable[[], Logger]:
-    """Return what opens a logger."""
     if name == "tensorboard":
         return partial(_TensorBoard, directory)
     identity = _identity(directory, name)
@@ -278,7 +254,7 @@ def _opener(name: str, directory: Path, settings: Mapping[str, Any], warn: Warn)
 
 
 def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
-    """Return a TensorBoard writer if the package is installed, else None; what was logged from a step on is shown no more."""
+    """Return a TensorBoard writer, None without the package; it no longer shows what was logged from a step on."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -311,7 +287,7 @@ def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any], _
 
 
 def _identity(directory: Path, logger: str) -> str:
-    """Return the run's name in a logger, made up once and kept in its directory."""
+    """Return the run's random name in a logger, kept in the run's directory."""
     path = directory / IDENTITY_FILE
     known: dict[str, str] = {}
     with suppress(FileNotFoundError, ValueError):  # none yet, or damaged: then the run begins anew there

@@ -1,7 +1,7 @@
 """A training run from start to end: start or resume, learn, validate, save, stop cleanly.
 
-`train` is that whole way, and the functions below it follow in the order in which a run comes to them. All processes of a run
-call all of them; the first one writes and speaks for all.
+The functions below `train` stand in the order in which a run calls them. All processes of a run call all of them; the first
+one writes and speaks for all.
 """
 
 import math
@@ -38,42 +38,25 @@ from transformer_xl.world import World, joined
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a call of `train` ended.
-
-    Attributes:
-        directory: of the run.
-        finished: the budget is used up; False if a signal ended it.
-        step: steps done.
-        score: of the validation split at the end, with memory; None if there is no such split or the run did not finish.
-        score_without_memory: the same weights on the same text without memory; None if they have none.
-        picture: the loss curve.
-        score_of_average: the averaged weights on the same text, with memory; None without `train.average`.
-    """
+    """How a call of `train` ended."""
 
     directory: Path
-    finished: bool
-    step: int
-    score: Score | None = None
-    score_without_memory: Score | None = None
-    picture: Path | None = None
-    score_of_average: Score | None = None
+    finished: bool  # the budget is used up; False if a signal ended the run
+    step: int  # steps done
+    score: Score | None = None  # validation, with memory; None if there is no such split or the run did not finish
+    score_without_memory: Score | None = None  # None if the model has no memory
+    picture: Path | None = None  # the loss curve
+    score_of_average: Score | None = None  # averaged weights, with memory; None without `train.average`
 
 
 @dataclass
 class Interval:
-    """Sums since the last line of the log; part of the state, so that a resumed run logs the same lines.
+    """Sums since the last line of the log; checkpoints hold them, so that a resumed run logs the same lines."""
 
-    Attributes:
-        nats: summed loss of the steps that were not skipped.
-        tokens: that these steps read.
-        scored: tokens that the loss is of.
-        seconds: time that all steps took.
-    """
-
-    nats: float = 0.0
+    nats: float = 0.0  # without skipped steps, as are tokens and scored
     tokens: int = 0
-    scored: int = 0
-    seconds: float = 0.0
+    scored: int = 0  # tokens that nats sums over
+    seconds: float = 0.0  # of all steps
 
     def add(self, result: StepResult, seconds: float) -> None:
         """Count a step."""
@@ -100,19 +83,7 @@ class Best:
 
 @dataclass
 class Run:
-    """What a run works with, and what it counts.
-
-    Attributes:
-        directory: where it is kept.
-        config: its settings, complete.
-        corpus: the text as ids.
-        trainer: the model in training.
-        world: the processes that train it.
-        display: what a person sees.
-        record: its log; None in processes other than the first.
-        interval: sums since the last line of the log.
-        best: the best validation so far.
-    """
+    """What a run works with, and what it counts."""
 
     directory: RunDirectory
     config: RunConfig
@@ -120,7 +91,7 @@ class Run:
     trainer: Trainer
     world: World
     display: Display
-    record: Record | None
+    record: Record | None  # None in processes other than the first
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
 
@@ -253,7 +224,7 @@ def _set_up(
 
 
 def _restore(run: Run) -> None:
-    """Go back to the newest checkpoint that is whole, and let log and store forget what came after it."""
+    """Go back to the newest undamaged checkpoint, and drop what log and store have after it."""
     world = run.world
     checkpoint: Checkpoint | None = None
     with world.agreed():
@@ -295,7 +266,7 @@ def _restore(run: Run) -> None:
 
 
 def _learn(run: Run, stopped: list[int]) -> None:
-    """Train until the budget is used up or a signal arrives; either way, the last step is saved when this returns."""
+    """Train until the budget is used up or a signal arrives, and save the last step."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
     stopping = False
@@ -382,7 +353,7 @@ def _validate(run: Run) -> Best | None:
 
 
 def _score(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | None) -> Score:
-    """Evaluate on (the beginning of) a split, with a memory of its own: training's is not touched."""
+    """Evaluate on a split or its beginning, with a separate memory that leaves training's as it is."""
     text, reading = beginning(split, run.corpus.tokenizer, limit), Reading.of_run(run.config)
     return evaluate(
         run.trainer.model,
@@ -405,7 +376,7 @@ def _score_of_average(run: Run, split: TokenSplit, *, limit: int | None) -> Scor
 
 
 def _sample(run: Run, split: TokenSplit) -> str:
-    """Continue the first tokens of the validation split; training's random numbers are not touched."""
+    """Continue the first tokens of the validation split, without training's random numbers."""
     written = generate(
         run.trainer.model,
         np.asarray(split.ids[:32], dtype=np.int64).tolist(),
@@ -418,9 +389,9 @@ def _sample(run: Run, split: TokenSplit) -> str:
 
 
 def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
-    """Save a checkpoint and return its step; a failure is fatal only for the last one (`must`)."""
+    """Save a checkpoint and return its step; a failure ends the run only for the last one (`must`)."""
     trainer = run.trainer
-    if trainer.bad_in_a_row and not must:  # the run may be about to fail, and a good checkpoint must not give way to this one
+    if trainer.bad_in_a_row and not must:  # the run may be about to fail, and this would replace a good checkpoint
         return None
     newest_best = best or run.best
     record: dict[str, Any] = {
@@ -451,7 +422,7 @@ def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
 
 
 def _conclude(run: Run) -> Outcome:
-    """Score the finished model on the whole validation split, with and without its memory, and say what that means."""
+    """Score the finished model on the whole validation split, with and without its memory, and report the difference."""
     split = run.corpus.splits["valid"]
     trainer, say = run.trainer, run.display.say
     say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
@@ -482,9 +453,8 @@ def _conclude(run: Run) -> Outcome:
 def _stop_signal(*, once: bool) -> Iterator[list[int]]:
     """Collect SIGINT and SIGTERM in a list, which the loop looks at between steps, instead of dying.
 
-    Args:
-        once: a second signal acts as it always did. `torchrun` passes on a signal that a terminal has sent to all processes
-            already, so each gets it twice.
+    With `once`, a second signal acts as it always did. Under `torchrun` it must not, because `torchrun` passes on what the
+    terminal has already sent to all processes.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""What a run starts from: its settings, model and text. What cannot work is refused here, before anything is written."""
+"""What a run starts from: settings, model and text. This refuses what cannot work, before anything is written."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -23,18 +23,12 @@ from transformer_xl.training.trainer import check_settings
 from transformer_xl.version import __version__
 from transformer_xl.world import World
 
-_FIXED_SECTIONS = ("model", "tokenizer", "data")  # what a checkpoint depends on: a resumed run cannot change it
+_FIXED_SECTIONS = ("model", "tokenizer", "data")  # a resumed run cannot change what its checkpoint depends on
 _FIXED_KEYS = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")
 
 
 def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None) -> RunConfig:
-    """Return the settings of a new run.
-
-    Args:
-        recipe: name, TOML file or the settings themselves; None: the quickstart's.
-        overrides: `section.key=value`.
-        corpus: that the user named.
-    """
+    """Return the settings of a new run; the arguments are those of `train`."""
     if isinstance(recipe, RunConfig):
         config = apply_overrides(recipe.model_dump(), list(overrides))
     else:
@@ -45,10 +39,10 @@ def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = ()
 def resumed_settings(
     directory: RunDirectory, recipe: str | RunConfig | None, overrides: Sequence[str], corpus: str | None
 ) -> RunConfig:
-    """Return a run's own settings with overrides, after checking that nothing it rests on changes.
+    """Return a run's own settings with overrides.
 
     Raises:
-        CheckpointError: another recipe, text or tokenizer, or a setting that its checkpoints depend on.
+        CheckpointError: another recipe, text or tokenizer, or a changed setting that its checkpoints depend on.
     """
     saved = directory.config()
     if recipe is not None and (name := asked_settings(recipe).name) != saved.name:
@@ -71,7 +65,7 @@ def resumed_settings(
 
 
 def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
-    """Return what must be the same in all processes; where the corpus lies may differ."""
+    """Return what must be the same in all processes; the corpus may lie in different places."""
     settings = config.model_dump(mode="json", exclude={"data": {"directory"}})
     sizes = {name: len(split.ids) for name, split in corpus.splits.items()}
     text = {"text": corpus.training_sha256, "tokens": sizes, "vocabulary": corpus.tokenizer.fingerprint}
@@ -80,25 +74,15 @@ def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Start:
-    """What training starts from.
+    """What training starts from."""
 
-    Attributes:
-        config: the settings, with what only text and machine say.
-        model: untrained.
-        stream: of the training split.
-        device: where it trains.
-        precision: of the matrix products.
-        why_precision: why this one, in words.
-        comparison: parameters beside the recipe that the run is compared with; None: there is none, or not any more.
-    """
-
-    config: RunConfig
+    config: RunConfig  # completed with what depends on text and machine
     model: LanguageModel
     stream: SegmentStream
     device: torch.device
     precision: Precision
     why_precision: str
-    comparison: Comparison | None
+    comparison: Comparison | None  # None: the run is compared with no recipe, or the recipe is gone
 
 
 def begin(
@@ -111,12 +95,8 @@ def begin(
 ) -> Start:
     """Make what training starts from, or refuse what it would fail at.
 
-    Args:
-        config: as asked for.
-        corpus: of the run, prepared.
-        world: the processes that train.
-        with_weights: draw the weights, from the run's seed; False: only check.
-        warn: told if the recipe to compare with is gone, because a resumed run goes on without it; None: that is an error.
+    Without `with_weights` it only checks. A resumed run gives `warn`: if the recipe to compare with is gone, that is a warning
+    then, and an error otherwise.
 
     Raises:
         ConfigError: settings that cannot work together, with this vocabulary or on this machine.
@@ -163,21 +143,12 @@ def begin(
 
 
 def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
-    """Refuse what a new run that trains alone would fail at when it starts; no weights are made and nothing is written.
-
-    Args:
-        config: of the run.
-        corpus: of the run, prepared.
-
-    Raises:
-        ConfigError: settings that cannot work together, with this vocabulary or on this machine.
-        CorpusError: a text too short for one segment per lane.
-    """
+    """Refuse, as `begin` does, what a new run that trains alone would fail at; it makes no weights and writes nothing."""
     begin(config, corpus, World(), with_weights=False)
 
 
 def _check_lengths(longest: int, training: int, reading: Reading) -> None:
-    """Refuse segments that are longer than the model's table of positions, which the first of them would fail at."""
+    """Refuse segments that are longer than the model's table of positions."""
     lengths = {"train.tgt_len": training, "eval.tgt_len and eval.ext_len together": reading.tgt_len + reading.ext_len}
     for name, length in lengths.items():
         if length > longest:

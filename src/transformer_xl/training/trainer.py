@@ -1,8 +1,7 @@
 """The state of a training run and its one step. Nothing here prints, evaluates or touches the disk.
 
-Every part of the state goes into a checkpoint and comes back bit by bit: weights and their average, optimizer moments, the
-memory of every lane, the random generators, the stream position, the schedule and the counters. So a resumed run is the
-uninterrupted run.
+Every part of the state goes into a checkpoint and comes back bit by bit, so a resumed run equals the uninterrupted run:
+weights, their average, optimizer moments, each lane's memory, random generators, stream position, schedule and counters.
 """
 
 import math
@@ -34,36 +33,18 @@ from transformer_xl.world import World
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did.
+    """What one step did, in all processes together."""
 
-    Attributes:
-        nats: summed over the tokens of the step, of all processes; NaN or infinite if it was skipped for that.
-        tokens: read in the step, by all processes.
-        scored: tokens that `nats` sums over; fewer than `tokens` where only the later halves of segments are learned from.
-        grad_norm: global norm before clipping.
-        rate: factor on the learning rate.
-        skipped: no update, because loss or gradients were not finite.
-    """
-
-    nats: float
-    tokens: int
-    scored: int
-    grad_norm: float
-    rate: float
-    skipped: bool
+    nats: float  # summed; NaN or infinite if the step was skipped for that
+    tokens: int  # read
+    scored: int  # tokens that nats sums over: fewer than tokens with train.loss="half"
+    grad_norm: float  # global, before clipping
+    rate: float  # factor on the learning rate
+    skipped: bool  # no update, because loss or gradients were not finite
 
 
 class Trainer:
-    """A model in training.
-
-    Args:
-        model: with weights to begin from.
-        stream: of the training split.
-        train: budget, lanes, seed.
-        optim: optimizer and schedule.
-        precision: of the matrix products.
-        world: the processes that train it together; `stream` reads the lanes of this one.
-        device: where it trains; the model is moved there. None: where the model is.
+    """A model in training; it is moved to `device`. `stream` reads the lanes of this process alone.
 
     Raises:
         ConfigError: `train` asks for an attention backend or a compiler that cannot run here, or for lanes that cannot be
@@ -113,7 +94,7 @@ class Trainer:
 
     @property
     def finite(self) -> bool:
-        """True if all weights are finite numbers: only then is the state worth keeping."""
+        """True if all weights are finite numbers, in all processes."""
         own = all(bool(torch.isfinite(local(parameter)).all()) for parameter in self.model.parameters())
         return not self.world.any(not own)
 
@@ -202,7 +183,7 @@ class Trainer:
                     mems = out.mems
                     losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
                     total += out.nll.detach().double().sum()
-                # The mean over this process's tokens. All have as many, so the mean of their gradients is that of all tokens.
+                # the mean over this process's tokens: all have as many, so the mean of their gradients is that of all tokens
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
             new_mems.append(mems.detach())
         return total, new_mems
@@ -245,15 +226,9 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def checkpoint(self, record: dict[str, Any]) -> Checkpoint | None:
-        """Return the whole state, to be stored before the next step, because the tensors are those in use, not copies.
+        """Return the whole state and the caller's `record` of JSON values. Store it before the next step: it is no copy.
 
-        All processes call it. The first one gets a state that any number of processes can go on from.
-
-        Args:
-            record: JSON values of the caller's, kept with it.
-
-        Returns:
-            The state of all processes in the first one, None in the others.
+        All processes call it. The first one gets a state that any number of processes can go on from, the others None.
         """
         training = _named("optimizer.", whole(self.optimizers.state_tensors(), self.world))
         training |= _named(AVERAGE_PREFIX, whole(self.average.weights, self.world))
@@ -282,8 +257,7 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Put a state back and return the caller's record.
 
-        Another number of processes may have saved it. Then memory and text are divided anew, and only random numbers go on
-        differently.
+        If another number of processes saved it, memory and text are divided anew, and only random numbers go on differently.
         """
         state, training = checkpoint.state, checkpoint.training
         self.feed.load_state_dict(state)
@@ -309,11 +283,7 @@ class Trainer:
 def check_settings(
     model: LanguageModel, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> None:
-    """Refuse settings that cannot work together here, before processes wait for each other.
-
-    Raises:
-        ConfigError: see `Trainer`.
-    """
+    """Refuse settings that cannot work together here, before processes wait for each other; see `Trainer`."""
     n_lanes = train.batch_size // world.size
     if n_lanes % train.accumulate:
         raise ConfigError(
@@ -334,19 +304,15 @@ def check_settings(
 def execution_of(train: TrainConfig) -> Execution:
     """Return how a run computes its steps.
 
-    With `train.compile`, inductor compiles `run_layer` when a layer is first used with tensors of a shape. Layers are alike, so
-    one is compiled for all. To compile the whole model would take as many times as long, and would leave the choice of a
-    backend, which is no arithmetic, to the compiler.
+    With `train.compile`, inductor compiles `run_layer` when a layer first gets tensors of a shape. Layers are alike, so one is
+    compiled for all. Compiling the whole model would take as many times as long, and would make the compiler trace the choice
+    of a backend.
     """
     return Execution(train.attention, train.checkpoint_layers, torch.compile(run_layer) if train.compile else run_layer)
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse to compile for a device where that cannot work.
-
-    Raises:
-        ConfigError: nothing can be compiled here.
-    """
+    """Refuse to compile for a device where that cannot work, with a `ConfigError`."""
     problem = cannot_compile(device)
     if problem:
         raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
