@@ -27,31 +27,20 @@ _CONTENT_FILES = (MODEL_FILE, TRAINING_FILE, STATE_FILE)
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything needed to go on as if nothing had happened.
+    """Everything needed to go on as if nothing had happened."""
 
-    Attributes:
-        step: optimizer steps done.
-        model: weights alone, by name.
-        training: optimizer, memory and random states as tensors, by flat name; may be empty.
-        state: what is not tensors: JSON scalars, lists and dicts with text keys.
-    """
-
-    step: int
-    model: dict[str, Tensor]
-    training: dict[str, Tensor]
-    state: dict[str, Any]
+    step: int  # optimizer steps done
+    model: dict[str, Tensor]  # weights alone, by name
+    training: dict[str, Tensor]  # optimizer, memory and random states, by flat name; may be empty
+    state: dict[str, Any]  # what is not tensors: JSON scalars, lists and dicts with text keys
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
-    """Write a checkpoint into a new directory and force it to the disk.
-
-    Args:
-        directory: must not exist.
-        checkpoint: the content.
+    """Write a checkpoint into a directory that must not exist, and force it to the disk.
 
     Raises:
-        CheckpointError: if something in it cannot be stored.
-        OSError: if the disk refuses.
+        CheckpointError: something in it cannot be stored.
+        OSError: the disk refuses.
     """
     directory.mkdir()
     records = {
@@ -65,14 +54,7 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(directory: Path, *, step: int) -> Checkpoint:
-    """Verify a checkpoint directory, then load it.
-
-    Args:
-        directory: what `write_checkpoint` wrote.
-        step: the step that it must hold.
-
-    Returns:
-        The content, on the CPU.
+    """Verify a checkpoint directory, which must be of that step, then load it to the CPU.
 
     Raises:
         CheckpointError: naming the first file that is not what was written, before any tensor is allocated.

@@ -19,17 +19,11 @@ _MAX_BYTES = 64 * 2**10  # ours take a few hundred; a huge file must not be read
 
 
 def canonical(value: Any) -> bytes:
-    """Serialize to the one spelling that this package writes: sorted keys, no spaces, ASCII.
-
-    Args:
-        value: JSON scalars, lists and dicts with text keys.
-
-    Returns:
-        The bytes; floats keep every bit (Python writes the shortest text that reads back equal).
+    """Serialize to the one spelling that this package writes: sorted keys, no spaces, ASCII; floats keep every bit.
 
     Raises:
-        ValueError: if a number is NaN or infinite, which JSON cannot spell, or `value` contains itself.
-        TypeError: if something in `value` is not JSON.
+        ValueError: a number is NaN or infinite, which JSON cannot spell, or `value` contains itself.
+        TypeError: something in `value` is not JSON.
 
     Example:
         >>> canonical({"b": 1, "a": [0.1, None]})
@@ -39,29 +33,16 @@ def canonical(value: Any) -> bytes:
 
 
 def seal(content: dict[str, Any]) -> bytes:
-    """Serialize `content` together with a checksum of it.
-
-    Args:
-        content: what to write; the key "checksum" is ours.
-
-    Returns:
-        Canonical JSON that `unseal` accepts.
-    """
+    """Serialize `content` together with a checksum of it, under the key "checksum"."""
     checksum = hashlib.sha256(canonical(content)).hexdigest()
     return canonical({**content, "checksum": checksum})
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """Read what `seal` wrote.
-
-    Args:
-        data: the bytes of a sealed file.
-
-    Returns:
-        The content, without the checksum.
+    """Return the content that `seal` wrote, without the checksum.
 
     Raises:
-        ValueError: if `data` is not, byte for byte, what `seal` writes.
+        ValueError: `data` is not, byte for byte, what `seal` writes.
     """
     try:
         content = json.loads(data)
@@ -78,17 +59,11 @@ def unseal(data: bytes) -> dict[str, Any]:
 
 
 def read_sealed(path: Path) -> dict[str, Any]:
-    """Read a sealed file.
-
-    Args:
-        path: a small regular file.
-
-    Returns:
-        The content, without the checksum.
+    """Read the content of a small sealed file, without the checksum.
 
     Raises:
-        ValueError: if it is not what `seal` writes.
-        OSError: if it cannot be read.
+        ValueError: it is not what `seal` writes.
+        OSError: it cannot be read.
     """
     if regular_size(path) > _MAX_BYTES:
         raise ValueError(f"it has more than {_MAX_BYTES} bytes")
@@ -96,13 +71,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def encode_state(state: dict[str, Any]) -> bytes:
-    """Serialize the state.
-
-    Args:
-        state: JSON scalars, lists and dicts with text keys. What JSON would silently change (tuples, number keys) is refused.
-
-    Returns:
-        Canonical JSON.
+    """Serialize the state; refuse what JSON would silently change (tuples, number keys).
 
     Raises:
         CheckpointError: naming the value that JSON cannot hold.
@@ -122,14 +91,8 @@ def encode_state(state: dict[str, Any]) -> bytes:
 def decode_state(data: bytes) -> dict[str, Any]:
     """Read what `encode_state` wrote.
 
-    Args:
-        data: JSON.
-
-    Returns:
-        A state equal to the one that was saved.
-
     Raises:
-        ValueError: if it is no JSON object, or holds what `encode_state` refuses.
+        ValueError: it is no JSON object, or holds what `encode_state` refuses.
     """
     try:
         state = json.loads(data)

@@ -40,11 +40,7 @@ LOCK_FILE = ".lock"
 
 
 class RunDirectory:
-    """The files of one run.
-
-    Args:
-        path: of the directory; need not exist.
-    """
+    """The files of one run; the directory need not exist."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -60,11 +56,7 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty.
-
-        Raises:
-            CheckpointError: another process trains here, or the directory cannot be written.
-        """
+        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty."""
 
         def refuse() -> None:
             raise CheckpointError(f"another process is training in '{self.path}'; wait until it ends, or choose another --out")
@@ -81,20 +73,12 @@ class RunDirectory:
             self.path.rmdir()
 
     def check_free(self) -> None:
-        """Make sure that a run can be started here.
-
-        Raises:
-            CheckpointError: the directory holds something already.
-        """
+        """Make sure that a run can be started here: refuse a directory that holds something."""
         if self.path.exists() and not (self.path.is_dir() and self._is_free()):
             raise CheckpointError(f"'{self.path}' {self._content()}; continue it with --resume, or choose another --out")
 
     def create(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Start a run here, whole or not at all; call it while `locked`.
-
-        Raises:
-            CheckpointError: the directory holds something already, or cannot be written.
-        """
+        """Start a run here, whole or not at all; call it while `locked`."""
         self.check_free()
         checkpoints = self.path / CHECKPOINTS
         with self._writing():
@@ -110,21 +94,13 @@ class RunDirectory:
                 raise
 
     def save_config(self, config: RunConfig) -> None:
-        """Write the run's settings; the file holds either the old or the new ones.
-
-        Raises:
-            CheckpointError: the directory cannot be written.
-        """
+        """Write the run's settings; the file holds either the old or the new ones."""
         with self._writing():
             data = json.dumps(config.model_dump(mode="json"), indent=2) + "\n"
             replace_file(self.path / CONFIG_FILE, data.encode())
 
     def config(self) -> RunConfig:
-        """Read the run's settings.
-
-        Raises:
-            CheckpointError: missing or damaged.
-        """
+        """Read the run's settings."""
         path = self.path / CONFIG_FILE
         try:
             return RunConfig(**json.loads(path.read_text(encoding="utf-8")))
@@ -239,7 +215,7 @@ def _run_weights(run: RunDirectory, which: str, on_damaged: Callable[[str], None
 
 
 def _average_is_best(checkpoint: Checkpoint) -> bool:
-    """True if this is the best checkpoint of its run for the sake of its average."""
+    """True if this is the best checkpoint of its run because of its average."""
     best = (checkpoint.state.get("record") or {}).get("best") or {}
     return best.get("step") == checkpoint.step and best.get("average", False)
 

@@ -55,11 +55,11 @@ class CheckpointStore:
     """Saves and finds the checkpoints of one run.
 
     Args:
-        directory: where they lie; created by the first save if its parent exists.
+        directory: where they lie; the first save creates it if its parent exists.
         keep: how many of the newest to keep; the best is kept besides.
 
     Raises:
-        ConfigError: if `keep` is below 1.
+        ConfigError: `keep` is below 1.
 
     Example:
         >>> import tempfile, torch
@@ -80,20 +80,13 @@ class CheckpointStore:
         self.keep = keep
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
-        """Save a checkpoint, then delete those that need not be kept.
+        """Save a checkpoint, then delete those that need not be kept; return its directory.
 
         When this returns, the checkpoint is on the disk whatever happens next. Whenever it is interrupted, every checkpoint
-        that was complete before still is. A step that exists already is replaced.
-
-        Args:
-            checkpoint: what to save.
-            best: record it as the best so far.
-
-        Returns:
-            The directory of the checkpoint.
+        that was complete before still is. A step that exists already is replaced. `best` records it as the best so far.
 
         Raises:
-            CheckpointError: if the checkpoint cannot be stored or the disk refuses; earlier checkpoints are intact.
+            CheckpointError: the checkpoint cannot be stored or the disk refuses; earlier checkpoints are intact.
         """
         final = self._path(_checked_step(checkpoint.step))
         with _explained(f"checkpoint {str(final)!r} cannot be saved, earlier ones are intact"):
@@ -106,14 +99,7 @@ class CheckpointStore:
         return final
 
     def steps(self) -> list[int]:
-        """Return the steps of all finished checkpoints, ascending; whether they are sound shows when they are loaded.
-
-        Returns:
-            The steps; none if the directory does not exist.
-
-        Raises:
-            CheckpointError: if the directory cannot be read.
-        """
+        """Return the steps of all finished checkpoints, ascending; whether they are sound shows when they are loaded."""
         with _explained(f"checkpoints in {str(self.directory)!r} cannot be listed"):
             directories = [path.name for path in self._entries() if path.is_dir() and not path.is_symlink()]
         return sorted({int(match[1]) for match in map(_STEP_NAME.fullmatch, directories) if match})
@@ -127,16 +113,10 @@ class CheckpointStore:
             return None
 
     def load(self, step: int) -> Checkpoint:
-        """Load one checkpoint, after every byte of it has been verified.
-
-        Args:
-            step: one of `steps()`.
-
-        Returns:
-            The checkpoint, on the CPU.
+        """Load one of `steps()` to the CPU, after every byte of it has been verified.
 
         Raises:
-            CheckpointError: if there is none of that step, or naming the file that is damaged and how.
+            CheckpointError: there is none of that step, or naming the file that is damaged and how.
         """
         if step not in (known := self.steps()):
             have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
@@ -144,30 +124,16 @@ class CheckpointStore:
         return read_checkpoint(self._readable_path(step), step=step)
 
     def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
-        """Load the newest checkpoint that is sound.
+        """Load the newest checkpoint that is sound; CheckpointError if there is none.
 
-        Args:
-            on_damaged: told, in one line that names the file, of each newer checkpoint that is not.
-
-        Returns:
-            The checkpoint, on the CPU.
-
-        Raises:
-            CheckpointError: if there is none, or none that is sound.
+        `on_damaged` is told, in one line that names the file, of each newer checkpoint that is not sound.
         """
         return self._load_first_sound(reversed(self.steps()), on_damaged)
 
     def load_best(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
-        """Load the best checkpoint, or the newest sound one if the best is not known, missing or damaged.
+        """Load the best checkpoint, or the newest sound one if the best is unknown, missing or damaged.
 
-        Args:
-            on_damaged: told, in one line, why the best or a newer checkpoint is not used.
-
-        Returns:
-            The checkpoint, on the CPU.
-
-        Raises:
-            CheckpointError: if there is none, or none that is sound.
+        `on_damaged` is told, in one line, why the best or a newer checkpoint is not used.
         """
         steps = self.steps()
         try:
@@ -189,9 +155,6 @@ class CheckpointStore:
         Args:
             step: the newest that stays.
             best: the best up to there, which is recorded again if something else is recorded; None: none.
-
-        Raises:
-            CheckpointError: if that fails.
         """
         with _explained(f"checkpoints in {str(self.directory)!r} cannot be taken back to step {step}"):
             for later in self.steps():
@@ -206,11 +169,7 @@ class CheckpointStore:
             sync_directory(self.directory)
 
     def clean(self) -> None:
-        """Remove what killed processes left behind; call it when a run starts, before anything else saves.
-
-        Raises:
-            CheckpointError: if that fails.
-        """
+        """Remove what killed processes left behind; call it when a run starts, before anything else saves."""
         with _explained(f"strays in {str(self.directory)!r} cannot be removed"):
             for path in self._entries():
                 if _STRAY_NAME.fullmatch(path.name):

@@ -39,16 +39,10 @@ _DTYPES = {
 
 
 def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file.
+    """Yield the bytes of a safetensors file; equal tensors give equal bytes, whatever the order of the dict.
 
     Tensors may lie on any device, be strided, overlap or be tied: each name is written out in full, so it loads back equal on
     its own and other tools need not know what was tied. At most one tensor is copied at a time.
-
-    Args:
-        tensors: the content by name.
-
-    Yields:
-        The header, then the data of each tensor. Equal tensors give equal bytes, whatever the order of the dict.
 
     Raises:
         CheckpointError: before the first byte, if a name or tensor cannot be stored.
@@ -61,15 +55,7 @@ def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
 def encode_lazily(
     content: Mapping[str, tuple[torch.dtype, torch.Size]], load: Callable[[str], Tensor]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file whose tensors are made one at a time.
-
-    Args:
-        content: type and shape of each tensor by name.
-        load: makes a tensor of that type and shape; called once per name.
-
-    Yields:
-        As `encode_tensors`.
-    """
+    """Yield the bytes of a safetensors file from types and shapes by name; `load` makes each tensor, once."""
     # Wide types first keeps every tensor aligned to its type, which readers that map the file rely on.
     names = sorted(content, key=lambda name: (-content[name][0].itemsize, name))
     yield _encode_header([(name, *content[name]) for name in names])
@@ -80,15 +66,11 @@ def encode_lazily(
 def load_tensors(path: Path) -> dict[str, Tensor]:
     """Load a safetensors file whose size and hash have been verified.
 
-    Args:
-        path: the file.
-
-    Returns:
-        CPU tensors with memory of their own: nothing maps the file, so it may be replaced or deleted afterwards.
+    The CPU tensors have memory of their own: nothing maps the file, so it may be replaced or deleted afterwards.
 
     Raises:
-        CheckpointError: if the header is oversized, malformed or at odds with the file; nothing is allocated then.
-        OSError: if the file cannot be read.
+        CheckpointError: the header is oversized, malformed or at odds with the file; nothing is allocated then.
+        OSError: the file cannot be read.
     """
     _check_header_size(path)
     try:

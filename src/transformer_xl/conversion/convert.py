@@ -91,7 +91,7 @@ def convert(
 
 
 def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
-    """Return types and shapes of all native tensors, checked against the source, and a function that makes one of them."""
+    """Check all native tensors against the source; return their types and shapes, and a function that makes one of them."""
     origin = str(source.weights)
     names = source.key_map.locate({name: tensor.shape for name, tensor in source.tensors.items()}, origin)
     dtypes = {name: source.tensors[name].dtype for part_names in names.values() for name in part_names}

@@ -9,11 +9,7 @@ from transformer_xl.files import remove, stray_name, sync_directory
 
 
 def check_free(target: Path) -> None:
-    """Make sure that a directory can be written.
-
-    Raises:
-        CheckpointError: it holds something already, is where the process stands, or its parent does not exist.
-    """
+    """Make sure that a directory can be written: free, not the current one, and with a parent; CheckpointError otherwise."""
     parent = target.absolute().parent
     try:
         is_taken = target.is_symlink() or (target.exists() and not _is_empty_directory(target))
@@ -31,11 +27,7 @@ def check_free(target: Path) -> None:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give a directory to write into, which takes its name when the block ends, and vanishes if it fails.
-
-    Raises:
-        CheckpointError: it cannot be written.
-    """
+    """Give a directory to write into. It takes its name when the block ends, and vanishes if the block fails."""
     folder = stray_name(target)
     try:
         folder.mkdir()

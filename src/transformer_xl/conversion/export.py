@@ -28,17 +28,11 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
-
-    Attributes:
-        kind: whose names.
-        n_parameters: numbers in the model.
-        notes: where the other program will differ, one line each.
-    """
+    """What was written."""
 
     kind: Target
     n_parameters: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # where the other program will differ, one line each
 
 
 def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int = 128) -> Exported:
@@ -50,11 +44,8 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
     Args:
         source: a run, a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty.
-        kind: `huggingface` or `authors`.
+        kind: whose names to write.
         tgt_len: for the authors' arguments; it shapes nothing but a table of learned positions.
-
-    Returns:
-        What was written, and where the other program will differ.
 
     Raises:
         CheckpointError: the other program cannot express the model, or the destination is taken.

@@ -32,42 +32,25 @@ _LEAST_PER_LAYER = 9
 
 @dataclass(frozen=True)
 class Source:
-    """A foreign checkpoint that has been read, but for the numbers in its tensors.
-
-    Attributes:
-        kind: its format.
-        weights: the file, or for TensorFlow the prefix, that holds the tensors.
-        config: its settings in our terms.
-        tensors: by foreign name.
-        tokenizer: of its vocabulary; None: it has none.
-        key_map: from its names to ours.
-    """
+    """A foreign checkpoint that has been read, but for the numbers in its tensors."""
 
     kind: Kind
-    weights: Path
+    weights: Path  # for TensorFlow the prefix of its files
     config: TransformerXLConfig
-    tensors: dict[str, TensorRef]
-    tokenizer: Tokenizer | None
+    tensors: dict[str, TensorRef]  # by foreign name
+    tokenizer: Tokenizer | None  # None: it has no vocabulary
     key_map: KeyMap = field(repr=False)
 
 
 @dataclass(frozen=True)
 class _Contents:
-    """What a file of a known kind holds.
-
-    Attributes:
-        kind: of the file.
-        tensors: by foreign name.
-        settings: the file that says them.
-        config: makes the configuration of them, or raises ConfigError.
-        vocabulary: attributes of the vocabulary, if it is in the same file.
-    """
+    """What a file of a known kind holds."""
 
     kind: Kind
     tensors: dict[str, TensorRef]
-    settings: Path
+    settings: Path  # the file that says them
     config: Callable[[], TransformerXLConfig]
-    vocabulary: dict[str, Any] | None = None
+    vocabulary: dict[str, Any] | None = None  # its attributes, if they are in the same file
 
 
 def open_source(
@@ -78,14 +61,7 @@ def open_source(
     moses: str | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Source:
-    """Recognize and read a foreign checkpoint.
-
-    Args:
-        source: its directory or file.
-        kind: its format; None: found out.
-        vocabulary: a file that holds its vocabulary; None: found in it or beside it, if there is one.
-        moses: language whose Moses rules split running text into words; None: spaces do.
-        settings: fields of `TransformerXLConfig` to set, whatever the checkpoint says.
+    """Recognize and read a foreign checkpoint; the arguments are those of `convert`.
 
     Raises:
         CheckpointError: nothing that can be recognized, something damaged or hostile, or tensors at odds with the settings.

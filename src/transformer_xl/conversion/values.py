@@ -18,21 +18,12 @@ _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
 def shown(value: object) -> str:
-    """Return a foreign name or value for a message: quoted, on one line, and short.
-
-    Example:
-        >>> shown("a" * 200)[:4], len(shown("a" * 200))
-        ("'aaa", 100)
-    """
+    """Return a foreign name or value for a message: quoted, on one line, and short."""
     return "an enormous integer" if _is_enormous(value) else _short.repr(value)
 
 
 def integer(values: Mapping[str, Any], name: str) -> int:
-    """Return an integer.
-
-    Raises:
-        ConfigError: it is missing, or anything else. The functions below do the same.
-    """
+    """Return an integer; refuse anything else, as the functions below do."""
     value = _given(values, name)
     if type(value) is not int or _is_enormous(value):
         raise ConfigError(f"{name} ({shown(value)}) must be an integer below 2**63")
@@ -94,11 +85,7 @@ def _is_enormous(value: object) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of moderate size; numbers that are none, and keys that come twice, are refused.
-
-    Raises:
-        CheckpointError: missing, too large, or no such object.
-    """
+    """Read a JSON object of moderate size; refuse numbers that are none, and keys that come twice."""
     file, size = open_regular(path)
     with file:
         if size > MAX_BYTES:

@@ -31,7 +31,7 @@ def find_tokenizer(
         given: the file of the vocabulary; None: look for it.
         state: attributes of the vocabulary in the checkpoint itself, if it holds one.
         vocab_size: of the model.
-        moses: see `read_vocabulary`.
+        moses: see `convert`.
 
     Raises:
         CheckpointError: a vocabulary that cannot be read, or of another size.
@@ -65,12 +65,8 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
 
     Args:
         path: the file.
-        moses: language whose Moses rules split running text into words, as Hugging Face's tokenizer does; None: spaces do, as
-            in the published corpora.
+        moses: see `convert`.
         vocab_size: of the model; a file of words with many more lines is refused unread.
-
-    Raises:
-        CheckpointError: missing, damaged or hostile, or none.
     """
     path = Path(path)
     file, size = open_regular(path)

@@ -87,16 +87,9 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
 
 
 def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
-    r"""Return a tokenizer for a vocabulary file: one word per line, the first on it, in order of id.
+    r"""Return a tokenizer for a file with one word per line, the first on it, in order of id; see `from_vocab_state`.
 
-    Args:
-        text: content of Hugging Face's `vocab.txt` or of the authors' `1b_word_vocab.txt`.
-        lower_case: fold case before looking words up.
-        dataset: as `from_vocab_state`.
-        moses: as `from_vocab_state`.
-
-    Raises:
-        TokenizerError: an empty line, or no vocabulary.
+    Such files are Hugging Face's `vocab.txt` and the authors' `1b_word_vocab.txt`.
 
     Example:
         >>> from_vocab_txt("<S>\nthe 12\n<UNK>\n").encode("the cat\n").tolist()
@@ -153,10 +146,6 @@ def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
 
     Raises:
         TokenizerError: a tokenizer that no such vocabulary can stand for.
-
-    Example:
-        >>> to_vocab_state(WordTokenizer(["<eos>", "a"], unknown=None))["eos_idx"]
-        0
     """
     state: dict[str, Any] = {"lower_case": False, "delimiter": None, "special": [], "unknown": None}
     if isinstance(tokenizer, ByteTokenizer):

@@ -59,21 +59,13 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Make a config from the content of a `config.json`; see `PreTrainedConfig.from_dict`.
-
-        Raises:
-            ConfigError: a key that neither we nor transformers write.
-        """
+        """Make a config from the content of a `config.json`; refuse a key that neither we nor transformers write."""
         _refuse_unknown(config_dict.keys(), FIELDS | _WRITTEN_BY_TRANSFORMERS)
         return super().from_dict(dict(config_dict), **kwargs)
 
     @property
     def native(self) -> TransformerXLConfig:
-        """The settings as they are now, checked again.
-
-        Raises:
-            ConfigError: a value that cannot work.
-        """
+        """The settings as they are now, checked again."""
         return TransformerXLConfig(**{key: getattr(self, key) for key in FIELDS})
 
     def to_diff_dict(self) -> dict[str, Any]:

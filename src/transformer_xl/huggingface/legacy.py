@@ -25,23 +25,14 @@ class TransfoXLConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Return the same settings under our names.
-
-        Raises:
-            ConfigError: unknown settings, or values that cannot work.
-        """
+        """Return the same settings under our names."""
         return TransformerXLPretrainedConfig.from_dict(config_of(config_dict).model_dump(mode="json"), **kwargs)
 
 
 def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> str:
     """Return `source`, or where a converted copy lies if it is an old model.
 
-    Args:
-        source: a directory or a hub id.
-        arguments: of `from_pretrained`; those that say how to download are used, and what no longer holds is removed.
-
-    Raises:
-        CheckpointError: an old model that cannot be converted, see `convert`.
+    From the arguments of `from_pretrained` it uses those that say how to download, and removes what no longer holds.
     """
     download = download_arguments(arguments)
     try:

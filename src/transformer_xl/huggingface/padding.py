@@ -14,25 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Padding:
-    """Where the text of each row stands.
+    """Where the text of each row stands."""
 
-    Attributes:
-        n_pad: int64 (B,), places of a row that hold no token.
-        shift: int64 (B,), by how many places a row must turn right to end with its last token.
-    """
-
-    n_pad: Tensor
-    shift: Tensor
+    n_pad: Tensor  # int64 (B,), places of a row that hold no token
+    shift: Tensor  # int64 (B,), places by which a row must turn right to end with its last token
 
     @classmethod
     def of(cls, real_BT: Tensor) -> "Padding | None":
-        """Find the padding of rows.
-
-        Args:
-            real_BT: bool (B, T), True where there is a token.
-
-        Returns:
-            The padding, None where there is none.
+        """Find the padding of rows from `real_BT`, False at padding; None where there is none.
 
         Raises:
             ValueError: padding between the tokens of a row.

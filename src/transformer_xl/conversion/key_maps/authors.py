@@ -26,11 +26,7 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
 
 
 def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
-    """Translate the authors' settings: arguments of `MemTransformerLM` (and `max_klen`), by their names there.
-
-    Raises:
-        ConfigError: values that cannot work.
-    """
+    """Translate the authors' settings: arguments of `MemTransformerLM` (and `max_klen`), by their names there."""
     numbers = {kind.foreign.attn_type: name for name, kind in ATTENTION.items() if kind.foreign}
     kind = numbers[one_of(flags, "attn_type", tuple(numbers))]
     settings = pytorch.settings_of(flags)
@@ -55,12 +51,7 @@ _ARGUMENTS = (
 
 
 def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
-    """Translate back: the arguments that build the authors' model of the same shape.
-
-    Args:
-        config: of a model that the authors' code can express.
-        tgt_len: of their training, which a table of positions is cut by.
-    """
+    """Return arguments that build the authors' model of the same shape; `tgt_len` is the length of its training segments."""
     flags = pytorch.values_of(config) | {
         "n_token": config.vocab_size,
         "tie_weight": config.tie_weight,
@@ -94,15 +85,7 @@ _OF_PARTS = {
 
 
 def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, TensorRef]]:
-    """Return settings and tensors of a model, which may be wrapped for several GPUs or half precision.
-
-    Args:
-        tree: content of a file.
-        weights: that file, for messages.
-
-    Raises:
-        CheckpointError: not such a model.
-    """
+    """Return settings and tensors of a pickled model, which may be wrapped for several GPUs or half precision."""
     module = tree
     while isinstance(module, Stub) and "n_token" not in module.state and len(_children(module)) == 1:
         (module,) = _children(module).values()

@@ -25,32 +25,20 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """One foreign tensor.
-
-    Attributes:
-        name: as the foreign checkpoint has it.
-        shape: as the foreign checkpoint has it.
-        aliases: further names under which the foreign checkpoint may hold the same tensor (tied weights).
-    """
+    """One foreign tensor, named and shaped as the foreign checkpoint has it."""
 
     name: str
     shape: Shape
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()  # further names for the same tensor (tied weights)
 
 
 @dataclass(frozen=True)
 class Entry:
-    """Native tensors and foreign ones that hold the same numbers.
-
-    Attributes:
-        native: names of ours, in order.
-        foreign: tensors of theirs, in order.
-        change: what to do with each foreign tensor, and to undo on the way back.
-    """
+    """Native tensors and foreign ones that hold the same numbers, each in order."""
 
     native: tuple[str, ...]
     foreign: tuple[Part, ...]
-    change: Change = ""
+    change: Change = ""  # what to do with each foreign tensor, and to undo on the way back
 
 
 def per_layer(
@@ -75,15 +63,10 @@ def per_layer(
 
 @dataclass(frozen=True)
 class KeyMap:
-    """All entries of a model in one format.
-
-    Attributes:
-        entries: every native name occurs once, and every foreign one.
-        ignored: regular expressions of foreign names that hold nothing learned.
-    """
+    """All entries of a model in one format; every native name occurs once, and every foreign one."""
 
     entries: tuple[Entry, ...]
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # regular expressions of foreign names that hold nothing learned
 
     @cached_property
     def _by_native(self) -> dict[str, Entry]:
@@ -99,14 +82,7 @@ class KeyMap:
             yield from entry.foreign
 
     def locate(self, shapes: Mapping[str, Shape], origin: str) -> dict[str, list[str]]:
-        """Find each foreign tensor under its names.
-
-        Args:
-            shapes: of the tensors that a checkpoint holds.
-            origin: file or directory, for messages.
-
-        Returns:
-            For each part's name, the names under which the checkpoint holds it: one, or several that should be equal.
+        """Return the names under which a checkpoint holds each part, by the part's name: one, or several that should be equal.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, or of another shape.
@@ -132,14 +108,10 @@ class KeyMap:
         return found
 
     def check_native(self, shapes: Mapping[str, Shape], origin: str) -> None:
-        """Make sure that the table covers a model: each of its tensors, with as many numbers as the foreign ones have.
-
-        Args:
-            shapes: of the native tensors.
-            origin: of the checkpoint, for messages.
+        """Make sure that the table covers each tensor of a model, with as many numbers as the foreign ones have.
 
         Raises:
-            CheckpointError: settings that its format does not have.
+            CheckpointError: settings that the format does not have.
         """
         for name in shapes:
             entry = self._by_native.get(name)
@@ -155,13 +127,7 @@ class KeyMap:
                 )
 
     def native(self, name: str, shapes: Mapping[str, Shape], load: Callable[[Part], Tensor]) -> Tensor:
-        """Return one native tensor.
-
-        Args:
-            name: of ours.
-            shapes: of all native tensors.
-            load: reads a foreign tensor.
-        """
+        """Return one native tensor; `shapes` are of all native tensors, and `load` reads a foreign one."""
         entry = self._by_native[name]
         pieces = [_changed(load(part), entry.change) for part in entry.foreign]
         if entry.native == (name,) and len(pieces) == 1:
@@ -169,12 +135,7 @@ class KeyMap:
         return _cut(pieces, [shapes[other] for other in entry.native])[entry.native.index(name)]
 
     def foreign(self, part_name: str, load: Callable[[str], Tensor]) -> Tensor:
-        """Return one foreign tensor.
-
-        Args:
-            part_name: the first name of it.
-            load: reads a native tensor.
-        """
+        """Return the foreign tensor of that part; `load` reads a native one."""
         entry = self._by_foreign[part_name]
         changed = [_changed_shape(part.shape, entry.change) for part in entry.foreign]
         index = [part.name for part in entry.foreign].index(part_name)

@@ -1,7 +1,7 @@
 """Hugging Face's TransfoXL models (transformers before 5): settings and names.
 
 Their head scores tails in order, unlike the authors' PyTorch code. A stream begins after `mem_len` zero vectors that are
-attended to. u and v lie in every layer: own ones with `untie_r`, else the model's under further names.
+attended to. Every layer names u and v: its own with `untie_r`, else the model's under further names.
 """
 
 from collections.abc import Mapping
@@ -88,11 +88,7 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
 
 
 def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
-    """Translate a `config.json`.
-
-    Raises:
-        ConfigError: another model, unknown settings, or values that cannot work.
-    """
+    """Translate a `config.json`; refuse other models and unknown settings."""
     if values.get("model_type", MODEL_TYPE) != MODEL_TYPE:
         raise ConfigError(
             f"model_type ({shown(values['model_type'])}) must be '{MODEL_TYPE}'; only Transformer-XL is converted"

@@ -25,10 +25,6 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
 
 
 def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
-    """Translate the `model_config` of a checkpoint.
-
-    Raises:
-        ConfigError: values that cannot work.
-    """
+    """Translate the `model_config` of a checkpoint."""
     config = authors.config_of(flags)
     return config.model_copy(update={"same_length_besides_self": True})

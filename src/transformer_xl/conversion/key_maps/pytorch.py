@@ -14,24 +14,14 @@ from transformer_xl.model_config import TransformerXLConfig
 
 @dataclass(frozen=True)
 class Names:
-    """Where the three programs differ; `{i}` is the cluster.
+    """Names that differ between the three programs; `{i}` is the cluster."""
 
-    Attributes:
-        prefix: of everything but the softmax.
-        weights: the softmax's tables.
-        biases: their biases.
-        projections: their projections.
-        shared_projections: projections that softmax and embedding share; None: they are written under both names, and so are
-            tables that they share.
-        tails_reversed: tail i is the i-th class of the head from the end, not from the beginning.
-    """
-
-    prefix: str = ""
+    prefix: str = ""  # of everything but the softmax
     weights: str = "crit.out_layers.{i}.weight"
     biases: str = "crit.out_layers.{i}.bias"
     projections: str = "crit.out_projs.{i}"
-    shared_projections: str | None = None
-    tails_reversed: bool = True
+    shared_projections: str | None = None  # None: softmax and embedding write what they share under both names
+    tails_reversed: bool = True  # the head's classes for the tails count from its end
 
 
 _LAYER = {
@@ -48,11 +38,7 @@ _LAYER = {
 
 
 def shared_entries(sizes: Sizes, names: Names) -> list[Entry]:
-    """Return all entries of a model but those of `positions`.
-
-    Raises:
-        ConfigError: the model has a kind of attention that no other program has.
-    """
+    """Return all entries of a model but those of `positions`."""
     attention = {
         f"attention.{ours}": tuple((f"dec_attn.{name}", letters) for name, letters in theirs)
         for ours, theirs in foreign_names(sizes.config).layers.items()
@@ -131,11 +117,7 @@ _SAME = {
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate what all three programs call the same into fields of `TransformerXLConfig`.
-
-    Raises:
-        ConfigError: one is missing or of another type.
-    """
+    """Translate what all three programs call the same into fields of `TransformerXLConfig`."""
     fields = {name: read(values, name) for name, read in _SAME.items()}
     clamp_len, mem_len = integer(values, "clamp_len"), integer(values, "mem_len")
     return fields | {

@@ -9,11 +9,7 @@ from transformer_xl.model_config import TransformerXLConfig
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a model's tensors look like.
-
-    Args:
-        config: its settings; `vocab_size` is set.
-    """
+    """What the tensors of a model look like; its `vocab_size` is set."""
 
     config: TransformerXLConfig
 
@@ -52,11 +48,9 @@ class Sizes:
         return self.one_table and not self.config.cutoffs
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return a shape that a table writes in letters.
+        """Return a shape that a table writes in letters, with spaces between them; "3H" is three times H.
 
-        Args:
-            letters: sizes with spaces between them: L layers, K positions that are learned, n heads, d their width, H all heads
-                together, D states, F the inner layer; "3H" is three times H.
+        L layers, K learned positions, n heads, d width of one, H width of all together, D states, F inner layer.
         """
         config = self.config
         known = {"L": config.n_layer, "K": config.max_klen or 0, "n": config.n_head, "d": config.d_head}

@@ -42,16 +42,7 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
 
 
 def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
-    """Find the settings that shapes tell; `mem_len`, `clamp_len` and `same_length` are as they are by default.
-
-    Args:
-        shapes: of all tensors of a checkpoint.
-        origin: of the checkpoint, for messages.
-
-    Raises:
-        CheckpointError: not a Transformer-XL.
-        ConfigError: values that cannot work.
-    """
+    """Find the settings that the shapes of all tensors tell; `mem_len`, `clamp_len` and `same_length` keep their defaults."""
     tables = _shapes_of(shapes, r"adaptive_embed/(?:cutoff_(\d+)/)?lookup_table", 2, origin)
     (d_model, _), *_ = _shapes_of(shapes, r"layer_(\d+)/rel_attn/qkv/kernel", 2, origin)
     n_layer = len(_shapes_of(shapes, r"layer_(\d+)/rel_attn/qkv/kernel", 2, origin))

@@ -11,19 +11,10 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 
 
 def open_regular(path: Path) -> tuple[BinaryIO, int]:
-    """Open a file for reading, if it is one.
+    """Open a regular file for reading; return it and its size (bytes).
 
     A link that the user names is followed, because the cache of Hugging Face consists of links. Names inside of files never
     lead to other files, so there are no other links to follow. A pipe or device is refused without waiting for its other end.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The open file and its size (bytes).
-
-    Raises:
-        CheckpointError: it does not exist, may not be read, or is no regular file.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -39,20 +30,7 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
 
 
 def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
-    """Read bytes from a place.
-
-    Args:
-        path: of the file, for messages.
-        file: the open file.
-        offset: of the first byte.
-        n: how many; the caller has bounded it.
-
-    Returns:
-        Exactly `n` bytes.
-
-    Raises:
-        CheckpointError: the file ends early or cannot be read.
-    """
+    """Return exactly `n` bytes from a place; the caller has bounded `n`."""
     try:
         file.seek(offset)
         data = file.read(n)

@@ -15,40 +15,24 @@ from transformer_xl.errors import CheckpointError
 
 @dataclass
 class Stub:
-    """An object of a foreign class, as data: what it was called, made with, and filled with.
+    """An object of a foreign class, as data: what it was called, made with, and filled with."""
 
-    Attributes:
-        name: module and class as the file names them, such as `mem_transformer.MemTransformerLM`; never imported.
-        args: what the class would have been called with.
-        state: its attributes (`__dict__`), or what the file would have given to `__setstate__` under the key `""`.
-        items: what the file would have appended to it, or (key, value) pairs it would have set, if it is a container.
-    """
-
-    name: str
+    name: str  # module and class as the file names them, never imported
     args: tuple[Any, ...] = ()
-    state: dict[str, Any] = field(default_factory=dict)
-    items: list[Any] = field(default_factory=list)
+    state: dict[str, Any] = field(default_factory=dict)  # its `__dict__`, or under "" what `__setstate__` would have got
+    items: list[Any] = field(default_factory=list)  # what the file appended to a container, or its (key, value) pairs
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor that still lies in a file; its place has been checked against the file, nothing has been read.
-
-    Attributes:
-        path: the file that holds the bytes.
-        offset: of the first element in that file (bytes).
-        shape: sizes.
-        stride: distances between neighbors (elements), never negative.
-        dtype: of the elements, little endian.
-        verify: told the bytes read, says in a few words what is wrong with them, or None; None: the format has no checksum.
-    """
+    """A tensor that still lies in a file; its place has been checked against the file, nothing has been read."""
 
     path: Path
-    offset: int
+    offset: int  # of the first element (bytes)
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    verify: Callable[[bytearray], str | None] | None = None
+    stride: tuple[int, ...]  # elements, never negative
+    dtype: torch.dtype  # little endian
+    verify: Callable[[bytearray], str | None] | None = None  # says what is wrong with the bytes read, or None
 
     @property
     def n_bytes(self) -> int:
@@ -63,11 +47,7 @@ class TensorRef:
         return math.prod(self.shape)
 
     def load(self) -> Tensor:
-        """Read the tensor into memory of its own.
-
-        Raises:
-            CheckpointError: the file ends early, or its checksum says otherwise.
-        """
+        """Read the tensor into memory of its own; refuse a file that ends early or a wrong checksum."""
         if self.n_bytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         data = bytearray(self.n_bytes)
@@ -97,14 +77,7 @@ MAX_DIMENSIONS = 16
 
 
 class Checksum:
-    """Compares bytes that were read with the CRC-32 of the storage they belong to.
-
-    Args:
-        path: the file.
-        offset: of the storage (bytes).
-        size: of the storage (bytes).
-        crc: what the file says it is.
-    """
+    """Compares bytes that were read with the CRC-32 of their storage, whose offset and size are in bytes."""
 
     def __init__(self, path: Path, offset: int, size: int, crc: int) -> None:
         self._path, self._offset, self._size, self._crc = path, offset, size, crc
@@ -132,35 +105,18 @@ class Checksum:
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of elements in a file.
-
-    Attributes:
-        offset: of its first byte.
-        size: bytes.
-        verify: see `TensorRef`.
-    """
+    """A run of elements in a file; offset and size are in bytes."""
 
     offset: int
     size: int
-    verify: Checksum | None = None
+    verify: Checksum | None = None  # see `TensorRef`
 
 
 def place(path: Path, storage: Storage, dtype: str, offset: int, shape: list[int], stride: list[int]) -> TensorRef:
-    """Make a tensor of part of a storage.
-
-    Args:
-        path: the file.
-        storage: checked to lie within it.
-        dtype: name of the type of the elements.
-        offset: of its first element in the storage (elements).
-        shape: sizes.
-        stride: distances between neighbors (elements).
-
-    Returns:
-        The tensor, all of whose elements lie within the storage, and which is no larger than it.
+    """Make a tensor of part of a storage that lies within its file; offset and strides count elements.
 
     Raises:
-        CheckpointError: it would not lie there.
+        CheckpointError: the tensor would not lie within the storage, or would be larger than it.
     """
     kind = DTYPES.get(dtype)
     if kind is None:

@@ -403,7 +403,7 @@ class InertUnpickler(Unpickler):
 
 
 class Window:
-    """Part of a file, for the unpickler: counts what is left, so that no claimed length is believed.
+    """Part of a file, for the unpickler: counts what is left, so that it believes no claimed length.
 
     Args:
         file: open for reading, buffered.
@@ -469,13 +469,10 @@ _PLAIN = {str, int, float, bool, type(None)}
 
 
 class Encoder:
-    """Turns what the unpickler built into what JSON can say.
+    """Turns what the unpickler built into what JSON can say, in at most `budget` characters.
 
     Objects that occur twice are encoded once and counted twice, so that a file cannot make a result that grows
     exponentially with its own size.
-
-    Args:
-        budget: characters that the result may have.
     """
 
     def __init__(self, budget: int = MAX_OUTPUT) -> None:
@@ -592,17 +589,13 @@ def _are_attributes(pieces: Any) -> bool:
 
 
 def parse(kind: str, file: BinaryIO, start: int, end: int) -> tuple[dict[str, Any], Any]:
-    """Read the pickles of a file.
+    """Read the pickles of a file; return what is known of storages, and the content as JSON says it.
 
     Args:
         kind: "pickle" (one pickle that fills the part), "zip" (the same, with tensors) or "legacy" (`torch.save` before 1.6).
         file: open for reading, buffered.
         start: where the pickle starts (bytes).
         end: where it ends, or for "legacy" where the file ends.
-
-    Returns:
-        What is known of storages: their types and sizes, and for "legacy" the order and place of their bytes; and the
-        content, as JSON says it.
 
     Raises:
         RefusedError: anything at all is wrong.

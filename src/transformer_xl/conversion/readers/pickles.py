@@ -45,16 +45,12 @@ _NEEDED_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LI
 
 
 def read_pickle(path: Path) -> Any:
-    """Read a pickle of any protocol without running anything that it names.
+    """Read a pickle of any protocol without running anything that it names; return plain values, objects as `Stub`s.
 
-    Args:
-        path: the file; a link is followed.
-
-    Returns:
-        Plain values, objects as `Stub`s. Dicts of any class come back as dict, sets as list; NumPy arrays, bytes, and
-        texts of more than a million are described by a `Stub` without their content: `numpy.ndarray` with (shape, type),
-        `builtins.str` or `builtins.bytes` with (length,). Texts of Python 2 are decoded as latin-1, which loses nothing:
-        `text.encode("latin-1")` gives the bytes back, which may be UTF-8.
+    Dicts of any class come back as dict, sets as list. NumPy arrays, bytes, and texts of more than a million characters are
+    described by a `Stub` without their content: `numpy.ndarray` with (shape, type), `builtins.str` or `builtins.bytes` with
+    (length,). Texts of Python 2 are decoded as latin-1, which loses nothing: `text.encode("latin-1")` gives the bytes back,
+    which may be UTF-8.
 
     Raises:
         CheckpointError: the file is missing, damaged, hostile, too large for what it says, or refers to names that no
@@ -73,17 +69,7 @@ def read_pickle(path: Path) -> Any:
 
 
 def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -> tuple[dict[str, Any], str]:
-    """Have the pickles in a part of a file read.
-
-    Args:
-        path: of the file, for messages.
-        file: the open file.
-        kind: see `pickle_child.parse`.
-        start: first byte.
-        end: byte behind the last.
-
-    Returns:
-        What is known of storages, and the content as JSON for `rebuild`.
+    """Have the pickles between two bytes of a file read; return what is known of storages, and JSON for `rebuild`.
 
     Raises:
         CheckpointError: the child refused the file, or needed more time or memory than the file justifies.
@@ -135,19 +121,7 @@ def _cause(code: int, memory: int, seconds: int) -> str:
 
 
 def rebuild(path: Path, body: str, tensor: Callable[[list[Any]], Any]) -> Any:
-    """Turn the child's JSON into values.
-
-    Args:
-        path: of the file, for messages.
-        body: JSON from `read_in_child`.
-        tensor: makes a tensor of its description, or raises CheckpointError.
-
-    Returns:
-        Plain values with `Stub` and `TensorRef` leaves.
-
-    Raises:
-        CheckpointError: a tensor is impossible, or the JSON is not what the child writes.
-    """
+    """Turn the child's JSON into plain values with `Stub` and `TensorRef` leaves; `tensor` makes one of its description."""
 
     def revive(found: dict[str, Any]) -> Any:
         if len(found) != 1:

@@ -47,16 +47,13 @@ _T = TypeVar("_T", int, bytes)
 
 
 def read_bundle(prefix: Path) -> dict[str, TensorRef]:
-    """Say where every variable of a TensorFlow checkpoint lies; optimizer slots and counters too.
+    """Say where every variable of a TensorFlow checkpoint lies, by name, in the order of the index; slots and counters too.
 
     Nothing but the index is read. Its checksums are verified here, those of the variables when `TensorRef.load` reads them.
 
     Args:
         prefix: what the names of the checkpoint's files begin with, such as `model.ckpt-123`; or one of these files; or their
             directory: then the checkpoint that its file `checkpoint` names, else the only one.
-
-    Returns:
-        Variables by name, in the order of the index (bytewise).
 
     Raises:
         CheckpointError: there is no such checkpoint, or it is damaged, incomplete, or of a kind that is not read.
@@ -114,7 +111,7 @@ def _index_in_directory(directory: Path) -> Path:
 
 
 def _is_first_format(prefix: Path) -> bool:
-    """Whether there is a table, or shards of one, where the second format has none."""
+    """True if there is a table, or shards of one, where the second format has none."""
     if prefix.is_file():
         with prefix.open("rb") as file:
             file.seek(max(0, prefix.stat().st_size - len(_MAGIC)))

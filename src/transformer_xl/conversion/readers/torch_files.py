@@ -14,15 +14,10 @@ MAX_PICKLE_BYTES = 256 * 2**20
 
 
 def read_torch(path: Path) -> Any:
-    """Read a file of `torch.save` without running anything that it names.
+    """Read a file of `torch.save` without running anything that it names; return plain values.
 
-    Args:
-        path: the file; a link is followed.
-
-    Returns:
-        Plain values. Objects are `Stub`s and tensors are `TensorRef`s: checked to lie in the file, read when they are loaded,
-        and in the zip format compared with their checksum then. Dicts of any class come back as dict, sets as list, parameters
-        as their tensor; NumPy arrays and bytes are described by a `Stub` without their content.
+    Objects are `Stub`s and tensors are `TensorRef`s: checked to lie in the file, read when they are loaded, and in the zip
+    format compared with their checksum then. Parameters come back as their tensor, everything else as from `read_pickle`.
 
     Raises:
         CheckpointError: the file is missing, damaged, hostile, too large for what it says, or refers to names that no

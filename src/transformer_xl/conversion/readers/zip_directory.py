@@ -30,13 +30,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")  # signature, ..., lengths (2)
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of bytes with a name.
-
-    Attributes:
-        offset: of its first byte in the file.
-        size: bytes.
-        crc: CRC-32 of them.
-    """
+    """A run of bytes with a name; `crc` is their CRC-32."""
 
     offset: int
     size: int
@@ -44,16 +38,9 @@ class Entry:
 
 
 def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
-    """Read where the entries of a zip file lie.
+    """Return where the entries of a zip file of `size` bytes lie, by name; they do not overlap and lie within the file.
 
-    Args:
-        path: of the file, for messages.
-        file: the open file.
-        size: of the file (bytes).
-
-    Returns:
-        The entries by name; they do not overlap and lie within the file. Names are relative and never lead upwards, and
-        nothing makes files of them anyway.
+    Names are relative and never lead upwards, and nothing makes files of them anyway.
 
     Raises:
         CheckpointError: the directory is damaged or hostile: too large, compressed or encrypted entries, unsafe names, names
