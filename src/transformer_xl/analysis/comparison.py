@@ -18,40 +18,24 @@ from transformer_xl.texts import Text, text_difference
 Unit = Literal["nats", "bpc"]
 
 UNITS: dict[Unit, str] = {"nats": "nats per token", "bpc": "bits per character"}
-"""What losses are given in, in words."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is compared with others; its weights need not be there.
+    """A run that is compared with others; it may have no checkpoint."""
 
-    Attributes:
-        name: short, and no other's.
-        path: of its directory.
-        config: its settings.
-        tokenizer: what its ids mean.
-    """
-
-    name: str
+    name: str  # short and unique
     path: Path
     config: RunConfig
     tokenizer: Tokenizer
 
     def open(self) -> Opened:
-        """Load its best weights onto the device that it was trained on.
-
-        Raises:
-            CheckpointError: it has no checkpoint.
-        """
+        """Load its best weights onto the device that it was trained on."""
         return open_run(self.path, device=self.config.train.device)
 
 
 def find_runs(paths: Sequence[Path]) -> list[Run]:
-    """Return runs, each once.
-
-    Raises:
-        CheckpointError: one is not the directory of a run.
-    """
+    """Return the runs in the directories, each once."""
     paths = list(dict.fromkeys(paths))
     directories = [RunDirectory(path) for path in paths]
     return [
@@ -70,12 +54,7 @@ def score(
 ) -> Score:
     """Score a text as `txl eval` does: in the precision that the device multiplies natively.
 
-    Args:
-        opened: the model.
-        text: to score.
-        reading: how.
-        per_token: keep the nats of every token.
-        on_tokens: called with the number of tokens just scored.
+    If `per_token`, the score has the nats of every token. `on_tokens` is called with the number of tokens just scored.
     """
     return evaluate(
         opened.model,
@@ -90,10 +69,10 @@ def score(
 
 
 def check_units(runs: Sequence[Run], unit: Unit, *, warn: Callable[[str], object]) -> None:
-    """Refuse losses that mean different things on one picture, and warn of those of different texts.
+    """Refuse losses that mean different things on one picture, and warn if runs read different texts.
 
     Raises:
-        ConfigError: tokens are not the same and losses are per token, or tokens leave different parts of the text out.
+        ConfigError: tokens differ, and losses are per token or tokens leave parts of the text out.
     """
     first, *others = runs
     for run in others:
@@ -117,7 +96,7 @@ def check_units(runs: Sequence[Run], unit: Unit, *, warn: Callable[[str], object
 
 
 def check_validations(runs: Sequence[Run], *, warn: Callable[[str], object]) -> None:
-    """Warn of validations that read unlike parts of a text, so that their curves are not comparable."""
+    """Warn if validations read different parts of a text, because then their curves cannot be compared."""
     read = {run.config.eval.max_tokens: run for run in runs}
     if len(read) > 1:
         sizes = (f"'{run.name}' {'the whole split' if n is None else f'{n:,} tokens at most'}" for n, run in read.items())
@@ -125,12 +104,9 @@ def check_validations(runs: Sequence[Run], *, warn: Callable[[str], object]) -> 
 
 
 def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, from_file: bool = False) -> None:
-    """Refuse models whose losses cannot be compared token by token: of other tokens, or of other texts.
+    """Refuse models whose losses cannot be compared token by token, because tokens or texts differ.
 
-    Args:
-        opened: by name.
-        corpus: that all of them read instead of their own.
-        from_file: all of them read a file instead.
+    All may read another `corpus` than their own, or a file.
 
     Raises:
         ConfigError: the first difference.
@@ -159,7 +135,7 @@ def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, 
 
 
 def _vocabulary_difference(mine: Tokenizer, theirs: Tokenizer) -> tuple[str, str] | None:
-    """Return what two tokenizers have that differs, in words."""
+    """Return the first difference of two tokenizers: what each has, in words."""
     if mine.fingerprint == theirs.fingerprint:
         return None
     sizes = [f"{each.vocab_size:,} tokens ({each.kind})" for each in (mine, theirs)]

@@ -1,8 +1,7 @@
 """Attention length at evaluation: how a run can be read with more or less of the text before each segment.
 
-A Transformer-XL with recurrence has a memory of that length; without, so many tokens before each segment are read again with
-it. A vanilla model tells only `max_len` positions apart, so what it reads again makes its segments shorter. An LSTM has no
-length.
+With recurrence, the length is that of the memory. Without, it is the number of tokens before each segment that are read again.
+A vanilla model tells only `max_len` positions apart, so what it reads again makes its segments shorter. An LSTM has no length.
 """
 
 from collections.abc import Sequence
@@ -12,20 +11,17 @@ from fractions import Fraction
 from transformer_xl.config import RunConfig
 from transformer_xl.reading.how import Reading
 
-MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))
-"""Of the length in training, that an ablation scores."""
-
-_SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))
-"""Of a vanilla model's positions."""
+MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the length in training, that an ablation scores
+_SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))  # of a vanilla model's positions
 
 
 def has_length(config: RunConfig) -> bool:
-    """Say whether a run can be read with more or less of the text; a state holds all of it, or nothing."""
+    """Say whether a run can be read with more or less of the text; an LSTM's state holds all of it or nothing."""
     return config.model.remembers != "state"
 
 
 def trained_length(config: RunConfig) -> int:
-    """Return the length that a run was trained with: its memory, or where it has none its segment."""
+    """Return the length that a run was trained with: that of its memory, or of its segments if it has none."""
     return config.model.mem_len or config.train.tgt_len
 
 
@@ -42,12 +38,9 @@ def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> 
 
 
 def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: bool = False) -> list[Reading]:
-    """Return how a run is read with each length that its kind of model can have, in order of length.
+    """Return how a run is read with each of `lengths` that its kind of model can have, in order; None: around the trained one.
 
-    Args:
-        config: of the run, resolved.
-        lengths: wanted; None: those around the trained one.
-        exact: read a vanilla model one position at a time, too, which takes as many times longer as it has positions.
+    If `exact`, a vanilla model is also read one position at a time. That takes as many times longer as it has positions.
     """
     if not has_length(config):
         return []

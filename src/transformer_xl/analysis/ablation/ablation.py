@@ -1,9 +1,9 @@
-"""The directory of an ablation: its plan, which never changes, its runs and their results. Several processes share it.
+"""The directory of an ablation: plan, runs and results. The plan never changes, and several processes share the directory.
 
 runs/ablate-quickstart/
 ablation.json            the plan: variants with all their settings, budget, seeds
 pace.json                seconds of a step of each variant, if the budget is time
-results/RUN.json         parameters, steps, time and scores of a run that is finished
+results/RUN.json         parameters, steps, time and scores of a finished run
 VARIANT-seedN/           an ordinary run
 table.md  curves.png  lengths.png
 """
@@ -28,18 +28,13 @@ class _TakenError(Exception):
 
 
 class Ablation:
-    """An ablation in a directory.
-
-    Args:
-        directory: where it lies.
-        plan: of it.
-    """
+    """An ablation in a directory."""
 
     def __init__(self, directory: Path, plan: AblationPlan) -> None:
         self.directory, self.plan = directory, plan
 
     def begin(self) -> None:
-        """Store the plan, unless it is stored already; with more seeds it is the same plan with more to do.
+        """Store the plan, unless it is stored already. A plan with more seeds replaces it, and has more to do.
 
         Raises:
             CheckpointError: the directory holds another ablation or something else, or cannot be written.
@@ -53,16 +48,12 @@ class Ablation:
                     replace_file(self.directory / PLAN_FILE, _json(self.plan.as_dict()))
 
     def check_directory(self) -> None:
-        """Refuse a directory in which this ablation can neither begin nor go on; nothing is written.
-
-        Raises:
-            CheckpointError: the directory holds another ablation or something else, or cannot be read.
-        """
+        """Refuse, as `begin` does, a directory in which this ablation can neither begin nor go on; write nothing."""
         with _writing(self.directory):
             self._stored()
 
     def _stored(self) -> AblationPlan | None:
-        """Return the plan that the directory holds, this one with as many seeds or fewer; None: nothing is there."""
+        """Return the plan that the directory holds, which may have other seeds; None if there is none."""
         path = self.directory
         if not (path / PLAN_FILE).exists():
             if path.exists() and {entry.name for entry in path.iterdir()} - {LOCK_FILE, RESULTS}:
@@ -79,11 +70,7 @@ class Ablation:
 
     @classmethod
     def open(cls, directory: Path) -> "Ablation":
-        """Open an ablation that was begun.
-
-        Raises:
-            CheckpointError: there is none, or its plan is damaged.
-        """
+        """Open an ablation that was begun; a `CheckpointError` says if there is none, or if its plan is damaged."""
         path = directory / PLAN_FILE
         try:
             return cls(directory, AblationPlan.from_dict(json.loads(path.read_text(encoding="utf-8"))))
@@ -98,7 +85,7 @@ class Ablation:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the directory holds this plan, perhaps with another number of seeds."""
+        """True if the directory holds this plan, perhaps with another number of seeds."""
         try:
             stored = Ablation.open(self.directory).plan
         except CheckpointError:
@@ -106,11 +93,7 @@ class Ablation:
         return not replace(stored, seeds=self.plan.seeds).difference(self.plan)
 
     def paces(self) -> dict[str, Pace]:
-        """Return the measured time of a step by variant; empty before it is measured.
-
-        Raises:
-            CheckpointError: what is stored is damaged.
-        """
+        """Return the measured time of a step by variant; empty before it is measured."""
         path = self.directory / PACE_FILE
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
@@ -121,12 +104,12 @@ class Ablation:
             raise CheckpointError(f"'{path}' is damaged ({error}); restore it, or choose another --out") from None
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
-        """Store measured times, from then on for good."""
+        """Store measured times."""
         with _writing(self.directory):
             replace_file(self.directory / PACE_FILE, _json({name: asdict(pace) for name, pace in paces.items()}))
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
-        """Return the result of a run that is trained; None: there is none yet."""
+        """Return the result of a trained run; None: there is none yet."""
         try:
             return json.loads(self.result_path(trial).read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -145,7 +128,7 @@ class Ablation:
 
     @contextmanager
     def claimed(self, trial: Trial) -> Iterator[bool]:
-        """Keep other processes from a run until the block ends; yields False if another has it."""
+        """Keep other processes from a run inside the block; yields False if another process has it."""
 
         def give_up() -> None:
             raise _TakenError

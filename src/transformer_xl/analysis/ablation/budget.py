@@ -1,8 +1,7 @@
-"""What a budget comes to: the steps that a run is given, and how long a step takes.
+"""The steps that a budget gives a run, and how long a step takes.
 
-Steps of several runs are timed in turn, so that what else the machine does falls on all of them. The time of a step is the
-shortest seen, because other programs only ever add to it. Where one thread computes, it is the time that this thread had the
-processor.
+Steps of several runs are timed in turn, so that other work on the machine slows all of them. The time of a step is the shortest
+seen, because other programs only add to it. If one thread computes, only its own processor time counts.
 """
 
 import time
@@ -22,15 +21,9 @@ from transformer_xl.training.starting import begin
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 
-ROUNDS = 5
-"""How often each run gets its turn."""
-
-_SECONDS = 0.5
-"""A turn is about so long …"""
-
-_MOST_STEPS = 10
-"""… and never more steps than these."""
-
+ROUNDS = 5  # how often each run gets its turn
+_SECONDS = 0.5  # about as long as a turn
+_MOST_STEPS = 10  # of a turn
 _LONG = 1_000_000
 _PLACES = 16
 _NO_BUDGET = {"max_steps": None, "max_tokens": None, "max_epochs": None, "max_minutes": None}
@@ -38,15 +31,10 @@ _NO_BUDGET = {"max_steps": None, "max_tokens": None, "max_epochs": None, "max_mi
 
 @dataclass
 class Pace:
-    """The time of a step of one run.
+    """The time of a step of one run, as a mean over training if steps take longer at some times of it."""
 
-    Attributes:
-        seconds: shortest seen; where steps take longer at some times of training than at others, the mean of these.
-        median: of all that were seen, which tells how much else the machine had to do.
-    """
-
-    seconds: float
-    median: float
+    seconds: float  # shortest seen
+    median: float  # of all seen, which shows how much else the machine had to do
 
 
 def measure_paces(
@@ -56,17 +44,7 @@ def measure_paces(
     rounds: int = ROUNDS,
     report: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Pace]:
-    """Measure the time of a training step of several runs in turn.
-
-    Args:
-        configs: by name.
-        corpora: of each, prepared.
-        rounds: how often each gets its turn.
-        report: called with the name of each whose turn it is.
-
-    Returns:
-        The time of a step of each.
-    """
+    """Measure the time of a training step of several runs in turn; `report` is called with the name of each at its turn."""
     seen: dict[str, dict[float, list[float]]] = {name: {} for name in configs}
     for _ in range(rounds):
         for name, config in configs.items():
@@ -79,12 +57,9 @@ def measure_paces(
 
 
 def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunConfig:
-    """Return the settings of a run: the variant's, with budget, seed and validations of the plan.
+    """Return the settings of a run: the variant's, with the plan's budget, seed and validations.
 
-    Args:
-        plan: of the ablation.
-        trial: the run.
-        paces: time of a step of each variant whose budget is time.
+    `paces` has each variant whose budget is time.
     """
     config, name = trial.variant.config, trial.variant.name
     changes: dict[str, Any] = {"seed": trial.seed, "sample_tokens": 0}
@@ -105,7 +80,7 @@ def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunCon
 
 
 def steps_of(config: RunConfig) -> int | None:
-    """Return how many steps a budget is; None: only the text can tell."""
+    """Return how many steps a budget is; None if that depends on the text."""
     train = config.train
     steps = [train.max_steps] if train.max_steps else []
     steps += [-(-train.max_tokens // (train.batch_size * train.tgt_len * train.tbptt_segments))] if train.max_tokens else []
@@ -113,11 +88,7 @@ def steps_of(config: RunConfig) -> int | None:
 
 
 def steps_in(minutes: float, pace: float) -> int:
-    """Return how many steps fit into so many minutes, one at least.
-
-    Args:
-        minutes: to fill.
-        pace: seconds of a step.
+    """Return how many steps of `pace` seconds fit into so many minutes, one at least.
 
     Example:
         >>> steps_in(2, 0.5), steps_in(0.001, 1.0)
@@ -132,7 +103,7 @@ def n_parameters(config: RunConfig, vocab_size: int) -> int:
 
 
 def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list[float]]) -> None:
-    """Time as many steps as a turn has, and add their seconds by their place in the training."""
+    """Time the steps of a turn, and add their seconds by their place in the training."""
     places = _places(config)
     trainer = _trainer(config, corpus)
     trainer.step = round(places[0] * _LONG)
@@ -152,7 +123,7 @@ def _timed_step(trainer: Trainer) -> float:
 
 
 def _places(config: RunConfig) -> list[float]:
-    """Return at which shares of the training steps are timed: several where they take longer at some than at others."""
+    """Return the shares of the training at which steps are timed: several if steps do not always take as long."""
     n = config.model.n_phase
     if config.train.tgt_len_start or config.train.varlen:
         n = max(n, _PLACES)
@@ -160,7 +131,7 @@ def _places(config: RunConfig) -> list[float]:
 
 
 def _trainer(config: RunConfig, corpus: PreparedCorpus) -> Trainer:
-    """Return what trains the run, with a budget that only says how far it is."""
+    """Return what trains the run, with a budget that no turn uses up."""
     endless = RunConfig(**merge(config.model_dump(), {"train": _NO_BUDGET | {"max_steps": _LONG}}))
     start = begin(endless, corpus, World())
     own = {"train": start.config.train, "optim": start.config.optim}

@@ -18,7 +18,7 @@ CURVES, LENGTHS = "curves.png", "lengths.png"
 
 
 def draw_lengths(ablation: Ablation) -> Path | None:
-    """Draw loss against attention length, one line a variant; None if there is nothing to draw, or nothing to compare."""
+    """Draw loss against attention length, one line for each variant; None if there is nothing to draw or compare."""
     path, unit = _cleared(ablation, LENGTHS), _unit(ablation, tokens=ablation.plan.tokens)
     if unit is None:
         return None
@@ -46,7 +46,7 @@ def draw_lengths(ablation: Ablation) -> Path | None:
 
 
 def draw_curves(ablation: Ablation) -> Path | None:
-    """Draw validation loss against training time and against tokens; None if nothing was validated or can be compared."""
+    """Draw validation loss against training time and tokens; None if there is nothing to draw or compare."""
     path, unit = _cleared(ablation, CURVES), _unit(ablation, tokens=None)
     if unit is None:
         return None
@@ -82,10 +82,10 @@ def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
 
 
 def _styled(ablation: Ablation) -> list[tuple[Variant, dict[str, Any]]]:
-    """Return variants and their styles; lines of variants that are alike in one respect look alike in it.
+    """Return variants and their styles.
 
-    Color and marker say recipe and attention; markers are open and lines thin without recurrence; lines are dashed where
-    half of the tokens are learned from.
+    Color and marker show recipe and attention. Without recurrence, markers are open and lines thin. Lines are dashed if a run
+    learns from half of the tokens.
     """
     variants = ablation.plan.variants
     kinds = list(dict.fromkeys((variant.recipe, variant.labels.get("attention")) for variant in variants))
@@ -110,14 +110,14 @@ def _unit(ablation: Ablation, *, tokens: int | None) -> Unit | None:
 
 
 def _cleared(ablation: Ablation, name: str) -> Path:
-    """Return where a picture goes, without one that was drawn when there was less to compare."""
+    """Return where a picture goes, after removing an older one, which may compare less."""
     path = ablation.directory / name
     path.unlink(missing_ok=True)
     return path
 
 
 def _by_length(result: dict[str, Any], unit: Unit) -> dict[int, float]:
-    """Return the losses by length; of readings that differ only in how segments are cut, one."""
+    """Return the losses by length, one even if several readings have it."""
     return {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
 
 

@@ -23,29 +23,17 @@ _NO_RECURRENCE = ("model.mem_len=0", "model.same_length=false", "eval.mem_len=0"
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the models that are compared.
-
-    Attributes:
-        name: of its runs.
-        recipe: that it is made of.
-        labels: what it is on each axis that its kind of model has.
-        config: its settings; budget and seed are those of the recipe.
-    """
+    """One of the models that are compared."""
 
     name: str
     recipe: str
-    labels: dict[str, str]
-    config: RunConfig
+    labels: dict[str, str]  # its value on each axis that its kind of model has
+    config: RunConfig  # with budget and seed of the recipe
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of an ablation: a variant, trained once.
-
-    Attributes:
-        variant: what is trained.
-        seed: of weights and dropout.
-    """
+    """One run of an ablation: a variant, trained once."""
 
     variant: Variant
     seed: int
@@ -58,27 +46,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class AblationPlan:
-    """What is compared, and how; frozen when an ablation begins.
-
-    Attributes:
-        variants: that are compared.
-        seeds: each is trained with so many: the recipe's, and those that follow.
-        steps: budget of each run; None: another.
-        minutes: budget of training time, turned into steps by the pace of each variant; None: another, or the recipe's own.
-        validations: so many in each run, for its curve; None: as the recipe says.
-        lengths: attention lengths to score; None: those around the trained one.
-        exact: score vanilla models one position at a time, too.
-        tokens: at most so many of the split are scored; None: all.
-    """
+    """What is compared, and how; frozen when an ablation begins. Without `steps` and `minutes`, budgets are the recipes'."""
 
     variants: tuple[Variant, ...]
-    seeds: int = 1
-    steps: int | None = None
-    minutes: float | None = None
-    validations: int | None = None
-    lengths: tuple[int, ...] | None = None
-    exact: bool = False
-    tokens: int | None = None
+    seeds: int = 1  # for each variant: the recipe's, and those that follow
+    steps: int | None = None  # budget of each run
+    minutes: float | None = None  # budget of each run in training time, turned into steps by the pace of its variant
+    validations: int | None = None  # in each run, for its curve; None: as the recipe says
+    lengths: tuple[int, ...] | None = None  # attention lengths to score; None: those around the trained one
+    exact: bool = False  # score vanilla models one position at a time, too
+    tokens: int | None = None  # of the split that are scored, at most; None: all
 
     @property
     def trials(self) -> list[Trial]:
@@ -91,25 +68,25 @@ class AblationPlan:
         return [variant for variant in self.variants if self.minutes_of(variant)]
 
     def minutes_of(self, variant: Variant) -> float | None:
-        """Return the training time that a variant is given; None: its budget is another."""
+        """Return the training time of a variant; None: its budget is not time."""
         if self.steps:
             return None
         return self.minutes or variant.config.train.max_minutes
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the plan as JSON values."""
         variants = [vars(variant) | {"config": variant.config.model_dump(mode="json")} for variant in self.variants]
         return vars(self) | {"variants": variants, "lengths": None if self.lengths is None else list(self.lengths)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "AblationPlan":
-        """Rebuild it from JSON values."""
+        """Return the plan that `as_dict` took."""
         variants = tuple(Variant(**{**entry, "config": RunConfig(**entry["config"])}) for entry in values["variants"])
         lengths = values["lengths"]
         return cls(**{**values, "variants": variants, "lengths": None if lengths is None else tuple(lengths)})
 
     def difference(self, other: "AblationPlan") -> str | None:
-        """Return in what another plan differs first, as `what (its value) is not that (own value)`; None: in nothing."""
+        """Return the first difference of another plan in words; None if there is none."""
         for name in ("seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"):
             own, its = getattr(self, name), getattr(other, name)
             if own != its:
@@ -132,15 +109,9 @@ def make_variants(
     overrides: Sequence[str] = (),
     corpus: str | None = None,
 ) -> tuple[Variant, ...]:
-    """Return all combinations, the recipe's own first where an axis is not given by the caller.
+    """Return all combinations; on an axis that is not given, the recipe's own value comes first.
 
-    Args:
-        recipes: names or TOML files.
-        recurrence: yes, no; models of other kinds than transformer_xl are taken as they are.
-        attention: kinds of it; the same holds.
-        loss: full, half.
-        overrides: `section.key=value` laid over all recipes.
-        corpus: name, file, directory or glob instead of the recipes' own.
+    Models of other kinds than transformer_xl have no `recurrence` and `attention` to vary, so they are taken as they are.
 
     Raises:
         ConfigError: an unknown recipe, settings that cannot work, two recipes of one name, or an axis that none of them has.
@@ -191,7 +162,7 @@ def _of_recipe(
 
 
 def _check_axes(variants: Collection[Variant], asked: dict[str, Sequence[str] | None]) -> None:
-    """Refuse what is asked of none of the recipes, rather than compare something else."""
+    """Refuse an axis that none of the recipes has, rather than compare something else."""
     missing = [f"--{axis}" for axis, values in asked.items() if values and not any(axis in own.labels for own in variants)]
     if missing:
         kinds = {own.recipe: own.config.model.kind for own in variants}
@@ -203,7 +174,7 @@ def _check_axes(variants: Collection[Variant], asked: dict[str, Sequence[str] | 
 
 
 def labels_of(config: RunConfig) -> dict[str, str]:
-    """Return where a run stands on each axis that its kind of model has."""
+    """Return a run's value on each axis that its kind of model has."""
     labels = {}
     if config.model.remembers == "positions":
         labels["recurrence"] = "yes" if config.model.mem_len else "no"
@@ -235,7 +206,7 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
 
 
 def differences(one: RunConfig, other: RunConfig) -> list[tuple[str, Any, Any]]:
-    """Return the settings in which two runs differ, as `section.key` with both values; where the text lies is none."""
+    """Return the settings in which two runs differ, as `section.key` with both values, except where the text lies."""
     found = []
     for section in ("model", "tokenizer", "data", "optim", "train", "eval"):
         first, second = (config.model_dump(mode="json")[section] for config in (one, other))

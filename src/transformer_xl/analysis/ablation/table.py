@@ -1,4 +1,4 @@
-"""What an ablation will take, and its outcome, as tables: on a screen, in Markdown, as JSON."""
+"""Forecast and outcome of an ablation as tables: on a screen, in Markdown, as JSON."""
 
 import math
 import statistics
@@ -15,23 +15,15 @@ from transformer_xl.texts import text_difference
 Unit = Literal["loss", "bpc"]
 
 UNITS: dict[Unit, str] = {"bpc": "bits per character", "loss": "nats per token"}
-"""What runs can be compared in, in words."""
-
 _OF_CHARACTERS = ("byte", "char", "bpe")
 
 
 @dataclass(frozen=True)
 class Mean:
-    """A figure of several runs.
-
-    Attributes:
-        mean: of them.
-        deviation: standard deviation between them; None if there is one.
-        n: how many.
-    """
+    """The mean of a figure over several runs."""
 
     mean: float
-    deviation: float | None
+    deviation: float | None  # standard deviation between runs; None for one run
     n: int
 
     @classmethod
@@ -48,69 +40,40 @@ class Mean:
 
 @dataclass(frozen=True)
 class Row:
-    """One variant.
-
-    Attributes:
-        variant: its name.
-        labels: what it is on each axis.
-        failed: runs that failed.
-        parameters: of the model; None while nothing is known.
-        more_parameters: than the first variant has, as a share of these.
-        steps: of a run.
-        tokens: read in it.
-        seconds: of training that it took.
-        loss: nats per token, read as `txl eval` reads.
-        bpc: bits per character of the same.
-        ppl: perplexity of the same.
-        best_length: the attention length with the least loss, of those that were scored.
-        best_loss: nats per token there.
-        best_bpc: bits per character there.
-        difference: of its loss and the first variant's, in nats per token; of bits per character where tokens are not the same.
-        difference_error: standard error of it; None with one seed.
-    """
+    """One variant. What is not known yet is None."""
 
     variant: str
     labels: dict[str, str]
-    failed: int = 0
+    failed: int = 0  # runs that failed
     parameters: int | None = None
-    more_parameters: float | None = None
-    steps: float | None = None
+    more_parameters: float | None = None  # than the first variant, as a share of its parameters
+    steps: float | None = None  # of a run, as are tokens and seconds
     tokens: float | None = None
     seconds: float | None = None
-    loss: Mean | None = None
+    loss: Mean | None = None  # nats per token, read as `txl eval` reads
     bpc: Mean | None = None
     ppl: float | None = None
-    best_length: int | None = None
+    best_length: int | None = None  # the scored attention length with the least loss
     best_loss: Mean | None = None
     best_bpc: Mean | None = None
-    difference: float | None = None
-    difference_error: float | None = None
+    difference: float | None = None  # from the first variant, in the table's `compared` unit
+    difference_error: float | None = None  # standard error; None with one seed
 
 
 @dataclass(frozen=True)
 class Table:
-    """The outcome of an ablation.
-
-    Attributes:
-        rows: one for each variant.
-        text: what was scored.
-        unit: `bpc` or `ppl`, whichever people give for such tokens.
-        compared: in which unit differences are; None: nothing can be compared.
-        why_not: why nothing can; empty if something can.
-        n_run: runs of the plan.
-        n_done: of them done.
-    """
+    """The outcome of an ablation."""
 
     rows: list[Row]
-    text: str
-    unit: str
-    compared: Unit | None
-    why_not: str
+    text: str  # what was scored
+    unit: str  # bpc or ppl, whichever people give for such tokens
+    compared: Unit | None  # unit of the differences; None: nothing can be compared
+    why_not: str  # empty if something can be compared
     n_run: int
     n_done: int
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the table as JSON values."""
         return asdict(self)
 
 
@@ -175,15 +138,9 @@ def _beside(row: Row, first: Row, compared: str | None) -> Row:
 
 
 def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]], *, tokens: int | None) -> tuple[Unit | None, str]:
-    """Return the unit in which runs can be compared: per token, or where tokens are not the same, per character.
+    """Return the unit in which runs can be compared, or None and the reason as a clause.
 
-    Args:
-        plan: of the ablation.
-        results: of the runs that were scored.
-        tokens: only so many of a split were read; None: all, or a share of the same text.
-
-    Returns:
-        The unit, None if nothing can be compared; and then why, as a clause.
+    `tokens` of a split were read; None: all, or the same share of it.
     """
     first, *others = (variant.config.data for variant in plan.variants)
     if len({result["text"] for result in results}) > 1 or any(text_difference(first, other) for other in others):

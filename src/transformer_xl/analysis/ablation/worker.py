@@ -1,4 +1,4 @@
-"""Train and score what an ablation has left to do; several processes share it, and none repeats what another has done."""
+"""Train and score what an ablation has left to do. Several processes share it, and none repeats another's work."""
 
 import math
 from functools import cached_property
@@ -30,19 +30,14 @@ class Scored(TypedDict):
 
 
 class Worker:
-    """Does what an ablation has left to do, for one process.
-
-    Args:
-        ablation: to go on with.
-        quiet: show nothing but warnings.
-    """
+    """Does what an ablation has left to do, in one process; `quiet` leaves only warnings."""
 
     def __init__(self, ablation: Ablation, *, quiet: bool = False) -> None:
         self.ablation, self.quiet = ablation, quiet
         self._corpora: dict[str, PreparedCorpus] = {}
 
     def corpus(self, variant: Variant) -> PreparedCorpus:
-        """Return the corpus of a variant, encoding it first if need be; equal ones are opened once."""
+        """Return the corpus of a variant, encoded if need be; equal ones are opened once."""
         config = variant.config
         key = config.data.model_dump_json() + config.tokenizer.model_dump_json()
         if key not in self._corpora:
@@ -50,7 +45,7 @@ class Worker:
         return self._corpora[key]
 
     def check(self) -> None:
-        """Prepare the texts of all runs that are left, and check the settings of new ones, before others take hours.
+        """Prepare the texts of all runs that are left, and check the settings of new ones, before any run takes hours.
 
         Raises:
             TxlError: what a run would fail at, with the name of its variant.
@@ -81,13 +76,9 @@ class Worker:
         return stored
 
     def forecast(self, *, rounds: int | None) -> list[dict[str, Any]]:
-        """Return name, parameters, steps and expected time of each variant.
+        """Return name, parameters, steps and expected seconds of training of each variant.
 
-        Args:
-            rounds: measure the time of a step in so many turns, for now only; None: as the ablation measures it, or has done.
-
-        Returns:
-            One entry a variant; `seconds` of a run are those of training, without validation and scoring.
+        With `rounds`, the time of a step is measured in so many turns and not stored; None: as the ablation itself measures it.
         """
         ablation = self.ablation
         variants = ablation.plan.variants
@@ -105,14 +96,11 @@ class Worker:
         return rows
 
     def go_on(self) -> list[str]:
-        """Train and score whatever no other process has; a signal ends it early.
-
-        Returns:
-            The names of runs that other processes are at.
+        """Train and score whatever no other process has, and return the names of runs that others have.
 
         Raises:
             KeyboardInterrupt: a signal ended it; everything is stored.
-            TxlError: the directory cannot be read or written; of a run that fails only a note is kept, and the others go on.
+            TxlError: the directory cannot be read or written. If a run fails, that is noted, and the others go on.
         """
         plan = self.ablation.plan
         n_run, n_done = len(plan.trials), sum(map(self.is_done, plan.trials))
@@ -153,7 +141,7 @@ class Worker:
             self.ablation.save_result(trial, result | {"failed": str(error)})
 
     def _trained(self, trial: Trial, config: RunConfig) -> dict[str, Any]:
-        """Train a run, or go on where it was interrupted; returns what it used, and its score of the validation split."""
+        """Train a run, or go on where it was interrupted; return what it used, and its validation score."""
         path = self.ablation.path_of(trial)
         outcome = train(config, out=path, resume=True, display=_TrialDisplay(name=trial.name, quiet=self.quiet))
         if not outcome.finished:
@@ -164,7 +152,7 @@ class Worker:
         return used | {"validation": valid, "scores": []}
 
     def _score(self, trial: Trial, result: dict[str, Any]) -> None:
-        """Score a trained run with its own reading and with other attention lengths; each is stored when it is known."""
+        """Score a trained run with its own and other attention lengths; each score is stored at once."""
         plan, path = self.ablation.plan, self.ablation.path_of(trial)
         config = RunDirectory(path).config()
         wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths, exact=plan.exact)]))
@@ -188,7 +176,7 @@ class Worker:
         self._say(f"{trial.name}: {figures} on {result['text']}")
 
     def _measured(self, variants: list[Variant], *, rounds: int) -> dict[str, Pace]:
-        """Measure the time of a step of variants in turn, if there are any; no thread draws a bar meanwhile."""
+        """Measure the time of a step of variants in turn, if there are any. No thread draws a bar meanwhile."""
         if not variants:
             return {}
         self._say("measuring the time of a step of each variant, in turn")
@@ -207,13 +195,13 @@ class Worker:
 
 
 class _TrialDisplay(Display):
-    """One of many runs: a bar with its name; where there is no terminal a line for each fifth of it."""
+    """One of many runs: a bar with its name, or, without a terminal, a line for each fifth of it."""
 
     _LINES = 5
     _shown = 0
 
     def say(self, text: str) -> None:
-        """Say nothing: how it ended is said by whoever scores it."""
+        """Say nothing, because the worker says how a run ended."""
 
     def show(self, text: str, *, title: str) -> None:
         """Show no samples."""
@@ -227,5 +215,5 @@ class _TrialDisplay(Display):
 
 
 def _as_dict(reading: Reading) -> dict[str, int]:
-    """Return what readings of one run differ in."""
+    """Return the numbers in which readings of one run differ."""
     return {name: getattr(reading, name) for name in ("length", "tgt_len", "mem_len", "ext_len", "batch_size")}

@@ -1,11 +1,10 @@
 """Where each head looks: the attention weights of a segment, in detail for some tokens, and by distance for all.
 
-The model reads the segment as always; what enters each attention block is seen on the way, and the block says what weights it
-makes of it. No weights of two layers are held at once.
+The model reads the segment as always. Hooks see what enters each attention block, and the block computes its weights from it.
+Weights of only one layer are held at a time.
 
-A page has room for the details of some segments only: the first ones, and then those with the highest score, such as what
-memory gained them. A segment is looked at when it is read, because its memory is there then, and dropped if later ones score
-higher.
+A page has room for the details of some segments: the first ones, and then those with the highest score. A segment is looked at
+when it is read, because its memory is there then, and dropped if later ones score higher.
 
 Shapes: B rows, T tokens read, S = memory + T keys, L layers, N heads, K keys kept, D distances.
 """
@@ -26,24 +25,13 @@ from transformer_xl.model.memory import Mems
 Visit = Callable[[int, Tensor], None]
 """Called with a layer and its weights (B, N, T, S) in fp32."""
 
-BYTES = 8 << 20
-"""What details may take, before they are compressed."""
-
-KEYS = 8
-"""Keys of each head."""
-
+BYTES = 8 << 20  # for details, before they are compressed
+KEYS = 8  # kept of each head
 _BEGINNING = 0.25  # share of the room that is for the beginning of the text
 
 
 def visit_attention(model: LanguageModel, ids: Tensor, mems: Mems | None, visit: Visit) -> None:
-    """Read a segment and hand over the attention weights of one layer after another, so that no two are held at once.
-
-    Args:
-        model: one whose layers attend, in evaluation mode.
-        ids: int64 (B, T).
-        mems: the memory before the segment.
-        visit: takes a layer's weights.
-    """
+    """Read a segment with a model whose layers attend, and hand the attention weights of each layer to `visit` in turn."""
 
     def watcher(layer: int) -> Callable[..., None]:
         def watch(block: AttentionBlock, arguments: tuple[Tensor, ...], told: dict[str, Any]) -> None:
@@ -63,19 +51,12 @@ def visit_attention(model: LanguageModel, ids: Tensor, mems: Mems | None, visit:
 
 @dataclass(frozen=True)
 class Details:
-    """What is kept of the attention.
+    """What is kept of the attention."""
 
-    Attributes:
-        places: int64 (n,), the tokens in order whose prediction is shown.
-        distances: int64 (n, L·N, K), from the query (the token before) back to the keys, the heaviest first.
-        weights: float32 (n, L·N, K), of these keys.
-        memory: float32 (n, L·N), share of each head's attention that falls on memory.
-    """
-
-    places: np.ndarray
-    distances: np.ndarray
-    weights: np.ndarray
-    memory: np.ndarray
+    places: np.ndarray  # int64 (n,), the tokens in order whose prediction is shown
+    distances: np.ndarray  # int64 (n, L·N, K), from the query (the token before) back to the keys, the heaviest first
+    weights: np.ndarray  # float32 (n, L·N, K), of these keys
+    memory: np.ndarray  # float32 (n, L·N), share of each head's attention that falls on memory
 
 
 @dataclass(order=True)
@@ -86,11 +67,7 @@ class _Kept:
 
 
 class Looks:
-    """The heaviest keys of one segment, gathered layer by layer.
-
-    Args:
-        tgt_len: T, queries at the end of the keys that count.
-    """
+    """The heaviest keys of the last `tgt_len` queries of a segment, gathered layer by layer."""
 
     def __init__(self, tgt_len: int) -> None:
         self.tgt_len = tgt_len
@@ -99,7 +76,7 @@ class Looks:
         self._memory: list[np.ndarray] = []
 
     def add(self, weight_NTS: Tensor, *, n_memory: int) -> None:
-        """Take the weights of the next layer, in which the first `n_memory` keys are memory."""
+        """Add the weights of the next layer; the first `n_memory` keys are memory."""
         S = weight_NTS.shape[-1]
         weight, key = weight_NTS.topk(min(KEYS, S), dim=-1)
         own_T1 = torch.arange(S - self.tgt_len, S, device=key.device).unsqueeze(1)
@@ -118,14 +95,7 @@ class Looks:
 
 
 class Shelf:
-    """Room for the details of so many segments.
-
-    Args:
-        n_segment: of the text.
-        tgt_len: T.
-        n_head: L·N, heads of all layers.
-        n_bytes: room, in bytes of the page before it is compressed.
-    """
+    """Room for the details of some segments of a text: `n_bytes` before compression. `n_head` counts heads of all layers."""
 
     def __init__(self, n_segment: int, tgt_len: int, n_head: int, *, n_bytes: int = BYTES) -> None:
         room = max(2, n_bytes // (tgt_len * n_head * (3 * KEYS + 1)))
@@ -161,38 +131,24 @@ class Shelf:
 
 @dataclass(frozen=True)
 class DistanceBins:
-    """Attention mass by distance, in bins that grow with it.
+    """Attention by distance, in bins that grow with it: means over queries."""
 
-    Attributes:
-        edges: int64 (bins + 1,), bin i has the distances edges[i] … edges[i + 1] - 1.
-        mass: float64 (L, N, bins), share of its attention that a query gives to keys of those distances.
-        in_memory: the same, of keys in memory only.
-        memory_share: float64 (L, N), share of its attention that a query gives to memory.
-        queries: number of queries that this is the mean of.
-    """
-
-    edges: np.ndarray
-    mass: np.ndarray
-    in_memory: np.ndarray
-    memory_share: np.ndarray
-    queries: int
+    edges: np.ndarray  # int64 (bins + 1,): bin i has the distances edges[i] … edges[i + 1] - 1
+    mass: np.ndarray  # float64 (L, N, bins), share of attention that goes to these distances
+    in_memory: np.ndarray  # the same, for keys in memory only
+    memory_share: np.ndarray  # float64 (L, N), share of attention that goes to memory
+    queries: int  # over how many the means are
 
     @property
     def per_distance(self) -> np.ndarray:
-        """Mean mass of a single distance of each bin, float64 (L, N, bins): wide bins hold more, and are not looked at more."""
+        """Mean mass of a single distance of each bin (L, N, bins), so that a wide bin does not seem to be looked at more."""
         return self.mass / np.diff(self.edges)
 
 
 class Distances:
     """Adds up attention by distance, segment by segment.
 
-    A distance is the number of positions from a query back to a key, 0 for its own. Memory lies beyond the border of the
-    segment, which is nearer to the segment's first tokens than to its last.
-
-    Args:
-        n_layer: L.
-        n_head: N.
-        n_distance: D, the longest distance that occurs and one more.
+    A distance is the number of positions from a query back to a key, 0 for its own; `n_distance` is the longest plus one.
     """
 
     def __init__(self, n_layer: int, n_head: int, n_distance: int) -> None:
@@ -201,13 +157,7 @@ class Distances:
         self._queries = 0
 
     def add(self, layer: int, weight_NTS: Tensor, *, n_memory: int) -> None:
-        """Add one segment's attention in one layer.
-
-        Args:
-            layer: which.
-            weight_NTS: of the queries of the segment, which are the last T positions of the keys.
-            n_memory: how many of the first keys are memory.
-        """
+        """Add a segment's attention in one layer. Queries are the last T keys; the first `n_memory` keys are memory."""
         T, S = weight_NTS.shape[1:]
         own_T1 = torch.arange(S - T, S).unsqueeze(1)
         distance_TS = (own_T1 - torch.arange(S)).clamp(min=0)  # later keys have weight 0
@@ -227,7 +177,7 @@ class Distances:
 
 
 def bin_edges(n_distance: int, *, growth: float = 1.12) -> np.ndarray:
-    """Return borders of bins for distances from 0 on, single ones first, then each bin wider than the one before.
+    """Return borders of bins for distances from 0 on: single ones first, then each bin wider than the one before.
 
     Example:
         >>> bin_edges(30, growth=1.5).tolist()

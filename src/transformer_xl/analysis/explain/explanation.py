@@ -1,4 +1,4 @@
-"""A text explained: facts, the passages that gain most from memory, and totals, from which page and pictures are made."""
+"""A text explained by facts, totals and the passages that gain most from memory; page and pictures show them."""
 
 import math
 from collections.abc import Callable
@@ -16,64 +16,43 @@ from transformer_xl.model.precision import Precision
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.how import Reading
 
-_LONGEST = 64
-"""Tokens of a passage, at most."""
+_LONGEST = 64  # tokens of a passage
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A few tokens in a row.
+    """A few tokens in a row."""
 
-    Attributes:
-        begin: place of its first token in the text.
-        end: place after its last one.
-        score: what memory saved on them, in nats; without memory, how surprising they are.
-        best: place of the token that this is most due to.
-    """
-
-    begin: int
-    end: int
-    score: float
-    best: int
+    begin: int  # place of the first token in the text
+    end: int  # place after the last one
+    score: float  # nats that memory saved on them; without memory, their nats
+    best: int  # place of the token with the largest share of the score
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a model made of a text.
+    """What a model made of a text."""
 
-    Attributes:
-        name: of the text.
-        run: of the model.
-        ids: int64 (N,), the tokens.
-        n_left_out: tokens after these that were not read.
-        tokenizer: of the ids.
-        config: of the model.
-        reading: how it was read.
-        precision: of the matrix products.
-        facts: about each token.
-        n_characters: that the predicted tokens stand for; None: as many as are shown.
-    """
-
-    name: str
-    run: str
-    ids: np.ndarray
-    n_left_out: int
+    name: str  # of the text
+    run: str  # of the model
+    ids: np.ndarray  # int64 (N,)
+    n_left_out: int  # tokens after these that were not read
     tokenizer: Tokenizer = field(repr=False)
     config: ModelConfig
     reading: Reading
     precision: str
     facts: Facts = field(repr=False)
-    n_characters: int | None = None
+    n_characters: int | None = None  # of the predicted tokens; None: as many as are shown
 
     @cached_property
     def passages(self) -> list[Passage]:
-        """Those that gain most from memory; without memory the most surprising ones."""
+        """The passages that gain most from memory; without memory, the most surprising ones."""
         gain = self.facts.gain
         return best_passages(self.facts.nats if gain is None else gain, tgt_len=self.reading.tgt_len)
 
     @cached_property
     def totals(self) -> dict[str, Any]:
-        """Sums over all predicted tokens, for JSON: loss is in nats per token, bpc in bits per character."""
+        """Sums and means over all predicted tokens, as JSON values."""
         facts, n_token = self.facts, len(self.facts.nats)
         n_characters = self.n_characters or self._n_shown()
         nats = float(facts.nats.sum(dtype=np.float64))
@@ -112,24 +91,9 @@ def explain(
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] | None = None,
 ) -> Explanation:
-    """Read a text with memory and without, and find what memory bought each token.
+    """Read at most `most` tokens of a text with memory and without, and find what memory gained each; raises as `gather`.
 
-    Args:
-        model: of any kind.
-        tokenizer: of the ids.
-        ids: integers (N,), N ≥ 2.
-        reading: how long segments and memory are.
-        name: of the text, for titles.
-        run: of the model, for titles.
-        top: tokens shown that the model found most likely.
-        most: tokens read, at most; None: all.
-        n_characters: that the predicted tokens stand for, if all are read; None: as many as are shown.
-        precision: of the matrix products.
-        on_tokens: called with the number of tokens just read.
-
-    Raises:
-        CorpusError: fewer than two tokens.
-        ConfigError: lengths that cannot work together.
+    See `Explanation` for the other arguments; `top` is the number of likeliest tokens shown.
     """
     read = ids if most is None else ids[:most]
     facts = gather(model, read, reading, top=top, precision=precision, on_tokens=on_tokens)
@@ -139,12 +103,9 @@ def explain(
 
 
 def best_passages(values: np.ndarray, *, tgt_len: int, n: int = 50) -> list[Passage]:
-    """Return the passages with the highest sums, the highest first, of those above zero.
+    """Return the `n` passages with the highest sums above zero, the highest first; none crosses a border of segments.
 
-    Args:
-        values: float (n,), of the tokens from the second of the text on.
-        tgt_len: tokens per segment; no passage reaches over a border.
-        n: passages, at most.
+    `values` begin with the second token of the text.
 
     Example:
         >>> best_passages(np.array([0.0, 1.0, 5.0, 0.0]), tgt_len=2)

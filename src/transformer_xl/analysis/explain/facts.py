@@ -1,6 +1,6 @@
-"""Facts about every token of a text: its nats with and without memory, what the model would have preferred, where it looked.
+"""Facts about every token of a text: its nats with and without memory, likelier tokens, and where the model looked.
 
-The text is read once without memory, many segments side by side, and once from beginning to end with it.
+The text is read once without memory, many segments side by side, and once in order with memory.
 """
 
 import math
@@ -27,37 +27,22 @@ from transformer_xl.reading.how import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
 
-_SAMPLED = 256
-"""Segments, evenly spaced, whose attention is averaged by distance."""
-
-_TOKENS_AT_ONCE = 2048
-"""Tokens read side by side where there is no memory."""
-
-_SCORES_AT_ONCE = 1 << 24
-"""Scores of tokens x vocabulary held at once, 64 MB."""
+_SAMPLED = 256  # segments, evenly spaced, whose attention is averaged by distance
+_TOKENS_AT_ONCE = 2048  # read side by side without memory
+_SCORES_AT_ONCE = 1 << 24  # of tokens times vocabulary: 64 MB
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found; arrays begin with the second token of the text, the first that is predicted.
+    """What was found; arrays begin with the second token of the text, the first that is predicted."""
 
-    Attributes:
-        nats: float32 (n,), of each token.
-        without: float32 (n,), the same without memory; None: the model has none.
-        rank: int64 (n,), how many tokens the model thought more likely.
-        top_ids: int64 (n, k), the most likely tokens.
-        top_probabilities: float32 (n, k), of these.
-        details: attention of some tokens; None: the model does not attend.
-        distances: attention by distance; None: the same.
-    """
-
-    nats: np.ndarray
-    without: np.ndarray | None
-    rank: np.ndarray
-    top_ids: np.ndarray
-    top_probabilities: np.ndarray
-    details: Details | None
-    distances: DistanceBins | None
+    nats: np.ndarray  # float32 (n,)
+    without: np.ndarray | None  # float32 (n,), nats without memory; None: the model has no memory
+    rank: np.ndarray  # int64 (n,), how many tokens were likelier
+    top_ids: np.ndarray  # int64 (n, k), the likeliest tokens
+    top_probabilities: np.ndarray  # float32 (n, k)
+    details: Details | None  # attention of some tokens; None: the model does not attend
+    distances: DistanceBins | None  # None: the same
 
     @property
     def gain(self) -> np.ndarray | None:
@@ -66,7 +51,7 @@ class Facts:
 
 
 def remembers(model: LanguageModel, reading: Reading) -> bool:
-    """Say whether memory is there to be compared with none."""
+    """Say whether the model has memory when it is read so."""
     return reading.view(model).reach(reading.tgt_len) > 0
 
 
@@ -79,18 +64,7 @@ def gather(
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] | None = None,
 ) -> Facts:
-    """Read a text and find the facts about its tokens.
-
-    Args:
-        model: its mode (training or not) is restored afterwards.
-        ids: integers (N,), N ≥ 2.
-        reading: how long segments and memory are.
-        top: k, tokens that the model found most likely.
-        precision: of the matrix products.
-        on_tokens: called with the number of tokens just read, for progress bars; each is read twice if there is memory.
-
-    Returns:
-        The facts.
+    """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory.
 
     Raises:
         CorpusError: fewer than two tokens.
@@ -122,7 +96,7 @@ def _nats_without_memory(
 
 
 def _rows(reading: Reading) -> int:
-    """Return how many segments are read side by side where there is no memory."""
+    """Return how many segments are read side by side without memory."""
     return max(1, _TOKENS_AT_ONCE // (reading.tgt_len + reading.ext_len))
 
 
@@ -135,7 +109,7 @@ def _read(
     precision: Precision,
     tell: Callable[[int], object],
 ) -> Facts:
-    """Read the text with memory, and look at the attention of segments that are worth it."""
+    """Read the text with memory, and look at the attention of the segments that are shown or sampled."""
     n, view = len(ids) - 1, reading.view(model)
     k = min(top, model.config.vocab_size or top)
     found = Facts(
@@ -169,7 +143,7 @@ def _read(
 
 
 def _note(found: Facts, cut: Cut, h_BTD: Tensor, view: LanguageModel) -> None:
-    """Write down what the scores of a segment say; no more of them are held at once than losses hold."""
+    """Note what the scores of a segment say, for few enough tokens at once."""
     n_chunk = max(1, _SCORES_AT_ONCE // (view.config.vocab_size or 1))
     places, labels = (part[:, cut.n_context :].flatten() for part in (cut.places, cut.labels))
     k = found.top_ids.shape[-1]
@@ -197,7 +171,7 @@ class _Watch:
         self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)
 
     def look(self, index: int, cut: Cut, ids: Tensor, mems: Mems, found: Facts) -> None:
-        """Look at those rows of a segment that are worth it; the first row is the text's segment `index`."""
+        """Look at those rows that are shown or sampled; the first row is segment `index` of the text."""
         places_BT = cut.places[:, cut.n_context :].numpy()
         scores = [self._score(found, places_T) for places_T in places_BT]
         wanted = [self.shelf.wants(index + row, score) for row, score in enumerate(scores)]
@@ -222,6 +196,6 @@ class _Watch:
 
     @staticmethod
     def _score(found: Facts, places_T: np.ndarray) -> float:
-        """Return what memory gained a segment; where there is none, how surprising it is."""
+        """Return what memory gained a segment; without memory, its nats."""
         nats = found.nats[places_T].astype(np.float64)
         return float(nats.sum() if found.without is None else (found.without[places_T] - nats).sum())

@@ -1,7 +1,4 @@
-"""What an explanation is made from and where it goes: a text file, and a directory with a page, pictures and totals.
-
-Each file of the directory is the old one or the new one, never a part.
-"""
+"""The files of an explanation: the text, and a directory with a page, pictures and totals, each written whole or not at all."""
 
 import json
 from pathlib import Path
@@ -18,11 +15,7 @@ _FORMAT = "txl explain 1"
 
 
 def check_output(directory: Path) -> None:
-    """Refuse a directory that nothing can be written to, or that holds anything but an earlier explanation.
-
-    Raises:
-        ConfigError: it is a file, its parent does not exist, or it holds something else.
-    """
+    """Refuse, with a `ConfigError`, anything but a new or empty directory, or one that holds an earlier explanation."""
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--out '{directory}' is a file; choose a directory")
     if not directory.exists():
@@ -36,10 +29,7 @@ def check_output(directory: Path) -> None:
 
 
 def write_explanation(explanation: Explanation, directory: Path) -> Path:
-    """Write page, pictures and totals over those of an earlier explanation.
-
-    Returns:
-        Path of the page.
+    """Write page, pictures and totals over those of an earlier explanation; return the path of the page.
 
     Raises:
         ConfigError: the directory holds something else.
@@ -64,15 +54,7 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
 
 
 def check_text(data: bytes, file: Path) -> None:
-    """Refuse a file that is no text.
-
-    Args:
-        data: its content.
-        file: its name, for the error.
-
-    Raises:
-        CorpusError: it is empty or binary.
-    """
+    """Refuse an empty or binary file with a `CorpusError`."""
     if not data:
         raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
     if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:

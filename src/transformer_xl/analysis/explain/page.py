@@ -1,10 +1,10 @@
 """An explanation as one page of HTML that needs no network: a template with style, script and data inside.
 
-The text is never markup: it travels as compressed arrays in base64, and the script puts it on the page as text. The page's
-policy allows this style and this script, by their hashes, and nothing else.
+The text is never markup: it is compressed in base64, and the script puts it on the page as text. The page's policy allows
+only this style and this script, by their hashes.
 
-Numbers are stored in few bits, so that a text of a million tokens fits a page: nats in steps of 1/1024 up to 64, probabilities
-of alternatives and attention weights as their roots in steps of 1/255.
+A page has room for a million tokens, because numbers have few bits: nats come in steps of 1/1024 up to 64, probabilities and
+attention weights as roots in steps of 1/255.
 """
 
 import base64
@@ -22,8 +22,6 @@ from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.shown import labels, shown_text, without_surrogates
 
 NATS_STEP = 1 / 1024
-"""Nats are stored in steps of this."""
-
 _LARGEST = 65535
 
 
@@ -59,7 +57,7 @@ def unpacked(data: str, dtype: str) -> np.ndarray:
 
 
 def escaped_json(value: Any) -> str:
-    r"""Return JSON that can stand inside a script element: nothing in it begins a tag or ends a line.
+    r"""Return JSON for a script element: nothing in it begins a tag or ends a line.
 
     Example:
         >>> escaped_json("</script>\u2028")

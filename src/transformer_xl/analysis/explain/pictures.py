@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _HELPED, _MISLED = "#1f77b4", "#d55e00"  # blue and vermilion, which all eyes tell apart
-_PIECES = 200
-"""Pieces that a text is cut into to be drawn along."""
+_PIECES = 200  # a text is cut into so many to be drawn along
 
 
 def pictures(explanation: Explanation) -> "dict[str, Figure]":
-    """Return figures by the names of their files, without those that the model has nothing for."""
+    """Return the figures that the model allows, by file name."""
     figures = {"along.png": draw_along(explanation)}
     if explanation.facts.distances is not None:
         figures["attention.png"] = draw_attention(explanation)
@@ -87,7 +86,7 @@ def draw_along(explanation: Explanation) -> "Figure":
 
 
 def draw_gain(explanation: Explanation) -> "Figure":
-    """Draw what memory gains at each place of a segment: the first tokens see nothing else."""
+    """Draw what memory gains at each place of a segment."""
     gain, tgt_len = explanation.facts.gain, explanation.reading.tgt_len
     assert gain is not None
     place = np.arange(len(gain)) % tgt_len
@@ -103,7 +102,7 @@ def draw_gain(explanation: Explanation) -> "Figure":
 
 
 def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middle places of equal pieces, and the mean of each."""
+    """Return the middle places of equal pieces, and the mean value of each."""
     edges = np.linspace(0, len(values), min(_PIECES, len(values)) + 1).astype(int)
     sums = np.add.reduceat(values.astype(np.float64), edges[:-1])
     return (edges[:-1] + edges[1:]) / 2 + 1, sums / np.diff(edges)

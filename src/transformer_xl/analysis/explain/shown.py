@@ -1,6 +1,6 @@
 """Tokens as a person sees them: the text that each adds, and a label for each id.
 
-A token may be a part of a character, as bytes are. It then adds no text; the one that completes the character does.
+A token may be a part of a character, as bytes are. Only the token that completes the character adds text.
 """
 
 import re
@@ -17,19 +17,14 @@ _LONGEST_LABEL = 80
 
 @dataclass(frozen=True)
 class ShownText:
-    """A text as shown.
+    """A text as shown."""
 
-    Attributes:
-        text: all of it; a lone surrogate is U+FFFD.
-        lengths: int64 (N,), UTF-16 code units that each token adds, 0 where it completes no character.
-    """
-
-    text: str
-    lengths: np.ndarray
+    text: str  # a lone surrogate is U+FFFD
+    lengths: np.ndarray  # int64 (N,), UTF-16 code units that each token adds, 0 if it completes no character
 
 
 def without_surrogates(text: str) -> str:
-    """Return a text that UTF-8 can hold: U+FFFD for each lone surrogate, as names of files may have."""
+    """Replace lone surrogates, which names of files may have and UTF-8 cannot hold, by U+FFFD."""
     return _SURROGATES.sub("\ufffd", text)
 
 
@@ -52,7 +47,7 @@ def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
 
 
 def label(tokenizer: Tokenizer, token_id: int) -> str:
-    r"""Return what a token is called: its text, or \xNN for each byte where it is no text, or its number.
+    r"""Return a token's text, or \xNN for each byte if it is no text, or its number if it is empty.
 
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer
@@ -72,11 +67,6 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 def labels(tokenizer: Tokenizer, *used: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
-    """Return labels of all ids that occur, and the ids as numbers of labels.
-
-    Args:
-        tokenizer: of the ids.
-        used: integers, of any shape.
-    """
+    """Return a label for each id that occurs, and the arrays of ids as indices of labels."""
     known = np.unique(np.concatenate([ids.ravel() for ids in used]))
     return [label(tokenizer, token_id) for token_id in known.tolist()], [np.searchsorted(known, ids) for ids in used]

@@ -12,18 +12,12 @@ from transformer_xl.training.record import METRICS_FILE, read_metrics
 Against = Literal["tokens", "steps", "seconds"]
 
 XLABELS: dict[Against, str] = {"tokens": "tokens read (millions)", "steps": "steps", "seconds": "seconds of training"}
-"""What x is, in words."""
 
 _KINDS: tuple[tuple[str, str, Look], ...] = (("train", "training", "thin"), ("valid", "validation", "marked"))
 
 
 def learning_curves(runs: Sequence[Run], *, against: Against, unit: Unit) -> list[Line]:
     """Return training and validation loss of runs.
-
-    Args:
-        runs: with a log.
-        against: what x is.
-        unit: of the losses.
 
     Raises:
         CheckpointError: a run has logged nothing, or cannot tell how many characters its tokens have.
@@ -51,7 +45,7 @@ def _of_run(run: Run, against: Against, unit: Unit) -> list[Line]:
 
 
 def _bits_per_character(run: Run, entries: Sequence[dict[str, Any]]) -> float:
-    """Return the bits per character of a nat per token, as the last validation tells it."""
+    """Return how many bits per character a nat per token is, by the last validation."""
     told = [
         entry["bpc"] / entry["loss"] for entry in entries if entry["kind"] == "valid" and entry.get("bpc") and entry["loss"]
     ]

@@ -1,7 +1,4 @@
-"""Lines on a picture, how they are told apart, and the same numbers as JSON.
-
-Lines are told apart in color and without: by the colors of Okabe and Ito, dashes and markers.
-"""
+"""Lines on a picture, and the same numbers as JSON. Colors, dashes and markers tell lines apart, each without the others."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +10,8 @@ from transformer_xl.pictures import new_figure, save_picture
 Look = Literal["marked", "thin", "plain", "dashed", "level"]
 
 
+# of Okabe and Ito, because color-blind people can tell them apart
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
-"""Distinguishable for color-blind people."""
-
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 _LOOKS: dict[Look, dict[str, Any]] = {
@@ -28,30 +24,19 @@ _LOOKS: dict[Look, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """A line.
+    """A line, perhaps with a band from `low` to `high`."""
 
-    Attributes:
-        run: whose it is; lines of one run have one color.
-        name: what it is.
-        x: where.
-        y: what.
-        low: lower end of a band around it; None: it has none.
-        high: upper end.
-        look: marked: points that were measured; thin, plain and dashed: no markers; level: one figure, whatever x is.
-        trained: the x of training, which is marked; None: it has none.
-    """
-
-    run: str
+    run: str  # lines of one run have one color
     name: str
     x: Sequence[float]
     y: Sequence[float]
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
-    look: Look = "marked"
-    trained: float | None = None
+    look: Look = "marked"  # only "marked" has markers; "level" has one y for every x
+    trained: float | None = None  # the x of training, which is marked
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the line as JSON values."""
         lists = {name: list(value) for name in ("x", "y", "low", "high") if (value := getattr(self, name)) is not None}
         return vars(self) | lists
 
@@ -66,19 +51,9 @@ def draw(
     lengths: bool = False,
     borders: Sequence[float] = (),
 ) -> Path:
-    """Draw lines; the legend lies outside of what it explains.
+    """Draw lines, with the legend beside them and vertical lines at `borders`.
 
-    Args:
-        lines: to draw.
-        path: of the picture; its ending says of what kind.
-        title: above it.
-        xlabel: what x is.
-        ylabel: what y is.
-        lengths: x are lengths, each drawn as far from its double as from its half, and zero.
-        borders: x of vertical lines.
-
-    Raises:
-        CheckpointError: the file cannot be written.
+    If x are `lengths`, the axis is logarithmic but has a place for zero.
     """
     figure = new_figure(width=10.5, height=max(4.5, 0.28 * len(lines) + 1.5))
     axes = figure.add_subplot()

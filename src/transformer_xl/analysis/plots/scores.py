@@ -1,7 +1,7 @@
 """Losses of a text against the length of memory, and against the position in a segment.
 
-The second shows what a model pays where a segment begins, if it has forgotten what came before. The paper calls it context
-fragmentation. Consecutive segments are shown side by side, so that it is seen as a saw-tooth.
+The second shows what a model without memory loses where a segment begins: the paper's context fragmentation. Consecutive
+segments are shown side by side, where it looks like a saw-tooth.
 """
 
 import math
@@ -21,11 +21,8 @@ from transformer_xl.opening import Opened
 from transformer_xl.reading.how import Reading
 from transformer_xl.texts import Text
 
-_MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))
-"""Of the trained length."""
-
-_BAND = 1.96
-"""Standard errors on each side of a mean that 95 % of such bands need to hold the truth."""
+_MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
+_BAND = 1.96  # standard errors on each side of a mean, for 95 % confidence
 
 
 def open_texts(
@@ -36,17 +33,9 @@ def open_texts(
     limit: int,
     warn: Callable[[str], object],
 ) -> Iterator[tuple[Run, Opened, Text]]:
-    """Open one run after another, each with a split to score.
+    """Open one run after another, each with at most `limit` tokens of a split; see `split_text` for `split` and `corpus`.
 
-    Args:
-        runs: to open.
-        split: None: test, or valid where there is none.
-        corpus: another one, or the directory that holds the runs' named one; None: the runs'.
-        limit: at most so many predicted tokens of it.
-        warn: told where parts of a text are compared that tokens of unlike vocabularies make unequal.
-
-    Yields:
-        A run, its model and its text.
+    Warns if vocabularies differ, because equally many tokens are then unequal parts of a text.
     """
     whole: dict[str, bool] = {}
     warned = False
@@ -64,11 +53,9 @@ def open_texts(
 
 
 def memory_readings(run: Run, lengths: Sequence[int] | None = None) -> list[Reading]:
-    """Return how a run is read for its line of memory lengths; a model without a length is read as `txl eval` does.
+    """Return how a run is read for its line of memory lengths; None: multiples of the trained one.
 
-    Args:
-        run: to read.
-        lengths: of memory; None: multiples of the trained one.
+    A model without a length is read as `txl eval` does.
 
     Raises:
         ConfigError: the run can be read with none of the lengths.
@@ -91,19 +78,7 @@ def memory_line(
     lengths: Sequence[int] | None = None,
     on_tokens: Callable[[int], object] | None = None,
 ) -> Line:
-    """Score a run with memories of several lengths; one without a length, such as an LSTM, is level.
-
-    Args:
-        run: that was opened.
-        opened: its model.
-        text: to score.
-        unit: of the losses.
-        lengths: of memory; None: multiples of the trained one.
-        on_tokens: called with the number of tokens just scored.
-
-    Raises:
-        ConfigError: the run can be read with none of the lengths.
-    """
+    """Score a run with memories of several lengths, see `memory_readings`; without a length, the line is level."""
     wanted = memory_readings(run, lengths)
     scores = [score(opened, text, reading, on_tokens=on_tokens) for reading in wanted]
     y = [measured.loss if unit == "nats" else measured.bpc for measured in scores]
@@ -120,19 +95,12 @@ def memory_line(
 
 
 def segment_readings(config: RunConfig) -> list[tuple[str, Reading]]:
-    """Return how a run is read for its lines of positions: with its memory and without, or in its longest segments.
-
-    Args:
-        config: of the run.
-
-    Returns:
-        A name and a reading for each line.
-    """
+    """Return name and reading of each line of positions: with memory and without, or in the longest segments."""
     own = Reading.of_run(config)
     if own.mem_len:
         own = replace(own, ext_len=0)
         return [("with memory", own), ("without memory", own.without_memory())]
-    # what is read at once is a segment, however few tokens of it are scored at a time
+    # a segment is all that is read at once, even if fewer tokens are scored at a time
     longest = config.model.longest_segment or own.tgt_len + own.ext_len
     return [("separate segments", replace(own, tgt_len=longest, ext_len=0))]
 
@@ -146,15 +114,7 @@ def position_lines(
     unit: Unit,
     on_tokens: Callable[[int], object] | None = None,
 ) -> list[Line]:
-    """Score a text and return the mean loss of each position of consecutive segments, with a band of 95 % confidence.
-
-    Args:
-        run: that was opened.
-        opened: its model.
-        text: to score.
-        span: positions to show; rounded up to whole segments.
-        unit: of the losses.
-        on_tokens: called with the number of tokens just scored.
+    """Score a text and return the mean loss of each of `span` positions in consecutive segments, with 95 % confidence.
 
     Raises:
         CorpusError: the text is too short for a mean.
@@ -173,14 +133,9 @@ def position_lines(
 
 
 def by_position(nats: np.ndarray, *, period: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard error of losses at each position of stretches of a text.
+    """Return mean and standard error of losses at each position of stretches of `period` tokens: float64 (period,).
 
-    Args:
-        nats: of each token, in order; the first stretch begins with the first.
-        period: tokens of a stretch; an unfinished last one is left out.
-
-    Returns:
-        Two arrays (period,), float64.
+    An unfinished last stretch is left out.
 
     Raises:
         CorpusError: fewer than two stretches.

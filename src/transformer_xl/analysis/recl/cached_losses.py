@@ -1,7 +1,7 @@
 """Losses of a model by context, each computed once: kept in memory, and on disk for the next time.
 
-A file holds the losses at one context: a float32 .npy of n · s numbers, and the SHA-256 of it all in 32 more bytes, so that
-nothing damaged is ever parsed. Its name is a hash of what the losses depend on: weights, text, places, how the model reads.
+A file holds the losses at one context: a float32 .npy of n · s numbers, and its SHA-256 in 32 more bytes, so that nothing
+damaged is ever parsed. Its name is a hash of what the losses depend on: weights, text, places, how the model reads.
 """
 
 import hashlib
@@ -19,29 +19,14 @@ from transformer_xl.files import replace_file
 from transformer_xl.generation.snapshot import model_sha256
 from transformer_xl.model.language_model import LanguageModel
 
-FORMAT = 1
-"""Version of the file's layout, and of how contexts are counted and read."""
-
+FORMAT = 1  # of the file's layout, and of how contexts are counted and read
 _HASH_BYTES = 32
 
 
 class CachedLosses:
-    """Losses of one model on the same tokens, by context.
+    """Losses of one model on the same tokens, by context; see `context_losses` for the arguments.
 
-    Args:
-        model: as it is read, see `LanguageModel.with_context`.
-        token_ids: integers (N,), the text.
-        blocks: what of it is scored.
-        tgt_len: tokens per segment.
-        directory: where losses are kept; None: in memory only.
-        name: of the model, for errors.
-        batch_size: blocks read side by side.
-        warn: told, in one line each, of files that are damaged or cannot be written.
-        on_begin: called with the context before losses are computed.
-        on_tokens: called with the number of tokens just scored.
-
-    Attributes:
-        longest: context beyond which losses stay the same; None: there is none.
+    Without `directory`, losses are kept in memory only. `on_begin` is called with a context before its losses are computed.
     """
 
     def __init__(
@@ -68,7 +53,7 @@ class CachedLosses:
     def __call__(self, context: int) -> np.ndarray:
         """Return float32 (n · s,), nats of each scored token.
 
-        Contexts that are longer than the model can make use of are not read: their losses are those of the longest.
+        A context beyond `self.longest` is not read, because its losses are those of `self.longest`.
 
         Raises:
             ConfigError: a context that reaches back beyond the beginning of the text.

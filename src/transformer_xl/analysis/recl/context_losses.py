@@ -1,11 +1,11 @@
-"""Losses of tokens that are predicted from a given number of tokens before them, and from nothing else.
+"""Losses of tokens that are predicted only from a given number of tokens before them.
 
 Tokens are scored in blocks of s, each read with the c tokens before it, from an empty memory, in the model's own way:
 
-    transformer_xl   in segments, with the memory that it is given; the first segment is the short one, so that the scored
-                     tokens stand at the same place, the end of a segment, at every c
+    transformer_xl   in segments, with the memory that it is given; the first segment is the short one, so that at every c
+                     the scored tokens stand at the end of a segment
     lstm             from a zero state
-    vanilla          in one segment; where it is longer than max_len, each token after the last max_len tokens, read anew
+    vanilla          in one segment; if it is longer than max_len, each token after the last max_len tokens, read anew
 
 So the first token of a block has a context of exactly c tokens and the last one of c + s - 1; with s = 1 all have c.
 
@@ -28,15 +28,10 @@ from transformer_xl.reading.stream import Stream, open_stream, scoring
 
 @dataclass(frozen=True)
 class Blocks:
-    """Which tokens of a text are scored.
+    """Which tokens of a text are scored."""
 
-    Attributes:
-        starts: int64 (n,), place of the first scored token of each block.
-        size: s, scored tokens of a block.
-    """
-
-    starts: np.ndarray
-    size: int
+    starts: np.ndarray  # int64 (n,), place of the first scored token of each block
+    size: int  # s, scored tokens of a block
 
     @property
     def n_token(self) -> int:
@@ -45,13 +40,9 @@ class Blocks:
 
 
 def spread_blocks(n_id: int, *, longest: int, n_token: int, size: int) -> Blocks:
-    """Spread blocks evenly over a text, so that each has `longest` tokens before it and none overlap.
+    """Spread blocks evenly over a text of `n_id` tokens, each with room for a context of `longest` before it.
 
-    Args:
-        n_id: tokens of the text.
-        longest: the longest context that will be asked for.
-        n_token: tokens to score, at most; fewer where the text has no room for them.
-        size: scored tokens of a block.
+    At most `n_token` tokens are scored, and fewer if the text has no room for them.
 
     Raises:
         CorpusError: a text without room for one block.
@@ -71,13 +62,7 @@ def spread_blocks(n_id: int, *, longest: int, n_token: int, size: int) -> Blocks
 
 
 def longest_context(model: LanguageModel, *, tgt_len: int, size: int) -> int | None:
-    """Return the context beyond which the losses of a block stay the same; None: there is none.
-
-    Args:
-        model: as it is read, see `LanguageModel.with_context`.
-        tgt_len: tokens per segment.
-        size: scored tokens of a block.
-    """
+    """Return the context beyond which the losses of a block of `size` tokens stay the same; None: there is none."""
     if model.config.longest_segment:
         return model.config.longest_segment
     if model.config.remembers == "state" and model.mem_len:
@@ -89,12 +74,8 @@ def longest_context(model: LanguageModel, *, tgt_len: int, size: int) -> int | N
 def open_reading(opened: Opened, *, tgt_len: int | None = None, mem_len: int | None = None) -> tuple[LanguageModel, int]:
     """Return a model as `txl eval` reads with it, and tokens per segment.
 
-    Without memory a segment is all that is read at once, however few tokens of it are scored at a time.
-
-    Args:
-        opened: the model and how it is read.
-        tgt_len: tokens per segment of a model that remembers positions, others keep their own; None: as evaluated.
-        mem_len: positions of memory of such a model; None: as evaluated.
+    Only a model that remembers positions can have another `tgt_len` or `mem_len`. Without memory, a segment is all that is read
+    at once, even if fewer tokens are scored at a time.
     """
     if not remembers_positions(opened):
         tgt_len = mem_len = None
@@ -118,19 +99,9 @@ def context_losses(
     batch_size: int = 32,
     on_tokens: Callable[[int], object] | None = None,
 ) -> np.ndarray:
-    """Score blocks of tokens, each from the `context` tokens before it alone.
+    """Score blocks of tokens, each only from the `context` tokens before it; return nats block by block, float32 (n · s,).
 
-    Args:
-        model: as it is read, see `LanguageModel.with_context`; its mode (training or not) is restored afterwards.
-        token_ids: integers (N,); may be memory-mapped.
-        blocks: what is scored.
-        context: c, tokens before each block, at least 1.
-        tgt_len: tokens per segment.
-        batch_size: blocks read side by side.
-        on_tokens: called with the number of tokens just scored, for progress bars.
-
-    Returns:
-        float32 (n · s,), nats of each scored token, block by block.
+    The model has the context that it is read with, see `LanguageModel.with_context`. `batch_size` blocks are read at once.
 
     Raises:
         ConfigError: sizes below 1, or a context that reaches back beyond the beginning of the text.
@@ -165,9 +136,9 @@ def context_losses(
 
 
 def _shortened(model: LanguageModel, n_before: int) -> LanguageModel:
-    """Return a model with a memory of no more than the tokens that come before the last segment.
+    """Return a model whose memory has at most as many places as tokens come before the last segment.
 
-    Kept keys have their places whether they hold a token or not, and those of empty ones would be multiplied, too.
+    Otherwise empty places of kept keys would be multiplied, too.
     """
     if not model.keeps_keys or model.same_length or model.config.begins_with_zeros:
         return model
@@ -175,7 +146,7 @@ def _shortened(model: LanguageModel, n_before: int) -> LanguageModel:
 
 
 def _score(stream: Stream, cut: Cut) -> np.ndarray:
-    """Read a segment in the first rows, and return the nats of those columns that are scored."""
+    """Read a segment in the first rows, and return the nats of the scored columns."""
     h_BTD = stream.read(cut.ids.to(stream.model.device), rows=slice(len(cut.ids)))
     scored = cut.is_scored[0]
     return stream.nll(h_BTD[:, scored], cut.labels[:, scored].to(h_BTD.device)).float().cpu().numpy()

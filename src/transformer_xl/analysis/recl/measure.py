@@ -7,8 +7,8 @@
     g_i(c, c')            (exp f_i(c, c) - exp f_i(c, c')) / exp f_i(c, c), what the longer context gains
     RECL_i                the first c, going up in steps of Δ, from which g_i(c, c + Δ) is below a threshold (0.01)
 
-f_i(c, c) is the mean of b_c over T for every i. All models of a group are measured from the same baseline, so a worse model
-does not seem to gain more only because there is more left to gain.
+f_i(c, c) is the mean of b_c over T for every i. All models of a group have the same baseline, so a worse model does not seem to
+gain more only because there is more left to gain.
 """
 
 import math
@@ -20,21 +20,15 @@ import numpy as np
 
 from transformer_xl.errors import ConfigError
 
-Losses = Callable[[int], np.ndarray]
-"""Takes a context, returns the nats (N,) that a model loses on the same N tokens at every context."""
+Losses = Callable[[int], np.ndarray]  # takes a context; returns nats (N,) of the same N tokens at every context
 
 
 @dataclass(frozen=True)
 class Length:
-    """The relative effective context length of one model.
+    """The relative effective context length of one model."""
 
-    Attributes:
-        context: tokens.
-        at_least: the model still gained when the search ended: it may be more.
-    """
-
-    context: int
-    at_least: bool
+    context: int  # tokens
+    at_least: bool  # the model still gained when the search ended: it may be more
 
     def __str__(self) -> str:
         return f"{'≥ ' * self.at_least}{self.context:,}"
@@ -42,25 +36,15 @@ class Length:
 
 @dataclass(frozen=True)
 class Recl:
-    """What is known of a group.
+    """What is known of a group."""
 
-    Attributes:
-        lengths: by model and r.
-        gains: by model and r: g(c, c') by c'; also of models that stopped, as far as the group went on.
-        losses: by model: mean nats of all tokens, by c.
-    """
-
-    lengths: dict[str, dict[float, Length]]
-    gains: dict[str, dict[float, dict[int, float]]]
-    losses: dict[str, dict[int, float]]
+    lengths: dict[str, dict[float, Length]]  # by model and r
+    gains: dict[str, dict[float, dict[int, float]]]  # by model and r: g(c, c') by c', as far as the group went on
+    losses: dict[str, dict[int, float]]  # by model: mean nats of all tokens, by c
 
 
 def hardest(baseline: np.ndarray, share: float) -> np.ndarray:
-    """Return the places of the largest losses, at least one; of equal ones the first.
-
-    Args:
-        baseline: nats (N,).
-        share: r, of the tokens, above 0 and at most 1.
+    """Return the places of the `share` of largest losses, at least one; among equal ones the first.
 
     Example:
         >>> hardest(np.array([1.0, 3.0, 2.0, 3.0]), 0.5).tolist()
@@ -71,12 +55,7 @@ def hardest(baseline: np.ndarray, share: float) -> np.ndarray:
 
 
 def relative_gain(baseline: np.ndarray, longer: np.ndarray, *, share: float) -> float:
-    """Return g: how much lower the perplexity of the hardest tokens is with a longer context.
-
-    Args:
-        baseline: b_c, nats (N,).
-        longer: l_i(c'), nats (N,).
-        share: r.
+    """Return g: by which share a longer context, with nats l_i(c'), lowers the perplexity of the hardest tokens.
 
     Example:
         >>> round(relative_gain(np.log([8.0, 2.0]), np.log([4.0, 4.0]), share=0.5), 6)
@@ -100,6 +79,8 @@ def measure(
 ) -> Iterator[Recl]:
     """Measure a group of models, asking for losses at longer contexts only as long as a model gains.
 
+    It yields what is known after each step; the last one is the result.
+
     Args:
         losses: of each model, by name; on the same tokens.
         shares: values of r.
@@ -108,12 +89,6 @@ def measure(
         max_context: no context is longer.
         threshold: of g.
         longest: contexts beyond which losses of a model stay the same, by its name; its length is no longer.
-
-    Yields:
-        What is known so far, after each step; the last one is the result.
-
-    Raises:
-        ConfigError: values that cannot work.
 
     Example:
         >>> gains_until_20 = lambda context: np.full(4, 3.0 - min(context, 20) / 10)
@@ -130,7 +105,7 @@ def measure(
     ends = longest or {}
 
     def enter(name: str, at: int) -> np.ndarray:
-        """Note what a model's losses say, of the step that leads to them too; once where they stay the same."""
+        """Note the mean loss at a context, and the gains of the step that leads to it."""
         own, at = losses[name](at), min(at, ends.get(name, at))
         means[name][at] = float(own.mean(dtype=np.float64))
         if baseline is not None:
@@ -161,16 +136,7 @@ def measure(
 
 
 def measure_groups(groups: Sequence[Sequence[str]], losses: Mapping[str, Losses], **options: Any) -> Iterator[list[Recl]]:
-    """Measure one group after another.
-
-    Args:
-        groups: names of the models of each.
-        losses: of each model, by name.
-        options: those of `measure`.
-
-    Yields:
-        What is known so far of the groups that were begun; the last one is the result.
-    """
+    """Measure one group of model names after another with `measure`; yields what is known of the groups begun so far."""
     known: list[Recl] = []
     for i, names in enumerate(groups):
         for found in measure({name: losses[name] for name in names}, **options):

@@ -1,4 +1,4 @@
-"""What a person or a script is told of relative effective context lengths: tables, where they mislead, JSON, a picture."""
+"""Relative effective context lengths as tables, with where they mislead, as JSON and as a picture."""
 
 import itertools
 import math
@@ -11,17 +11,11 @@ from transformer_xl.console import table
 from transformer_xl.opening import Opened
 from transformer_xl.pictures import new_figure, save_picture
 
-_LEAST = 1e-4
-"""Smaller gains, and losses, have no place on a logarithmic axis and are left out."""
+_LEAST = 1e-4  # smaller gains, and losses, have no place on a logarithmic axis and are left out
 
 
 def as_dict(found: Recl, opened: Mapping[str, Opened]) -> dict[str, Any]:
-    """Return a group for JSON.
-
-    Args:
-        found: what was measured.
-        opened: the models, by name.
-    """
+    """Return a group for JSON; `opened` has its models by name."""
     return {
         "models": [
             {
@@ -42,14 +36,9 @@ def as_dict(found: Recl, opened: Mapping[str, Opened]) -> dict[str, Any]:
 def as_text(
     groups: Sequence[Recl], opened: Mapping[str, Opened], *, n_group: int, longest: int, interrupted: bool = False
 ) -> str:
-    """Return tables of groups, and what one should know to read them.
+    """Return tables of the groups measured so far, and what one should know to read them.
 
-    Args:
-        groups: what was measured.
-        opened: the models, by name.
-        n_group: groups that were asked for.
-        longest: the longest context that was asked for.
-        interrupted: whether the search was interrupted before it came to an end.
+    `n_group` groups were asked for, and no context above `longest`.
     """
     parameters = {name: each.n_parameter for name, each in opened.items()}
     titles = ["effective context"] if n_group == 1 else [f"group {i + 1}" for i in range(len(groups))]
@@ -63,24 +52,14 @@ def as_text(
 
 
 def recl_table(found: Recl, parameters: Mapping[str, int], *, title: str) -> str:
-    """Return a group as a table: a row for each model, a column for each r.
-
-    Args:
-        found: what was measured.
-        parameters: how many each model has.
-        title: above the names.
-    """
+    """Return a group as a table: a row for each model, a column for each r."""
     rows = [[title, "parameters", *(f"r = {share:g}" for share in next(iter(found.lengths.values())))]]
     rows += [[name, f"{parameters[name]:,}", *map(str, lengths.values())] for name, lengths in found.lengths.items()]
     return table(rows)
 
 
 def misleading_lengths(found: Recl) -> list[str]:
-    """Return a line for each model that predicts no better at its length: it gains on some tokens and loses on others.
-
-    Args:
-        found: what was measured.
-    """
+    """Return a line for each model whose mean loss is no lower at its length: it gains on some tokens and loses on others."""
     lines = []
     for name, lengths in found.lengths.items():
         first, *others = sorted(found.losses[name])
@@ -96,18 +75,9 @@ def misleading_lengths(found: Recl) -> list[str]:
 
 
 def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: str) -> None:
-    """Draw relative gains against context length.
+    """Draw relative gains against context length, a row for each group.
 
-    A ring marks the effective length of a model, a triangle one that may be more.
-
-    Args:
-        path: of the picture; its ending says of what kind.
-        groups: a row each.
-        threshold: of the gain, a dashed line.
-        title: above it.
-
-    Raises:
-        CheckpointError: the file cannot be written.
+    A ring marks the effective length of a model, a triangle one that may be more, a dashed line the threshold.
     """
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
@@ -138,7 +108,7 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
 
 
 def _places(groups: Sequence[Sequence[str]]) -> dict[str, int]:
-    """Return a number for each name, small ones first: one for all groups that it is in, and in each of them its own.
+    """Return the smallest number for each name such that no two names of one group share it.
 
     Example:
         >>> _places([["ours", "lstm"], ["vanilla", "ours"], ["other", "another"], ["other", "lstm"]])
