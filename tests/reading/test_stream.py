@@ -33,7 +33,7 @@ def model_of(kind: str) -> LanguageModel:
     if kind == "lstm":
         return Lstm(LstmConfig(vocab_size=13, n_layer=2, d_model=10)).eval()
     if kind == "vanilla":
-        sizes = {"n_layer": 2, "d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 14}
+        sizes: dict[str, Any] = {"n_layer": 2, "d_model": 10, "n_head": 2, "d_head": 5, "d_inner": 14}
         return Vanilla(VanillaConfig(vocab_size=13, max_len=12, **sizes)).eval()
     return tiny_model(**KINDS[kind])
 
@@ -102,7 +102,7 @@ def test_rows_before_the_others_have_read_nothing(kind: str) -> None:
         ("lstm", {"mem_len": 0}, CarriedState, ReadAgain),
     ],
 )
-def test_the_model_chooses_the_way(kind: str, changes: dict[str, int], in_segments: type, by_token: type) -> None:
+def test_the_model_chooses_the_way(kind: str, changes: dict[str, Any], in_segments: type, by_token: type) -> None:
     view = model_of(kind).with_context(**changes)
     assert type(open_stream(view, 1, tgt_len=4)) is in_segments
     assert type(open_stream(view, 1, tgt_len=4, token_by_token=True)) is by_token

@@ -110,9 +110,9 @@ class Lanes:
         for at in range(0, self.length, self._tgt_len):
             first = torch.tensor(self._own) * self.length + at
             end = (first + self._tgt_len).clamp(max=last)
-            begin = torch.minimum((first - self._ext_len).clamp(min=0), end)
-            if not int((end - begin).max()):  # the last lane is shorter, and may be this process's only one
+            if (end <= first).all():  # the last lane is shorter, and may be this process's only one
                 return
+            begin = torch.minimum((first - self._ext_len).clamp(min=0), end)
             yield cut(self._ids, begin, end, scored=first, pad_left=pad_left)
 
     def before(self, n: int) -> Iterator[Tensor]:

@@ -74,8 +74,10 @@ class Stream(ABC):
 
     def advance(self, ids: Tensor, *, rows: slice = ALL) -> Tensor:
         """Read on, in pieces of `tgt_len`, and return the states of the last tokens only, (b, D)."""
-        for piece in ids.split(self.tgt_len, dim=1):
-            h_BTD = self.read(piece, rows=rows)
+        *pieces, last = ids.split(self.tgt_len, dim=1)
+        for piece in pieces:
+            self.read(piece, rows=rows)
+        h_BTD = self.read(last, rows=rows)
         # a view would keep all positions, and other strides than those of a step would have compiled code compiled again
         return h_BTD[:, -1].clone(memory_format=torch.contiguous_format)
 
@@ -289,7 +291,7 @@ class CarriedState(Stream):
 
     def __init__(self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
         self.model, self.tgt_len = model, tgt_len
-        self.precision: Precision = precision
+        self.precision: Precision = precision  # pyright: ignore[reportIncompatibleVariableOverride]  # never int8
         self.mems = model.init_mems(batch_size)
 
     @torch.no_grad()
@@ -383,7 +385,7 @@ class ReadAgain(Stream):
 
     def __init__(self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
         self.model, self.tgt_len = model, tgt_len
-        self.precision: Precision = precision
+        self.precision: Precision = precision  # pyright: ignore[reportIncompatibleVariableOverride]  # never int8
         self._mems = [model.init_mems(1) for _ in range(batch_size)]
         self._open: list[list[int]] = [[] for _ in range(batch_size)]
 
@@ -462,10 +464,10 @@ class ReadAgain(Stream):
     @torch.no_grad()
     def _read_row(self, row: int, ids: Sequence[int]) -> Tensor:
         """Read on in one row, and return the state (1, D) of the last token."""
-        assert ids
-        for first in range(0, len(ids), self.tgt_len):
-            h_1TD = self._read_piece(row, ids[first : first + self.tgt_len])
-        return h_1TD[:, -1]
+        *firsts, last = range(0, len(ids), self.tgt_len)
+        for first in firsts:
+            self._read_piece(row, ids[first : first + self.tgt_len])
+        return self._read_piece(row, ids[last:])[:, -1]
 
     def _read_piece(self, row: int, ids: Sequence[int]) -> Tensor:
         own = [*self._open[row], *ids]
