@@ -4,6 +4,7 @@ import io
 import os
 import resource
 import signal
+import time
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from transformer_xl.cli import main
 from transformer_xl.errors import ConfigError
+from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.job import Job
 from transformer_xl.training import record
 from transformer_xl.training.trainer import Trainer
@@ -147,6 +149,25 @@ def txl_with_small_files(size: int, directory: str, *arguments: str) -> dict[str
     warnings.simplefilter("error")
     record._tensorboard = lambda *_: None  # writes files of its own
     return txl_of_its_own(directory, *arguments)
+
+
+def program(*arguments: str) -> None:
+    """Be `txl`, with every warning an error, and without TensorBoard, which takes seconds to import."""
+    warnings.simplefilter("error")
+    record._tensorboard = lambda *_: None
+    main(list(arguments))
+
+
+def slow_program(*arguments: str) -> None:
+    """Be `txl`, and take some time for each token, so that signals come in the middle."""
+    step = Decoder.step
+
+    def slowly(decoder: Decoder, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.002)
+        return step(decoder, *arguments, **options)
+
+    Decoder.step = slowly
+    program(*arguments)
 
 
 def txl(*arguments: str) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`txl generate`: prompts from everywhere, texts in every form, a memory in a file, and every mistake in one line."""
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -9,19 +10,21 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import forked
 from tests.cli.conftest import Txl
+from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.checkpoint.tensor_file import encode_tensors
-from transformer_xl.cli.showing import ReadingBar
+from transformer_xl.console import Bar
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import text_seed
 from transformer_xl.generation.snapshot import describe_session
@@ -193,10 +196,11 @@ def test_a_text_that_is_not_streamed_is_the_same(txl: Txl) -> None:
 
 
 def test_texts_end_at_stop_strings_and_stop_tokens(txl: Txl) -> None:
-    options = ("--prompt", "x", "--no-echo", "--bias", "97=9", "--bias", "b=9", "--bias", '"c"=9', "--seed", "1")
+    letters = ("--bias", "97=9", "--bias", "b=9", "--bias", '"c"=9')
+    options = ("--prompt", "x", "--no-echo", "--seed", "1", "--tokens", "100", *letters)
     whole = txl("generate", "run", *options, "--top-k", "3").out
-    assert set(whole) == set("abc\n") and len(whole) == 501
-    for stop in (whole[99:103], whole[40:45], whole[400:410]):
+    assert set(whole) == set("abc\n") and len(whole) == 101
+    for stop in (whole[49:53], whole[20:25], whole[80:90]):
         assert txl("generate", "run", *options, "--top-k", "3", "--stop", stop).out == whole[: whole.index(stop)] + "\n"
     (line,) = lines(txl("generate", "run", *options, "--top-k", "3", "--stop-token", "c", "--json").out)
     assert line["text"] + "c" == whole[: whole.index("c") + 1]
@@ -622,7 +626,7 @@ def test_ctrl_c_while_a_prompt_is_read(txl: Txl, monkeypatch: pytest.MonkeyPatch
     """It ends there, and is counted as far as it was read."""
     assert txl("generate", "run", "--prompt", "a cat", "--tokens", "0", "--memory", "book").status == 0
     Path("long.txt").write_text("the cat " * 500)
-    monkeypatch.setattr(ReadingBar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Bar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
     answer = txl("generate", "run", "--prompt-file", "long.txt", *several)
     assert answer.status == 130
     assert re.match(r"interrupted; read 64 tokens in [^;]*; fp32", figures(answer.err))
@@ -635,7 +639,7 @@ def test_ctrl_c_while_a_prompt_is_read_leaves_a_memory_as_it_was(txl: Txl, monke
     command = ("generate", "run", "--memory", "book", "--prompt")
     assert txl(*command, "a cat").status == 0
     before = Path("book").read_bytes()
-    monkeypatch.setattr(ReadingBar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Bar, "advance", lambda self, n: signal.raise_signal(signal.SIGINT))
     answer = txl(*command, "the " * 500)
     assert (answer.status, answer.err.strip()) == (130, "stopped reading; book stays as it was")
     assert Path("book").read_bytes() == before
@@ -680,38 +684,21 @@ def test_a_character_the_model_does_not_know(txl: Txl, char_run: Path, workbench
 
 # processes
 
-SLOW = """
-import sys, time
-from transformer_xl.generation.decoder import Decoder
-step = Decoder.step
-Decoder.step = lambda *a, **b: (time.sleep(0.002), step(*a, **b))[1]  # so that signals come in the middle
-from transformer_xl.cli import main
-main(sys.argv[1:])
-"""
-
 
 @pytest.fixture
-def start(workbench: Path):
+def start(workbench: Path) -> Iterator[Callable[..., Child]]:
     """Start `txl generate` as a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
-    children = []
+    with contextlib.ExitStack() as children:
 
-    def start(*arguments: str) -> subprocess.Popen:
-        command = [sys.executable, "-W", "error", "-c", SLOW, "generate", "run", "--compile", "no", *arguments]
-        pipe = subprocess.PIPE
-        children.append(subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0))
-        return children[-1]
+        def start(*arguments: str) -> Child:
+            command = ("generate", "run", "--compile", "no", *arguments)
+            return children.enter_context(forked.start("tests.world_cases:slow_program", *command))
 
-    yield start
-    for child in children:
-        child.kill()
-        child.communicate()
+        yield start
 
 
-def first(child: subprocess.Popen, n: int) -> bytes:
+def first(child: Child, n: int) -> bytes:
     """The first bytes that it writes; unbuffered, so that `communicate` has the others."""
-    assert child.stdout
     read = b""
     while len(read) < n:
         read += child.stdout.read(n - len(read)) or pytest.fail("it ended")
@@ -723,8 +710,8 @@ def test_ctrl_c_while_writing_saves_what_was_shown(start, txl: Txl) -> None:
     child = start("--prompt", "the", "--memory", "book", "--tokens", "100000", *options)
     begun = first(child, 20)
     child.send_signal(signal.SIGINT)
-    rest, err = child.communicate(timeout=60)
-    assert child.returncode == 130
+    rest, err = child.communicate()
+    assert child.wait() == 130
     assert figures(err.decode()).startswith("interrupted; read 3 tokens in ")
     n_written = int(describe_session(Path("book"))["note"]["tokens"]) - 3
     whole = txl("generate", "run", "--prompt", "the", "--tokens", str(n_written), *options)
@@ -743,8 +730,8 @@ def test_ctrl_c_ends_texts_in_a_process_of_their_own(start, txl: Txl, options: t
     child = start("--prompt", "the", "--tokens", "100000", "--json", "--stream", *options)
     begun = first(child, 1000)
     child.send_signal(signal.SIGINT)
-    rest, err = child.communicate(timeout=60)
-    assert (child.returncode, err) == (130, b"")
+    rest, err = child.communicate()
+    assert (child.wait(), err) == (130, b"")
     shown = lines((begun + rest).decode())
     ended = [line for line in shown if "finish" in line]
     for line in ended:
@@ -760,7 +747,7 @@ def test_a_closed_pipe_ends_quietly_and_leaves_the_memory_as_it_was(start, txl: 
     child = start("--prompt", "cat", "--memory", "book", "--tokens", "100000")
     first(child, 20)
     child.stdout.close()
-    assert child.wait(timeout=60) == 0
+    assert child.wait() == 0
     assert child.stderr.read() == b""
     assert Path("book").read_bytes() == before
 
@@ -768,11 +755,10 @@ def test_a_closed_pipe_ends_quietly_and_leaves_the_memory_as_it_was(start, txl: 
 def test_ctrl_c_in_a_conversation(start) -> None:
     child = start("--interactive", "--tokens", "100000", "--bias", "10=-inf", "--memory", "book")
     child.stdin.write(b"the cat\n")
-    child.stdin.flush()
     first(child, 20)
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(b"/set tokens 5\n\n/quit\n", timeout=60)
-    assert child.returncode == 0
+    out, err = child.communicate(b"/set tokens 5\n\n/quit\n")
+    assert child.wait() == 0
     assert out.endswith(b"\n") and out.count(b"\n") == 2
     assert re.search(r"([\d,]+) tokens saved to book", err.decode())
     assert b"Traceback" not in err
@@ -813,34 +799,32 @@ def test_the_document_has_every_field_and_option(txl: Txl) -> None:
 
 # sessions: what goes on from call to call, and what of a file is believed
 
-ASCII = [f"--bias={byte}=-inf" for byte in (10, *range(128, 256))]
 
-
-def written_by(txl: Txl, *options: str) -> tuple[str, int, str]:
+def written_by(txl: Txl, run: Path, *options: str) -> tuple[str, int, str]:
     """What a call writes, the seed that it reports, and why it ended."""
-    (line,) = lines(txl("generate", "run", *options, "--json", *ASCII).out)
+    (line,) = lines(txl("generate", str(run), *options, "--json").out)
     return line["text"], line["seed"], line["finish"]
 
 
-def test_a_text_written_in_two_calls_is_that_written_in_one(txl: Txl) -> None:
-    options = ("--temperature", "1", *ASCII)
+def test_a_text_written_in_two_calls_is_that_written_in_one(txl: Txl, char_run: Path) -> None:
+    command, options = ("generate", str(char_run)), ("--temperature", "1")
     prompt = ("--prompt", "the", "--no-echo", "--seed", "1")
-    whole = txl("generate", "run", *prompt, *options, "--tokens", "100").out.removesuffix("\n")
-    first = txl("generate", "run", *prompt, *options, "--tokens", "50", "--memory", "book")
+    whole = txl(*command, *prompt, *options, "--tokens", "100").out.removesuffix("\n")
+    first = txl(*command, *prompt, *options, "--tokens", "50", "--memory", "book")
     assert figures(first.err).endswith("; seed 1")
-    second = txl("generate", "run", *options, "--tokens", "50", "--memory", "book")
+    second = txl(*command, *options, "--tokens", "50", "--memory", "book")
     assert figures(second.err).endswith("; seed 1, gone on with")
     assert first.out.removesuffix("\n") + second.out.removesuffix("\n") == whole
     assert len(whole) == 100
 
 
-def test_a_seed_and_read_only_begin_anew(txl: Txl) -> None:
-    assert txl("generate", "run", "--prompt", "the", "--seed", "1", "--tokens", "20", "--memory", "book").status == 0
+def test_a_seed_and_read_only_begin_anew(txl: Txl, char_run: Path) -> None:
+    assert txl("generate", str(char_run), "--prompt", "the", "--seed", "1", "--tokens", "20", "--memory", "book").status == 0
     saved = Path("book").read_bytes()
 
     def go_on(*options: str) -> tuple[str, int, str]:
         Path("book").write_bytes(saved)
-        return written_by(txl, "--memory", "book", "--tokens", "40", *options)
+        return written_by(txl, char_run, "--memory", "book", "--tokens", "40", *options)
 
     kept = go_on()
     assert kept == go_on()
@@ -855,13 +839,13 @@ def test_a_seed_and_read_only_begin_anew(txl: Txl) -> None:
     assert prompted[0] == prompted[1] != go_on("--prompt", " a", "--seed", "1")
 
 
-def test_after_a_stop_string_random_numbers_go_on(txl: Txl) -> None:
+def test_after_a_stop_string_random_numbers_go_on(txl: Txl, char_run: Path) -> None:
     """From where the first call left them, however it is cut from there."""
     stop = ("--stop", "t", "--seed", "1", "--bias", "t=3")
-    assert written_by(txl, "--prompt", "a", *stop, "--tokens", "400", "--memory", "book")[2] == "stop"
+    assert written_by(txl, char_run, "--prompt", "a", *stop, "--tokens", "400", "--memory", "book")[2] == "stop"
     Path("other").write_bytes(Path("book").read_bytes())
-    whole = written_by(txl, "--memory", "book", "--tokens", "60")[0]
-    parts = [written_by(txl, "--memory", "other", "--tokens", n)[0] for n in ("20", "40")]
+    whole = written_by(txl, char_run, "--memory", "book", "--tokens", "60")[0]
+    parts = [written_by(txl, char_run, "--memory", "other", "--tokens", n)[0] for n in ("20", "40")]
     assert "".join(parts) == whole
 
 

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import forked
 from tests.cli.conftest import Answer, Txl
 from transformer_xl.cli.interactive import _SETTINGS, HELP
 from transformer_xl.generation.decoder import Decoder
@@ -226,9 +226,9 @@ def test_without_standard_input_there_is_no_conversation(txl: Txl, monkeypatch: 
 def test_ctrl_c_while_reading_keeps_what_was_read(txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path) -> None:
     import signal
 
-    from transformer_xl.cli.showing import ReadingBar
+    from transformer_xl.console import Bar
 
-    monkeypatch.setattr(ReadingBar, "advance", lambda self, n: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(Bar, "advance", lambda self, n: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.setattr(sys, "stdin", Typist("x" * 3000 + "\n", "/save a\n"))
     answer = txl("generate", "run", "--interactive", "--tokens", "2", "--quiet")
     assert answer.status == 0
@@ -304,28 +304,28 @@ def test_a_terminal_shows_a_prompt_and_keeps_lines(workbench: Path) -> None:
     """In a real terminal: a line is edited and repeated from history, control characters are spelled out, Ctrl-D leaves."""
     import pty
 
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src"), "TERM": "dumb"}
     ours, theirs = pty.openpty()
-    code = "import sys; from transformer_xl.cli import main; main(sys.argv[1:])"
-    options = ["--interactive", "--tokens", "3", "--bias", "7=90", "--compile", "no"]
-    command = [sys.executable, "-c", code, "generate", "run", *options]
-    child = subprocess.Popen(command, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
-    shown = b""
-    try:
+    options = ("--interactive", "--tokens", "3", "--bias", "7=90", "--compile", "no")
+    with forked.start(
+        "tests.world_cases:program",
+        "generate",
+        "run",
+        *options,
+        environment=os.environ | {"TERM": "dumb"},
+        terminal=os.ttyname(theirs),
+    ) as child:
+        shown = b""
         for typed in (b"the cat\n", b"\x10\n", b"\x04"):  # Ctrl-P: the line before
             while not shown.endswith(b"> "):
                 shown += os.read(ours, 1000)
             os.write(ours, typed)
             shown += b"|"
+        os.close(theirs)
         with pytest.raises(OSError) if sys.platform == "linux" else pytest.raises(StopIteration):
             while True:
                 shown += os.read(ours, 1000)
-        assert child.wait(timeout=60) == 0
-    finally:
-        child.kill()
-        child.wait()
-        os.close(ours)
+        assert child.wait() == 0
+    os.close(ours)
     text = shown.decode().replace("\r", "")
     assert text.count("\\x07\\x07\\x07") == 2
     assert text.count("the cat") == 2

@@ -5,15 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.cli.conftest import Answer, Txl
 from tests.forked import run_forked
 from tests.training.helpers import differing, run_bits
-from tests.world_cases import small_files
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
 
@@ -37,57 +36,48 @@ def environment(workbench: Path) -> dict[str, str]:
     return {**inherited, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
 
 
-def run(environment: dict[str, str], *arguments: str, before: Callable[[], object] | None = None):
-    return subprocess.run(
-        command(*arguments), env=environment, capture_output=True, text=True, timeout=120, check=False, preexec_fn=before
-    )
+def run(environment: dict[str, str], *arguments: str):
+    return subprocess.run(command(*arguments), env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_signals_stop_a_run_that_then_resumes_exactly(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
+def test_signals_stop_a_run_that_then_resumes_exactly(workbench: Path, txl: Txl) -> None:
     """The whole promise, once: SIGINT, then SIGTERM, then to the end; the state is that of a run which was left alone."""
     settings = ("--set", "train.max_steps=120", "--set", "train.log_interval=10", "--set", "train.eval_interval=70")
     settings = (*settings, "--set", "train.checkpoint_interval=1000")
     arguments = (*TRAIN, "run1", *settings)
     for number in (signal.SIGINT, signal.SIGTERM):
-        child = subprocess.Popen(
-            command(*arguments), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert child.stderr
-        lines = []
-        for line in child.stderr:
-            lines.append(line)
-            if "% · step " in line:
-                child.send_signal(number)
-                break
-        rest, _ = child.communicate(timeout=60)[::-1]
-        assert child.returncode == 130
-        lines += rest.splitlines(keepends=True)
-        last = lines[-1]
+        with forked.start("tests.world_cases:program", *arguments) as child:
+            shown = b""
+            while "% · step ".encode() not in shown:
+                shown += child.stderr.read(1000) or pytest.fail(shown.decode())
+            child.send_signal(number)
+            _, rest = child.communicate()
+            assert child.wait() == 130
+        text = (shown + rest).decode()
+        last = text.splitlines()[-1]
         assert last.startswith(f"{number.name}: saved step ")
         assert last.rstrip().endswith("; go on with: txl train --resume --out run1")
-        assert "Traceback" not in "".join(lines)
+        assert "Traceback" not in text
         arguments = ("train", "--resume", "--out", "run1")
     assert txl(*arguments).status == 0
     assert txl(*TRAIN, "run2", *settings).status == 0
     assert differing(run_bits(workbench / "run1"), run_bits(workbench / "run2")) == []
 
 
-def test_a_reader_that_has_seen_enough(environment: dict[str, str]) -> None:
-    child = subprocess.Popen(
-        command("generate", "run", "--tokens", "100000"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    assert child.stdout
-    assert child.stderr
-    assert len(child.stdout.read(20)) == 20
-    child.stdout.close()
-    assert child.wait(timeout=60) == 0
-    with child.stderr:
+def test_a_reader_that_has_seen_enough(workbench: Path) -> None:
+    options = ("--prompt", "the", "--tokens", "100000", "--compile", "no")
+    with forked.start("tests.world_cases:program", "generate", "run", *options) as child:
+        assert child.stdout.read(20)
+        child.stdout.close()
+        assert child.wait() == 0
         assert child.stderr.read() == b""
 
 
 def test_ctrl_c_while_writing(environment: dict[str, str]) -> None:
+    """In a process that nobody forked."""
+    options = ("--tokens", "100000", "--compile", "no")
     child = subprocess.Popen(
-        command("generate", "run", "--tokens", "100000"), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command("generate", "run", *options), env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert child.stdout
     child.stdout.read(5)
@@ -117,11 +107,11 @@ def test_a_disk_that_is_full_when_checkpoints_are_saved(workbench: Path, txl: Tx
     assert differing(run_bits(workbench / "full"), run_bits(workbench / "run")) == ["config"]
 
 
-def test_a_disk_that_is_full_at_the_start(environment: dict[str, str], workbench: Path, txl: Txl) -> None:
+def test_a_disk_that_is_full_at_the_start(workbench: Path, txl: Txl) -> None:
     assert txl("corpus", "prepare", "text.txt").status == 0
-    refused = run(environment, *TRAIN, "full", before=lambda: small_files(100))
-    assert refused.returncode == 1
-    (line,) = refused.stderr.splitlines()
+    refused = txl_on_a_full_disk(100, workbench, *TRAIN, "full")
+    assert refused.status == 1
+    (line,) = refused.err.splitlines()
     assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
     assert not (workbench / "full").exists()
 

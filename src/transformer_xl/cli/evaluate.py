@@ -8,9 +8,6 @@ from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoic
 from transformer_xl.console import progress, warn
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.reading.evaluation import Score
     from transformer_xl.reading.how import Reading
 
@@ -60,6 +57,7 @@ def evaluate(
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision_names import precision_of_segments
     from transformer_xl.reading.evaluation import evaluate as score_stream
+    from transformer_xl.reading.token_nats import write_token_nats
     from transformer_xl.world import joined
 
     with joined() as world:
@@ -105,7 +103,7 @@ def evaluate(
     if not world.first:
         return
     if per_token is not None and score.token_nats is not None:
-        _write_tokens(per_token, text.ids, score.token_nats, opened.tokenizer)
+        write_token_nats(per_token, text.ids, score.token_nats, opened.tokenizer)
     if json_:
         figures = {"run": str(run), "text": text.what, "precision": chosen, "reading": vars(reading), **score.as_dict()}
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
@@ -125,29 +123,6 @@ def _check_writable(path: Path | None) -> None:
 
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigError(f"--per-token '{path}': the directory '{path.absolute().parent}' does not exist; make it first")
-
-
-def _write_tokens(path: Path, ids: "np.ndarray", nats: "np.ndarray", tokenizer: "Tokenizer") -> None:
-    """Write the nats of every predicted token: an array for .npy, else position, id, nats and the token's text in JSON."""
-    import numpy as np
-
-    from transformer_xl.errors import CheckpointError
-
-    try:
-        if path.suffix == ".npy":
-            np.save(path, nats)
-            return
-        texts: dict[int, str] = {}
-        with path.open("w", encoding="utf-8") as file:
-            file.write("position\tid\tnats\ttoken\n")
-            pairs = zip(ids[1:].tolist(), nats.tolist(), strict=True)
-            for position, (token, value) in enumerate(pairs, start=1):
-                text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
-                file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
-    except OSError as error:
-        raise CheckpointError(
-            f"cannot write '{path}': {error.strerror}; free disk space or choose another --per-token"
-        ) from None
 
 
 def _print(score: "Score", what: str) -> None:

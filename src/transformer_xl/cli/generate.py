@@ -203,21 +203,13 @@ def _converse(asked: Asked, task: _Task) -> None:
     from transformer_xl.cli.interactive import Conversation
 
     assert task.session is not None
-    remembered, machine = asked.remembered, _machine(task.job.decoder)
-    conversation = Conversation(
-        task.session,
-        task.job,
-        file=remembered.memory,
-        read_only=remembered.read_only,
-        quiet=asked.output.quiet,
-        machine=machine,
-    )
-    conversation.run(task.prompts)
+    machine = _machine(task.job.decoder)
+    Conversation(task.session, task.job, asked.remembered, quiet=asked.output.quiet, machine=machine).run(task.prompts)
 
 
 def _write(asked: Asked, task: _Task, world: "World") -> bool:
     """Write and print the texts; return whether it was interrupted."""
-    from transformer_xl.cli.showing import JsonPrinter, ReadingBar, StreamPrinter, TextPrinter, gathered_output
+    from transformer_xl.cli.showing import JsonPrinter, StreamPrinter, TextPrinter, gathered_output, reading_bar
     from transformer_xl.generation.job import Interrupts, Printer, StoppedReading
 
     output, memory = asked.output, asked.remembered.memory
@@ -233,16 +225,16 @@ def _write(asked: Asked, task: _Task, world: "World") -> bool:
             echo=output.echo, tokenizer=job.tokenizer, several=not is_one, first=job.own.start if job.own else 0
         )
     try:
-        with ReadingBar(sum(len(prompt.ids) for prompt in prompts), hidden=output.quiet or not is_one) as bar:
+        with reading_bar(sum(len(prompt.ids) for prompt in prompts), hidden=output.quiet or not is_one) as on_read:
             if session is None or memory is None:
                 with Interrupts() as late, gathered_output(world):  # one that is done waits for the texts of the others
-                    interrupted = job.run(prompts, printer, bar.advance)
+                    interrupted = job.run(prompts, printer, on_read)
                 interrupted = world.any(interrupted or late.noted)
             elif asked.remembered.read_only:
-                interrupted = job.ask(session, prompts, printer, bar.advance)
+                interrupted = job.ask(session, prompts, printer, on_read)
             else:
                 with Interrupts() as interrupts:  # what was shown is saved, though somebody grew impatient
-                    interrupted = job.go_on(session, prompts[0], printer, bar.advance)
+                    interrupted = job.go_on(session, prompts[0], printer, on_read)
                     session.save(memory)
                     interrupted = interrupted or interrupts.noted
     except StoppedReading:

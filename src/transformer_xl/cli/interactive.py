@@ -9,8 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.cli.generate_options import Remembered
 from transformer_xl.cli.prompts import beginning, line_end, nothing, typed
-from transformer_xl.cli.showing import ReadingBar, StreamPrinter, say
+from transformer_xl.cli.showing import StreamPrinter, reading_bar
+from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean
 from transformer_xl.generation.job import Interrupts, Job, StoppedReading
 from transformer_xl.generation.requests import Prompt, check_seed, text_seed
@@ -49,17 +51,14 @@ class Conversation:
     Args:
         session: remembers.
         job: writes.
-        file: where the session is saved at the end; None: nowhere.
-        read_only: do not.
+        remembered: where the session is saved at the end, if anywhere.
         quiet: no greeting, and no figures at the end.
         machine: how it computes, for the figures.
     """
 
-    def __init__(
-        self, session: TextSession, job: Job, *, file: Path | None, read_only: bool, quiet: bool, machine: str
-    ) -> None:
-        self._session, self._job, self._file, self._quiet, self._machine = session, job, file, quiet, machine
-        self._saves = file is not None and not read_only
+    def __init__(self, session: TextSession, job: Job, remembered: Remembered, *, quiet: bool, machine: str) -> None:
+        self._session, self._job, self._file, self._quiet, self._machine = session, job, remembered.memory, quiet, machine
+        self._saves = remembered.memory is not None and not remembered.read_only
         self._seed, self._turn = job.seed, 0
         self._commands = {
             "help": self._help,
@@ -133,9 +132,9 @@ class Conversation:
         job = dataclasses.replace(self._job, n_tokens=n_tokens, seed=text_seed(self._seed, self._turn, 0))
         self._turn += 1
         printer = StreamPrinter(echo=False, tokenizer=self._session.tokenizer)
-        with ReadingBar(len(prompt.ids), hidden=self._quiet) as bar:
+        with reading_bar(len(prompt.ids), hidden=self._quiet) as on_read:
             try:
-                interrupted = job.go_on(self._session, prompt, printer, bar.advance)
+                interrupted = job.go_on(self._session, prompt, printer, on_read)
             except StoppedReading:
                 say(f"\nstopped reading; {self._session.n_tokens:,} tokens are remembered")
                 return

@@ -3,14 +3,13 @@
 import io
 import json
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from transformer_xl.console import Bar, progress
 
+if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.job import Sample
     from transformer_xl.generation.requests import Chosen, Finished
@@ -134,54 +133,31 @@ class JsonPrinter:
         sys.stdout.flush()
 
 
-class ReadingBar:
-    """Shows how far a long prompt is read, with rate and time left, on a terminal."""
+@contextmanager
+def reading_bar(n_token: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """Show how far a long prompt is read, on a terminal.
 
-    def __init__(self, total: int, *, hidden: bool = False) -> None:
-        self._hidden = hidden or total < _BAR_FROM
-        self._total, self._done, self._begin = total, 0, time.perf_counter()
-        self._progress: Progress | None = None
+    Args:
+        n_token: how many tokens are read.
+        hidden: show nothing.
 
-    def __enter__(self) -> "ReadingBar":
-        return self
+    Yields:
+        What to call with the number of tokens just read. The bar comes with the first and goes with the last, because the
+        prompt is printed before, and the text after.
+    """
+    bar, n_read = Bar(None), 0
+    with ExitStack() as shown:
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        def advance(n: int) -> None:
+            nonlocal bar, n_read
+            if n_read == 0:
+                bar = shown.enter_context(progress("reading", n_token, hidden=hidden or n_token < _BAR_FROM))
+            bar.advance(n)
+            n_read += n
+            if n_read >= n_token:
+                shown.close()
 
-    def advance(self, n: int) -> None:
-        """Take note of tokens just read; the bar disappears with the last ones."""
-        if self._done == 0 and not self._hidden:
-            self._open()
-        self._done += n
-        if self._progress is not None:
-            rate = self._done / max(time.perf_counter() - self._begin, 1e-9)
-            self._progress.update(self._progress.task_ids[0], completed=self._done, rate=rate)
-            if self._done >= self._total:
-                self.close()
-
-    def close(self) -> None:
-        """Remove the bar."""
-        if self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-
-    def _open(self) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            return
-        columns = (
-            TextColumn("reading"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TextColumn("{task.fields[rate]:,.0f} tokens/s"),
-            TimeRemainingColumn(),
-        )
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._progress.add_task("", total=self._total, rate=0)
-        self._progress.start()
+        yield advance
 
 
 @contextmanager
@@ -195,12 +171,6 @@ def gathered_output(world: "World") -> Iterator[None]:
     outputs = world.exchange(own.getvalue())
     if world.first:
         show("".join(outputs))
-
-
-def say(message: str, *, quiet: bool = False) -> None:
-    """Write a line to standard error."""
-    if not quiet:
-        print(message, file=sys.stderr, flush=True)
 
 
 def _echoed(text: "Sample", echo: bool | None, tokenizer: "Tokenizer") -> str:
