@@ -319,10 +319,9 @@ def parse_override(override: str) -> dict[str, Any]:
     if not separator or not key.strip():
         raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
     path = key.strip().split(".")
-    nested: Any = _parse_value(value.strip())
-    if nested is None and _may_be_the_word_none(path):
-        nested = "none"
-    for part in reversed(path):
+    parsed = _parse_value(value.strip())
+    nested: dict[str, Any] = {path[-1]: "none" if parsed is None and _may_be_the_word_none(path) else parsed}
+    for part in reversed(path[:-1]):
         nested = {part: nested}
     return nested
 

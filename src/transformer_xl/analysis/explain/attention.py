@@ -20,7 +20,7 @@ from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory
 
 Visit = Callable[[int, Tensor], None]
 """Called with a layer and its weights (B, N, T, S) in fp32."""
@@ -30,7 +30,7 @@ KEYS = 8  # kept of each head
 _BEGINNING = 0.25  # share of the room that is for the beginning of the text
 
 
-def visit_attention(model: LanguageModel, ids: Tensor, mems: Mems | None, visit: Visit) -> None:
+def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visit: Visit) -> None:
     """Read a segment with a model whose layers attend, and hand the attention weights of each layer to `visit` in turn."""
 
     def watcher(layer: int) -> Callable[..., None]:

@@ -20,7 +20,7 @@ from transformer_xl.analysis.explain.attention import (
 )
 from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.memory import Mems
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.reading.how import Reading
@@ -170,7 +170,7 @@ class _Watch:
         self.distances = Distances(config.n_layer, config.heads_per_layer, n_distance)
         self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)
 
-    def look(self, index: int, cut: Cut, ids: Tensor, mems: Mems, found: Facts) -> None:
+    def look(self, index: int, cut: Cut, ids: Tensor, mems: Memory, found: Facts) -> None:
         """Look at those rows that are shown or sampled; the first row is segment `index` of the text."""
         places_BT = cut.places[:, cut.n_context :].numpy()
         scores = [self._score(found, places_T) for places_T in places_BT]
