@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model_config import KINDS, AttentionKind, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 Parallelism = Literal["ddp", "fsdp"]
@@ -214,19 +214,18 @@ class RunConfig(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunConfig":
-        if not isinstance(self.model, TransformerXLConfig):
-            if self.train.attention != "auto":
-                raise ValueError(f"train.attention ({self.train.attention}) is of transformer_xl models; leave it out")
-            return self
-        if self.train.reset_at_documents and self.model.zero_first_memory:
+        if self.train.reset_at_documents and self.model.begins_with_zeros:
             raise ValueError(
                 "train.reset_at_documents (True) begins documents with an empty memory, model.zero_first_memory (True) streams "
                 "with one of zeros; use one of them"
             )
-        if self.train.attention != "auto" and self.model.attention != AttentionKind.TRANSFORMER_XL:
+        if self.train.attention != "auto" and not self.model.has_backends:
+            kind = self.model.attention_kind
+            if kind is None:
+                raise ValueError(f"train.attention ({self.train.attention}) is of transformer_xl models; leave it out")
             raise ValueError(
                 f"train.attention ({self.train.attention}) chooses among the ways to compute model.attention=transformer_xl; "
-                f"{self.model.attention} has one: use train.attention=auto"
+                f"{kind.name} has one: use train.attention=auto"
             )
         return self
 

@@ -7,7 +7,7 @@ class of blocks (see `model/attention/block.py`) and a line here, which `registe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
 from transformer_xl.errors import ConfigError, did_you_mean
 
@@ -49,11 +49,6 @@ class AttentionKind:
         heads_fill_model: n_head x d_head must be d_model.
         foreign: its parameters in other programs; None: no other program has it.
     """
-
-    TRANSFORMER_XL: ClassVar[str] = "transformer_xl"  # these four go when nobody asks for kinds by name
-    SHAW: ClassVar[str] = "shaw"
-    VASWANI: ClassVar[str] = "vaswani"
-    AL_RFOU: ClassVar[str] = "al_rfou"
 
     name: str
     block: str

@@ -185,6 +185,13 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
             if value:
                 raise ConfigError(f"{name} ({value}) is about distances in a memory, and {describe_reading(self)} has none")
 
+    def check_backend(self, backend: str, device: torch.device) -> None:
+        """Refuse an attention backend that cannot run on a device; kinds with one way to attend have no choice.
+
+        Raises:
+            ConfigError: there is none of that name, or it cannot run there with this model's weights.
+        """
+
     def forward(
         self,
         ids: Tensor,
@@ -236,7 +243,8 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
     ) -> tuple[Tensor, Memory]:
         """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
 
-    def _embed(self, ids: Tensor) -> Tensor:
+    def embed(self, ids: Tensor) -> Tensor:
+        """Return the vectors of ids, (B, T, D); in training without those of dropped words."""
         return self.drop_words(self.embedding(ids), ids)
 
 

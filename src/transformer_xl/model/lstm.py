@@ -9,6 +9,7 @@ Shapes: B batch, T tgt_len, D d_model, W width of a layer.
 """
 
 import itertools
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -23,6 +24,15 @@ from transformer_xl.model_config import LstmConfig
 
 _WARM_UP = 512
 """Tokens that a state reads before the part of a stream that it scores: what is further away has next to no effect on it."""
+
+
+def _lacks_lstm(device: torch.device) -> bool:
+    """Say whether autocast asks for a precision in which oneDNN has no LSTM for this processor."""
+    if device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return False
+    supported = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
+    name = supported.get(torch.get_autocast_dtype("cpu"))
+    return name is not None and not getattr(torch.ops.mkldnn, name)()
 
 
 class LstmLayer(nn.Module):
@@ -65,12 +75,15 @@ class LstmLayer(nn.Module):
         w_input, w_hidden, *biases = self.lstm.parameters()
         weights = [w_input, self.drop_weight(w_hidden), *biases]
         state = kept_state = state_B1W
+        in_fp32 = _lacks_lstm(x_BTD.device)
+        x_BTD = x_BTD.to(w_hidden.dtype) if in_fp32 else x_BTD
         outputs = []
         for begin, end in itertools.pairwise(cuts):
             if document_starts is not None:
                 state = state.where(~document_starts[:, begin, None, None], 0.0)
             h, c = (part.transpose(0, 1).contiguous() for part in state.chunk(2, dim=-1))
-            y, h, c = torch.lstm(x_BTD[:, begin:end], (h, c), weights, True, 1, 0.0, self.training, False, True)
+            with torch.autocast("cpu", enabled=False) if in_fp32 else nullcontext():
+                y, h, c = torch.lstm(x_BTD[:, begin:end], (h, c), weights, True, 1, 0.0, self.training, False, True)
             new = torch.cat([h, c], dim=-1).transpose(0, 1)
             state = new if n_pad is None else new.where((n_pad <= begin)[:, None, None], state)
             outputs.append(y)
@@ -152,7 +165,7 @@ class Lstm(LanguageModel):
             cuts |= set(rows.document_starts.any(dim=0).nonzero().flatten().tolist())
         if rows.n_pad is not None:
             cuts |= set(rows.n_pad.clamp(max=T).tolist())
-        x_BTD = self.drop_input(self._embed(ids))
+        x_BTD = self.drop_input(self.embed(ids))
         states = []
         for i, layer in enumerate(self._own_layers()):
             state = old[i] if self.mem_len else old[i].new_zeros(B, 1, 2 * layer.lstm.hidden_size)

@@ -22,6 +22,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import import_class
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
+from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, make_softmax
 from transformer_xl.model.layers import make_layer
@@ -108,6 +109,12 @@ class TransformerXL(LanguageModel):
         if self.same_length and self.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
 
+    def check_backend(self, backend: str, device: torch.device) -> None:
+        """Refuse an attention backend that cannot run on a device."""
+        if self.config.has_backends:
+            heads = {"dropatt": self.config.dropatt, "d_head": self.config.d_head}
+            choose_backend(backend, device, dtype=self.dtype, **heads)
+
     def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,
         ids: Tensor,
@@ -125,7 +132,7 @@ class TransformerXL(LanguageModel):
             rows.document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
         positions = self.block_class.positions(self, mems.length + T, backend=execution.backend)
-        h_BTD = self._embed(ids)
+        h_BTD = self.embed(ids)
         remembered = []
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)

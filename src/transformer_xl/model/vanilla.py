@@ -150,7 +150,7 @@ class Vanilla(LanguageModel):
             first_BT, _ = first_keys(rows.document_starts, nothing, n_pad, tgt_len=T, memory_length=0, window=None)
         if n_pad is not None:
             place = (place - n_pad.unsqueeze(1)).clamp(min=0)
-        h_BTD = self.drop_input(self._embed(ids))
+        h_BTD = self.drop_input(self.embed(ids))
         outputs = []
         for layer, table in zip(self.layers, self.positions, strict=True):
             h_BTD = execution.run(layer, h_BTD + table[place], first_BT=first_BT)

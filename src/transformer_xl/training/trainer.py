@@ -17,13 +17,11 @@ from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError, TrainingError
-from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows, run_layer
 from transformer_xl.model.compiled import cannot_compile
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast
-from transformer_xl.model_config import AttentionKind, LstmConfig, TransformerXLConfig
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import Feed, SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
@@ -292,13 +290,14 @@ def check_settings(
         )
     if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
-    if isinstance(model.config, TransformerXLConfig) and model.config.attention == AttentionKind.TRANSFORMER_XL:
-        heads = {"dropatt": model.config.dropatt, "d_head": model.config.d_head}
-        choose_backend(train.attention, device, dtype=model.dtype, **heads)
+    model.check_backend(train.attention, device)
     if train.compile:
         check_compiler(device)
-        if model.config.kind == LstmConfig.kind:
-            raise ConfigError("train.compile (True) compiles layers that attend, and an lstm has none; use train.compile=false")
+        if not model.config.attends:
+            raise ConfigError(
+                f"train.compile (True) compiles layers that attend, and an {model.config.kind} has none; "
+                "use train.compile=false"
+            )
 
 
 def execution_of(train: TrainConfig) -> Execution:

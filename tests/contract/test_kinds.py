@@ -1,0 +1,132 @@
+"""Kinds that were registered from outside the package train, score, are saved and loaded, and write."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import transformer_xl as txl
+from tests.contract import toy_kinds
+from tests.helpers import assert_close
+from tests.training.helpers import bits, differing, tiny_model, tiny_trainer, write_recipe, write_text
+from transformer_xl.config import RunConfig
+from transformer_xl.errors import ConfigError
+from transformer_xl.kinds import ATTENTION
+from transformer_xl.model_config import KINDS
+from transformer_xl.training.display import Display
+
+SETTINGS: dict[str, dict[str, Any]] = {"sloped": {"attention": "sloped"}, "fading": {"kind": "fading"}}
+CASES = pytest.mark.parametrize("settings", list(SETTINGS.values()), ids=list(SETTINGS))
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    txl.register_attention(toy_kinds.SLOPED)
+    txl.register_model(toy_kinds.FadingConfig)
+    yield
+    del ATTENTION["sloped"], KINDS["fading"]
+
+
+@CASES
+def test_a_run_is_trained_loaded_scored_and_written_on(settings: dict[str, Any], tmp_path: Path) -> None:
+    changes = [f"model.{name}={value}" for name, value in settings.items()]
+    steps = ["train.max_steps=12", "train.eval_interval=8", "train.checkpoint_interval=8", "train.average=ema"]
+    recipe, corpus = write_recipe(tmp_path / "tiny.toml"), str(write_text(tmp_path / "text.txt"))
+    txl.train(recipe, out=tmp_path / "run", overrides=[*changes, *steps], corpus=corpus, display=Display(quiet=True))
+    model, tokenizer = txl.load(tmp_path / "run")
+    assert {name: getattr(model.config, name) for name in settings} == settings
+    ids = np.asarray(tokenizer.encode("the cat sat on naïve mats — the cat sat on mats " * 3))
+    score = txl.evaluate(model, ids, tgt_len=5, batch_size=2)
+    assert score.tokens == len(ids) - 1 and 0 < score.loss < 10
+    assert len(list(txl.generate(model, torch.as_tensor(ids[:9]), max_new_tokens=7, seed=1))) == 7
+
+    model.save_pretrained(tmp_path / "saved")
+    again = type(model).from_pretrained(tmp_path / "saved")
+    assert txl.evaluate(again, ids, tgt_len=5, batch_size=2).nats == score.nats
+
+
+@CASES
+def test_a_resumed_training_is_the_uninterrupted_one(settings: dict[str, Any]) -> None:
+    changes: dict[str, Any] = {
+        "model": {**settings, "dropout": 0.2},
+        "train": {"tbptt_segments": 2, "accumulate": 2, "reset_at_documents": True, "checkpoint_layers": True},
+    }
+    trainer = tiny_trainer(**changes)
+    losses = [trainer.train_step().nats for _ in range(4)]
+    assert losses[-1] < losses[0]
+    begun = tiny_trainer(**changes)
+    for _ in range(2):
+        begun.train_step()
+    checkpoint = begun.checkpoint({})
+    assert checkpoint is not None
+    resumed = tiny_trainer(seed=1, **changes)
+    resumed.restore(checkpoint)
+    for _ in range(2):
+        resumed.train_step()
+    assert differing(bits(resumed), bits(trainer)) == []
+
+
+@CASES
+def test_however_a_text_is_cut_a_decoder_says_what_the_model_says(settings: dict[str, Any]) -> None:
+    model = tiny_model(**settings).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.5)
+    ids = torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(0))
+    expected = model(ids).logits[:, -1].log_softmax(-1)
+    decoder = txl.Decoder(model, batch_size=2, tgt_len=4)
+    assert (decoder.kept is not None) == model.keeps_keys
+    decoder.feed(ids[:, :3])
+    begun = decoder.state_dict()
+    scores = decoder.feed(ids[:, 3:])
+    assert_close("pieces", scores.log_softmax(-1), expected, 1e-5)
+    decoder.reset(torch.tensor([True, False]))
+    assert_close("after a reset", decoder.feed([ids[0].tolist(), []])[:1].log_softmax(-1), expected[:1], 1e-5)
+    decoder.load_state_dict(begun)
+    for token in ids[:, 3:].unbind(1):
+        scores = decoder.step(token).full()
+    assert_close("token by token", scores.log_softmax(-1), expected, 1e-5)
+
+
+@CASES
+def test_padding_and_documents_are_told_as_to_every_model(settings: dict[str, Any]) -> None:
+    model = tiny_model(**settings).eval()
+    ids = torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(0))
+    padded = model(ids, rows=txl.Rows(n_pad=torch.tensor([0, 3]))).logits
+    assert_close("padded row", padded[1, 3:], model(ids[1:, 3:]).logits[0], 1e-5)
+    starts = torch.zeros(2, 7, dtype=torch.bool)
+    starts[:, 4] = True
+    cut = model(ids, rows=txl.Rows(document_starts=starts)).logits
+    assert_close("second document", cut[:, 4:], model(ids[:, 4:]).logits, 1e-5)
+
+
+def test_a_memory_of_another_kind_is_carried_like_any_other() -> None:
+    memory = toy_kinds.Trace(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]))
+    assert (memory.batch_size, memory.n_bytes) == (2, 16)
+    assert memory.reset(torch.tensor([False, True])).trace.tolist() == [[1, 2], [0, 0]]
+    both = toy_kinds.Trace.concatenate([memory, memory.select(torch.tensor([0]))])
+    assert both.trace[:, 0].tolist() == [1, 3, 1]
+    first = torch.tensor([True, False])
+    assert memory.where(first, toy_kinds.Trace(torch.ones(2, 2))).trace.tolist() == [[1, 2], [1, 1]]
+    again = toy_kinds.Trace.from_state_dict(memory.to("cpu").detach().state_dict())
+    assert torch.equal(again.trace[0], memory.trace[0])
+    with pytest.raises(ValueError, match=r"a memory of 2 rows must fit ids of 3 rows; use model.init_mems\(3\)"):
+        tiny_model(kind="fading")(torch.zeros(3, 2, dtype=torch.int64), mems=memory)
+
+
+def test_names_are_those_of_one_kind() -> None:
+    txl.register_attention(toy_kinds.SLOPED)  # the same once more
+    with pytest.raises(ConfigError, match="another kind of attention 'sloped' already; choose another name"):
+        txl.register_attention(txl.AttentionKind("sloped", "somewhere:Else"))
+    with pytest.raises(ConfigError, match="another kind of model 'fading' already; choose another name"):
+        txl.register_model(type("Other", (toy_kinds.FadingConfig,), {}))
+    with pytest.raises(ConfigError, match=r"attention \('slopes'\) must be 'transformer_xl', .* or 'sloped'"):
+        txl.TransformerXLConfig(attention="slopes")
+
+
+def test_settings_that_a_kind_cannot_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses among .* sloped has one"):
+        RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
