@@ -9,7 +9,7 @@ ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"version", "errors", "ranks", "console", "allocator"},
     {"files"},
-    {"world", "pictures"},
+    {"world", "pictures", "hub"},
     {"settings"},
     {"kinds"},
     {"model_config"},

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from transformer_xl.config import RunConfig, load_recipe, recipe_names
-from transformer_xl.model.comparison import compare_parameters, count_parameters
 from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig
+from transformer_xl.training.comparison import compare_parameters, count_parameters
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 

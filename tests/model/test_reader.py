@@ -16,11 +16,11 @@ from tests.reference.test_equation import KINDS, VARIANTS
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import reader as reader_module
 from transformer_xl.model.compiled import compiled_head, compiled_token
-from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.model.frozen_layer import read_segment
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.model.reader import Reader, keeps_keys
-from transformer_xl.model.reading import read_segment
 from transformer_xl.model.transformer_xl import TransformerXL
 
 OPTIONS: dict[str, dict[str, Any]] = {

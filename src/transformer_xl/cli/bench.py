@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import torch
 
     from transformer_xl.cost.bench import DecoderMode, ScoringMode
-    from transformer_xl.model.frozen import InferencePrecision
     from transformer_xl.model.language_model import LanguageModel
+    from transformer_xl.model.precision import InferencePrecision
     from transformer_xl.opening import Opened
 
 app = App(name="bench", help="Measure a model on this machine, beside what the machine allows.", help_format="plaintext")
@@ -221,7 +221,7 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
 
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":
     from transformer_xl.errors import ConfigError
-    from transformer_xl.model.precision_names import precision_of_segments
+    from transformer_xl.model.precision import precision_of_segments
 
     if names is None:
         names = [name for name in _PRECISIONS if name != "fp16" or device.type == "cuda"]

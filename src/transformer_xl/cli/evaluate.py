@@ -55,7 +55,7 @@ def evaluate(
     """
     from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.errors import ConfigError
-    from transformer_xl.model.precision_names import precision_of_segments
+    from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.reading.evaluation import evaluate as score_stream
     from transformer_xl.reading.token_nats import write_token_nats
     from transformer_xl.world import joined

@@ -82,8 +82,8 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     from transformer_xl.checkpoint.run_directory import RunDirectory
     from transformer_xl.config import apply_overrides, load_recipe
     from transformer_xl.data.corpora import choose_corpus
-    from transformer_xl.model.comparison import compare_parameters
     from transformer_xl.model_config import TransformerXLConfig
+    from transformer_xl.training.comparison import compare_parameters
 
     if resume and out is not None and RunDirectory(out).holds_run:
         config = apply_overrides(RunDirectory(out).config().model_dump(), overrides)
@@ -113,7 +113,7 @@ def _print_plan(config: "RunConfig") -> "ModelConfig":
 def _print_size(config: "RunConfig") -> "ModelConfig":
     """Print the parameters of a model that no plan is made of; return its settings, complete."""
     from transformer_xl.cost.work import vocabulary
-    from transformer_xl.model.comparison import count_parameters
+    from transformer_xl.training.comparison import count_parameters
 
     size, origin = vocabulary(config)
     model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)

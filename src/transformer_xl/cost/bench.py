@@ -16,8 +16,8 @@ from transformer_xl.cost.measure import Decoding, Scoring
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import compiled
-from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.reading.evaluation import evaluate
 
 Figures = dict[str, Any]

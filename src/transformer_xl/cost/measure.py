@@ -17,8 +17,8 @@ import torch
 from transformer_xl.cost.decoding import SessionBytes, bytes_per_token, session_bytes, slots_per_row
 from transformer_xl.cost.machine import Clock, MemoryWatch
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.reading.evaluation import evaluate
 
 _N_WARM_UP = 3

@@ -8,7 +8,7 @@ import torch
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.compiled import cannot_compile
-from transformer_xl.model.frozen import InferencePrecision
+from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.reading.stream import KeptKeys
 
 Compile = bool | Literal["auto"]

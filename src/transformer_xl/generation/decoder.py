@@ -21,10 +21,8 @@ from transformer_xl.generation.given import (
 )
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import RowState, load_session, save_session
-from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.language_model import LanguageModel, describe_reading
-from transformer_xl.model.precision import Precision, choose_precision
-from transformer_xl.model.precision_names import PrecisionName, check_precision
+from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.reader import keeps_keys
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.model_config import ModelConfig, TransformerXLConfig

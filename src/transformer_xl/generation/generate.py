@@ -11,7 +11,7 @@ from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import write
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision_names import PrecisionName
+from transformer_xl.model.precision import PrecisionName
 from transformer_xl.model.token_ids import check_ids
 
 

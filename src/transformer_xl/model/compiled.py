@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.model.frozen_layer import read_token
 from transformer_xl.model.frozen_softmax import HeadFunction, streamed_head
-from transformer_xl.model.reading import read_token
 
 _OPTIONS: dict[str, Any] = {
     "dynamic": False,

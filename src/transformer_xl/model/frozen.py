@@ -4,7 +4,7 @@ Shapes: O outputs, I inputs, N heads, H d_head, D d_model, P distances told apar
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.layers import DecoderLayer, FeedForward
-
-InferencePrecision = Literal["fp32", "bf16", "fp16", "int8"]
-"""What weights are kept in at inference; with int8, keys, values and products are bf16."""
+from transformer_xl.model.precision import InferencePrecision
 
 Product = Callable[[Tensor, "Matrix", torch.dtype, Tensor | None], Tensor]
 """How vectors are multiplied by weights: see `product` and `streamed_product`."""

@@ -188,6 +188,10 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that cannot run on a device; kinds with one way to attend have no choice.
 
+        Args:
+            backend: its name, see `choose_backend`.
+            device: where the model is to run.
+
         Raises:
             ConfigError: there is none of that name, or it cannot run there with this model's weights.
         """

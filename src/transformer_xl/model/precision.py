@@ -2,13 +2,22 @@
 
 import contextlib
 import platform
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, cast, get_args
 
 import torch
 
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, did_you_mean
 
 Precision = Literal["fp32", "bf16", "fp16"]
+"""Of matrix products in training."""
+
+InferencePrecision = Literal["fp32", "bf16", "fp16", "int8"]
+"""What weights are kept in at inference; with int8, keys, values and products are bf16."""
+
+PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
+"""An `InferencePrecision`, or `auto`: whatever is fast here."""
+
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -61,3 +70,29 @@ def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractC
     if precision == "fp32":
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+def check_precision(name: str, known: Sequence[str] = get_args(PrecisionName)) -> None:
+    """Refuse a name that is not among those known.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if name not in known:
+        raise ConfigError(f"unknown precision '{name}'; {did_you_mean(str(name), known)}")
+
+
+def precision_of_segments(name: str, device: torch.device) -> InferencePrecision:
+    """Return the precision in which a text is scored segment by segment; `auto` takes what the device multiplies natively.
+
+    For single tokens, which are as fast as weights can be read, a `Decoder` finds out by trying.
+
+    Raises:
+        ConfigError: an unknown name.
+
+    Example:
+        >>> precision_of_segments("int8", torch.device("cpu"))
+        'int8'
+    """
+    check_precision(name)
+    return choose_precision(name, device)[0] if name == "auto" else cast("InferencePrecision", name)

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import replace_file, whole_file
-from transformer_xl.model_config import KINDS, LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig, model_config
+from transformer_xl.hub import download, upload
+from transformer_xl.model.card import model_card
+from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,26 +26,6 @@ MODEL_TYPE = TransformerXLConfig.kind
 
 _MOST_NAMES = 5
 """Models beside a mistyped path that an error lists."""
-
-_NAMES = {"transformer_xl": "A Transformer-XL", "vanilla": "A Transformer without memory", "lstm": "An LSTM"}
-
-_CARD = """---
-library_name: transformer_xl
-pipeline_tag: text-generation
-tags:
-- transformer-xl
----
-# {name}
-
-{kind} with {n_parameter:,} parameters: {layers},
-{past}, {vocab_size:,} tokens.
-
-```python
-import transformer_xl as txl
-
-{load}
-```
-"""
 
 
 class PretrainedMixin:
@@ -98,21 +80,19 @@ class PretrainedMixin:
         Raises:
             CheckpointError: the hub refused, or cannot be reached.
         """
-        from huggingface_hub import HfApi
-
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save(Path(folder) / TOKENIZER_FILE)
-            (Path(folder) / "README.md").write_text(_card(self, repo_id, tokenizer is not None), encoding="utf-8")
-            try:
-                hub = HfApi(token=token)
-                hub.create_repo(repo_id, private=private, exist_ok=True)
-                return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
-            except Exception as error:  # the hub raises many kinds: no network, no permission, a name that cannot be
-                raise CheckpointError(
-                    f"cannot upload to '{repo_id}' ({_reason(error)}); check the name (user/name), the network and the token"
-                ) from None
+            from_class = f'model = txl.{type(self).__name__}.from_pretrained("{repo_id}")'
+            card = model_card(
+                self.config,
+                name=repo_id.rpartition("/")[2],
+                n_parameter=sum(parameter.numel() for parameter in self.parameters()),
+                load=from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")',
+            )
+            (Path(folder) / "README.md").write_text(card, encoding="utf-8")
+            return upload(folder, repo_id, private=private, token=token, commit_message=commit_message)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None, token: str | None = None) -> Self:
@@ -143,14 +123,11 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         known = beside(Path(source), _holds_model)
         raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{known}")
-    from huggingface_hub import snapshot_download
-
     try:
-        patterns = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
-        return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=patterns))
-    except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
+        return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE], revision=revision, token=token)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"'{source}' is neither a directory nor a hub id that can be read ({_reason(error)}; for a hub id "
+            f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
             f"check spelling and network); give a run or an exported directory{beside(Path(source), _holds_model)}"
         ) from None
 
@@ -214,38 +191,6 @@ def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "dict[str, 
     return model.eval()
 
 
-def _card(model: Any, repo_id: str, has_tokenizer: bool) -> str:
-    """Return the README.md of a hub repository."""
-    load = f'model = txl.{type(model).__name__}.from_pretrained("{repo_id}")'
-    return _CARD.format(
-        kind=_NAMES[model.config.kind],
-        layers=_layers(model.config),
-        past=_past(model.config),
-        vocab_size=model.config.vocab_size,
-        name=repo_id.rpartition("/")[2],
-        n_parameter=sum(parameter.numel() for parameter in model.parameters()),
-        load=f'model, tokenizer = txl.load("{repo_id}")' if has_tokenizer else load,
-    )
-
-
-def _layers(config: ModelConfig) -> str:
-    """Say how many layers there are, and how wide."""
-    if isinstance(config, LstmConfig) and config.d_hidden and config.n_layer > 1:
-        return f"{config.n_layer} layers of width {config.d_hidden}, the last of {config.d_model}"
-    return f"{config.n_layer} layers of width {config.d_model}"
-
-
-def _past(config: ModelConfig) -> str:
-    """Say what a model knows of what it has read."""
-    if isinstance(config, VanillaConfig):
-        return f"separate segments of at most {config.max_len} tokens"
-    if not config.mem_len:
-        return "no memory"
-    if isinstance(config, LstmConfig):
-        return "a state that goes on from segment to segment"
-    return f"a memory of {config.mem_len} tokens per layer"
-
-
 def beside(path: Path, holds: Callable[[Path], bool]) -> str:
     """Return a clause that proposes directories beside a path which does not hold what is asked for, or nothing."""
     try:
@@ -257,8 +202,3 @@ def beside(path: Path, holds: Callable[[Path], bool]) -> str:
 
 def _holds_model(path: Path) -> bool:
     return (path / CONFIG_FILE).is_file()
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of what an exception says."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

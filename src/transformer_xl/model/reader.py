@@ -17,13 +17,13 @@ from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.compiled import compiled_head, compiled_token
 from transformer_xl.model.frozen import InferencePrecision, activation_dtype, freeze_layer, freeze_norm
+from transformer_xl.model.frozen_layer import LayerOptions, normalize, read_segment, read_token
 from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision_names import check_precision
-from transformer_xl.model.reading import LayerOptions, normalize, read_segment, read_token
+from transformer_xl.model.precision import check_precision
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Rows
-from transformer_xl.model.frozen import InferencePrecision
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel, describe_reading
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.precision import InferencePrecision, Precision, autocast
 from transformer_xl.model.reader import Reader, keeps_keys
 from transformer_xl.model.transformer_xl import TransformerXL
 
