@@ -12,7 +12,7 @@ from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
     from transformer_xl.config import RunConfig
-    from transformer_xl.model_config import TransformerXLConfig
+    from transformer_xl.model_config import ModelConfig
 
 
 def eval_speed(
@@ -113,22 +113,21 @@ def eval_speed(
         raise KeyboardInterrupt
 
 
-def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
+def _model_and_text(config: "RunConfig") -> "tuple[ModelConfig, Any]":
     """Return the settings of ours, and tokens as frequent as in a text of words."""
     import numpy as np
 
     from transformer_xl.cost.work import with_vocabulary
     from transformer_xl.errors import ConfigError
-    from transformer_xl.model_config import TransformerXLConfig
 
-    if not isinstance(config.model, TransformerXLConfig) or config.model.counts_from_end:
+    kind = config.model.attention_kind
+    if kind is None or not kind.keeps_keys:
         what = getattr(config.model, "attention", config.model.kind)
         raise ConfigError(
             f"recipe '{config.name}' ({what}) keeps no keys in a memory; give one that does, such as enwik8-base: the vanilla "
             "model of its sizes is made here"
         )
     model, _ = with_vocabulary(config)
-    assert isinstance(model, TransformerXLConfig)
     ranks = np.exp(np.random.default_rng(0).random(1 << 16) * np.log(model.vocab_size or 1))  # Zipf's law
     return model, ranks.astype(np.int64) - 1
 

@@ -82,7 +82,6 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     from transformer_xl.checkpoint.run_directory import RunDirectory
     from transformer_xl.config import apply_overrides, load_recipe
     from transformer_xl.data.corpora import choose_corpus
-    from transformer_xl.model_config import TransformerXLConfig
     from transformer_xl.training.comparison import compare_parameters
 
     if resume and out is not None and RunDirectory(out).holds_run:
@@ -90,7 +89,7 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     else:
         config = load_recipe(recipe or "quickstart", overrides)
     config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
-    is_planned = isinstance(config.model, TransformerXLConfig)
+    is_planned = config.model.attends and config.model.remembers == "positions"
     model = (_print_plan if is_planned else _print_size)(config)
     comparison = compare_parameters(config, model)
     if comparison:

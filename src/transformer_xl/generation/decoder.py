@@ -23,9 +23,7 @@ from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import RowState, load_session, save_session
 from transformer_xl.model.language_model import LanguageModel, describe_reading
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
-from transformer_xl.model.reader import keeps_keys
 from transformer_xl.model.token_ids import check_ids
-from transformer_xl.model_config import ModelConfig, TransformerXLConfig
 from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
 
 
@@ -78,8 +76,8 @@ class Decoder:
         same_length = False if mem_len == 0 else None  # of a window without memory nothing is left
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
-        self.tgt_len = tgt_len or _segment_length(model.config)
-        if keeps_keys(self.model) and self.mem_len > 0:
+        self.tgt_len = tgt_len or model.config.segment_length or _TGT_LEN
+        if self.model.keeps_keys and self.mem_len > 0:
             precisions: list[InferencePrecision] = ["fp32", "bf16"] if precision == "auto" else [precision]
             self._stream, self.reason = fastest_stream(
                 lambda chosen: cast(KeptKeys, self._open(chosen)), precisions, compile=compile, expected_tokens=expected_tokens
@@ -444,14 +442,6 @@ class Decoder:
             raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
         self._stream.load_state_dict(rest)
         self._hidden = hidden.to(self.model.device, copy=True)
-
-
-def _segment_length(config: ModelConfig) -> int:
-    """Return how much to read at once; a table of positions tells how long the segments were in training."""
-    if config.longest_segment:
-        return config.longest_segment
-    trained = (config.max_klen or 0) - config.mem_len if isinstance(config, TransformerXLConfig) else 0
-    return trained if config.counts_from_end and trained > 0 else _TGT_LEN
 
 
 _TGT_LEN = 64

@@ -7,7 +7,7 @@ Shapes: B rows, T tokens, C slots, P distances told apart, N heads, H d_head, D 
 
 import math
 from collections.abc import Callable
-from typing import TypeGuard, cast, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from transformer_xl.model.frozen import InferencePrecision, activation_dtype, fr
 from transformer_xl.model.frozen_layer import LayerOptions, normalize, read_segment, read_token
 from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction
 from transformer_xl.model.key_value_memory import KeyValueMemory
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import check_precision
@@ -32,15 +31,6 @@ _ALIGNED_SLOTS = 16
 
 _SCORES_AT_ONCE = 1 << 25
 """Attention scores held at once while a segment is read, 128 MB in fp32; more rows are read one group after another."""
-
-
-def keeps_keys(model: LanguageModel) -> TypeGuard[TransformerXL]:
-    """Say whether the keys and values of a position stay the same while the text goes on.
-
-    With the absolute kinds of attention they do not: positions count from the end of the segment, and are added anew to what is
-    remembered.
-    """
-    return model.keeps_keys
 
 
 class Reader:
@@ -56,14 +46,14 @@ class Reader:
             window, else the memory and all of its segment before it.
 
     Raises:
-        ConfigError: a model whose keys cannot be kept, see `keeps_keys`.
+        ConfigError: a model whose keys cannot be kept, see `LanguageModel.keeps_keys`.
     """
 
     def __init__(
         self, model: TransformerXL, *, tgt_len: int, precision: InferencePrecision = "fp32", window: int | None = None
     ) -> None:
         check_precision(precision, get_args(InferencePrecision))
-        if not keeps_keys(model):
+        if not model.keeps_keys:
             raise ConfigError(
                 f"attention '{model.config.attention}' adds positions to what is remembered: no keys can be kept; "
                 "read with the model itself"

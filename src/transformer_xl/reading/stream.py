@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel, describe_reading
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import InferencePrecision, Precision, autocast
-from transformer_xl.model.reader import Reader, keeps_keys
+from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 
 ALL = slice(None)
@@ -532,9 +533,9 @@ def open_stream(
         ConfigError: int8 for a model whose keys cannot be kept.
     """
     # without a memory, what a token sees begins anew with each segment
-    if keeps_keys(model) and model.ext_len == 0 and not model.is_sharded and (model.mem_len or not token_by_token):
+    if model.keeps_keys and model.ext_len == 0 and not model.is_sharded and (model.mem_len or not token_by_token):
         window = (model.window or model.mem_len + 1) if token_by_token else None
-        return KeptKeys(model, batch_size, tgt_len=tgt_len, precision=precision, window=window)
+        return KeptKeys(cast(TransformerXL, model), batch_size, tgt_len=tgt_len, precision=precision, window=window)
     if precision == "int8":
         raise ConfigError(
             f"precision int8 needs keys that stay the same; with {describe_reading(model)}, mem_len ({model.mem_len}) and "
