@@ -94,11 +94,7 @@ def _read_manifest(path: Path, *, step: int) -> dict[str, FileRecord]:
         )
     if manifest.get("step") != step:
         raise _damaged(path, f"it is of step {manifest.get('step')!r}, not {step}")
-    return _records(path, manifest.get("files"))
-
-
-def _records(path: Path, files: Any) -> dict[str, FileRecord]:
-    """Turn the manifest's table into records; its names are compared with ours, never used as paths before that."""
+    files = manifest.get("files")  # its names are compared with ours, never used as paths before that
     if not isinstance(files, dict) or set(files) != set(_CONTENT_FILES):
         raise _damaged(path, f"it must list {', '.join(_CONTENT_FILES)}")
     try:

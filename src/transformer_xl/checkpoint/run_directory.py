@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore, averaged_weights
+from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError
@@ -205,19 +205,16 @@ def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -
 def _run_weights(run: RunDirectory, which: str, on_damaged: Callable[[str], None]) -> dict[str, Any]:
     store = run.store()
     checkpoint = (store.load_best if which == "best" else store.load_newest)(on_damaged=on_damaged)
-    averaged = which == "average" or (which == "best" and _average_is_best(checkpoint))
+    averaged = which == "average"
+    if which == "best":  # perhaps because of its average
+        best = (checkpoint.state.get("record") or {}).get("best") or {}
+        averaged = best.get("step") == checkpoint.step and best.get("average", False)
     if averaged and not averaged_weights(checkpoint):
         raise CheckpointError(
             f"checkpoint {checkpoint.step} of '{run.path}' holds no averaged weights; load its best or last ones, or train "
             "with train.average=ema, or swa, which begins at train.average_start"
         )
     return averaged_weights(checkpoint) if averaged else checkpoint.model
-
-
-def _average_is_best(checkpoint: Checkpoint) -> bool:
-    """True if this is the best checkpoint of its run because of its average."""
-    best = (checkpoint.state.get("record") or {}).get("best") or {}
-    return best.get("step") == checkpoint.step and best.get("average", False)
 
 
 def _warn(message: str) -> None:

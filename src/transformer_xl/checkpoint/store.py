@@ -33,10 +33,8 @@ __all__ = ["AVERAGE_PREFIX", "Checkpoint", "CheckpointStore", "averaged_weights"
 
 _STEP_NAME = re.compile(r"step-([0-9]{8}|[1-9][0-9]{8,17})(\.old)?")
 _STRAY_NAME = re.compile(rf"({_STEP_NAME.pattern}|best\.json)\.tmp")
-_BEST_FILE = "best.json"
 _MAX_STEP = 10**18 - 1
-AVERAGE_PREFIX = "average."
-"""Begins the names, in `Checkpoint.training`, of weights averaged over steps."""
+AVERAGE_PREFIX = "average."  # begins the names, in `Checkpoint.training`, of weights averaged over steps
 
 _REMEDIES = {
     errno.ENOSPC: "free disk space",
@@ -88,7 +86,9 @@ class CheckpointStore:
         Raises:
             CheckpointError: the checkpoint cannot be stored or the disk refuses; earlier checkpoints are intact.
         """
-        final = self._path(_checked_step(checkpoint.step))
+        if not _is_step(checkpoint.step):
+            raise CheckpointError(f"step ({checkpoint.step!r}) must be an integer from 0 to {_MAX_STEP}; count optimizer steps")
+        final = self._path(checkpoint.step)
         with _explained(f"checkpoint {str(final)!r} cannot be saved, earlier ones are intact"):
             self._write(checkpoint, final)
         with _explained(f"checkpoint {str(final)!r} is saved, but the best cannot be recorded or old ones deleted"):
@@ -121,7 +121,8 @@ class CheckpointStore:
         if step not in (known := self.steps()):
             have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
             raise CheckpointError(f"no checkpoint of step {step} in {str(self.directory)!r}; {have}")
-        return read_checkpoint(self._readable_path(step), step=step)
+        final, old = self._path(step), self._old_path(step)
+        return read_checkpoint(old if old.is_dir() and not final.is_dir() else final, step=step)
 
     def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
         """Load the newest checkpoint that is sound; CheckpointError if there is none.
@@ -179,17 +180,13 @@ class CheckpointStore:
 
     @property
     def _best_path(self) -> Path:
-        return self.directory / _BEST_FILE
+        return self.directory / "best.json"
 
     def _path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}"
 
     def _old_path(self, step: int) -> Path:
         return self.directory / f"step-{step:08d}.old"
-
-    def _readable_path(self, step: int) -> Path:
-        final, old = self._path(step), self._old_path(step)
-        return old if old.is_dir() and not final.is_dir() else final
 
     def _entries(self) -> list[Path]:
         try:
@@ -203,20 +200,16 @@ class CheckpointStore:
         remove(partial)
         try:
             write_checkpoint(partial, checkpoint)
-            self._publish(partial, checkpoint.step)
+            if final.is_dir():  # it stays readable until the new one has its name
+                old = self._old_path(checkpoint.step)
+                discard_directory(old)
+                final.rename(old)
+            partial.rename(final)
+            sync_directory(self.directory)
         except BaseException:
             with suppress(OSError):  # the first error is the one to report; `clean` finds what is left
                 remove(partial)
             raise
-
-    def _publish(self, partial: Path, step: int) -> None:
-        """Give a complete checkpoint its name; the one that had it stays readable until then."""
-        final, old = self._path(step), self._old_path(step)
-        if final.is_dir():
-            discard_directory(old)
-            final.rename(old)
-        partial.rename(final)
-        sync_directory(self.directory)
 
     def _settle(self, step: int) -> None:
         """Finish a replacement that was cut short: the old checkpoint goes, or gets its name back if no new one has it."""
@@ -282,12 +275,6 @@ def averaged_weights(checkpoint: Checkpoint) -> "dict[str, Tensor]":
 
 def _is_step(step: object) -> bool:
     return type(step) is int and 0 <= step <= _MAX_STEP
-
-
-def _checked_step(step: int) -> int:
-    if not _is_step(step):
-        raise CheckpointError(f"step ({step!r}) must be an integer from 0 to {_MAX_STEP}; count optimizer steps")
-    return step
 
 
 @contextmanager

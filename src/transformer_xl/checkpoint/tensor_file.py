@@ -19,7 +19,7 @@ from transformer_xl.errors import CheckpointError
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
 
-_DTYPES = {
+CODES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -88,8 +88,8 @@ def _check_storable(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_meta:
         kind = "meta" if tensor.is_meta else str(tensor.layout).removeprefix("torch.")
         raise CheckpointError(f"tensor {name!r} is {kind}, without plain data to store; make it dense first")
-    if tensor.dtype not in _DTYPES:
-        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _DTYPES)
+    if tensor.dtype not in CODES:
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in CODES)
         raise CheckpointError(f"tensor {name!r} has dtype {tensor.dtype}, which cannot be stored; convert it to one of {known}")
 
 
@@ -107,7 +107,7 @@ def _encode_header(tensors: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
     offset = 0
     for name, dtype, shape in tensors:
         end = offset + shape.numel() * dtype.itemsize
-        header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = canonical(header)
     text += b" " * (-len(text) % 8)  # so that the data, too, starts at a multiple of 8

@@ -98,7 +98,12 @@ def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.
     for name, dtype in dtypes.items():
         if not dtype.is_floating_point:
             raise CheckpointError(f"tensor '{name}' of '{origin}' has type {dtype}, which weights cannot have")
-    _check_place(source, [names_of[0] for names_of in names.values()])
+    # tensors that share their bytes without being tied could make a large file out of a small one
+    first_names = [names_of[0] for names_of in names.values()]
+    needed = sum(source.tensors[name].n_bytes for name in first_names)
+    held = sum(path.stat().st_size for path in {source.tensors[name].path for name in first_names})
+    if needed > held:
+        raise CheckpointError(f"the tensors of '{origin}' take {needed:,} bytes, but its files hold {held:,}: they overlap")
     dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in TransformerXL(source.config).state_dict().items()}
@@ -115,16 +120,6 @@ def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.
 
     content = {name: (dtype, torch.Size(shape)) for name, shape in shapes.items()}
     return content, lambda name: source.key_map.native(name, shapes, read)
-
-
-def _check_place(source: Source, names: list[str]) -> None:
-    """Refuse tensors that share their bytes without being tied: a small file could make a large one."""
-    needed = sum(source.tensors[name].n_bytes for name in names)
-    held = sum(path.stat().st_size for path in {source.tensors[name].path for name in names})
-    if needed > held:
-        raise CheckpointError(
-            f"the tensors of '{source.weights}' take {needed:,} bytes, but its files hold {held:,}: they overlap"
-        )
 
 
 def _loaded(tensor: TensorRef) -> Tensor:

@@ -12,7 +12,7 @@ def check_free(target: Path) -> None:
     """Make sure that a directory can be written: free, not the current one, and with a parent; CheckpointError otherwise."""
     parent = target.absolute().parent
     try:
-        is_taken = target.is_symlink() or (target.exists() and not _is_empty_directory(target))
+        is_taken = target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir())))
         is_here = target.exists() and target.samefile(Path.cwd())
         has_parent = parent.is_dir()
     except OSError as error:
@@ -45,10 +45,6 @@ def new_directory(target: Path) -> Iterator[Path]:
         if isinstance(error, OSError):
             raise _cannot_write(target, error) from None
         raise
-
-
-def _is_empty_directory(path: Path) -> bool:
-    return path.is_dir() and not any(path.iterdir())
 
 
 def _cannot_write(target: Path, error: OSError) -> CheckpointError:

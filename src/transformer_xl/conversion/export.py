@@ -13,7 +13,6 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.tensor_file import encode_lazily
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface
-from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.vocabulary_state import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
@@ -75,7 +74,8 @@ def _foreign_tensors(
     config = model.config
     key_map = (huggingface if kind == "huggingface" else authors).key_map(config)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    parts = {name: part for part in key_map.parts() for name in _names(part, kind)}
+    # `load_state_dict` of the authors asks for all names, Hugging Face ties what is tied
+    parts = {name: part for part in key_map.parts() for name in (part.name, *(part.aliases if kind == "authors" else ()))}
     content = {name: (model.dtype, torch.Size(part.shape)) for name, part in parts.items()}
     fixed: dict[str, Tensor] = {}
     if not config.learns_positions:  # their modules keep the frequencies of the sinusoids with the weights
@@ -97,11 +97,6 @@ def load_model(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
     if model.config.kind != TransformerXLConfig.kind:
         raise ConfigError(f"'{source}' is a model of kind '{model.config.kind}'; only a transformer_xl can be exported")
     return cast(TransformerXL, model), tokenizer
-
-
-def _names(part: Part, kind: Target) -> tuple[str, ...]:
-    """Return the names to write: `load_state_dict` of the authors asks for all, Hugging Face ties what is tied."""
-    return (part.name, *part.aliases) if kind == "authors" else (part.name,)
 
 
 def _check(config: TransformerXLConfig, kind: Target) -> None:

@@ -26,8 +26,7 @@ _KEY_MAPS: dict[Kind, Callable[[TransformerXLConfig], KeyMap]] = {
     "nvidia": nvidia.key_map,
     "tensorflow": tensorflow.key_map,
 }
-_LEAST_PER_LAYER = 9
-"""Tensors that every layer has in every format."""
+_LEAST_PER_LAYER = 9  # tensors that every layer has in every format
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,9 @@ def open_source(
         ConfigError: `settings` that cannot work.
     """
     changes = dict(settings or {})
-    _check_known(changes)
+    for name in changes:
+        if name not in TransformerXLConfig.model_fields:
+            raise ConfigError(f"unknown setting '{name}'; {did_you_mean(name, TransformerXLConfig.model_fields)}")
     found, weights = recognize(Path(source), kind)
     contents = _read(found, weights)
     if contents.kind == "tensorflow" and "mem_len" not in changes:
@@ -79,12 +80,6 @@ def open_source(
     config = _settle(contents, changes)
     tokenizer = find_tokenizer(weights, given=vocabulary, state=contents.vocabulary, vocab_size=config.vocab_size, moses=moses)
     return Source(contents.kind, weights, config, contents.tensors, tokenizer, _KEY_MAPS[contents.kind](config))
-
-
-def _check_known(settings: Mapping[str, Any]) -> None:
-    for name in settings:
-        if name not in TransformerXLConfig.model_fields:
-            raise ConfigError(f"unknown setting '{name}'; {did_you_mean(name, TransformerXLConfig.model_fields)}")
 
 
 def _settle(contents: _Contents, settings: Mapping[str, Any]) -> TransformerXLConfig:
@@ -106,7 +101,11 @@ def _settle(contents: _Contents, settings: Mapping[str, Any]) -> TransformerXLCo
 def _read(kind: Kind | None, weights: Path) -> _Contents:
     """Read a file of a kind, or one of `torch.save` whose content tells."""
     if kind == "huggingface":
-        return _huggingface(weights)
+        settings = weights.parent / "config.json"
+        values = read_json(settings)
+        safe = weights.suffix == ".safetensors"
+        tensors = read_safetensors(weights) if safe else _named_tensors(read_torch(weights), weights)
+        return _Contents(kind, tensors, settings, partial(huggingface.config_of, values))
     if kind == "tensorflow":
         tensors = read_bundle(weights)
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -116,13 +115,6 @@ def _read(kind: Kind | None, weights: Path) -> _Contents:
         return _nvidia(tree, weights)
     flags, tensors = read_module(tree, weights)
     return _Contents("authors", tensors, weights, partial(authors.config_of, flags))
-
-
-def _huggingface(weights: Path) -> _Contents:
-    settings = weights.parent / "config.json"
-    values = read_json(settings)
-    tensors = read_safetensors(weights) if weights.suffix == ".safetensors" else _named_tensors(read_torch(weights), weights)
-    return _Contents("huggingface", tensors, settings, partial(huggingface.config_of, values))
 
 
 def _nvidia(tree: Any, weights: Path) -> _Contents:

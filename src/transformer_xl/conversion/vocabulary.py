@@ -128,11 +128,10 @@ def _as_utf8(words: Sequence[str]) -> list[str]:
 
 
 def _are_words(value: Any) -> bool:
-    return isinstance(value, list | tuple) and all(isinstance(word, str) and _is_text(word) for word in value)
-
-
-def _is_text(word: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in word)  # halves of pairs cannot be written to a file
+    # halves of pairs cannot be written to a file
+    return isinstance(value, list | tuple) and all(
+        isinstance(word, str) and not any("\ud800" <= character <= "\udfff" for character in word) for word in value
+    )
 
 
 def _are_ids(value: Any) -> bool:

@@ -18,12 +18,8 @@ _SENTENCES = ("lm1b",)
 _NO_LINES = ("enwik8", "text8")
 _EOS, _SENTENCE, _BLANK = "<eos>", "<S>", "_"
 
-MAX_WORDS = 1 << 23
-"""A vocabulary has at most so many words; the largest that was published with a model has 793,471."""
-
-MAX_WORD_LENGTH = 1 << 16
-"""A word has at most so many characters."""
-
+MAX_WORDS = 1 << 23  # a vocabulary has at most so many words; the largest that was published with a model has 793,471
+MAX_WORD_LENGTH = 1 << 16  # a word has at most so many characters
 _MEANING = ("words", "symbols", "unit", "lower_case", "blank", "line_start", "line_end", "unknown", "moses", "never_split")
 """Attributes of tokenizers that a state tells."""
 

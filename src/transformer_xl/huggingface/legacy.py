@@ -14,9 +14,6 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from transformer_xl.conversion.key_maps.huggingface import MODEL_TYPE, config_of
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 
-_HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
-_FILES = ["*.json", "model.safetensors", "pytorch_model.bin", "vocab.pkl", "vocab.bin", "vocab.txt"]
-
 
 class TransfoXLConfig(PreTrainedConfig):
     """What `AutoConfig` finds for an old model; becomes a `TransformerXLPretrainedConfig` at once."""
@@ -46,7 +43,8 @@ def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> 
     if not Path(source).is_dir():
         from huggingface_hub import snapshot_download
 
-        patterns = [str(PurePosixPath(subfolder, name)) for name in _FILES]
+        files = ["*.json", "model.safetensors", "pytorch_model.bin", "vocab.pkl", "vocab.bin", "vocab.txt"]
+        patterns = [str(PurePosixPath(subfolder, name)) for name in files]
         source = snapshot_download(str(source), allow_patterns=patterns, **download)
     folder = Path(source, subfolder).resolve()
     state = tuple(
@@ -57,7 +55,8 @@ def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> 
 
 def download_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return those arguments of `from_pretrained` that say what to download and how."""
-    return {key: arguments[key] for key in _HUB_ARGUMENTS if key in arguments}
+    known = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+    return {key: arguments[key] for key in known if key in arguments}
 
 
 @functools.lru_cache(maxsize=4)

@@ -26,8 +26,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import WEIGHTS_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
 
-PREFILL = 128
-"""Tokens of a prompt read at once, as `Decoder` does; the memory carries what was before."""
+PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
 
 MANY_TOKENS = 1 << 15
 """Vocabularies above this, and those in clusters, score labels without logits; call the model without labels to get them."""

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.conversion.key_maps import pytorch
-from transformer_xl.conversion.key_maps.entries import KeyMap
+from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, positions, shared_entries
-from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
 from transformer_xl.conversion.values import MAX_CLUSTERS, integer, one_of, truth
 from transformer_xl.errors import CheckpointError, ConfigError
@@ -52,23 +51,18 @@ _ARGUMENTS = (
 
 def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
     """Return arguments that build the authors' model of the same shape; `tgt_len` is the length of its training segments."""
+    length = config.max_klen - config.mem_len if config.max_klen else tgt_len  # a table of positions is tgt_len + mem_len long
+    if length < 1:
+        what = f"max_klen ({config.max_klen}) - mem_len ({config.mem_len})" if config.max_klen else "tgt_len"
+        raise ConfigError(f"{what} ({length}) must be at least 1 for the authors' code")
     flags = pytorch.values_of(config) | {
         "n_token": config.vocab_size,
         "tie_weight": config.tie_weight,
-        "tgt_len": _training_length(config, tgt_len),
+        "tgt_len": length,
         "ext_len": 0,
         "attn_type": pytorch.foreign_names(config).attn_type,
     }
     return {name: flags[name] for name in _ARGUMENTS}
-
-
-def _training_length(config: TransformerXLConfig, tgt_len: int) -> int:
-    """Return the `tgt_len` of the originals; together with `mem_len` it is the length of a table of positions."""
-    length = config.max_klen - config.mem_len if config.max_klen else tgt_len
-    if length < 1:
-        what = f"max_klen ({config.max_klen}) - mem_len ({config.mem_len})" if config.max_klen else "tgt_len"
-        raise ConfigError(f"{what} ({length}) must be at least 1 for the authors' code")
-    return length
 
 
 _OF_MODEL = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_embed", "attn_type", "same_length", "clamp_len")
@@ -106,7 +100,13 @@ def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, Ten
     if not isinstance(borders, list) or not 1 <= len(borders) <= MAX_CLUSTERS:
         raise CheckpointError(f"'{weights}' has word_emb.cutoffs that are no list of 1 to {MAX_CLUSTERS} numbers")
     flags["cutoffs"] = borders[:-1]  # the last is the size of the vocabulary
-    return flags | _ties(tensors, n_cluster=len(borders), one_table=flags["div_val"] == 1), tensors
+    # no attribute says what is tied, but the places of the tensors do
+    flags["tie_weight"] = _same_place(tensors, "crit.out_layers.0.weight", "word_emb.emb_layers.0.weight")
+    flags["tie_projs"] = [
+        _same_place(tensors, f"crit.out_projs.{i}", f"word_emb.emb_projs.{0 if flags['div_val'] == 1 else i}")
+        for i in range(len(borders))
+    ]
+    return flags, tensors
 
 
 def _children(module: Any) -> dict[str, Any]:
@@ -129,15 +129,6 @@ def _own_tensors(module: Stub, prefix: str) -> Iterator[tuple[str, TensorRef]]:
         for name, tensor in (held if isinstance(held, dict) else {}).items():
             if isinstance(tensor, TensorRef):
                 yield (f"{prefix}.{name}" if prefix else str(name)), tensor
-
-
-def _ties(tensors: Mapping[str, TensorRef], *, n_cluster: int, one_table: bool) -> dict[str, Any]:
-    """Tell from their places what is tied, which no attribute says."""
-    weights = _same_place(tensors, "crit.out_layers.0.weight", "word_emb.emb_layers.0.weight")
-    projections = [
-        _same_place(tensors, f"crit.out_projs.{i}", f"word_emb.emb_projs.{0 if one_table else i}") for i in range(n_cluster)
-    ]
-    return {"tie_weight": weights, "tie_projs": projections}
 
 
 def _same_place(tensors: Mapping[str, TensorRef], a: str, b: str) -> bool:

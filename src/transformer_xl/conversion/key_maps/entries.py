@@ -15,9 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.values import shown
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model.adaptive import cluster_sizes, cluster_widths, is_projected
+from transformer_xl.model_config import TransformerXLConfig
 
 Change = Literal["", "transposed", "reversed"]
 Shape = tuple[int, ...]
@@ -39,6 +40,57 @@ class Entry:
     native: tuple[str, ...]
     foreign: tuple[Part, ...]
     change: Change = ""  # what to do with each foreign tensor, and to undo on the way back
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the tensors of a model look like; its `vocab_size` is set."""
+
+    config: TransformerXLConfig
+
+    @cached_property
+    def clusters(self) -> tuple[int, ...]:
+        """Tokens per cluster, head first."""
+        assert self.config.vocab_size is not None
+        return tuple(cluster_sizes(self.config.vocab_size, self.config.cutoffs))
+
+    @cached_property
+    def widths(self) -> tuple[int, ...]:
+        """Width of the vectors of each cluster."""
+        config = self.config
+        return tuple(cluster_widths(len(self.clusters), d_embed=config.d_embed or config.d_model, div_val=config.div_val))
+
+    @cached_property
+    def projected(self) -> tuple[bool, ...]:
+        """Per cluster, whether a projection stands between vectors and states; two of the same width may have one."""
+        config = self.config
+        given = {"d_model": config.d_model, "div_val": config.div_val, "proj_same_dim": config.proj_same_dim}
+        return tuple(is_projected(width, **given) for width in self.widths)
+
+    @property
+    def one_table(self) -> bool:
+        """The embedding is one table over all clusters, with one projection."""
+        return self.config.div_val == 1
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Tokens per table of the embedding."""
+        return (sum(self.clusters),) if self.one_table else self.clusters
+
+    @property
+    def plain(self) -> bool:
+        """There is one softmax over the whole vocabulary."""
+        return self.one_table and not self.config.cutoffs
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        """Return a shape that a table writes in letters, with spaces between them; "3H" is three times H.
+
+        L layers, K learned positions, n heads, d width of one, H width of all together, D states, F inner layer.
+        """
+        config = self.config
+        known = {"L": config.n_layer, "K": config.max_klen or 0, "n": config.n_head, "d": config.d_head}
+        known |= {"H": config.n_head * config.d_head, "D": config.d_model, "F": config.d_inner}
+        return tuple(int(size[:-1] or 1) * known[size[-1]] for size in letters.split())
 
 
 def per_layer(
@@ -137,7 +189,7 @@ class KeyMap:
     def foreign(self, part_name: str, load: Callable[[str], Tensor]) -> Tensor:
         """Return the foreign tensor of that part; `load` reads a native one."""
         entry = self._by_foreign[part_name]
-        changed = [_changed_shape(part.shape, entry.change) for part in entry.foreign]
+        changed = [part.shape[::-1] if entry.change == "transposed" else part.shape for part in entry.foreign]
         index = [part.name for part in entry.foreign].index(part_name)
         return _changed(_cut([load(name) for name in entry.native], changed)[index], entry.change)
 
@@ -149,13 +201,8 @@ def _changed(tensor: Tensor, change: Change) -> Tensor:
     return tensor.flip(0) if change == "reversed" else tensor
 
 
-def _changed_shape(shape: Shape, change: Change) -> Shape:
-    return shape[::-1] if change == "transposed" else shape
-
-
-def _cut(pieces: list[Tensor], shapes: Iterable[Shape]) -> list[Tensor]:
+def _cut(pieces: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
     """Put elements one after another and cut them into tensors of other shapes."""
-    shapes = list(shapes)
     flat = pieces[0].flatten() if len(pieces) == 1 else torch.cat([piece.flatten() for piece in pieces])
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [cut.reshape(shape) for cut, shape in zip(flat.split(sizes), shapes, strict=True)]

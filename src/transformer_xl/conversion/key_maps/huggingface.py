@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_xl.conversion.key_maps import pytorch
-from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, shared_entries
-from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.conversion.values import integer, integers, number, one_of, shown, truth
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model_config import TransformerXLConfig
@@ -59,18 +58,12 @@ _WITHOUT_EFFECT = {
     *("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path"),
     *("task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "problem_type", "id2label", "label2id"),
     *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "torchscript", "use_bfloat16", "tf_legacy_loss"),
-    *(
-        "keys_to_ignore_at_inference",
-        "is_encoder_decoder",
-        "is_decoder",
-        "cross_attention_hidden_size",
-        "decoder_start_token_id",
-    ),
-    *("add_cross_attention", "tie_encoder_decoder", "pruned_heads", "chunk_size_feed_forward", "_num_labels", "num_labels"),
+    *("keys_to_ignore_at_inference", "is_encoder_decoder", "is_decoder", "decoder_start_token_id", "add_cross_attention"),
+    *("cross_attention_hidden_size", "tie_encoder_decoder", "pruned_heads", "chunk_size_feed_forward", "_num_labels"),
     *("do_sample", "early_stopping", "max_length", "min_length", "num_beams", "num_beam_groups", "num_return_sequences"),
     *("temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size"),
     *("encoder_no_repeat_ngram_size", "bad_words_ids", "diversity_penalty", "output_scores", "return_dict_in_generate"),
-    *("forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
+    *("num_labels", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
     *("suppress_tokens", "begin_suppress_tokens", "sep_token_id", "_commit_hash", "_attn_implementation_autoset"),
 }
 _OLD_NAMES = {"n_token": "vocab_size", "vocab_size_or_config_json_file": "vocab_size", "tie_weight": "tie_word_embeddings"}

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from transformer_xl.conversion.key_maps import authors
-from transformer_xl.conversion.key_maps.entries import KeyMap
+from transformer_xl.conversion.key_maps.entries import KeyMap, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, foreign_names, positions, shared_entries
-from transformer_xl.conversion.key_maps.sizes import Sizes
 from transformer_xl.model_config import TransformerXLConfig
 
 _NAMES = Names(

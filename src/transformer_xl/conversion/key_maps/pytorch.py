@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from transformer_xl.conversion.key_maps.entries import Entry, Part, per_layer
-from transformer_xl.conversion.key_maps.sizes import Sizes
+from transformer_xl.conversion.key_maps.entries import Entry, Part, Sizes, per_layer
 from transformer_xl.conversion.values import integer, integers, number, truth, truths
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ForeignNames

@@ -9,8 +9,7 @@ import itertools
 import re
 from collections.abc import Iterator, Mapping
 
-from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, per_layer
-from transformer_xl.conversion.key_maps.sizes import Sizes
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, Sizes, per_layer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model_config import TransformerXLConfig
 
@@ -54,6 +53,9 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
     widths = [shape[1] for shape in tables]
     one_table = f"{_ROOT}adaptive_embed/lookup_table" in shapes
     projects = [f"{_ROOT}adaptive_embed/cutoff_{i}/proj_W" in shapes for i in range(len(widths))]
+    div_val = 1 if one_table else 2
+    if not one_table and len(widths) > 1:  # the smallest factor from the first width to the second; a third allows no other
+        div_val = max(2, widths[0] // (widths[1] + 1) + 1)
     owns = [f"{_ROOT}adaptive_softmax/cutoff_{i}/proj" in shapes for i in range(len(sizes))]
     return TransformerXLConfig(
         vocab_size=sum(sizes),
@@ -64,7 +66,7 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
         d_inner=d_inner,
         d_embed=widths[0],
         cutoffs=tuple(itertools.accumulate(sizes))[:-1],
-        div_val=1 if one_table else _div_val(widths),
+        div_val=div_val,
         tie_projs=tuple(not own for own in owns),
         proj_same_dim=all(has for has, width in zip(projects, widths, strict=True) if width == d_model),
         untie_r=len(bias) == 3,
@@ -72,11 +74,6 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
         same_length_besides_self=True,
         layer_norm_epsilon=1e-12,
     )
-
-
-def _div_val(widths: list[int]) -> int:
-    """Return the smallest factor that leads from the first width to the second; three clusters or more allow only one."""
-    return max(2, widths[0] // (widths[1] + 1) + 1) if len(widths) > 1 else 2
 
 
 def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: str) -> list[Shape]:

@@ -72,8 +72,7 @@ DTYPES = {
 }
 """Types of elements by the name that files give them."""
 
-MAX_DIMENSIONS = 16
-"""Sizes of one tensor: the model needs 4."""
+MAX_DIMENSIONS = 16  # sizes of one tensor: the model needs 4
 
 
 class Checksum:
@@ -91,16 +90,13 @@ class Checksum:
     def matches_file(self) -> bool:
         """Return whether the bytes in the file are what they were; they are read once."""
         if self._sound is None:
-            self._sound = self._read() == self._crc
+            crc, left = 0, self._size
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                while left and (block := file.read(min(left, 2**20))):
+                    crc, left = zlib.crc32(block, crc), left - len(block)
+            self._sound = crc == self._crc
         return self._sound
-
-    def _read(self) -> int:
-        crc, left = 0, self._size
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            while left and (block := file.read(min(left, 2**20))):
-                crc, left = zlib.crc32(block, crc), left - len(block)
-        return crc
 
 
 @dataclass(frozen=True)

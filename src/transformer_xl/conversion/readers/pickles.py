@@ -22,26 +22,18 @@ from transformer_xl.errors import CheckpointError
 
 MAX_BYTES = 4 * 2**30
 """Bytes of a file that is one pickle: the authors' cached WikiText-103 has 900 million, mostly arrays, which are skipped."""
-MIN_MB = 80
-"""Address space that the child may add to what its interpreter takes, for the smallest file: room for buffers."""
-MB_PER_MB = 100
-"""Address space per byte of pickle: the densest pickle (of empty lists) makes 70 bytes out of one."""
+MIN_MB = 80  # address space that the child may add to what its interpreter takes, for the smallest file: room for buffers
+MB_PER_MB = 100  # address space per byte of pickle: the densest pickle (of empty lists) makes 70 bytes out of one
 MAX_MB = 4096
 """Most address space: twice an 800 MB array (never touched, so no real memory) and a vocabulary of a million words."""
-MIN_SECONDS = 2
-"""Processor time for the smallest file: it takes 0.05."""
-SECONDS_PER_MB = 1
-"""Processor time per megabyte of pickle: it takes 0.1."""
-MAX_SECONDS = 120
-"""Most processor time: a cached corpus of a gigabyte takes 3."""
-WALL_FACTOR = 5
-"""How much slower than its processor time the child may be on a busy machine."""
-MAX_REPLY = 2 * MAX_OUTPUT
-"""Bytes of JSON that are read: the child counts characters before it spells them."""
+MIN_SECONDS = 2  # processor time for the smallest file: it takes 0.05
+SECONDS_PER_MB = 1  # processor time per megabyte of pickle: it takes 0.1
+MAX_SECONDS = 120  # most processor time: a cached corpus of a gigabyte takes 3
+WALL_FACTOR = 5  # how much slower than its processor time the child may be on a busy machine
+MAX_REPLY = 2 * MAX_OUTPUT  # bytes of JSON that are read: the child counts characters before it spells them
 
 _HINT = "is it a checkpoint of a Transformer-XL?"
 _CHILD = Path(__file__).with_name("pickle_child.py")
-_NEEDED_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SYSTEMROOT")
 
 
 def read_pickle(path: Path) -> Any:
@@ -83,7 +75,10 @@ def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -
         raise CheckpointError(f"'{path}' holds more than {MAX_REPLY} bytes of text and numbers; {_HINT}")
     head, _, body = reply.partition(b"\n")
     if code or not head:
-        raise CheckpointError(f"'{path}' {_cause(code, memory, seconds)}; {_HINT}")
+        cause = f"needs more than {memory} MB to read, or breaks the reader (status {code})"
+        if -code in (getattr(signal, "SIGXCPU", None), getattr(signal, "SIGKILL", None)):
+            cause = f"needs more than {seconds} s to read"
+        raise CheckpointError(f"'{path}' {cause}; {_HINT}")
     header = json.loads(head)
     if "error" in header:
         raise CheckpointError(f"'{path}' {header['error']}")
@@ -93,7 +88,8 @@ def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -
 def _run(path: Path, file: BinaryIO, arguments: list[str], wall: float) -> tuple[bytes, int]:
     # -I: no environment variables, no user or current directory; -S: no site-packages, so nothing runs but the file.
     command = [sys.executable or "python3", "-I", "-S", "-B", str(_CHILD), *arguments]
-    environment = {name: os.environ[name] for name in _NEEDED_ENVIRONMENT if name in os.environ}
+    needed = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SYSTEMROOT")
+    environment = {name: os.environ[name] for name in needed if name in os.environ}
     try:
         child = subprocess.Popen(command, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment)
     except OSError as error:
@@ -112,12 +108,6 @@ def _run(path: Path, file: BinaryIO, arguments: list[str], wall: float) -> tuple
             raise
         finally:
             timer.cancel()
-
-
-def _cause(code: int, memory: int, seconds: int) -> str:
-    if -code in (getattr(signal, "SIGXCPU", None), getattr(signal, "SIGKILL", None)):
-        return f"needs more than {seconds} s to read"
-    return f"needs more than {memory} MB to read, or breaks the reader (status {code})"
 
 
 def rebuild(path: Path, body: str, tensor: Callable[[list[Any]], Any]) -> Any:

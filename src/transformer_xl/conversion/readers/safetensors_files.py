@@ -9,29 +9,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, MAX_TENSORS
+from transformer_xl.checkpoint.tensor_file import CODES, MAX_HEADER_BYTES, MAX_TENSORS
 from transformer_xl.conversion.readers.files import open_regular, read_at
-from transformer_xl.conversion.readers.inert import Storage, TensorRef, place
+from transformer_xl.conversion.readers.inert import DTYPES, Storage, TensorRef, place
 from transformer_xl.errors import CheckpointError
 
 MAX_TOKENS = 20 * MAX_TENSORS
 """Brackets, braces, commas and colons of a header: a matrix takes 12. Counting them costs nothing; parsing does."""
 
-_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U64": "uint64",
-    "U32": "uint32",
-    "U16": "uint16",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+_NAMES = {CODES[dtype]: name for name, dtype in DTYPES.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, TensorRef]:

@@ -14,12 +14,9 @@ from typing import BinaryIO
 from transformer_xl.conversion.readers.files import read_at
 from transformer_xl.errors import CheckpointError
 
-SIGNATURE = b"PK\x03\x04"
-"""What such a file starts with."""
-MAX_ENTRIES = 100_000
-"""Entries, see `pickle_child.MAX_STORAGES`."""
-MAX_DIRECTORY_BYTES = 16 * 2**20
-"""Bytes of the directory: 160 per entry; 46 are fixed, and PyTorch's names take 20."""
+SIGNATURE = b"PK\x03\x04"  # what such a file starts with
+MAX_ENTRIES = 100_000  # entries, see `pickle_child.MAX_STORAGES`
+MAX_DIRECTORY_BYTES = 16 * 2**20  # bytes of the directory: 160 per entry; 46 are fixed, and PyTorch's names take 20
 
 _END = struct.Struct("<4s4H2LH")  # signature, disks (2), entries here, entries, size, offset, comment
 _LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset, disks
