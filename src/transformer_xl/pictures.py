@@ -39,21 +39,17 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
     Raises:
         CheckpointError: the file cannot be written; `remedy` ends the message.
     """
-    _take_literally(figure)
+    from matplotlib.axis import Tick
+    from matplotlib.text import Text
+
+    # names are shown as they are: matplotlib would read a formula between two dollar signs; numbers at axes stay as they are
+    numbers = {label for tick in cast("list[Tick]", figure.findobj(Tick)) for label in (tick.label1, tick.label2)}
+    for text in cast("list[Text]", figure.findobj(Text)):
+        if text not in numbers:
+            text.set_parse_math(False)
     try:
         with whole_file(path) as stray:
             figure.savefig(stray)
     except OSError as error:
         raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; {remedy}") from None
     return path
-
-
-def _take_literally(figure: "Figure") -> None:
-    """Show names as they are: matplotlib would read a formula between two dollar signs. Numbers at axes stay as they are."""
-    from matplotlib.axis import Tick
-    from matplotlib.text import Text
-
-    numbers = {label for tick in cast("list[Tick]", figure.findobj(Tick)) for label in (tick.label1, tick.label2)}
-    for text in cast("list[Text]", figure.findobj(Text)):
-        if text not in numbers:
-            text.set_parse_math(False)

@@ -15,8 +15,6 @@ from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CorpusError
 
-_PIECE = 1 << 20  # ids that are hashed at a time
-
 
 @dataclass(frozen=True)
 class Text:
@@ -30,9 +28,9 @@ class Text:
 
     def digest(self) -> str:
         """Return the SHA-256 of the ids, read piece by piece because they may be mapped from a file larger than memory."""
-        found = hashlib.sha256()
-        for begin in range(0, len(self.ids), _PIECE):
-            found.update(np.ascontiguousarray(self.ids[begin : begin + _PIECE]).data)
+        found, n = hashlib.sha256(), 1 << 20
+        for begin in range(0, len(self.ids), n):
+            found.update(np.ascontiguousarray(self.ids[begin : begin + n]).data)
         return found.hexdigest()
 
 

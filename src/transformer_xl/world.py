@@ -24,10 +24,7 @@ from transformer_xl.errors import ConfigError, LostContactError, ToldElsewhereEr
 from transformer_xl.ranks import note_meeting
 
 TIMEOUT_VARIABLE = "TXL_TIMEOUT_SECONDS"
-_TIMEOUT_SECONDS = 1800.0
 _groups: list[Any] = []
-_SIGNS_OF_LOST_CONTACT = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "process group")
-
 
 Items = TypeVar("Items", bound=Sequence[Any])
 
@@ -166,7 +163,7 @@ def joined() -> Iterator[World]:
         rank, size, local_rank = (
             int(os.environ.get(name, default)) for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"))
         )
-        seconds = float(os.environ.get(TIMEOUT_VARIABLE, _TIMEOUT_SECONDS))
+        seconds = float(os.environ.get(TIMEOUT_VARIABLE, "1800"))
     except ValueError as error:
         raise ConfigError(
             f"RANK, WORLD_SIZE, LOCAL_RANK and {TIMEOUT_VARIABLE} must be numbers ({error}); use torchrun"
@@ -193,7 +190,8 @@ def _contact() -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = " ".join(str(error).split())
-        if not (isinstance(error, dist.DistError) or any(sign in text.lower() for sign in _SIGNS_OF_LOST_CONTACT)):
+        signs = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "process group")
+        if not (isinstance(error, dist.DistError) or any(sign in text.lower() for sign in signs)):
             raise
         raise LostContactError(
             f"lost contact with another process ({text[:200]}); its own message, if it left one, says why. "

@@ -51,8 +51,8 @@ def test_quiet_runs_show_warnings_only() -> None:
 def test_time_left_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("transformer_xl.training.display.time.monotonic", lambda: now[0])
-    shown, _ = display()
-    assert shown._time_left(0.2) == "?"
-    now[0] += 60
-    assert shown._time_left(0.4) == "3:00"
-    assert shown._time_left(1.0) == "0:00"
+    shown, out = display()
+    for progress, left in ((0.2, "?"), (0.4, "3:00"), (1.0, "0:00")):
+        shown.advance(step=1, progress=progress, loss=1.0, tokens_per_second=1.0, final=True)
+        assert out.getvalue().rstrip().endswith(f" {left} left")
+        now[0] += 60

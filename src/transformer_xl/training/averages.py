@@ -43,7 +43,11 @@ class Average:
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
         """Let a model compute with the averaged weights inside the block; after it, its own are back bit by bit."""
-        own = {name: _taken(parameter) for name, parameter in _parameters(model).items()}
+        # only FSDP's parts are copied, because FSDP finds them by their storage
+        own = {
+            name: local(parameter).detach().clone() if isinstance(parameter, DTensor) else parameter.data
+            for name, parameter in _parameters(model).items()
+        }
         try:
             for name, parameter in _parameters(model).items():
                 _put(self.weights[name], parameter)
@@ -69,11 +73,6 @@ def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     if isinstance(model, FSDPModule):
         model.reshard()
     return dict(model.named_parameters())
-
-
-def _taken(parameter: Tensor) -> Tensor:
-    """Return what `_put` puts back. Only FSDP's parts are copied, because FSDP finds them by their storage."""
-    return local(parameter).detach().clone() if isinstance(parameter, DTensor) else parameter.data
 
 
 @torch.no_grad()

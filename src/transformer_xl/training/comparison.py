@@ -1,4 +1,4 @@
-"""How many parameters a model has beside the one that it is compared with; both are built without their numbers."""
+"""How many parameters a model and the one that it is compared with have; both are built without weights."""
 
 from dataclasses import dataclass
 
@@ -12,22 +12,15 @@ from transformer_xl.model_config import ModelConfig
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models with one vocabulary.
+    """Parameters of two models with one vocabulary."""
 
-    Attributes:
-        recipe: the other model's.
-        own: parameters of this one.
-        other: those of the other one; None: it cannot have that vocabulary.
-        problem: why not.
-    """
-
-    recipe: str
+    recipe: str  # of the other model
     own: int
-    other: int | None
-    problem: str = ""
+    other: int | None  # None: the other model cannot have that vocabulary
+    problem: str = ""  # why it cannot
 
     def __str__(self) -> str:
-        """Say it in one line.
+        """Return the comparison in one line.
 
         Example:
             >>> print(Comparison("enwik8-base", own=42, other=40))
@@ -54,18 +47,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | None:
-    """Count a model's parameters and those of the recipe that its own names, built with the same vocabulary.
-
-    Args:
-        config: the run, whose `compared_with` names the other recipe.
-        model: its model's settings, complete.
-
-    Returns:
-        Both counts; None if nothing is compared.
-
-    Raises:
-        ConfigError: no such recipe.
-    """
+    """Count the parameters of a run's completed `model` and of the recipe that `config.compared_with` names, if any."""
     if config.compared_with is None:
         return None
     try:

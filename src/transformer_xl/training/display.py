@@ -53,8 +53,11 @@ class Display:
         """Show how far the run is; without a live bar, only a `final` call writes a line. `loss` is in nats per token."""
         if self.quiet:
             return
-        speed = f"{tokens_per_second:,.0f} tokens/s · {self._time_left(progress)} left"
-        state = f"{self._name}step {step:,} · loss {loss:.3f} · {speed}"
+        now = time.monotonic()
+        self._began = self._began or (now, progress)
+        since, done = now - self._began[0], progress - self._began[1]
+        left = clock(since / done * (1 - progress)) if done > 0 else "?"
+        state = f"{self._name}step {step:,} · loss {loss:.3f} · {tokens_per_second:,.0f} tokens/s · {left} left"
         if self._bar:
             self._bar.update(self._task, completed=min(progress, 1.0), state=state)
         elif final:
@@ -63,10 +66,3 @@ class Display:
     def _print(self, line: Text) -> None:
         """Print one line, broken at the screen's width only on a terminal."""
         self.console.print(line, soft_wrap=not self.console.is_terminal)
-
-    def _time_left(self, progress: float) -> str:
-        now = time.monotonic()
-        if self._began is None:
-            self._began = (now, progress)
-        since, done = now - self._began[0], progress - self._began[1]
-        return clock(since / done * (1 - progress)) if done > 0 else "?"

@@ -24,15 +24,24 @@ from transformer_xl.version import __version__
 ENVIRONMENT_FILE = "environment.json"
 
 LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it: the same in all processes that it starts and starts anew
-_PACKAGES = ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton")
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
-_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", _CUBLAS, "WORLD_SIZE", LAUNCH)
 _SECONDS = 5
 
 
 def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
     """Add an entry to the run's `environment.json`; the run starts or goes on after `step`."""
-    entries = [*read_environment(directory), describe_environment(seed=seed, device=device, step=step)]
+    variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", _CUBLAS, "WORLD_SIZE", LAUNCH)
+    entry = {
+        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "step": step,
+        "seed": seed,
+        "command": sys.argv,
+        "versions": _versions(),
+        "commit": _commit(Path(__file__).parent),
+        "machine": _machine(device),
+        "variables": {name: os.environ[name] for name in variables if name in os.environ},
+    }
+    entries = [*read_environment(directory), entry]
     try:
         replace_file(directory / ENVIRONMENT_FILE, (json.dumps(entries, indent=2) + "\n").encode())
     except OSError as error:
@@ -59,23 +68,9 @@ def begun_by_this_launch(directory: Path) -> bool:
         return False
 
 
-def describe_environment(*, seed: int, device: torch.device, step: int = 0) -> dict[str, Any]:
-    """Return what this process runs with, as JSON values."""
-    return {
-        "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "step": step,
-        "seed": seed,
-        "command": sys.argv,
-        "versions": _versions(),
-        "commit": _commit(Path(__file__).parent),
-        "machine": _machine(device),
-        "variables": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
-    }
-
-
 def _versions() -> dict[str, str]:
     found = {"transformer_xl": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
+    for name in ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton"):
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     if torch.version.cuda:

@@ -17,10 +17,7 @@ from transformer_xl.config import TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
 
-_SHARE_OF_SHORT = 0.05
-_DEVIATION = 5
-_SHORTEST = 5
-_MOST_ABOVE = 3 * _DEVIATION
+_MOST_ABOVE = 15  # three deviations
 
 
 class SegmentLengths:
@@ -48,19 +45,15 @@ class SegmentLengths:
 
     def at(self, step: int, index: int, *, progress: float) -> int:
         """Return the length of segment `index` of a step, before which `progress` of the budget was used up."""
-        due = self._due(progress)
-        if not self._config.varlen:
+        config, due = self._config, self._config.tgt_len
+        if config.tgt_len_start is not None and progress < config.tgt_len_warmup:
+            n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
+            due = config.tgt_len_start + int(progress / config.tgt_len_warmup * n_rise) * config.tgt_len_increment
+        if not config.varlen:
             return due
-        draw = random.Random(f"varlen {self._config.seed} {step} {index}")
-        mean = due / 2 if draw.random() < _SHARE_OF_SHORT else due
-        return min(max(int(draw.gauss(mean, _DEVIATION)), _SHORTEST), due + _MOST_ABOVE)
-
-    def _due(self, progress: float) -> int:
-        config = self._config
-        if config.tgt_len_start is None or progress >= config.tgt_len_warmup:
-            return config.tgt_len
-        n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
-        return config.tgt_len_start + int(progress / config.tgt_len_warmup * n_rise) * config.tgt_len_increment
+        draw = random.Random(f"varlen {config.seed} {step} {index}")
+        mean = due / 2 if draw.random() < 0.05 else due
+        return min(max(int(draw.gauss(mean, 5)), 5), due + _MOST_ABOVE)
 
 
 @dataclass(frozen=True)
@@ -162,10 +155,9 @@ class Feed:
 
     def _fetch(self) -> None:
         place, segment = Place.of(self._stream), next(self._stream)
-        self._waiting.append((place, Segment(*map(self._moved, _tensors(segment)))))
-
-    def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else tensor
+        if self._device.type == "cuda":
+            segment = Segment(*(t.pin_memory().to(self._device, non_blocking=True) for t in _tensors(segment)))
+        self._waiting.append((place, segment))
 
 
 def _tensors(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-_LARGEST_WEIGHT_NORM = 10.0
-
 
 class Lamb(torch.optim.Optimizer):
     """Layer-wise adaptive moments for large batches; `eps` is added to both denominators.
@@ -71,6 +69,6 @@ def _update(
     direction = first / (second.sqrt() + eps)
     if weight_decay:
         direction.add_(weight, alpha=weight_decay)
-    weight_norm, norm = weight.norm().clamp(max=_LARGEST_WEIGHT_NORM), direction.norm()
+    weight_norm, norm = weight.norm().clamp(max=10.0), direction.norm()
     ratio = torch.where((weight_norm > 0) & (norm > 0), weight_norm / (norm + eps), 1.0)
     weight.sub_(direction * (ratio * lr))

@@ -15,10 +15,6 @@ from torch import Tensor
 
 from transformer_xl.model.precision import choose_precision
 
-_A, _B, _C = 3.4445, -4.7750, 2.0315  # of the polynomial, as the library has them
-_N_STEP = 5
-_EPSILON = 1e-7
-
 
 class Muon(torch.optim.Muon):
     """Momentum whose update is made orthogonal, in the precision that the device multiplies natively.
@@ -80,9 +76,10 @@ def orthogonalized(matrix: Tensor) -> Tensor:
         >>> torch.linalg.svdvals(orthogonalized(torch.tensor([[3.0, 0.0, 1.0], [0.0, 2.0, 0.0]]))).round().tolist()
         [1.0, 1.0]
     """
+    a, b, c = 3.4445, -4.7750, 2.0315  # of the polynomial, as the library has them
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
-    x = wide / wide.norm().clamp(min=_EPSILON)
-    for _ in range(_N_STEP):
+    x = wide / wide.norm().clamp(min=1e-7)
+    for _ in range(5):
         gram = x @ x.T
-        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x if wide is matrix else x.T

@@ -13,8 +13,6 @@ from transformer_xl.training.lamb import Lamb
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.parallel import own_part
 
-_FUSED_DEVICES = ("cpu", "cuda")  # where torch.optim.Adam and AdamW have a fused update
-
 
 class Optimizers:
     """One or two optimizers that step together.
@@ -27,7 +25,7 @@ class Optimizers:
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         named = dict(model.named_parameters())
         adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-        if config.optimizer != "lamb" and all(p.device.type in _FUSED_DEVICES for p in named.values()):
+        if config.optimizer != "lamb" and all(p.device.type in ("cpu", "cuda") for p in named.values()):
             adam["fused"] = True
         if config.optimizer == "muon":
             inside = {name: p for name, p in named.items() if _in_layers(name, p)}
@@ -86,21 +84,13 @@ def _groups(named: dict[str, nn.Parameter], config: OptimConfig, *, lr: float) -
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         rate = lr * config.embedding_lr_ratio if name.startswith("embedding.") else lr
-        groups.setdefault((rate, _is_decayed(name, parameter, config.decayed)), []).append(parameter)
+        # biases, norms, u, v and tables of positions have one dimension, or more than two
+        is_decayed = {"all": True, "layers": _in_layers(name, parameter)}.get(config.decayed, parameter.dim() == 2)
+        groups.setdefault((rate, is_decayed), []).append(parameter)
     return [
         {"params": parameters, "lr": rate, "weight_decay": config.weight_decay if decays else 0.0}
         for (rate, decays), parameters in groups.items()
     ]
-
-
-def _is_decayed(name: str, parameter: nn.Parameter, decayed: str) -> bool:
-    match decayed:
-        case "all":
-            return True
-        case "layers":
-            return _in_layers(name, parameter)
-        case _:  # biases, norms, u, v and tables of positions have one dimension, or more than two
-            return parameter.dim() == 2
 
 
 def _in_layers(name: str, parameter: nn.Parameter) -> bool:

@@ -23,8 +23,6 @@ from transformer_xl.files import replace_file
 from transformer_xl.pictures import new_figure, save_picture
 
 METRICS_FILE = "metrics.jsonl"
-CURVE_FILE = "loss.png"
-IDENTITY_FILE = "loggers.json"
 PROJECT = "transformer_xl"
 
 _LOGGERS = ("tensorboard", "wandb", "trackio")
@@ -61,7 +59,10 @@ class Record:
         """Append one entry."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(_line({"kind": kind, "step": step, **{name: _storable(value) for name, value in values.items()}}))
+                entry: dict[str, Any] = {"kind": kind, "step": step}
+                for name, value in values.items():  # JSON has no infinity; a perplexity may be infinite
+                    entry[name] = None if isinstance(value, float) and not math.isfinite(value) else value
+                file.write(_line(entry))
         except OSError as error:
             raise _unwritable(self.directory, error) from None
         for logger in self._loggers:
@@ -95,7 +96,7 @@ class Record:
         entries = read_metrics(self.directory)
         if not any(entry["kind"] in ("train", "valid") and entry["loss"] is not None for entry in entries):
             return None
-        return _draw(entries, self.directory / CURVE_FILE)
+        return _draw(entries, self.directory / "loss.png")
 
     def close(self) -> None:
         """Let all loggers send what they have left."""
@@ -110,11 +111,6 @@ def _unwritable(directory: Path, error: OSError) -> CheckpointError:
 def _line(entry: dict[str, Any]) -> str:
     # ASCII: a byte-level model may write lone surrogates, or line ends other than \n
     return json.dumps(entry, allow_nan=False) + "\n"
-
-
-def _storable(value: Any) -> Any:
-    """JSON has no infinity; a perplexity may be."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
@@ -288,7 +284,7 @@ def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any], _
 
 def _identity(directory: Path, logger: str) -> str:
     """Return the run's random name in a logger, kept in the run's directory."""
-    path = directory / IDENTITY_FILE
+    path = directory / "loggers.json"
     known: dict[str, str] = {}
     with suppress(FileNotFoundError, ValueError):  # none yet, or damaged: then the run begins anew there
         known = json.loads(path.read_text(encoding="utf-8"))

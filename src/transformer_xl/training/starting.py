@@ -23,9 +23,6 @@ from transformer_xl.training.trainer import check_settings
 from transformer_xl.version import __version__
 from transformer_xl.world import World
 
-_FIXED_SECTIONS = ("model", "tokenizer", "data")  # a resumed run cannot change what its checkpoint depends on
-_FIXED_KEYS = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")
-
 
 def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None) -> RunConfig:
     """Return the settings of a new run; the arguments are those of `train`."""
@@ -51,10 +48,12 @@ def resumed_settings(
             "leave the recipe out, or choose another --out"
         )
     config = asked_settings(saved, overrides, corpus)
-    pairs = [(section, key) for section in _FIXED_SECTIONS for key in type(getattr(saved, section)).model_fields]
-    pairs.remove(("data", "directory"))  # the same text may lie elsewhere now
-    pairs += [("optim", "optimizer"), *(("train", key) for key in _FIXED_KEYS)]
-    for section, key in pairs:
+    sections = ("model", "tokenizer", "data")
+    fixed = [(section, key) for section in sections for key in type(getattr(saved, section)).model_fields]
+    fixed.remove(("data", "directory"))  # the same text may lie elsewhere now
+    fixed.append(("optim", "optimizer"))
+    fixed += [("train", key) for key in ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")]
+    for section, key in fixed:
         old, new = getattr(getattr(saved, section), key), getattr(getattr(config, section), key)
         if old != new:
             raise CheckpointError(
@@ -137,21 +136,16 @@ def begin(
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
         reading = Reading.of_run(config)
         reading.view(model)
-        if config.model.longest_segment is not None:
-            _check_lengths(config.model.longest_segment, longest, reading)
+        most, read = config.model.longest_segment, reading.tgt_len + reading.ext_len
+        lengths = {"train.tgt_len": longest, "eval.tgt_len and eval.ext_len together": read}
+        for name, length in lengths.items():
+            if most is not None and length > most:
+                raise ConfigError(
+                    f"{name} ({length}) must be at most model.max_len ({most}), the positions that a vanilla model learns"
+                )
     return Start(config, model, stream, device, precision, reason, comparison)
 
 
 def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
     """Refuse, as `begin` does, what a new run that trains alone would fail at; it makes no weights and writes nothing."""
     begin(config, corpus, World(), with_weights=False)
-
-
-def _check_lengths(longest: int, training: int, reading: Reading) -> None:
-    """Refuse segments that are longer than the model's table of positions."""
-    lengths = {"train.tgt_len": training, "eval.tgt_len and eval.ext_len together": reading.tgt_len + reading.ext_len}
-    for name, length in lengths.items():
-        if length > longest:
-            raise ConfigError(
-                f"{name} ({length}) must be at most model.max_len ({longest}), the positions that a vanilla model learns"
-            )

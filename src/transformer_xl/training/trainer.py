@@ -68,7 +68,10 @@ class Trainer:
         self.precision: Precision = precision
         self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision, device=device)
         self.device = model.device
-        self.execution = execution_of(train)
+        # Layers are alike, so inductor compiles one for all, when one first gets tensors of a shape. Compiling the whole model
+        # would take as many times as long, and the compiler would trace the choice of a backend.
+        layer = torch.compile(run_layer) if train.compile else run_layer
+        self.execution = Execution(train.attention, train.checkpoint_layers, layer)
         if self.world.rank:  # the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
@@ -143,14 +146,6 @@ class Trainer:
     def _first_scored(self, segment: Segment) -> int:
         return segment.ids.shape[1] // 2 if self.config.loss == "half" else 0
 
-    def _labels(self, segment: Segment) -> Tensor:
-        labels = segment.labels.to(self.device)
-        first = self._first_scored(segment)
-        return labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100) if first else labels
-
-    def _rows(self, segment: Segment) -> Rows:
-        return Rows(document_starts=segment.document_starts.to(self.device)) if self.config.reset_at_documents else Rows()
-
     def _next_segments(self) -> list[Segment]:
         """Read what one update learns from; it ends where an epoch ends, because memory does not go on there."""
         progress, segments = self.progress, []
@@ -168,12 +163,16 @@ class Trainer:
             losses = []
             with self.parallel.group(last=i == len(self.mems)):
                 for segment in group:
+                    labels, starts = segment.labels.to(self.device), segment.document_starts
+                    if first := self._first_scored(segment):
+                        labels = labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100)
+                    rows = Rows(document_starts=starts.to(self.device)) if self.config.reset_at_documents else Rows()
                     with autocast(self.device, self.precision):
                         out = self.parallel(
                             segment.ids.to(self.device),
                             mems=mems,
-                            labels=self._labels(segment),
-                            rows=self._rows(segment),
+                            labels=labels,
+                            rows=rows,
                             execution=self.execution,
                             keep_graph=len(group) > 1,
                             progress=progress,
@@ -233,7 +232,9 @@ class Trainer:
         lanes = self.mems[0] if len(self.mems) == 1 else type(self.mems[0]).concatenate(self.mems)
         gathered = {f"mems.{name}": self.world.rows(tensor) for name, tensor in lanes.state_dict().items()}
         for name, state in self._random_state().items():
-            gathered |= _by_rank(name, self.world.rows(state[None]))
+            states = self.world.rows(state[None])
+            for rank, own in enumerate([] if states is None else states):
+                gathered[f"random.{rank}.{name}" if rank else f"random.{name}"] = own
         model = whole(self.model.state_dict(), self.world)
         if not self.world.first:
             return None
@@ -300,16 +301,6 @@ def check_settings(
             )
 
 
-def execution_of(train: TrainConfig) -> Execution:
-    """Return how a run computes its steps.
-
-    With `train.compile`, inductor compiles `run_layer` when a layer first gets tensors of a shape. Layers are alike, so one is
-    compiled for all. Compiling the whole model would take as many times as long, and would make the compiler trace the choice
-    of a backend.
-    """
-    return Execution(train.attention, train.checkpoint_layers, torch.compile(run_layer) if train.compile else run_layer)
-
-
 def check_compiler(device: torch.device) -> None:
     """Refuse to compile for a device where that cannot work, with a `ConfigError`."""
     problem = cannot_compile(device)
@@ -321,12 +312,6 @@ def _divided(segment: Segment, n_group: int) -> list[Segment]:
     """Divide the lanes of a segment into groups."""
     parts = (tensor.chunk(n_group) for tensor in (segment.ids, segment.labels, segment.document_starts))
     return [Segment(*group) for group in zip(*parts, strict=True)]
-
-
-def _by_rank(name: str, states: Tensor | None) -> dict[str, Tensor]:
-    """Name the random state of each process."""
-    own = enumerate([] if states is None else states)
-    return {f"random.{rank}.{name}" if rank else f"random.{name}": state for rank, state in own}
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

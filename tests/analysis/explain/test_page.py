@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import re
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -17,7 +18,7 @@ from tests.analysis.explain.models import make, reading
 from transformer_xl.analysis.explain import attention
 from transformer_xl.analysis.explain.explanation import explain
 from transformer_xl.analysis.explain.output import write_explanation
-from transformer_xl.analysis.explain.page import page, unpacked
+from transformer_xl.analysis.explain.page import page
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 
 HOSTILE = (
@@ -64,7 +65,7 @@ def stored(text):
     arrays = {}
     for name, array in about["arrays"].items():
         (data,) = elements.texts("script", id=f"data-{name}")
-        arrays[name] = unpacked(data, array["type"])
+        arrays[name] = np.frombuffer(zlib.decompress(base64.b64decode(data)), np.dtype(array["type"]).newbyteorder("<"))
         assert len(arrays[name]) == array["length"]
     return about, arrays
 

@@ -22,10 +22,7 @@ from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 
 ROUNDS = 5  # how often each run gets its turn
-_SECONDS = 0.5  # about as long as a turn
-_MOST_STEPS = 10  # of a turn
 _LONG = 1_000_000
-_PLACES = 16
 _NO_BUDGET = {"max_steps": None, "max_tokens": None, "max_epochs": None, "max_minutes": None}
 
 
@@ -108,7 +105,7 @@ def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list
     trainer = _trainer(config, corpus)
     trainer.step = round(places[0] * _LONG)
     _timed_step(trainer)  # the first one takes longer: memory is allotted, code compiled
-    n_step = max(1, min(_MOST_STEPS, int(_SECONDS / _timed_step(trainer))) // len(places))
+    n_step = max(1, min(10, int(0.5 / _timed_step(trainer))) // len(places))  # of about half a second in all
     for place in places:
         trainer.step = round(place * _LONG)
         seen.setdefault(place, []).extend(_timed_step(trainer) for _ in range(n_step))
@@ -126,7 +123,7 @@ def _places(config: RunConfig) -> list[float]:
     """Return the shares of the training at which steps are timed: several if steps do not always take as long."""
     n = config.model.n_phase
     if config.train.tgt_len_start or config.train.varlen:
-        n = max(n, _PLACES)
+        n = max(n, 16)
     return [(i + 0.5) / n for i in range(n)]
 
 

@@ -14,19 +14,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVES, LENGTHS = "curves.png", "lengths.png"
-
 
 def draw_lengths(ablation: Ablation) -> Path | None:
     """Draw loss against attention length, one line for each variant; None if there is nothing to draw or compare."""
-    path, unit = _cleared(ablation, LENGTHS), _unit(ablation, tokens=ablation.plan.tokens)
+    path, unit = _cleared(ablation, "lengths.png"), _unit(ablation, tokens=ablation.plan.tokens)
     if unit is None:
         return None
     figure, shown = _figure(ablation), set[int]()
     axes = figure.add_subplot()
     for variant, style in _styled(ablation):
-        results = _done(ablation, variant)
-        scores = [_by_length(result, unit) for result in results if len(result["scores"]) > 1]
+        # readings of one length differ only in how segments are cut, so one of them is enough
+        scores = [
+            {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
+            for result in _done(ablation, variant)
+            if len(result["scores"]) > 1
+        ]
         if not scores:
             continue
         means = {length: Mean.of([own[length] for own in scores]) for length in sorted(scores[0])}
@@ -47,7 +49,7 @@ def draw_lengths(ablation: Ablation) -> Path | None:
 
 def draw_curves(ablation: Ablation) -> Path | None:
     """Draw validation loss against training time and tokens; None if there is nothing to draw or compare."""
-    path, unit = _cleared(ablation, CURVES), _unit(ablation, tokens=None)
+    path, unit = _cleared(ablation, "curves.png"), _unit(ablation, tokens=None)
     if unit is None:
         return None
     figure, lines = _figure(ablation, width=12), 0
@@ -114,11 +116,6 @@ def _cleared(ablation: Ablation, name: str) -> Path:
     path = ablation.directory / name
     path.unlink(missing_ok=True)
     return path
-
-
-def _by_length(result: dict[str, Any], unit: Unit) -> dict[int, float]:
-    """Return the losses by length, one even if several readings have it."""
-    return {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
 
 
 def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], name: str) -> None:

@@ -17,9 +17,6 @@ from transformer_xl.kinds import ATTENTION
 AXES = {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
 """What can be varied, and how."""
 
-_RECURRENCE_NAMES = {"yes": "recurrence", "no": "no-recurrence"}
-_NO_RECURRENCE = ("model.mem_len=0", "model.same_length=false", "eval.mem_len=0", "eval.same_length=none")
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -151,7 +148,7 @@ def _of_recipe(
     named = [axis for axis in axes if asked[axis] or len(axes[axis]) > 1]
     for values in itertools.product(*axes.values()):
         labels = dict(zip(axes, values, strict=True))
-        parts = [_RECURRENCE_NAMES.get(labels[axis], labels[axis]) for axis in named]
+        parts = [{"yes": "recurrence", "no": "no-recurrence"}.get(labels[axis], labels[axis]) for axis in named]
         if several or not parts:
             parts.insert(0, re.sub(r"[^\w.-]+", "-", base.name))
         try:
@@ -195,7 +192,7 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
     """Return the overrides that make a variant of a recipe."""
     changes: list[str] = []
     if labels.get("recurrence") == "no" != own["recurrence"]:
-        changes += _NO_RECURRENCE
+        changes += ["model.mem_len=0", "model.same_length=false", "eval.mem_len=0", "eval.same_length=none"]
     if labels.get("recurrence") == "yes" != own["recurrence"]:
         raise ConfigError("model.mem_len (0) leaves nothing for --recurrence yes; give it one with --set model.mem_len=N")
     if "attention" in labels and labels["attention"] != own["attention"]:

@@ -15,7 +15,6 @@ from transformer_xl.texts import text_difference
 Unit = Literal["loss", "bpc"]
 
 UNITS: dict[Unit, str] = {"bpc": "bits per character", "loss": "nats per token"}
-_OF_CHARACTERS = ("byte", "char", "bpe")
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ def make_table(ablation: Ablation) -> Table:
         own = [result for result in known if result["variant"] == variant.name]
         row = _row(variant.name, variant.labels, own)
         rows.append(_beside(row, rows[0] if rows else row, compared))
-    unit = "bpc" if all(result["unit"] in _OF_CHARACTERS for result in scored) else "ppl"
+    unit = "bpc" if all(result["unit"] in ("byte", "char", "bpe") for result in scored) else "ppl"
     done = sum(result.get("done", False) or "failed" in result for result in known)
     return Table(rows, "; ".join(texts), unit, compared, why_not, len(ablation.plan.trials), done)
 
@@ -190,7 +189,9 @@ def _cells(table: Table) -> list[list[str]]:
             continue
         line += [f"{row.steps:,.0f}", f"{row.tokens:,.0f}", clock(row.seconds), _with_spread(row.loss)]
         best = "-" if row.best_length is None else _in_unit(row.best_loss, row.best_bpc, unit)
-        lines.append([*line, _in_unit(row.loss, row.bpc, unit), length, best, _difference(row)])
+        difference = "" if row.difference is None else f"{row.difference:+.4f}"
+        difference += "" if row.difference_error is None else f" ± {row.difference_error:.4f}"
+        lines.append([*line, _in_unit(row.loss, row.bpc, unit), length, best, difference])
     return lines
 
 
@@ -208,12 +209,6 @@ def _in_unit(loss: Mean | None, bpc: Mean | None, unit: str) -> str:
     if unit == "bpc":
         return _with_spread(bpc)
     return f"{math.exp(loss.mean):,.2f}" if loss.mean < 709 else "inf"
-
-
-def _difference(row: Row) -> str:
-    if row.difference is None:
-        return ""
-    return f"{row.difference:+.4f}" + ("" if row.difference_error is None else f" ± {row.difference_error:.4f}")
 
 
 def _notes(table: Table) -> list[str]:

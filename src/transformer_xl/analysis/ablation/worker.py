@@ -2,7 +2,7 @@
 
 import math
 from functools import cached_property
-from typing import Any, TypedDict
+from typing import Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.budget import ROUNDS, Pace, budgeted, measure_paces, n_parameters, steps_of
@@ -20,13 +20,6 @@ from transformer_xl.training.display import Display
 from transformer_xl.training.record import read_metrics
 from transformer_xl.training.run import train
 from transformer_xl.training.starting import check_start
-
-
-class Scored(TypedDict):
-    """The score of a reading, in JSON."""
-
-    reading: dict[str, int]
-    score: dict[str, Any]
 
 
 class Worker:
@@ -168,7 +161,7 @@ class Worker:
                     found = score(opened, text, reading, on_tokens=bar.advance)
                     if not math.isfinite(found.nats):
                         raise TrainingError(f"losses with an attention length of {reading.length:,} are not finite")
-                    result["scores"].append(Scored(reading=_as_dict(reading), score=found.as_dict()))
+                    result["scores"].append({"reading": _as_dict(reading), "score": found.as_dict()})
                     self.ablation.save_result(trial, result)
         self.ablation.save_result(trial, result | {"done": True})
         own = result["scores"][0]["score"]

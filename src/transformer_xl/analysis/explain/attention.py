@@ -22,16 +22,12 @@ from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 
-Visit = Callable[[int, Tensor], None]
-"""Called with a layer and its weights (B, N, T, S) in fp32."""
-
 BYTES = 8 << 20  # for details, before they are compressed
 KEYS = 8  # kept of each head
-_BEGINNING = 0.25  # share of the room that is for the beginning of the text
 
 
-def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visit: Visit) -> None:
-    """Read a segment with a model whose layers attend, and hand the attention weights of each layer to `visit` in turn."""
+def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visit: Callable[[int, Tensor], None]) -> None:
+    """Read a segment with a model whose layers attend; hand each layer and its weights (B, N, T, S) in fp32 to `visit`."""
 
     def watcher(layer: int) -> Callable[..., None]:
         def watch(block: AttentionBlock, arguments: tuple[Tensor, ...], told: dict[str, Any]) -> None:
@@ -99,7 +95,7 @@ class Shelf:
 
     def __init__(self, n_segment: int, tgt_len: int, n_head: int, *, n_bytes: int = BYTES) -> None:
         room = max(2, n_bytes // (tgt_len * n_head * (3 * KEYS + 1)))
-        self.n_first = n_segment if room >= n_segment else max(1, int(room * _BEGINNING))
+        self.n_first = n_segment if room >= n_segment else max(1, int(room * 0.25))  # for the beginning
         self._n_best = room - self.n_first
         self._first: dict[int, Looks] = {}
         self._best: list[_Kept] = []

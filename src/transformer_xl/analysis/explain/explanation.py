@@ -16,8 +16,6 @@ from transformer_xl.model.precision import Precision
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.how import Reading
 
-_LONGEST = 64  # tokens of a passage
-
 
 @dataclass(frozen=True)
 class Passage:
@@ -54,7 +52,10 @@ class Explanation:
     def totals(self) -> dict[str, Any]:
         """Sums and means over all predicted tokens, as JSON values."""
         facts, n_token = self.facts, len(self.facts.nats)
-        n_characters = self.n_characters or self._n_shown()
+        n_characters = self.n_characters
+        if not n_characters:
+            shown, first = (shown_text(self.tokenizer, ids).text for ids in (self.ids, self.ids[:1]))
+            n_characters = max(1, len(shown) - len(first))
         nats = float(facts.nats.sum(dtype=np.float64))
 
         def bpc(nats: float) -> float:
@@ -66,10 +67,6 @@ class Explanation:
         without = float(facts.without.sum(dtype=np.float64))
         figures |= {"nats_without_memory": without, "loss_without_memory": without / n_token}
         return figures | {"bpc_without_memory": bpc(without), "memory_is_worth_bpc": bpc(without - nats)}
-
-    def _n_shown(self) -> int:
-        shown, first = (shown_text(self.tokenizer, ids).text for ids in (self.ids, self.ids[:1]))
-        return max(1, len(shown) - len(first))
 
     @property
     def heads(self) -> tuple[int, int] | None:
@@ -111,7 +108,7 @@ def best_passages(values: np.ndarray, *, tgt_len: int, n: int = 50) -> list[Pass
         >>> best_passages(np.array([0.0, 1.0, 5.0, 0.0]), tgt_len=2)
         [Passage(begin=3, end=5, score=5.0, best=3), Passage(begin=1, end=3, score=1.0, best=2)]
     """
-    length = -(-tgt_len // -(-tgt_len // _LONGEST))  # as long as can be, and equal
+    length = -(-tgt_len // -(-tgt_len // 64))  # equal passages of 64 tokens at most
     segment_starts = np.arange(0, len(values), tgt_len)
     starts = np.concatenate([np.arange(start, min(start + tgt_len, len(values)), length) for start in segment_starts])
     sums = np.add.reduceat(values.astype(np.float64), starts)

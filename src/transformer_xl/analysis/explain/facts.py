@@ -27,8 +27,6 @@ from transformer_xl.reading.how import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
 
-_SAMPLED = 256  # segments, evenly spaced, whose attention is averaged by distance
-_TOKENS_AT_ONCE = 2048  # read side by side without memory
 _SCORES_AT_ONCE = 1 << 24  # of tokens times vocabulary: 64 MB
 
 
@@ -97,7 +95,7 @@ def _nats_without_memory(
 
 def _rows(reading: Reading) -> int:
     """Return how many segments are read side by side without memory."""
-    return max(1, _TOKENS_AT_ONCE // (reading.tgt_len + reading.ext_len))
+    return max(1, 2048 // (reading.tgt_len + reading.ext_len))
 
 
 def _read(
@@ -165,7 +163,7 @@ class _Watch:
     def __init__(self, view: LanguageModel, reading: Reading, n_segment: int) -> None:
         config = view.config
         self._view = view
-        self._every = math.ceil(n_segment / _SAMPLED)
+        self._every = math.ceil(n_segment / 256)  # so that at most 256 segments are averaged by distance
         n_distance = reading.tgt_len + reading.ext_len + reading.mem_len
         self.distances = Distances(config.n_layer, config.heads_per_layer, n_distance)
         self.shelf = Shelf(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)

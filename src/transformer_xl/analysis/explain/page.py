@@ -51,11 +51,6 @@ def packed(array: np.ndarray) -> str:
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
-def unpacked(data: str, dtype: str) -> np.ndarray:
-    """Return the array that `packed` took."""
-    return np.frombuffer(zlib.decompress(base64.b64decode(data)), np.dtype(dtype).newbyteorder("<"))
-
-
 def escaped_json(value: Any) -> str:
     r"""Return JSON for a script element: nothing in it begins a tag or ends a line.
 

@@ -8,11 +8,9 @@ from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.pictures import new_figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _HELPED, _MISLED = "#1f77b4", "#d55e00"  # blue and vermilion, which all eyes tell apart
-_PIECES = 200  # a text is cut into so many to be drawn along
 
 
 def pictures(explanation: Explanation) -> "dict[str, Figure]":
@@ -42,7 +40,9 @@ def draw_attention(explanation: Explanation) -> "Figure":
     left.set(xlabel="distance to the token looked at (1: the query's own)", ylabel="layer.head", title="attention by distance")
     left.set_xlim(1, found.edges[-1] + 1)
     if remembers:
-        _mark_border(left, reading.tgt_len + reading.ext_len)
+        border = reading.tgt_len + reading.ext_len + 1
+        left.axvline(border, color="white", linewidth=1.5)
+        left.text(border, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
     names = [f"{i // n_head + 1}.{i % n_head + 1}" for i in range(len(mass))]
     step = -(-len(names) // 40)
     left.set_yticks(np.arange(0, len(names), step), names[::step], fontsize=7)
@@ -54,11 +54,6 @@ def draw_attention(explanation: Explanation) -> "Figure":
         right.set(xlabel="% in memory", xlim=(0, 100))
     figure.colorbar(mesh, ax=[left, *others][-1], label="share of a head's attention, per distance")
     return figure
-
-
-def _mark_border(axes: "Axes", n_read: int) -> None:
-    axes.axvline(n_read + 1, color="white", linewidth=1.5)
-    axes.text(n_read + 1, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
 
 
 def draw_along(explanation: Explanation) -> "Figure":
@@ -102,7 +97,7 @@ def draw_gain(explanation: Explanation) -> "Figure":
 
 
 def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middle places of equal pieces, and the mean value of each."""
-    edges = np.linspace(0, len(values), min(_PIECES, len(values)) + 1).astype(int)
+    """Return the middle places of 200 equal pieces, or fewer, and the mean value of each."""
+    edges = np.linspace(0, len(values), min(200, len(values)) + 1).astype(int)
     sums = np.add.reduceat(values.astype(np.float64), edges[:-1])
     return (edges[:-1] + edges[1:]) / 2 + 1, sums / np.diff(edges)

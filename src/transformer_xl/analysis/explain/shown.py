@@ -11,7 +11,6 @@ import numpy as np
 from transformer_xl.data.tokenizer_base import PieceTokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 
-_SURROGATES = re.compile("[\ud800-\udfff]")
 _LONGEST_LABEL = 80
 
 
@@ -25,7 +24,7 @@ class ShownText:
 
 def without_surrogates(text: str) -> str:
     """Replace lone surrogates, which names of files may have and UTF-8 cannot hold, by U+FFFD."""
-    return _SURROGATES.sub("\ufffd", text)
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:

@@ -1,6 +1,5 @@
 """Learning curves: what a run's log says, against tokens, steps or seconds of training."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ def learning_curves(runs: Sequence[Run], *, against: Against, unit: Unit) -> lis
     Raises:
         CheckpointError: a run has logged nothing, or cannot tell how many characters its tokens have.
     """
-    return list(itertools.chain.from_iterable(_of_run(run, against, unit) for run in runs))
+    return [line for run in runs for line in _of_run(run, against, unit)]
 
 
 def _of_run(run: Run, against: Against, unit: Unit) -> list[Line]:

@@ -22,7 +22,6 @@ from transformer_xl.reading.how import Reading
 from transformer_xl.texts import Text
 
 _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
-_BAND = 1.96  # standard errors on each side of a mean, for 95 % confidence
 
 
 def open_texts(
@@ -125,7 +124,7 @@ def position_lines(
         assert measured.token_nats is not None
         factor = 1.0 if unit == "nats" else measured.tokens / measured.n_characters / math.log(2)
         mean, error = by_position(measured.token_nats, period=math.ceil(span / reading.tgt_len) * reading.tgt_len)
-        y, half = factor * mean[:span], factor * _BAND * error[:span]
+        y, half = factor * mean[:span], factor * 1.96 * error[:span]  # 95 % of a normal distribution
         look = "dashed" if how == "without memory" else "plain"
         own = {"low": (y - half).tolist(), "high": (y + half).tolist(), "look": look}
         lines.append(Line(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), **own))
