@@ -31,19 +31,12 @@ ScoringMode = tuple[InferencePrecision, int, int]
 
 @dataclass
 class Findings:
-    """What was measured so far, and what could not be and why.
+    """What was measured so far, and what could not be and why."""
 
-    Attributes:
-        figures: of each mode.
-        losses: of each precision.
-        skipped: reasons by mode.
-        interrupted: it was ended before all was measured.
-    """
-
-    figures: list[Figures] = field(default_factory=list)
-    losses: list[Figures] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)
-    interrupted: bool = False
+    figures: list[Figures] = field(default_factory=list)  # of each mode
+    losses: list[Figures] = field(default_factory=list)  # of each precision
+    skipped: dict[str, str] = field(default_factory=dict)  # reasons by mode
+    interrupted: bool = False  # it was ended before all was measured
 
     @contextlib.contextmanager
     def skipping(self, what: str) -> Iterator[None]:

@@ -19,21 +19,13 @@ _OF_POSITIONS = ("position_keys", "distance_bias")
 
 @dataclass(frozen=True)
 class BytesPerToken:
-    """What a step of a decoder reads.
+    """What a step of a decoder reads."""
 
-    Attributes:
-        weights: all that vectors are multiplied by or added to, but the tails of an adaptive softmax; once for all rows.
-        positions: keys and biases of all distances; once for all rows.
-        memory: keys and values of all slots of one row.
-        embedding: what is looked up for one row.
-        tails: each tail of an adaptive softmax, read only where it can matter.
-    """
-
-    weights: int
-    positions: int
-    memory: int
-    embedding: int
-    tails: tuple[int, ...] = ()
+    weights: int  # all that vectors are multiplied by or added to, but the tails of an adaptive softmax; once for all rows
+    positions: int  # keys and biases of all distances; once for all rows
+    memory: int  # keys and values of all slots of one row
+    embedding: int  # what is looked up for one row
+    tails: tuple[int, ...] = ()  # each tail of an adaptive softmax, read only where it can matter
 
     def of_step(self, n_row: int, tail_shares: Sequence[float] | None = None) -> float:
         """Return the bytes of one token of each row.
@@ -49,17 +41,11 @@ class BytesPerToken:
 
 @dataclass(frozen=True)
 class SessionBytes:
-    """What a decoder adds to its model.
+    """What a decoder adds to its model."""
 
-    Attributes:
-        memory: keys and values: layers x rows x slots x 2 x heads x d_head x the size of a number, and counters.
-        positions: keys and biases of all distances.
-        weights: copies of weights in another type or order; the others are shared with the model.
-    """
-
-    memory: int
-    positions: int
-    weights: int
+    memory: int  # keys and values: layers x rows x slots x 2 x heads x d_head x the size of a number, and counters
+    positions: int  # keys and biases of all distances
+    weights: int  # copies of weights in another type or order; the others are shared with the model
 
     @property
     def total(self) -> int:

@@ -21,35 +21,20 @@ _MEASURED = "training steps on a CPU were measured at 0.47 to 0.66 of the rate o
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, and how it is connected.
-
-    Attributes:
-        name: of it.
-        flops: of the products per second, in `precision`.
-        bandwidth: of its memory, bytes per second.
-        memory: bytes.
-        link: to other devices of the same machine, bytes per second and direction.
-        network: to other machines, bytes per second and direction, all devices of a machine together.
-        precision: in which a run multiplies that leaves the choice to the device.
-        origin: where the figures are from.
-        efficiency: share of `flops` that training is taken to reach, repeated operations not counted.
-        efficiency_origin: why.
-        on_cpu: it is a processor.
-        fuses: it runs the fused kernels of attention.
-    """
+    """One device, and how it is connected."""
 
     name: str
-    flops: float
-    bandwidth: float
-    memory: float
-    link: float
-    network: float
-    precision: Precision
-    origin: str
-    efficiency: float = STATED_EFFICIENCY
+    flops: float  # of the products per second, in `precision`
+    bandwidth: float  # of its memory, bytes per second
+    memory: float  # bytes
+    link: float  # to other devices of the same machine, bytes per second and direction
+    network: float  # to other machines, bytes per second and direction, all devices of a machine together
+    precision: Precision  # in which a run multiplies that leaves the choice to the device
+    origin: str  # where the figures are from
+    efficiency: float = STATED_EFFICIENCY  # share of `flops` that training is taken to reach, repeated operations not counted
     efficiency_origin: str = _CITED
-    on_cpu: bool = False
-    fuses: bool = True
+    on_cpu: bool = False  # it is a processor
+    fuses: bool = True  # it runs the fused kernels of attention
 
 
 @dataclass(frozen=True)

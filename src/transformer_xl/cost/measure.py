@@ -30,25 +30,15 @@ Report = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Decoding:
-    """How fast a decoder whose memory is full reads one token of each row and finds the likeliest next one.
-
-    Attributes:
-        n_row: number of rows.
-        ready: seconds until a first token was read: weights made ready, memory allotted, and compiled if at all.
-        seconds: of each step.
-        n_bytes: what a step reads; None where tokens are read again.
-        session: what the decoder holds by count; None where it keeps no keys.
-        resident: bytes that it really holds; None where the system does not tell.
-        peak: the most that it held while it was made and used.
-    """
+    """How fast a decoder whose memory is full reads one token of each row and finds the likeliest next one."""
 
     n_row: int
-    ready: float
-    seconds: tuple[float, ...]
-    n_bytes: float | None
-    session: SessionBytes | None
-    resident: int | None
-    peak: int | None
+    ready: float  # seconds until a first token was read: weights made ready, memory allotted, and compiled if at all
+    seconds: tuple[float, ...]  # of each step
+    n_bytes: float | None  # what a step reads; None where tokens are read again
+    session: SessionBytes | None  # what the decoder holds by count; None where it keeps no keys
+    resident: int | None  # bytes that it really holds; None where the system does not tell
+    peak: int | None  # the most that it held while it was made and used
 
     @property
     def median(self) -> float:
@@ -63,17 +53,11 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Scoring:
-    """How fast `evaluate` scores, once it is under way.
+    """How fast `evaluate` scores, once it is under way."""
 
-    Attributes:
-        n_row: lanes read side by side.
-        tgt_len: tokens per segment.
-        seconds: of each step, which is a segment of every lane.
-    """
-
-    n_row: int
-    tgt_len: int
-    seconds: tuple[float, ...]
+    n_row: int  # lanes read side by side
+    tgt_len: int  # tokens per segment
+    seconds: tuple[float, ...]  # of each step, which is a segment of every lane
 
     @property
     def tokens_per_second(self) -> float:

@@ -19,27 +19,16 @@ _INDEX = 8
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process at the fullest moment of a step.
+    """Bytes of one process at the fullest moment of a step."""
 
-    Attributes:
-        weights: in fp32.
-        gradients: in fp32.
-        optimizer: moments and counters.
-        mems: the memory of all lanes: hidden states, those of before the step and those of after it.
-        activations: what is kept for the backward pass, and what one layer works with.
-        logits: scores of the vocabulary, of as many tokens as are scored at once.
-        lowered: copies of the weights in the precision of the products.
-        gathered: weights and gradients of other processes, where they are divided.
-    """
-
-    weights: int
-    gradients: int
-    optimizer: int
-    mems: int
-    activations: int
-    logits: int
-    lowered: int
-    gathered: int = 0
+    weights: int  # in fp32
+    gradients: int  # in fp32
+    optimizer: int  # moments and counters
+    mems: int  # the memory of all lanes: hidden states, those of before the step and those of after it
+    activations: int  # what is kept for the backward pass, and what one layer works with
+    logits: int  # scores of the vocabulary, of as many tokens as are scored at once
+    lowered: int  # copies of the weights in the precision of the products
+    gathered: int = 0  # weights and gradients of other processes, where they are divided
 
     @property
     def total(self) -> int:

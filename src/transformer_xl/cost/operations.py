@@ -30,21 +30,13 @@ _VOCABULARY: frozenset[Part] = frozenset({"embedding", "softmax"})
 
 @dataclass(frozen=True)
 class Flops:
-    """Operations of a training pass, or of a token of it.
+    """Operations of a training pass, or of a token of it."""
 
-    Attributes:
-        forward: of the forward pass.
-        backward: what the gradients need.
-        repeated: what is computed again in the backward pass to save memory.
-        attention: the part of forward and backward that compares with keys and averages values.
-        memory: the part of forward and backward that there is for the memory: projecting it and attending to it.
-    """
-
-    forward: float
-    backward: float
-    repeated: float
-    attention: float
-    memory: float
+    forward: float  # of the forward pass
+    backward: float  # what the gradients need
+    repeated: float  # what is computed again in the backward pass to save memory
+    attention: float  # the part of forward and backward that compares with keys and averages values
+    memory: float  # the part of forward and backward that there is for the memory: projecting it and attending to it
 
     @property
     def needed(self) -> float:
@@ -57,42 +49,25 @@ class Flops:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass, in the numbers that its operations depend on.
+    """A forward pass, in the numbers that its operations depend on."""
 
-    Attributes:
-        n_read: tokens that the layers read.
-        n_scored: tokens that are scored.
-        n_pair: pairs of a query and a key, in a layer.
-        n_apart: pairs that are compared by distance.
-        shares: of the tokens, by cluster of the softmax, head first.
-        n_remembered: states of the memory that each layer projects again; 0 where keys and values are kept.
-        n_distance: distances whose keys each layer projects again; 0 where they are kept.
-        everywhere: every token is looked up in every cluster of the embedding, not only in its own.
-    """
-
-    n_read: float
-    n_scored: float
-    n_pair: float
-    n_apart: float
-    shares: Sequence[float]
-    n_remembered: float = 0
-    n_distance: float = 0
-    everywhere: bool = False
+    n_read: float  # tokens that the layers read
+    n_scored: float  # tokens that are scored
+    n_pair: float  # pairs of a query and a key, in a layer
+    n_apart: float  # pairs that are compared by distance
+    shares: Sequence[float]  # of the tokens, by cluster of the softmax, head first
+    n_remembered: float = 0  # states of the memory that each layer projects again; 0 where keys and values are kept
+    n_distance: float = 0  # distances whose keys each layer projects again; 0 where they are kept
+    everywhere: bool = False  # every token is looked up in every cluster of the embedding, not only in its own
 
 
 @dataclass(frozen=True)
 class Product:
-    """Matrix products of a forward pass.
-
-    Attributes:
-        part: what they are for.
-        flops: operations of all of them.
-        in_chunks: training computes them again in the backward pass, because they are too large to be kept.
-    """
+    """Matrix products of a forward pass."""
 
     part: Part
-    flops: float
-    in_chunks: bool = False
+    flops: float  # operations of all of them
+    in_chunks: bool = False  # training computes them again in the backward pass, because they are too large to be kept
 
 
 def products(model: LanguageModel, done: Pass) -> Iterator[Product]:

@@ -25,21 +25,13 @@ _UPDATE_TOUCHES = 7  # weights and two moments are read and written, gradients r
 
 @dataclass(frozen=True)
 class Layout:
-    """How a step is divided.
+    """How a step is divided."""
 
-    Attributes:
-        gpus: processes, one for each device.
-        per_machine: of them on one machine.
-        division: what each holds.
-        accumulate: groups of lanes, one after another.
-        checkpointing: layers are computed again in the backward pass.
-    """
-
-    gpus: int
-    per_machine: int
+    gpus: int  # processes, one for each device
+    per_machine: int  # of them on one machine
     division: Division
-    accumulate: int
-    checkpointing: bool
+    accumulate: int  # groups of lanes, one after another
+    checkpointing: bool  # layers are computed again in the backward pass
 
     @property
     def machines(self) -> int:
@@ -49,77 +41,44 @@ class Layout:
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a step.
+    """Seconds of a step."""
 
-    Attributes:
-        compute: matrix products, at the efficiency of the hardware.
-        update: of the weights, as fast as memory is read and written.
-        send: between devices.
-        overlapped: the step if sending hides behind computing.
-        serial: the step if nothing overlaps.
-    """
-
-    compute: float
-    update: float
-    send: float
-    overlapped: float
-    serial: float
+    compute: float  # matrix products, at the efficiency of the hardware
+    update: float  # of the weights, as fast as memory is read and written
+    send: float  # between devices
+    overlapped: float  # the step if sending hides behind computing
+    serial: float  # the step if nothing overlaps
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the recipe asks for.
+    """What the recipe asks for."""
 
-    Attributes:
-        tokens: read in all; None: only the length of the corpus tells.
-        steps: the same in steps.
-        seconds: that it takes.
-    """
-
-    tokens: float | None
-    steps: float | None
-    seconds: float | None
+    tokens: float | None  # read in all; None: only the length of the corpus tells
+    steps: float | None  # the same in steps
+    seconds: float | None  # that it takes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on paper. Counts are per device unless they say otherwise; bytes, seconds, operations.
-
-    Attributes:
-        recipe: name of it.
-        model: its settings, with the vocabulary.
-        parameters: of the model.
-        layout: how a step is divided.
-        backend: of attention.
-        precision: of the products.
-        tokens_per_step: of all devices.
-        memory: of a device.
-        flops: of a token.
-        traffic: of a step.
-        timing: of a step.
-        tokens_per_second: of all devices, if sending hides behind computing.
-        budget: of the recipe.
-        hardware: the device that it is planned for.
-        advice: what to change, and warnings.
-        assumptions: what the figures rest on.
-    """
+    """A run on paper. Counts are per device unless they say otherwise; bytes, seconds, operations."""
 
     recipe: str
-    model: TransformerXLConfig
+    model: TransformerXLConfig  # its settings, with the vocabulary
     parameters: int
-    layout: Layout
+    layout: Layout  # how a step is divided
     backend: Backend
-    precision: str
-    tokens_per_step: int
+    precision: str  # of the products
+    tokens_per_step: int  # of all devices
     memory: Memory
     flops: Flops
     traffic: Traffic
     timing: Timing
-    tokens_per_second: float
+    tokens_per_second: float  # of all devices, if sending hides behind computing
     budget: Budget
-    hardware: Hardware
-    advice: tuple[str, ...]
-    assumptions: tuple[str, ...]
+    hardware: Hardware  # the device that it is planned for
+    advice: tuple[str, ...]  # what to change, and warnings
+    assumptions: tuple[str, ...]  # what the figures rest on
 
     @property
     def fits(self) -> bool:

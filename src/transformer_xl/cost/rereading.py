@@ -41,18 +41,12 @@ _SEGMENTS = 2
 
 @dataclass
 class Race:
-    """Both sides at one attention length.
+    """Both sides at one attention length."""
 
-    Attributes:
-        length: positions that a token sees, itself among them.
-        vanilla: seconds per token of each round.
-        ours: the same.
-        strided: seconds per token of the vanilla model that reads anew every `stride` tokens; empty without a stride.
-    """
-
-    length: int
-    vanilla: list[float] = field(default_factory=list)
-    ours: list[float] = field(default_factory=list)
+    length: int  # positions that a token sees, itself among them
+    vanilla: list[float] = field(default_factory=list)  # seconds per token of each round
+    ours: list[float] = field(default_factory=list)  # the same
+    # seconds per token of the vanilla model that reads anew every `stride` tokens; empty without a stride
     strided: list[float] = field(default_factory=list)
 
     @property
@@ -68,23 +62,14 @@ class Race:
 
 @dataclass(frozen=True)
 class Sides:
-    """The two models, the precision of both, and how they are read.
+    """The two models, the precision of both, and how they are read."""
 
-    Attributes:
-        ours: with the limit of distances that it is scored with.
-        vanilla: of the same sizes, with as many positions as the greatest length.
-        precision: of matrix products, and of kept keys and values.
-        text: integers (N,), tokens as frequent as they are read: rare ones cost an adaptive softmax more.
-        tgt_len: tokens of a segment of ours.
-        stride: tokens that the strided vanilla model predicts at a time; None: it is not measured.
-    """
-
-    ours: TransformerXL
-    vanilla: Vanilla
-    precision: Precision
-    text: np.ndarray
-    tgt_len: int
-    stride: int | None = None
+    ours: TransformerXL  # with the limit of distances that it is scored with
+    vanilla: Vanilla  # of the same sizes, with as many positions as the greatest length
+    precision: Precision  # of matrix products, and of kept keys and values
+    text: np.ndarray  # integers (N,), tokens as frequent as they are read: rare ones cost an adaptive softmax more
+    tgt_len: int  # tokens of a segment of ours
+    stride: int | None = None  # tokens that the strided vanilla model predicts at a time; None: it is not measured
 
 
 def make_sides(

@@ -12,15 +12,10 @@ Division = Literal["ddp", "fsdp"]
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes that one process sends in a step.
+    """Bytes that one process sends in a step."""
 
-    Attributes:
-        reduced: gradients that are summed over all processes.
-        gathered: weights that are collected for the forward and for the backward pass of each group of lanes.
-    """
-
-    reduced: float = 0.0
-    gathered: float = 0.0
+    reduced: float = 0.0  # gradients that are summed over all processes
+    gathered: float = 0.0  # weights that are collected for the forward and for the backward pass of each group of lanes
 
     @property
     def total(self) -> float:

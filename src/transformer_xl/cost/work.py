@@ -34,29 +34,17 @@ _BPE = 8192
 
 @dataclass(frozen=True)
 class Work:
-    """One forward and backward pass of one process.
+    """One forward and backward pass of one process."""
 
-    Attributes:
-        model: on the meta device; its `mem_len` positions of memory are full.
-        rows: B, lanes read at once.
-        tgt_len: T, tokens of a lane in a segment.
-        precision: of the matrix products.
-        backend: of attention.
-        on_cpu: a processor does it, whose dropout and attention keep other tensors than a GPU's.
-        checkpointing: layers are computed again in the backward pass instead of being kept.
-        shares: of the tokens, by cluster of the softmax, head first.
-        segments: read one after another, with gradients through the memory between them.
-    """
-
-    model: TransformerXL
-    rows: int
-    tgt_len: int
-    precision: Precision
+    model: TransformerXL  # on the meta device; its `mem_len` positions of memory are full
+    rows: int  # B, lanes read at once
+    tgt_len: int  # T, tokens of a lane in a segment
+    precision: Precision  # of the matrix products
     backend: Backend
-    on_cpu: bool
-    checkpointing: bool
-    shares: tuple[float, ...]
-    segments: int = 1
+    on_cpu: bool  # a processor does it, whose dropout and attention keep other tensors than a GPU's
+    checkpointing: bool  # layers are computed again in the backward pass instead of being kept
+    shares: tuple[float, ...]  # of the tokens, by cluster of the softmax, head first
+    segments: int = 1  # read one after another, with gradients through the memory between them
 
     @property
     def n_token(self) -> int:
@@ -86,19 +74,12 @@ class Work:
 
 @dataclass(frozen=True)
 class Cluster:
-    """One cluster of the vocabulary, as the softmax scores it.
+    """One cluster of the vocabulary, as the softmax scores it."""
 
-    Attributes:
-        n_class: tokens; in the head, one more for each tail.
-        width: of their vectors.
-        projected: hidden states are projected to that width first.
-        share: of all tokens that are scored here; the head scores all of them.
-    """
-
-    n_class: int
-    width: int
-    projected: bool
-    share: float
+    n_class: int  # tokens; in the head, one more for each tail
+    width: int  # of their vectors
+    projected: bool  # hidden states are projected to that width first
+    share: float  # of all tokens that are scored here; the head scores all of them
 
     @property
     def tokens_at_once(self) -> int:
