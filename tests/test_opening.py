@@ -10,7 +10,7 @@ from tests.training.helpers import write_recipe, write_text
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.opening import open_run
-from transformer_xl.reading import Reading
+from transformer_xl.reading.how import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 
