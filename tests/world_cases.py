@@ -91,11 +91,8 @@ def txl_with_bad_losses(*arguments: str) -> dict[str, Any]:
         total, mems = forward_backward(trainer, *arguments)
         return total * float("nan"), mems
 
-    Trainer._forward_backward = bad
-    try:
+    with patch.object(Trainer, "_forward_backward", bad):
         return txl(*arguments)
-    finally:
-        Trainer._forward_backward = forward_backward
 
 
 def txl_that_is_stopped(rank: int, step: int, *arguments: str) -> dict[str, Any]:
@@ -121,12 +118,9 @@ def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
             signal.raise_signal(signal.SIGINT)
         return stopped
 
-    Job.run = run_and_interrupt
     signal.signal(signal.SIGINT, signal.default_int_handler)  # shells that run something in the background ignore it
-    try:
+    with patch.object(Job, "run", run_and_interrupt):
         return txl("generate", *arguments)
-    finally:
-        Job.run = run
 
 
 def txl_of_its_own(directory: str, *arguments: str) -> dict[str, Any]:
@@ -166,8 +160,8 @@ def slow_program(*arguments: str) -> None:
         time.sleep(0.002)
         return step(decoder, *arguments, **options)
 
-    Decoder.step = slowly
-    program(*arguments)
+    with patch.object(Decoder, "step", slowly):
+        program(*arguments)
 
 
 def txl(*arguments: str) -> dict[str, Any]:
