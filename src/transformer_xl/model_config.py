@@ -107,6 +107,11 @@ class ModelConfig(Settings):
         return self.attention_kind is not None and self.attention_kind.learns_positions
 
     @property
+    def keeps_keys(self) -> bool:
+        """True if keys and values of a position stay the same while the text goes on, so that inference can keep them."""
+        return self.attention_kind is not None and self.attention_kind.keeps_keys
+
+    @property
     def has_backends(self) -> bool:
         """True if `train.attention` may choose how attention is computed."""
         return self.attention_kind is not None and self.attention_kind.has_backends

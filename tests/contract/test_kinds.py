@@ -70,7 +70,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(settings: dict[str, Any]) -
 
 
 @CASES
-def test_however_a_text_is_cut_a_decoder_says_what_the_model_says(settings: dict[str, Any]) -> None:
+def test_however_a_text_is_cut_a_decoder_says_what_the_model_says(settings: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**settings).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -80,12 +80,12 @@ def test_however_a_text_is_cut_a_decoder_says_what_the_model_says(settings: dict
     decoder = txl.Decoder(model, batch_size=2, tgt_len=4)
     assert (decoder.kept is not None) == model.keeps_keys
     decoder.feed(ids[:, :3])
-    begun = decoder.state_dict()
+    decoder.save(tmp_path / "session")
     scores = decoder.feed(ids[:, 3:])
     assert_close("pieces", scores.log_softmax(-1), expected, 1e-5)
     decoder.reset(torch.tensor([True, False]))
     assert_close("after a reset", decoder.feed([ids[0].tolist(), []])[:1].log_softmax(-1), expected[:1], 1e-5)
-    decoder.load_state_dict(begun)
+    decoder.load(tmp_path / "session")
     for token in ids[:, 3:].unbind(1):
         scores = decoder.step(token).full()
     assert_close("token by token", scores.log_softmax(-1), expected, 1e-5)

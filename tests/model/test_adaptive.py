@@ -9,6 +9,7 @@ from tests.helpers import assert_close, tiny_model
 from transformer_xl.model import softmax
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.softmax import linear_nll
+from transformer_xl.training.lamb import Lamb
 
 TAILS = {"cutoffs": (4, 9), "div_val": 2, "proj_share_all_but_first": True}
 
@@ -129,6 +130,23 @@ def test_initial_weights_follow_the_authors_distributions():
     assert model.softmax.projections[0].std().item() == pytest.approx(0.5, rel=0.1)
     assert model.softmax.cluster_weight.std().item() == pytest.approx(0.02, rel=0.3)
     assert not any(bias.any() for bias in [*model.softmax.biases, model.softmax.cluster_bias])
+
+
+@pytest.mark.parametrize("tie_weight", [True, False])
+def test_clusters_of_one_width_share_one_parameter(tie_weight):
+    """As in the code of the authors and NVIDIA, so that LAMB has one trust ratio for the whole vocabulary."""
+    model = tiny_model(cutoffs=(4, 9), tie_weight=tie_weight, init_std=0.3)
+    expected = {"bias": (13,), "cluster_weight": (2, 10), "cluster_bias": (2,)} | ({} if tie_weight else {"weight": (13, 10)})
+    assert {name: tuple(p.shape) for name, p in model.softmax.named_parameters()} == expected
+    optimizer = Lamb(model.softmax.parameters(), lr=0.1, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0)
+    before = model.softmax.bias.detach().clone()
+    ids, labels = torch.randint(13, (2, 3, 7))
+    model(ids, labels=labels).nll.mean().backward()
+    optimizer.step()
+    step = model.softmax.bias.detach() - before
+    assert step.norm().item() == pytest.approx(0.1 * before.norm().item(), rel=1e-4)
+    plain = tiny_model(cutoffs=(4, 9), div_val=2)
+    assert [tuple(bias.shape) for bias in plain.softmax.biases] == [(4,), (5,), (4,)]
 
 
 def test_linear_nll_in_double_precision_stays_double(monkeypatch):
