@@ -20,7 +20,7 @@ from transformer_xl.model.frozen_layer import read_segment
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import InferencePrecision
-from transformer_xl.model.reader import Reader, keeps_keys
+from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -223,7 +223,7 @@ def test_rows_at_different_places_and_segments_too_long_are_refused() -> None:
 )
 def test_models_without_keys_to_keep_are_refused(options: dict[str, Any]) -> None:
     model = tiny_model(**options)
-    assert not keeps_keys(model)
+    assert not model.keeps_keys
     with pytest.raises(
         ConfigError, match=f"'{model.config.attention}' adds positions to what is remembered: no keys can be kept"
     ):

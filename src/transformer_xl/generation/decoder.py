@@ -21,7 +21,7 @@ from transformer_xl.generation.given import (
 )
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import RowState, load_session, save_session
-from transformer_xl.model.language_model import LanguageModel, describe_reading
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.token_ids import check_ids
 from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
@@ -96,7 +96,7 @@ class Decoder:
         if precision == "int8" or compile is True:
             wish = "precision (int8)" if precision == "int8" else "compile (True)"
             raise ConfigError(
-                f"{wish} needs keys that stay the same, and {describe_reading(self.model)} with mem_len ({self.mem_len}) has "
+                f"{wish} needs keys that stay the same, and {self.model.config.reads_by} with mem_len ({self.mem_len}) has "
                 "none; leave it out"
             )
         return choose_precision(precision, self.model.device)

@@ -183,7 +183,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         """
         for name, value in (("clamp_len", self.clamp_len), ("same_length", self.same_length)):
             if value:
-                raise ConfigError(f"{name} ({value}) is about distances in a memory, and {describe_reading(self)} has none")
+                raise ConfigError(f"{name} ({value}) is about distances in a memory, and {self.config.reads_by} has none")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that cannot run on a device; kinds with one way to attend have no choice.
@@ -250,11 +250,6 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
     def embed(self, ids: Tensor) -> Tensor:
         """Return the vectors of ids, (B, T, D); in training without those of dropped words."""
         return self.drop_words(self.embedding(ids), ids)
-
-
-def describe_reading(model: LanguageModel) -> str:
-    """Return how a model relates tokens to what came before, in words."""
-    return model.config.reads_by
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

@@ -91,7 +91,7 @@ class TransformerXL(LanguageModel):
     @property
     def keeps_keys(self) -> bool:
         """Whether keys and values of a position stay the same while the text goes on, so that a `Reader` can keep them."""
-        return self.config.attention_kind.keeps_keys
+        return self.config.keeps_keys
 
     @property
     def window(self) -> int | None:

@@ -21,7 +21,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Rows
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.key_value_memory import KeyValueMemory
-from transformer_xl.model.language_model import LanguageModel, describe_reading
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import InferencePrecision, Precision, autocast
 from transformer_xl.model.reader import Reader
@@ -538,7 +538,7 @@ def open_stream(
         return KeptKeys(cast(TransformerXL, model), batch_size, tgt_len=tgt_len, precision=precision, window=window)
     if precision == "int8":
         raise ConfigError(
-            f"precision int8 needs keys that stay the same; with {describe_reading(model)}, mem_len ({model.mem_len}) and "
+            f"precision int8 needs keys that stay the same; with {model.config.reads_by}, mem_len ({model.mem_len}) and "
             f"ext_len ({model.ext_len}) they do not: use bf16 or fp32"
         )
     if token_by_token and not model.carries_state:

@@ -67,7 +67,7 @@ def test_results_are_the_same_every_time():
 
 def test_dropout_drops_the_same_weights_forward_and_backward():
     """Values that are the unit vectors show the weights, and so which of them were dropped."""
-    B, T, M, N = 2, 19, 13, 2
+    B, T, M, N = 2, 18, 2, 2
     S = T + M
     case = Case.draw(B, T, M, N, S)
     shown = dict(case.inputs, v=torch.eye(S)[:, None].expand(B, S, N, S).requires_grad_())
@@ -150,6 +150,7 @@ def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
     assert tile_of(128, torch.float32).width < tile_of(64, torch.float32).width == tile_of(128, torch.bfloat16).width
 
 
+@pytest.mark.slow
 def test_kernels_compile_for_gpus():
     """What the interpreter takes, the compiler may not; it needs no GPU to say so."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
