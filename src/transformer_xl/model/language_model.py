@@ -227,7 +227,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         """
         _check_shapes(ids, labels)
         if mems is not None:
-            mems.check(len(ids), self.config.n_layer)
+            mems.check(ids.shape[0], self.config.n_layer)  # len would fix the number of rows of an exported graph
         h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
         if labels is None:
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
