@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Overrides, check_least, numbers_of
 from transformer_xl.console import progress
@@ -12,7 +12,7 @@ from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
     from transformer_xl.config import RunConfig
-    from transformer_xl.model_config import ModelConfig
+    from transformer_xl.model_config import TransformerXLConfig
 
 
 def eval_speed(
@@ -113,7 +113,7 @@ def eval_speed(
         raise KeyboardInterrupt
 
 
-def _model_and_text(config: "RunConfig") -> "tuple[ModelConfig, Any]":
+def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
     """Return the settings of ours, and tokens as frequent as in a text of words."""
     import numpy as np
 
@@ -129,7 +129,7 @@ def _model_and_text(config: "RunConfig") -> "tuple[ModelConfig, Any]":
         )
     model, _ = with_vocabulary(config)
     ranks = np.exp(np.random.default_rng(0).random(1 << 16) * np.log(model.vocab_size or 1))  # Zipf's law
-    return model, ranks.astype(np.int64) - 1
+    return cast("TransformerXLConfig", model), ranks.astype(np.int64) - 1
 
 
 def _describe(config: "RunConfig", facts: dict[str, Any]) -> str:
