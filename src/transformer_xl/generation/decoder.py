@@ -51,7 +51,7 @@ class Decoder:
         ConfigError: sizes below 1, or a precision or compilation that is impossible here.
 
     Example:
-        >>> from transformer_xl.model_config import TransformerXLConfig
+        >>> from transformer_xl import TransformerXL, TransformerXLConfig
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
         >>> decoder = Decoder(model, batch_size=2)
         >>> decoder.feed([[0, 1, 2, 3], [2]]).shape

@@ -124,7 +124,7 @@ def evaluate(
         ValueError: ids that are no integers, or of another shape.
 
     Example:
-        >>> from transformer_xl.model_config import TransformerXLConfig
+        >>> from transformer_xl import TransformerXL, TransformerXLConfig
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
         >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
         5
