@@ -56,7 +56,7 @@ def measure(form: str, folder: Path, idle: Watched, *, tiny: bool) -> list[str]:
     run_watched([sys.executable, "-c", maker, str(source), form, "tiny" if tiny else "large"], "writing the checkpoint")
     say(f"converting it ({form})")
     done = run_watched([sys.executable, "-c", TXL, "convert", str(source), str(destination), "--json"], "converting")
-    assert json.loads(done.output)["tokenizer"] == "vocabulary"
+    assert json.loads(done.output)["tokenizer"] == "word"
     size = next(path.stat().st_size for path in source.iterdir() if path.name.startswith(("pytorch", "model"))) / 1e6
     return [
         form,

@@ -203,5 +203,5 @@ def test_rows_are_isolated() -> None:
 @pytest.mark.timeout(1800)
 def test_rows_are_isolated_for_ten_thousand_calls() -> None:
     Sessions.n_calls = 0
-    run_state_machine_as_test(Sessions, settings=settings(max_examples=examples(240), stateful_step_count=50, **QUIET))
+    run_state_machine_as_test(Sessions, settings=settings(max_examples=examples(280), stateful_step_count=50, **QUIET))
     assert Sessions.n_calls >= 10_000
