@@ -149,7 +149,7 @@ def progress(
     Args:
         what: is being done.
         total: how much of it there is, in units; None: that is not known.
-        unit: tokens or bytes, of which the rate is shown; None: things of which no rate is of interest.
+        unit: tokens or bytes, whose rate is shown; None: things whose rate nobody needs.
         hidden: show nothing.
         threaded: redraw ten times a second. False: only when the bar is told something, and five times a second at most, so
             that little time is taken from what is being timed.

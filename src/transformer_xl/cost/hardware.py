@@ -1,4 +1,4 @@
-"""What a device can do, for a plan: figures of a GPU's data sheet, figures that were given, or figures measured here."""
+"""What a device can do: a plan takes it from a GPU's data sheet, from the user, or from a measurement here."""
 
 import os
 from dataclasses import dataclass, replace

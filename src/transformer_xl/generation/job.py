@@ -71,7 +71,7 @@ class Printer(Protocol):
         ...
 
     def end(self, text: Sample, finished: Finished, rest: str) -> None:
-        """Show the end of a text, the rest of which is certain only now."""
+        """Show the end of a text; its rest is certain only now."""
         ...
 
 
