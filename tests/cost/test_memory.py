@@ -22,7 +22,6 @@ from transformer_xl.cost.memory import (
     layer_bytes,
     lowered_bytes,
     mems_bytes,
-    optimizer_bytes,
 )
 from transformer_xl.cost.plan import make_plan
 from transformer_xl.cost.work import build
@@ -31,7 +30,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.training.optim import Optimizers
+from transformer_xl.training.optim import Optimizers, state_bytes
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -45,11 +44,11 @@ def test_moments_are_those_of_the_optimizer(optimizer: Any) -> None:
     model(*tokens()[:1]).logits.sum().backward()
     optimizers.step(1.0)
     kept = sum(tensor.nbytes for tensor in optimizers.state_tensors().values())
-    assert kept == optimizer_bytes(build(model.config), optim)
+    assert kept == state_bytes(build(model.config), optim)
 
 
 def test_momentum_that_is_not_used_takes_nothing() -> None:
-    assert optimizer_bytes(build(config()), OptimConfig(optimizer="sgd", momentum=0.0)) == 0
+    assert state_bytes(build(config()), OptimConfig(optimizer="sgd", momentum=0.0)) == 0
 
 
 def test_weights_and_gradients_are_the_parameters() -> None:

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from tests.helpers import tiny_model
 from tests.training.helpers import MODEL, TRAIN, bits, differing, saved, tiny_trainer
 from transformer_xl.config import OptimConfig, load_recipe
-from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
+from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, finite_norm
 
 
 def names_of(optimizer: torch.optim.Optimizer, model: nn.Module, *, decayed: bool | None = None) -> set[str]:
@@ -124,6 +124,26 @@ def test_adam_is_fused_where_it_can_be_and_computes_the_same(kind: Any) -> None:
         loop.step(1.0)
     for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_every_optimizer_that_settings_name_can_be_made() -> None:
+    assert set(OPTIMIZERS) == set(get_args(OptimConfig.model_fields["optimizer"].annotation))
+
+
+def test_what_a_checkpoint_could_not_hold_is_refused() -> None:
+    model = tiny_model()
+    optimizers = Optimizers(model, OptimConfig(optimizer="sgd"))
+    step(model, optimizers)
+    optimizers.parts[0].state[model.layers[0].attention.o_net.weight]["age"] = 1
+    with pytest.raises(TypeError, match=r"SGD keeps age of layers\.0\.attention\.o_net\.weight as 1; keep it as a tensor"):
+        optimizers.state_tensors()
+
+
+def test_position_parameters_do_not_decay_whatever_their_shape() -> None:
+    model = tiny_model()
+    model.slopes = nn.Parameter(torch.zeros(2, 2))
+    decayed = names_of(Optimizers(model, OptimConfig(weight_decay=0.1)).parts[0], model, decayed=True)
+    assert "slopes" not in decayed and "layers.0.attention.o_net.weight" in decayed
 
 
 def test_no_fused_update_is_asked_of_a_device_that_may_lack_it() -> None:

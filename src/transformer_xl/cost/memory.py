@@ -7,10 +7,9 @@ Shapes: X tokens of a pass, S keys, A width of all heads together, D d_model, I 
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
-
 from transformer_xl.config import OptimConfig
 from transformer_xl.cost.work import Work, clusters
+from transformer_xl.training.optim import state_bytes
 
 _FP32 = 4
 _NORM = 2 * _FP32  # mean and scale of a token
@@ -49,29 +48,13 @@ def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: i
     return Memory(
         weights=-(-size // n_share),
         gradients=-(-size // n_share),
-        optimizer=-(-optimizer_bytes(work.model, optim) // n_share),
+        optimizer=-(-state_bytes(work.model, optim) // n_share),
         mems=2 * n_group * mems_bytes(work),
         activations=activation_bytes(work) + _working_bytes(work),
         logits=logits_bytes(work),
         lowered=lowered_bytes(work),
         gathered=2 * 2 * _largest_unit(work) if n_share > 1 else 0,
     )
-
-
-def optimizer_bytes(model: nn.Module, optim: OptimConfig) -> int:
-    """Return the bytes of moments and counters of a whole model."""
-
-    def of(name: str, parameter: Tensor) -> int:
-        size = _FP32 * parameter.numel()
-        if optim.optimizer == "lamb":
-            return 2 * size
-        if optim.optimizer == "sgd":
-            return size if optim.momentum else 0
-        if optim.optimizer == "muon" and name.startswith("layers.") and parameter.dim() == 2:
-            return size
-        return 2 * size + _FP32  # and a counter
-
-    return sum(of(name, parameter) for name, parameter in model.named_parameters())
 
 
 def mems_bytes(work: Work) -> int:

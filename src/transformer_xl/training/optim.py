@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules, made from `OptimConfig`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,32 +13,16 @@ from transformer_xl.training.lamb import Lamb
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.parallel import own_part
 
+Named = dict[str, nn.Parameter]
+
 
 class Optimizers:
-    """One or two optimizers that step together.
-
-    `muon` takes the matrices inside the layers and leaves all other parameters to AdamW. The other optimizers take all
-    parameters. Adam and AdamW run fused where the device allows it: one pass over memory instead of a dozen.
-    """
+    """One or two optimizers that step together, as `OPTIMIZERS` makes them."""
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
         named = dict(model.named_parameters())
-        adam: dict[str, Any] = {"lr": config.lr, "betas": config.betas, "eps": config.eps}
-        if config.optimizer != "lamb" and all(p.device.type in ("cpu", "cuda") for p in named.values()):
-            adam["fused"] = True
-        if config.optimizer == "muon":
-            inside = {name: p for name, p in named.items() if _in_layers(name, p)}
-            rest = {name: p for name, p in named.items() if name not in inside}
-            self.parts: list[torch.optim.Optimizer] = [
-                Muon(inside.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay),
-                torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr), **adam),
-            ]
-        elif config.optimizer == "sgd":
-            self.parts = [torch.optim.SGD(_groups(named, config, lr=config.lr), lr=config.lr, momentum=config.momentum)]
-        else:
-            kind = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "lamb": Lamb}[config.optimizer]
-            self.parts = [kind(_groups(named, config, lr=config.lr), **adam)]
+        self._names = {parameter: name for name, parameter in named.items()}
+        self.parts = OPTIMIZERS[config.optimizer](named, config)
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
     def step(self, rate: float) -> None:
@@ -54,14 +38,21 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return moments and counters by parameter name, for a checkpoint."""
-        return {
-            f"{self._names[parameter]}|{key}": value  # pyright: ignore[reportArgumentType]
-            for part in self.parts
-            for parameter, state in part.state.items()
-            for key, value in state.items()
-            if isinstance(value, Tensor)
-        }
+        """Return moments and counters by parameter name, for a checkpoint.
+
+        Raises:
+            TypeError: an optimizer keeps something else, which a resumed run would lack.
+        """
+        tensors: dict[str, Tensor] = {}
+        for part in self.parts:
+            for parameter, state in part.state.items():
+                name = self._names[parameter]  # pyright: ignore[reportArgumentType]
+                for key, value in state.items():
+                    if isinstance(value, Tensor):
+                        tensors[f"{name}|{key}"] = value
+                    elif value is not None:
+                        raise TypeError(f"{type(part).__name__} keeps {key} of {name} as {value!r}; keep it as a tensor")
+        return tensors
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `state_tensors` returned."""
@@ -79,13 +70,40 @@ class Optimizers:
             owner.state[parameter][key] = value.clone()
 
 
-def _groups(named: dict[str, nn.Parameter], config: OptimConfig, *, lr: float) -> list[dict[str, Any]]:
+def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for all other parameters."""
+    inside = {name: p for name, p in named.items() if _in_layers(name, p)}
+    rest = {name: p for name, p in named.items() if name not in inside}
+    return [
+        Muon(inside.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay),
+        torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr), **_adam(named, config)),
+    ]
+
+
+def _adam(named: Named, config: OptimConfig) -> dict[str, Any]:
+    """Return the arguments of Adam and AdamW: fused, where the device allows it, is one pass over memory instead of a dozen."""
+    fused = all(p.device.type in ("cpu", "cuda") for p in named.values())
+    return {"betas": config.betas, "eps": config.eps, **({"fused": True} if fused else {})}
+
+
+OPTIMIZERS: dict[str, Callable[[Named, OptimConfig], list[torch.optim.Optimizer]]] = {
+    "adamw": lambda named, c: [torch.optim.AdamW(_groups(named, c, lr=c.lr), **_adam(named, c))],
+    "adam": lambda named, c: [torch.optim.Adam(_groups(named, c, lr=c.lr), **_adam(named, c))],
+    "sgd": lambda named, c: [torch.optim.SGD(_groups(named, c, lr=c.lr), momentum=c.momentum)],
+    "lamb": lambda named, c: [Lamb(_groups(named, c, lr=c.lr), lr=c.lr, betas=c.betas, eps=c.eps)],
+    "muon": _muon,
+}
+"""How each optimizer is made from parameters by name; `OptimConfig.optimizer` names them."""
+
+
+def _groups(named: Named, config: OptimConfig, *, lr: float) -> list[dict[str, Any]]:
     """Part parameters by their learning rate, and by whether they are decayed."""
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         rate = lr * config.embedding_lr_ratio if name.startswith("embedding.") else lr
-        # biases, norms, u, v and tables of positions have one dimension, or more than two
-        is_decayed = {"all": True, "layers": _in_layers(name, parameter)}.get(config.decayed, parameter.dim() == 2)
+        # biases and norms have one dimension; what the model itself holds, such as u, v and tables of positions, is no matrix
+        is_matrix = parameter.dim() == 2 and "." in name
+        is_decayed = {"all": True, "layers": _in_layers(name, parameter)}.get(config.decayed, is_matrix)
         groups.setdefault((rate, is_decayed), []).append(parameter)
     return [
         {"params": parameters, "lr": rate, "weight_decay": config.weight_decay if decays else 0.0}
@@ -94,8 +112,19 @@ def _groups(named: dict[str, nn.Parameter], config: OptimConfig, *, lr: float) -
 
 
 def _in_layers(name: str, parameter: nn.Parameter) -> bool:
-    """Say whether a parameter is a matrix inside a layer."""
     return parameter.dim() == 2 and name.startswith("layers.")
+
+
+def state_bytes(model: nn.Module, config: OptimConfig) -> int:
+    """Return the bytes that the optimizers of a model keep between steps, without computing or allotting anything."""
+    named = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in model.named_parameters()}
+    for parameter in named.values():
+        parameter.grad = torch.empty_like(parameter)
+    total = 0
+    for part in OPTIMIZERS[config.optimizer](named, config):
+        part.step()
+        total += sum(x.nbytes for state in part.state.values() for x in state.values() if isinstance(x, Tensor))
+    return total
 
 
 class Schedule:

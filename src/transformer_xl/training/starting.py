@@ -141,7 +141,7 @@ def begin(
         for name, length in lengths.items():
             if most is not None and length > most:
                 raise ConfigError(
-                    f"{name} ({length}) must be at most model.max_len ({most}), the positions that a vanilla model learns"
+                    f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns"
                 )
     return Start(config, model, stream, device, precision, reason, comparison)
 
