@@ -1,4 +1,4 @@
-"""What people see in a terminal: lines, tables, and one kind of progress bar, on stderr where there is a terminal."""
+"""Output for a terminal: messages, tables, and one kind of progress bar."""
 
 import contextlib
 import math
@@ -28,8 +28,8 @@ def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     """Return rows of text as aligned columns.
 
     Args:
-        rows: cells, as many in each row; the first row is the head.
-        n_left: so many columns are flush left, the others flush right.
+        rows: rows of equally many cells; the first row is the head.
+        n_left: the number of columns that are flush left; the others are flush right.
 
     Example:
         >>> print(table([["name", "n"], ["a", "12"], ["bcdef", "3"]]))
@@ -46,7 +46,7 @@ def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
 
 
 def markdown(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
-    """Return rows of text as a table in Markdown; the arguments are those of `table`.
+    """Return rows of text as a Markdown table; see `table`.
 
     Example:
         >>> print(markdown([["name", "n"], ["a", "12"]]))
@@ -60,11 +60,7 @@ def markdown(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
 
 
 def short(n: float, units: Sequence[str]) -> str:
-    """Return a number in three digits and the unit that fits, as data sheets write it.
-
-    Args:
-        n: in the first unit.
-        units: each a thousand times the one before.
+    """Return a number with three digits and a fitting unit; each of `units` is a thousand times the one before.
 
     Example:
         >>> short(1_234_000_000, ("B", "kB", "MB", "GB")), short(56_700, ("B", "kB")), short(0, ("B",))
@@ -77,7 +73,7 @@ def short(n: float, units: Sequence[str]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as people write it.
+    """Return a duration as minutes and seconds, or as hours, minutes and seconds.
 
     Example:
         >>> clock(75), clock(3725)
@@ -91,37 +87,27 @@ def clock(seconds: float) -> str:
 
 
 class Bar:
-    """Shows what is being done, how much of it is done, how fast it goes and how long it still takes.
-
-    Args:
-        bar: of rich; None: nothing is shown.
-    """
+    """A progress bar of rich; without one (None) nothing is shown."""
 
     def __init__(self, bar: "Progress | None") -> None:
         self._bar = bar
         self._drawn = 0.0
 
     def begin(self, what: str, total: float | None = None, *, done: float = 0) -> None:
-        """Go on to something else.
-
-        Args:
-            what: is done next.
-            total: how much of it there is; None: that is not known.
-            done: how much of it was done before.
-        """
+        """Start a new task. `total` is its size (None: unknown), `done` the part that is done already."""
         if self._bar:
             self._bar.reset(self._bar.task_ids[0], total=total, completed=int(done), description=what, note="")
             self._draw(0.0)
 
     def next(self, what: str) -> None:
-        """Go on to the next one of the things that the bar counts; the one before is done."""
+        """Start the next of the tasks that the bar counts; the one before is done."""
         if self._bar:
             task = self._bar.tasks[0]
             self._bar.update(task.id, advance=1 if task.description else 0, description=what, note="")
             self._draw(0.0)
 
     def advance(self, n: float = 1) -> None:
-        """Say how much was done since the last call."""
+        """Add the amount done since the last call."""
         if self._bar:
             self._bar.advance(self._bar.task_ids[0], n)
             self._draw()
@@ -133,7 +119,7 @@ class Bar:
             self._draw()
 
     def _draw(self, seconds: float = 0.2) -> None:
-        """Draw now what no thread draws, unless it was drawn within so many seconds."""
+        """Draw a bar that has no thread to draw it, but not again within so many seconds."""
         now = time.monotonic()
         if self._bar and not self._bar.live.auto_refresh and now - self._drawn >= seconds:
             self._bar.refresh()
@@ -144,18 +130,15 @@ class Bar:
 def progress(
     what: str = "", total: float | None = None, *, unit: Unit | None = "tokens", hidden: bool = False, threaded: bool = True
 ) -> Iterator[Bar]:
-    """Show a bar on stderr while the block runs, if that is a terminal; it disappears at the end.
+    """Show a bar on stderr while the block runs, if stderr is a terminal; it disappears at the end.
 
     Args:
-        what: is being done.
-        total: how much of it there is, in units; None: that is not known.
-        unit: tokens or bytes, whose rate is shown; None: things whose rate nobody needs.
+        what: the task.
+        total: its size in units; None: unknown.
+        unit: tokens or bytes, whose rate is shown; None: other things, without a rate.
         hidden: show nothing.
-        threaded: redraw ten times a second. False: only when the bar is told something, and five times a second at most, so
-            that little time is taken from what is being timed.
-
-    Yields:
-        The bar, to be told what is done.
+        threaded: redraw ten times a second. False: redraw only when a method is called, and at most five times a second, so
+            that drawing takes little time from what is being timed.
     """
     from rich.console import Console
 

@@ -1,7 +1,7 @@
 """The errors that users see: one line that names the value and the remedy.
 
-Every error the package raises on purpose derives from `TxlError`; the command line prints its message on one line and exits
-with status 1, so a traceback always means a defect of ours.
+Every error that the package raises on purpose derives from `TxlError`. The command line prints its message on one line and
+exits with status 1, so a traceback always means a bug in the package.
 """
 
 import difflib
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 
 class TxlError(Exception):
-    """Base of all errors that a user can mend."""
+    """Base class of all errors that a user can fix."""
 
 
 class ConfigError(TxlError, ValueError):
@@ -18,7 +18,7 @@ class ConfigError(TxlError, ValueError):
 
 
 class CorpusError(TxlError):
-    """A text source that is missing, empty, unreadable or not what its name promises."""
+    """A text that is missing, empty, unreadable or not what its name promises."""
 
 
 class TokenizerError(TxlError, ValueError):
@@ -26,31 +26,28 @@ class TokenizerError(TxlError, ValueError):
 
 
 class CheckpointError(TxlError):
-    """A run directory or checkpoint that is missing, damaged or of another run."""
+    """A run, model or checkpoint that is missing, damaged or does not fit, or a file that cannot be written."""
 
 
 class TrainingError(TxlError):
-    """Training that cannot go on, for example after too many steps without a finite gradient."""
+    """Training that cannot continue, for example after too many steps without a finite gradient."""
 
 
 class LostContactError(TrainingError):
-    """Another process died, or did not answer in time."""
+    """Another process died or did not answer in time."""
 
 
 class ToldElsewhereError(TxlError):
-    """Why this process ends is told by the first one."""
+    """An error that ends this process and that the first process reports."""
+
+
+def one_line(error: Exception) -> str:
+    """Return an error's message on one line."""
+    return " ".join(str(error).split())
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:
-    """Return a hint that names the nearest known name, else all of them.
-
-    Args:
-        name: what the user wrote.
-        known: the names that exist.
-        most: how many of them are told; None: all.
-
-    Returns:
-        A clause to append to an error message.
+    """Return a clause for an error message that names the nearest known name, or else all of them (`most` at most).
 
     Example:
         >>> did_you_mean("quickstrat", ["quickstart", "shakespeare-char"])
@@ -62,21 +59,18 @@ def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) ->
     nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     if nearest:
         return f"did you mean '{nearest[0]}'?"
-    told = options[:most]
-    more = f" and {len(options) - len(told)} more" if len(told) < len(options) else ""
-    return f"known: {', '.join(told)}{more}"
+    listed = options[:most]
+    more = f" and {len(options) - len(listed)} more" if len(listed) < len(options) else ""
+    return f"known: {', '.join(listed)}{more}"
 
 
 @contextmanager
 def room_for(what: str, remedy: str) -> Iterator[None]:
-    """Turn memory that cannot be had inside the block into an error that a user can mend.
+    """Turn a lack of memory inside the block into a `ConfigError`.
 
     Args:
-        what: needs it, such as "a text".
+        what: what needs the memory, such as "a text".
         remedy: what to do, such as "lower --mem-len".
-
-    Raises:
-        ConfigError: it cannot be had.
 
     Example:
         >>> with room_for("all of it", "take less"):
@@ -87,7 +81,7 @@ def room_for(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
-        # torch has a class of its own for the memory of a GPU only, and sizes overflow before memory does
+        # torch has its own error class for GPU memory only, and a size may overflow before memory runs out
         signs = ("allocate", "out of memory", "verflow")
         if not (isinstance(error, (MemoryError, OverflowError)) or any(sign in str(error) for sign in signs)):
             raise

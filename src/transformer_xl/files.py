@@ -1,10 +1,8 @@
-"""Files: written whole or not at all, deleted whole, read without following links, and held by one process at a time (POSIX).
-
-What is written survives a killed process and a lost power supply.
-"""
+"""Files that are written and deleted whole or not at all, even if the process is killed or the power fails; locks (POSIX)."""
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import stat
@@ -13,39 +11,43 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 STRAY_SUFFIX = ".tmp"
-"""What the names of unfinished or half-deleted things end with; nothing that ends so is ever read."""
+"""Ends the names of unfinished and half-deleted files and directories, which are never read."""
 
 _POLL_SECONDS = 0.2
 
 
+def canonical_json(value: Any) -> bytes:
+    """Serialize to JSON in one fixed spelling: sorted keys, no spaces, ASCII; floats keep every bit.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which JSON cannot hold, or `value` contains itself.
+        TypeError: something in `value` is not JSON.
+
+    Example:
+        >>> canonical_json({"b": 1, "a": [0.1, None]})
+        b'{"a":[0.1,null],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
 @dataclass(frozen=True)
 class FileRecord:
-    """What a file must be.
+    """Size and content of a file."""
 
-    Attributes:
-        size: bytes.
-        sha256: hash of the bytes, hexadecimal.
-    """
-
-    size: int
-    sha256: str
+    size: int  # bytes
+    sha256: str  # hexadecimal
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file and force it to the disk.
+    """Write a new file, chunk by chunk, and force it to the disk.
 
-    Args:
-        path: a file that does not exist yet.
-        chunks: its content, in order; one chunk at a time is held in memory.
-
-    Returns:
-        Size and hash of the bytes that were handed over. They are not read back, so a disk that stores something else is
-        found out when the file is loaded.
+    Size and hash are those of `chunks`: the file is not read back.
 
     Raises:
-        OSError: if the file exists or cannot be written.
+        OSError: the file exists or cannot be written.
     """
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
@@ -59,14 +61,10 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Give a small file new content at once: a reader sees the old bytes or the new, never a mixture.
-
-    Args:
-        path: the file; it need not exist.
-        data: the new content.
+    """Replace the content of a file, which need not exist, at once: a reader sees the old or the new bytes, never a mixture.
 
     Raises:
-        OSError: if that fails; the old content is then still there.
+        OSError: the file cannot be written; it keeps its old content.
     """
     stray = stray_name(path)
     stray.unlink(missing_ok=True)
@@ -77,17 +75,13 @@ def replace_file(path: Path, data: bytes) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Let somebody else's writer give a file new content at once: a reader sees the old file or the new, never a mixture.
+    """Yield the path of a temporary file for the block to write; it replaces `path` when the block ends.
 
-    Args:
-        path: the file; it need not exist, its directory does.
-
-    Yields:
-        Another name in the same directory with the same ending, for the block to write. It becomes `path` when the block ends,
-        and is removed when the block fails. No other process writes under that name.
+    A reader of `path` sees the old or the new file, never a mixture. If the block fails, the temporary file is removed. It lies
+    in the same directory and has the same ending, and no other process uses its name.
 
     Raises:
-        OSError: if the file cannot be moved to its place; the old content is then still there.
+        OSError: the file cannot be moved to `path`, which keeps its old content.
     """
     stray = path.with_name(f"{path.name}.{os.getpid()}{STRAY_SUFFIX}{path.suffix}")
     try:
@@ -102,18 +96,18 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
-    """Hold the lock file `path` while the block runs; a process that dies lets go of it.
+    """Hold a lock while the block runs; it is released if the process dies.
 
-    A file system that cannot lock is trusted.
+    On a file system without locks the block runs without one.
 
     Args:
-        path: a file that exists only for this, and that is removed afterwards; its directory exists.
-        on_busy: called once if another process holds it. If it returns, this process waits; an error that it raises goes on.
+        path: the lock file, which serves only as a lock and is removed afterwards; its directory exists.
+        on_busy: called once if another process holds the lock. If it returns, this process waits; it may raise instead.
 
     Raises:
-        OSError: if the file cannot be made.
+        OSError: the lock file cannot be made.
     """
-    told = False
+    was_busy = False
     while True:
         with path.open("a") as file:
             if _lock(file.fileno()) and _is_still(path, file.fileno()):
@@ -123,9 +117,9 @@ def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
                     with suppress(OSError):
                         path.unlink()
                 return
-        if not told:
+        if not was_busy:
             on_busy()
-            told = True
+            was_busy = True
         time.sleep(_POLL_SECONDS)
 
 
@@ -140,7 +134,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def _is_still(path: Path, descriptor: int) -> bool:
-    """Say whether the file that was opened is the one that others find: the one before may have been removed meanwhile."""
+    """Return whether the opened file still is the one at `path`; its holder may have removed it meanwhile."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -148,14 +142,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def sync_directory(directory: Path) -> None:
-    """Force the names in a directory to the disk: a file whose name is lost is lost.
-
-    Args:
-        directory: an existing directory.
-
-    Raises:
-        OSError: if the disk refuses.
-    """
+    """Force the names in a directory to the disk, because a file whose name is lost is lost."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -164,13 +151,9 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create a directory, unless it exists, so that its name outlives a power cut.
+    """Create a directory, unless it exists, and force its name to the disk.
 
-    Args:
-        directory: its parent must exist: a missing parent is more likely a lost mount than a wish for a new tree.
-
-    Raises:
-        OSError: if it cannot be created.
+    Its parent must exist, because a missing parent is more likely a lost mount than a new place.
     """
     if not directory.is_dir():
         directory.mkdir()
@@ -178,26 +161,12 @@ def make_directory(directory: Path) -> None:
 
 
 def stray_name(path: Path) -> Path:
-    """Return the name beside `path` under which it is written or deleted.
-
-    Args:
-        path: a file or directory.
-
-    Returns:
-        The same name with `STRAY_SUFFIX` appended.
-    """
+    """Return the path beside a file or directory under which it is written or deleted."""
     return path.with_name(path.name + STRAY_SUFFIX)
 
 
 def discard_directory(directory: Path) -> None:
-    """Delete a directory so that, whenever the process is killed, no half-deleted one carries its name.
-
-    Args:
-        directory: what to delete; it need not exist.
-
-    Raises:
-        OSError: if that fails.
-    """
+    """Delete a directory, if it exists; a half-deleted one never has its name, even if the process is killed."""
     if not directory.is_dir():
         return
     stray = stray_name(directory)
@@ -208,14 +177,7 @@ def discard_directory(directory: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Delete whatever is at `path`, if anything; of a symbolic link the link alone.
-
-    Args:
-        path: a file, link or directory that nobody reads.
-
-    Raises:
-        OSError: if that fails.
-    """
+    """Delete a file, directory or symbolic link (not its target), if it exists."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -223,17 +185,11 @@ def remove(path: Path) -> None:
 
 
 def regular_size(path: Path) -> int:
-    """Return the size of a regular file; a link could lead anywhere, and a device or pipe need never end.
-
-    Args:
-        path: what should be a regular file.
-
-    Returns:
-        Its size in bytes.
+    """Return the bytes of a regular file. A link could lead anywhere, and a device or pipe may never end.
 
     Raises:
-        ValueError: if it is anything else.
-        OSError: if it does not exist.
+        ValueError: it is not a regular file.
+        OSError: it does not exist.
     """
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):

@@ -1,23 +1,133 @@
-"""One way to open what a command works on: a run or a model, with its tokenizer, its text, its device and how it is read."""
+"""What a command works on: a run or a model with its tokenizer and device, and the text that it reads."""
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.config import RunConfig
+from transformer_xl.config import DataConfig, RunConfig
 from transformer_xl.console import warn
+from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.named import SplitName
+from transformer_xl.data.prepare import TokenSplit, prepare
+from transformer_xl.data.text_files import Piece, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
 from transformer_xl.reading.how import Reading
-from transformer_xl.texts import Text, file_text, split_text
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text as tokens. All tokens but the first are predicted."""
+
+    what: str  # a description in words
+    ids: np.ndarray  # integers (N,)
+    n_characters: int  # of the predicted tokens
+    n_bytes: int  # the same in UTF-8
+    is_whole: bool = True  # a whole split or file, not only its beginning
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the ids. They are read in pieces, because the file that they are mapped from may be large."""
+        digest, n = hashlib.sha256(), 1 << 20
+        for begin in range(0, len(self.ids), n):
+            digest.update(np.ascontiguousarray(self.ids[begin : begin + n]).data)
+        return digest.hexdigest()
+
+
+def split_text(
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    *,
+    split: SplitName | None = None,
+    corpus: str | None = None,
+    limit: int | None = None,
+) -> Text:
+    """Return a split of a run's corpus, or its beginning of at most `limit` predicted tokens.
+
+    The default split is test, or valid if there is no test split. `corpus` is another corpus, or the directory that holds the
+    run's.
+
+    Raises:
+        CorpusError: no such split, or a corpus that cannot be read.
+    """
+    data = choose_corpus(config.data, corpus)
+    splits = prepare(data, tokenizer).splits
+    name = split or ("test" if len(splits["test"].ids) > 1 else "valid")
+    if len(splits[name].ids) < 2:
+        raise CorpusError(f"corpus '{data.corpus}' has no {name} split; choose another split or text")
+    return beginning(splits[name], tokenizer, limit, what=f"{name} split of {data.corpus}")
+
+
+def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None, *, what: str = "split") -> Text:
+    """Return a split, or at most `limit` predicted tokens of it.
+
+    The characters of a part are counted by decoding its tokens. If the tokenizer loses text, they are estimated by proportion.
+    """
+    n_id = len(split.ids)
+    ids = np.asarray(split.ids[: None if limit is None else limit + 1])
+    first = tokenizer.decode([int(ids[0])])
+    if len(ids) == n_id:
+        return Text(what, ids, *_predicted(first, split.n_characters, split.n_bytes))
+    what = f"first {len(ids) - 1:,} tokens of the {what}"
+    if tokenizer.loses:
+        sizes = (round(size * len(ids) / n_id) for size in (split.n_characters, split.n_bytes))
+        return Text(what, ids, *_predicted(first, *sizes), is_whole=False)
+    text = tokenizer.decode(ids.tolist())
+    return Text(what, ids, *_predicted(first, len(text), _n_bytes(text)), is_whole=False)
+
+
+def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None) -> Text:
+    """Return a file, plain or compressed, as one text; `check` may raise an error about its content before it is encoded.
+
+    Raises:
+        CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
+    """
+    if file.is_dir():
+        raise CorpusError(f"'{file}' is a directory; name a file")
+    if not file.is_file():
+        raise CorpusError(f"cannot read '{file}': no such file")
+    data = b"".join(read_blocks(Piece(file)))
+    if check:
+        check(data)
+    try:
+        ids = tokenizer.encode_bytes(data)
+    except TokenizerError as error:
+        raise CorpusError(f"'{file}': {error}") from None
+    if len(ids) < 2:
+        raise CorpusError(f"'{file}' has {len(ids)} tokens; at least 2 are needed, because the first one is not predicted")
+    first = tokenizer.decode([int(ids[0])])
+    return Text(f"file {file}", ids, *_predicted(first, len(data.decode("utf-8", "replace")), len(data)))
+
+
+def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
+    """Return the first setting in which the texts of two runs differ and both values; None if they are the same.
+
+    Example:
+        >>> text_difference(DataConfig(corpus="ptb"), DataConfig(corpus="text8"))
+        ('corpus', 'ptb', 'text8')
+    """
+    for name in ("corpus", "split", "document_separator", "documents"):
+        if getattr(one, name) != getattr(other, name):
+            return name, getattr(one, name), getattr(other, name)
+    return None
+
+
+def _predicted(first: str, n_characters: int, n_bytes: int) -> tuple[int, int]:
+    """Return characters and bytes of a text without its first token, which is not predicted."""
+    return max(1, n_characters - len(first)), max(1, n_bytes - _n_bytes(first))
+
+
+def _n_bytes(text: str) -> int:
+    return len(text.encode("utf-8", "surrogatepass"))
+
 
 Which = Literal["best", "last", "average"]
 """Which weights of a run: those with the best validation loss, the last ones, or the last average."""
@@ -25,34 +135,26 @@ Which = Literal["best", "last", "average"]
 
 @dataclass(frozen=True)
 class Opened:
-    """A run or an exported model, ready to be read with.
+    """A run or an exported model, ready to use."""
 
-    Attributes:
-        source: as the user named it.
-        model: on its device, in evaluation mode.
-        tokenizer: of the model.
-        config: of the run; of an exported model, one with its model's settings and defaults for the rest.
-        is_run: whether it is a run, and so has a text of its own.
-    """
-
-    source: str
-    model: LanguageModel
+    source: str  # as the user gave it
+    model: LanguageModel  # on its device, in evaluation mode
     tokenizer: Tokenizer
-    config: RunConfig
-    is_run: bool
+    config: RunConfig  # of an exported model: the model's settings, and defaults for the rest
+    is_run: bool  # a run has its own corpus
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.model.device
 
     @cached_property
     def n_parameter(self) -> int:
-        """Parameters of the model."""
+        """The model's number of parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def reading(self, **changes: Any) -> Reading:
-        """Return how `txl eval` reads, with changes; see `Reading.of_run`."""
+        """Return the way in which `txl eval` reads, with changes; see `Reading.of_run`."""
         return Reading.of_run(self.config, **changes)
 
     def text(
@@ -64,17 +166,10 @@ class Opened:
         limit: int | None = None,
         check: Callable[[bytes], object] | None = None,
     ) -> Text:
-        """Return the text that is asked for: a file, or a split of the run's corpus or of another one.
-
-        Args:
-            file: to read; None: a split.
-            split: None: test, or valid where there is none.
-            corpus: another one, or the directory that holds the run's; None: the run's.
-            limit: at most so many predicted tokens of a split.
-            check: called with a file's content before it is encoded, to refuse it.
+        """Return a file, or a split of the run's corpus or of another one; see `file_text` and `split_text`.
 
         Raises:
-            ConfigError: a file and a split at once, or neither for a model without a corpus of its own.
+            ConfigError: a file and a split at once, or neither for a model without a corpus.
             CorpusError: a text that cannot be read.
         """
         if file is not None:
@@ -89,17 +184,11 @@ class Opened:
 def open_run(
     source: str | Path, *, which: Which = "best", device: str = "auto", on_damaged: Callable[[str], None] = warn
 ) -> Opened:
-    """Open a run, an exported model or a hub id.
-
-    Args:
-        source: a directory or a hub id.
-        which: of a run: which weights.
-        device: auto, cpu, cuda, cuda:N or mps.
-        on_damaged: told, in one line each, of damaged checkpoints that were passed over.
+    """Open a run, an exported model or a hub id; see `load`.
 
     Raises:
-        CheckpointError: nothing there, or everything damaged.
-        ConfigError: no such device here.
+        CheckpointError: there is nothing, or everything is damaged.
+        ConfigError: this machine has no such device.
     """
     place = choose_device(device)  # complain before a large model is loaded
     model, tokenizer = load(source, which=which, on_damaged=on_damaged)

@@ -1,4 +1,4 @@
-"""Pictures: figures without a window, written whole or not at all."""
+"""Figures without a window, written whole or not at all."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
-    """Return an empty figure, sized in inches of 120 dots. matplotlib is imported here because that is slow."""
+    """Return an empty figure; sizes are in inches of 120 dots. matplotlib is imported here because importing it is slow."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,7 +24,7 @@ def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
 
 
 def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[str] = ENDINGS) -> None:
-    """Refuse, with a `ConfigError`, a file that no picture can be written to, before anything is computed."""
+    """Raise a `ConfigError` if a picture cannot be written to this path; call this before computing anything."""
     if path is None:
         return
     if path.suffix.lower() not in endings:
@@ -34,7 +34,7 @@ def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[
 
 
 def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space or choose another file") -> Path:
-    """Write a figure whole or not at all, in the kind that its ending names.
+    """Write a figure whole or not at all, in the format of the path's ending.
 
     Raises:
         CheckpointError: the file cannot be written; `remedy` ends the message.
@@ -42,7 +42,7 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
     from matplotlib.axis import Tick
     from matplotlib.text import Text
 
-    # names are shown as they are: matplotlib would read a formula between two dollar signs; numbers at axes stay as they are
+    # matplotlib would read text between two dollar signs as a formula, so turn that off for all text but the numbers at axes
     numbers = {label for tick in cast("list[Tick]", figure.findobj(Tick)) for label in (tick.label1, tick.label2)}
     for text in cast("list[Text]", figure.findobj(Text)):
         if text not in numbers:

@@ -1,7 +1,7 @@
-"""The processes that work on one thing together, and what they tell each other. A single process tells itself.
+"""Processes that work together, and how they exchange data. A single process works with the same interface.
 
-`torchrun` starts them. They exchange tensors and JSON through PyTorch's collectives, never pickles. Every wait has a limit, so
-that no process waits forever for one that died.
+`torchrun` starts the processes. They exchange tensors and JSON through PyTorch's collectives, never pickles. Every wait has a
+limit, so that no process waits forever for one that died.
 """
 
 import atexit
@@ -20,8 +20,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from transformer_xl.errors import ConfigError, LostContactError, ToldElsewhereError, TrainingError, TxlError
-from transformer_xl.ranks import note_meeting
+from transformer_xl.errors import ConfigError, LostContactError, ToldElsewhereError, TrainingError, TxlError, one_line
+from transformer_xl.process import note_meeting
 
 TIMEOUT_VARIABLE = "TXL_TIMEOUT_SECONDS"
 _groups: list[Any] = []
@@ -30,7 +30,7 @@ Items = TypeVar("Items", bound=Sequence[Any])
 
 
 class World:
-    """All processes that work together, seen from one of them.
+    """All processes that work together, as seen from one of them.
 
     Example:
         >>> alone = World()
@@ -43,7 +43,7 @@ class World:
 
     @property
     def first(self) -> bool:
-        """True in the process that speaks and writes files for all."""
+        """True in the process that prints and writes files for all."""
         return self.rank == 0
 
     @property
@@ -52,7 +52,7 @@ class World:
         return self.size == 1
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Return the sums of the values over all processes, added in float64; the same bits everywhere."""
+        """Return the sums of the values over all processes, computed in float64; the same bits in all processes."""
         if self.alone:
             return tuple(map(float, values))
         total = torch.tensor(values, dtype=torch.float64)
@@ -65,11 +65,11 @@ class World:
             dist.all_reduce(tensor)
 
     def any(self, value: object) -> bool:
-        """Say whether the value is true in any process."""
+        """Return whether the value is true in any process."""
         return self.sum(bool(value))[0] > 0
 
     def exchange(self, value: Any) -> list[Any]:
-        """Return every process's JSON value, by rank."""
+        """Return the JSON values of all processes, by rank."""
         if self.alone:
             return [value]
         data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -81,13 +81,13 @@ class World:
         return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(received, sizes, strict=True)]
 
     def from_first(self, value: Any) -> Any:
-        """Return the first process's value, whatever it is in the others."""
+        """Return the value of the first process; the values of the others are ignored."""
         return self.exchange(value if self.first else None)[0]
 
     def rows(self, tensor: Tensor) -> Tensor | None:
         """Return the rows of all processes by rank, on the CPU, in the first process; None in the others.
 
-        `tensor` has the same shape (rows, …) and type everywhere. A process alone gets it as it is.
+        `tensor` has the same shape (rows, …) and type in all processes. A single process gets it back unchanged.
         """
         if self.alone:
             return tensor
@@ -98,10 +98,10 @@ class World:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Make a block, which all processes run, fail everywhere if it fails anywhere.
+        """Make a block that all processes run fail in all of them if it fails in any.
 
         Raises:
-            TxlError: in the first process, the first of the errors; in the others `ToldElsewhereError`.
+            TxlError: in the first process, the error of the lowest rank; in the others, `ToldElsewhereError`.
         """
         if self.alone:
             yield
@@ -122,7 +122,7 @@ class World:
         raise own or TrainingError(f"rank {failed[0]} of {self.size}: {messages[failed[0]]}")
 
     def check_device(self, device: torch.device) -> None:
-        """Refuse a GPU that is not this process's own: two processes on one GPU would wait for each other forever."""
+        """Refuse a GPU that belongs to another process, because two processes on one GPU would wait for each other forever."""
         n_gpu, own = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
         if self.alone or device.type != "cuda" or (own < n_gpu and device.index in (None, own)):
             return
@@ -132,10 +132,10 @@ class World:
         )
 
     def check_same(self, **values: Any) -> None:
-        """Refuse to go on if JSON values differ between processes; dicts are compared key by key. Give hashes of large values.
+        """Raise an error if JSON values differ between processes; dicts are compared key by key. Pass hashes of large values.
 
         Raises:
-            ConfigError: in the first process; `ToldElsewhereError` in the others.
+            ConfigError: in the first process; in the others, `ToldElsewhereError`.
         """
         everyone = [_flat(each) for each in self.exchange(values)]
         with self.agreed():
@@ -151,13 +151,13 @@ class World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Work inside the block with the processes that `torchrun` started; alone without it.
+    """Connect to the processes that `torchrun` started, for the time of the block; without `torchrun`, work alone.
 
-    A wait for the others ends after half an hour, or after `TXL_TIMEOUT_SECONDS` of the environment.
+    A wait for other processes ends after half an hour, or after `TXL_TIMEOUT_SECONDS` (an environment variable).
 
     Raises:
-        ConfigError: the environment is not what `torchrun` sets.
-        LostContactError: the others do not come.
+        ConfigError: the environment variables are not those that `torchrun` sets.
+        LostContactError: the other processes do not connect.
     """
     try:
         rank, size, local_rank = (
@@ -180,16 +180,16 @@ def joined() -> Iterator[World]:
         if not dist.is_initialized():
             _initialize(world, local_rank, seconds)
         yield world
-        world.exchange("done")  # nobody leaves while another process still waits for what it has sent
+        world.exchange("done")  # so that no process ends before the others have received what it sent
 
 
 @contextmanager
 def _contact() -> Iterator[None]:
-    """Turn the library's errors about dead or late processes into a `LostContactError`; even an optimizer may raise one."""
+    """Turn PyTorch's errors about dead or late processes into a `LostContactError`; even an optimizer may raise one."""
     try:
         yield
     except RuntimeError as error:
-        text = " ".join(str(error).split())
+        text = one_line(error)
         signs = ("gloo", "nccl", "connection", "timed out", "timeout", "broken pipe", "socket", "process group")
         if not (isinstance(error, dist.DistError) or any(sign in text.lower() for sign in signs)):
             raise
@@ -200,7 +200,7 @@ def _contact() -> Iterator[None]:
 
 
 def _initialize(world: World, local_rank: int, seconds: float) -> None:
-    """Meet the others, once in the life of a process."""
+    """Connect to the other processes, once in the life of this one."""
     backend = "gloo"
     if local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
@@ -209,18 +209,18 @@ def _initialize(world: World, local_rank: int, seconds: float) -> None:
     store, _, _ = next(rendezvous("env://", world.rank, world.size, timeout=limit))
     place = _meeting_place(store, world, seconds)
     dist.init_process_group(backend, store=PrefixStore(place, store), rank=world.rank, world_size=world.size, timeout=limit)
-    # Freeing a group holds the interpreter's lock and waits for the group's thread, which may be waiting for that lock. So the
-    # group is left when the interpreter ends, and freed later, when its thread has long been idle.
+    # Freeing a group holds the interpreter's lock and waits for the group's thread, which may be waiting for that lock. So this
+    # list keeps the group until the interpreter has ended, when its thread has long been idle.
     _groups.append(dist.group.WORLD)
     note_meeting()
     atexit.register(_leave)
 
 
 def _meeting_place(store: Store, world: World, seconds: float) -> str:
-    """Agree on a name that processes started earlier do not know.
+    """Agree on a new name in the store.
 
-    When `torchrun` starts processes anew it keeps its store, where the addresses of the dead remain. So each process asks the
-    first one under a new name, and the first one answers until all have heard.
+    When `torchrun` restarts processes it keeps its store, which still has the addresses of the dead ones. So each process asks
+    the first one under a new name, and the first one answers until all processes have the answer.
     """
     if not world.first:
         own = uuid4().hex
@@ -241,12 +241,12 @@ def _meeting_place(store: Store, world: World, seconds: float) -> str:
 
 
 def _leave() -> None:
-    with suppress(RuntimeError, ValueError):  # others may have died
+    with suppress(RuntimeError, ValueError):  # other processes may have died
         dist.destroy_process_group()
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by dotted names."""
+    """Return nested values under dotted names."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -254,7 +254,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def parts(items: Items, world: World) -> Items:
-    """Return this process's part of a sequence. Parts follow each other by rank; their lengths differ by at most one.
+    """Return this process's part of a sequence. Parts are consecutive by rank; their lengths differ by at most one.
 
     Example:
         >>> [parts("abcdefg", World(rank, 3)) for rank in range(3)]

@@ -23,8 +23,7 @@ from tests.checkpoint.helpers import (
     reload,
 )
 from tests.helpers import examples
-from transformer_xl.checkpoint.checkpoint import read_checkpoint
-from transformer_xl.checkpoint.json_files import seal, unseal
+from transformer_xl.checkpoint.checkpoint import read_checkpoint, seal, unseal
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.errors import CheckpointError
 
@@ -226,3 +225,15 @@ def test_what_cannot_be_stored_is_refused_and_leaves_nothing(
     assert "\n" not in str(caught.value)
     assert names(store) == ["step-00000001"]
     assert_same(store.load(1), numbered(1))
+
+
+@pytest.mark.parametrize("name", ["step-00000001/manifest.json", "best.json"])
+def test_every_single_bit_of_the_sealed_files_is_guarded(tmp_path: Path, name: str) -> None:
+    CheckpointStore(tmp_path).save(numbered(1), best=True)
+    sound = (tmp_path / name).read_bytes()
+    unseal(sound)
+    for bit in range(8 * len(sound)):
+        data = bytearray(sound)
+        data[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"\S"):
+            unseal(bytes(data))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import as_bytes, assert_same, corrupt, names, never, numbered, only
-from transformer_xl.checkpoint.json_files import seal
+from transformer_xl.checkpoint.checkpoint import seal
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.errors import CheckpointError, ConfigError
 

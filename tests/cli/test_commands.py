@@ -11,7 +11,7 @@ import pytest
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.texts import Text, beginning
+from transformer_xl.opening import Text, beginning
 
 
 def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) -> None:
@@ -88,7 +88,7 @@ def test_one_process_makes_no_copy_of_a_split(txl: Txl, monkeypatch: pytest.Monk
         text = beginning(*arguments, **options)
         return replace(text, ids=text.ids.view(Mapped))
 
-    monkeypatch.setattr("transformer_xl.texts.beginning", mapped)
+    monkeypatch.setattr("transformer_xl.opening.beginning", mapped)
     monkeypatch.setattr(Text, "digest", None)
     assert txl("eval", "run").status == 0
 

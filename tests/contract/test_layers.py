@@ -7,7 +7,7 @@ import transformer_xl
 
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
-    {"version", "errors", "ranks", "console", "allocator"},
+    {"version", "errors", "process", "console"},
     {"files"},
     {"world", "pictures", "hub"},
     {"settings"},
@@ -15,7 +15,7 @@ LAYERS = [
     {"model_config"},
     {"config"},
     {"model", "data"},
-    {"checkpoint", "reading", "texts"},
+    {"checkpoint", "reading"},
     {"opening"},
     {"generation", "conversion"},
     {"training", "huggingface", "onnx"},

@@ -27,7 +27,7 @@ def real_corpus(name: str) -> Corpus:
 
 
 def _texts(corpus: Corpus) -> dict[str, str]:
-    return {split: "".join(corpus.texts(split)) for split in SPLITS}
+    return {split: "".join(chunk.text() for chunk in corpus.chunks(split)) for split in SPLITS}
 
 
 def _corpus(path, **config) -> Corpus:
@@ -158,8 +158,8 @@ def test_not_utf8(tmp_path) -> None:
     path.write_bytes(b"ok\n" * 400_000 + b"\xff" + b"ok\n" * 100)
     message = r"a.txt' is not UTF-8 at byte 1200000 \(0xff\); convert it, or use tokenizer.kind=byte"
     with pytest.raises(CorpusError, match=message):
-        for _ in _corpus(path, split=(1, 0, 0)).texts("train"):
-            pass
+        for chunk in _corpus(path, split=(1, 0, 0)).chunks("train"):
+            chunk.text()
 
 
 def test_named_corpus_in_a_directory(tmp_path) -> None:

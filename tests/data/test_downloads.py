@@ -71,7 +71,7 @@ def server():
 
 
 def _get(url, path, size=SIZE, sha256=SHA256) -> None:
-    download(url, path, size=size, sha256=sha256, progress=False)
+    download(url, path, size=size, sha256=sha256)
 
 
 def test_complete(server: Server, tmp_path) -> None:
@@ -192,10 +192,10 @@ def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -
     with pytest.raises(CorpusError, match=r"corpus 'toy' is in none of .*; get it with 'txl corpus get toy'"):
         find_corpus(DataConfig(corpus="toy"), download=False)
     with ThreadPoolExecutor(4) as pool:  # as the processes of a run do
-        assert set(pool.map(lambda _: fetch("toy", progress=False), range(4))) == {tmp_path / "data" / "toy"}
+        assert set(pool.map(fetch, ["toy"] * 4)) == {tmp_path / "data" / "toy"}
     assert len(server.ranges) == 1
-    assert list(find_corpus(DataConfig(corpus="toy")).texts("valid")) == ["valid"]
-    assert fetch("toy", progress=False) == tmp_path / "data" / "toy"
+    assert [chunk.data for chunk in find_corpus(DataConfig(corpus="toy")).chunks("valid")] == [b"valid"]
+    assert fetch("toy") == tmp_path / "data" / "toy"
     assert len(server.ranges) == 1
     assert sorted(path.name for path in (tmp_path / "data" / "toy").iterdir()) == ["test.txt", "train.txt", "valid.txt"]
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
-from transformer_xl.data.moses import JOINS, LineWriter, MosesSpacing, PlainSpacing
+from transformer_xl.data.moses import JOINS, MosesSpacing, PlainSpacing
 
 SIGNS = ["'", '"', "``", "''", "„", "“", "`", ",", ".", "?!", ")", "(", "[", "$", "£", "¿", "%", "...", "-", "'s", "n't", "'t"]
 WORDS = ["the", "dogs", "is", "5", "000", "isn", "東京", "は", "한국", "É", "…", "<unk>", "@", "a'", "'5"]
@@ -46,24 +46,3 @@ def test_joins_are_those_of_hugging_face(parts: list[tuple[str, str]]) -> None:
 def test_what_is_written(words: str, plain: str, moses: str) -> None:
     assert written(PlainSpacing(), words.split()) == plain
     assert written(MosesSpacing("en"), words.split()) == moses
-
-
-@pytest.mark.parametrize(
-    ("start", "end", "words", "text"),
-    [
-        (None, "<eos>", "a b <eos> <eos> @-@ c <eos>", "a b\n\n-c\n"),
-        ("<S>", "<S>", "<S> a b <S> <S> <S> <S> c <S> d", "a b\n\nc\nd"),
-        ("<S>", "<S>", "a <S> <S> b", "a\nb"),
-        ("<s>", "</s>", "<s> a <s> b </s> c </s>", "a <s> b\nc\n"),
-        (None, None, "a <eos> b", "a <eos> b"),
-        (None, "<eos>", "a @-@ <eos> b", "a-\nb"),
-    ],
-)
-def test_lines(start: str | None, end: str | None, words: str, text: str) -> None:
-    writer = LineWriter(start, end, None)
-    assert "".join(map(writer.push, words.split())) == text
-
-
-def test_quotation_marks_do_not_reach_over_a_line_end() -> None:
-    writer = LineWriter(None, "<eos>", "en")
-    assert "".join(map(writer.push, ['"', "a", "<eos>", '"', "b", '"'])) == '"a\n"b"'

@@ -1,4 +1,5 @@
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -83,3 +84,28 @@ def test_a_large_vocabulary_loads_quickly(tmp_path) -> None:
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
     assert time.process_time() - before < 1
     assert loaded.encode(f"{words[-1]} {words[0]}").tolist() == [len(words) - 1, 0]
+
+
+def written(words: list[str], **options: Any) -> str:
+    """Return what a tokenizer of these words decodes their ids to."""
+    tokenizer = WordTokenizer(sorted(set(words)), unknown=None, **options)
+    return tokenizer.decode(map(tokenizer.words.index, words))
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "words", "text"),
+    [
+        (None, "<eos>", "a b <eos> <eos> @-@ c <eos>", "a b\n\n-c\n"),
+        ("<S>", "<S>", "<S> a b <S> <S> <S> <S> c <S> d", "a b\n\nc\nd"),
+        ("<S>", "<S>", "a <S> <S> b", "a\nb"),
+        ("<s>", "</s>", "<s> a <s> b </s> c </s>", "a <s> b\nc\n"),
+        (None, None, "a <eos> b", "a <eos> b"),
+        (None, "<eos>", "a @-@ <eos> b", "a-\nb"),
+    ],
+)
+def test_lines_are_written(start: str | None, end: str | None, words: str, text: str) -> None:
+    assert written(words.split(), line_start=start, line_end=end, undo_joins=True) == text
+
+
+def test_quotation_marks_do_not_reach_over_a_line_end() -> None:
+    assert written(['"', "a", "<eos>", '"', "b", '"'], line_end="<eos>", moses="en") == '"a\n"b"'

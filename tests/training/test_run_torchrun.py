@@ -140,7 +140,7 @@ def test_a_restart_goes_on_with_its_own_run_only(
 
 BATCH_SIZE = (
     ["--set", "train.batch_size=5"],
-    "must divide train.batch_size (5), for all processes read as many lanes; use train.batch_size=4 or 6",
+    "must divide train.batch_size (5), because all processes read equally many lanes; use train.batch_size=4 or 6",
 )
 
 

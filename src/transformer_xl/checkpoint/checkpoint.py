@@ -1,38 +1,44 @@
-"""One checkpoint as a directory: three files of content and a manifest that vouches for every byte of them.
+"""One checkpoint as a directory: three files of content, and a manifest with the size and SHA-256 of each.
 
 Layout: `model.safetensors` (weights alone, for other tools), `training.safetensors` (optimizer, memory, random states),
 `state.json` (schedule, position, counters) and `manifest.json` (step, sizes, hashes), written last.
+
+The manifest is a sealed JSON file: it contains its own checksum, and only one spelling of it is accepted, so any change to its
+bytes is found.
 """
 
 import hashlib
+import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.checkpoint.json_files import MAX_STATE_BYTES, decode_state, encode_state, read_sealed, seal
 from transformer_xl.checkpoint.tensor_file import encode_tensors, load_tensors
-from transformer_xl.errors import CheckpointError
-from transformer_xl.files import FileRecord, regular_size, sync_directory, write_file
+from transformer_xl.errors import CheckpointError, one_line
+from transformer_xl.files import FileRecord, canonical_json, regular_size, sync_directory, write_file
 
 MODEL_FILE = "model.safetensors"
 TRAINING_FILE = "training.safetensors"
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
+MAX_STATE_BYTES = 16 * 2**20
 
 _CONTENT_FILES = (MODEL_FILE, TRAINING_FILE, STATE_FILE)
+_MAX_SEALED_BYTES = 64 * 2**10  # sealed files have a few hundred bytes; a huge file is refused unread
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Everything needed to go on as if nothing had happened."""
+    """Everything that a run needs to continue exactly."""
 
     step: int  # optimizer steps done
     model: dict[str, Tensor]  # weights alone, by name
     training: dict[str, Tensor]  # optimizer, memory and random states, by flat name; may be empty
-    state: dict[str, Any]  # what is not tensors: JSON scalars, lists and dicts with text keys
+    state: dict[str, Any]  # everything else, as JSON: scalars, lists and dicts with text keys
 
 
 def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
@@ -40,13 +46,13 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
 
     Raises:
         CheckpointError: something in it cannot be stored.
-        OSError: the disk refuses.
+        OSError: it cannot be written.
     """
     directory.mkdir()
     records = {
         MODEL_FILE: write_file(directory / MODEL_FILE, encode_tensors(checkpoint.model)),
         TRAINING_FILE: write_file(directory / TRAINING_FILE, encode_tensors(checkpoint.training)),
-        STATE_FILE: write_file(directory / STATE_FILE, [encode_state(checkpoint.state)]),
+        STATE_FILE: write_file(directory / STATE_FILE, [_encode_state(checkpoint.state)]),
     }
     files = {name: asdict(record) for name, record in records.items()}
     write_file(directory / MANIFEST_FILE, [seal({"format": FORMAT, "step": checkpoint.step, "files": files})])
@@ -57,7 +63,7 @@ def read_checkpoint(directory: Path, *, step: int) -> Checkpoint:
     """Verify a checkpoint directory, which must be of that step, then load it to the CPU.
 
     Raises:
-        CheckpointError: naming the first file that is not what was written, before any tensor is allocated.
+        CheckpointError: a file is not what was written (the message names it); no tensor is allocated then.
     """
     try:
         _check_names(directory)
@@ -94,7 +100,7 @@ def _read_manifest(path: Path, *, step: int) -> dict[str, FileRecord]:
         )
     if manifest.get("step") != step:
         raise _damaged(path, f"it is of step {manifest.get('step')!r}, not {step}")
-    files = manifest.get("files")  # its names are compared with ours, never used as paths before that
+    files = manifest.get("files")  # names in it are never used as paths unless they are ours
     if not isinstance(files, dict) or set(files) != set(_CONTENT_FILES):
         raise _damaged(path, f"it must list {', '.join(_CONTENT_FILES)}")
     try:
@@ -120,10 +126,82 @@ def _read_state(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_STATE_BYTES:
         raise _damaged(path, f"it has more than {MAX_STATE_BYTES} bytes")
     try:
-        return decode_state(path.read_bytes())
-    except ValueError as error:
+        state = json.loads(path.read_bytes())
+        if not isinstance(state, dict):
+            raise ValueError("it holds no JSON object")
+        _check_json(state, "state")
+    except (ValueError, CheckpointError, RecursionError) as error:
         raise _damaged(path, str(error)) from error
+    return state
 
 
 def _damaged(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{str(path)!r} is damaged: {reason}; load an earlier checkpoint or restore this one from a copy")
+
+
+def seal(content: dict[str, Any]) -> bytes:
+    """Serialize `content` with a checksum of it under the key "checksum"."""
+    checksum = hashlib.sha256(canonical_json(content)).hexdigest()
+    return canonical_json({**content, "checksum": checksum})
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """Return the content of what `seal` returned, without the checksum.
+
+    Raises:
+        ValueError: `data` is not, byte for byte, what `seal` returns.
+    """
+    try:
+        content = json.loads(data)
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
+        content.pop("checksum", None)
+        # Sealing again compares the checksum, and also what a checksum of parsed values would not notice: spaces, escapes,
+        # repeated keys, another spelling of a number.
+        if data != seal(content):
+            raise ValueError("its checksum does not match its content")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(one_line(error)) from error
+    return content
+
+
+def read_sealed(path: Path) -> dict[str, Any]:
+    """Read the content of a small sealed file, without the checksum.
+
+    Raises:
+        ValueError: it is not what `seal` returns.
+        OSError: it cannot be read.
+    """
+    if regular_size(path) > _MAX_SEALED_BYTES:
+        raise ValueError(f"it has more than {_MAX_SEALED_BYTES} bytes")
+    return unseal(path.read_bytes())
+
+
+def _encode_state(state: dict[str, Any]) -> bytes:
+    """Serialize the state; refuse values that JSON cannot hold or would silently change (tuples, number keys)."""
+    try:
+        _check_json(state, "state")
+        data = canonical_json(state)
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; a list that contains itself
+        raise CheckpointError(f"state cannot be stored: {error}; keep to small, plain values") from error
+    if len(data) > MAX_STATE_BYTES:
+        raise CheckpointError(
+            f"state takes {len(data)} bytes as JSON, more than {MAX_STATE_BYTES}; put arrays into `training` as tensors"
+        )
+    return data
+
+
+def _check_json(value: Any, where: str) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise CheckpointError(f"{where} has the key {key!r}, and JSON keys are text; write it as {str(key)!r}")
+            _check_json(item, f"{where}[{key!r}]")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _check_json(item, f"{where}[{index}]")
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise CheckpointError(f"{where} is {value}, which JSON cannot hold; store None or a finite number")
+    elif value is not None and not isinstance(value, str | int):
+        raise CheckpointError(f"{where} is a {type(value).__name__}, which JSON cannot hold; use a list, number or text")

@@ -1,12 +1,12 @@
-"""A run on the disk: `config.json`, `tokenizer.json`, `checkpoints/`, and how to load a model and its tokenizer from one.
+"""The directory of a run, and loading a model and its tokenizer.
 
 runs/quickstart/
 config.json       every setting, resolved
 tokenizer.json
 checkpoints/      step-00001000/ …, best.json
-environment.json  versions, commit, machine, seed and command, of each start
-loggers.json      which remote runs it writes to, if any
-metrics.jsonl     loss, validation, samples; one JSON object a line
+environment.json  versions, commit, machine, seed and command of each start
+loggers.json      the remote runs that it writes to, if any
+metrics.jsonl     loss, validation, samples; one JSON object per line
 loss.png
 .lock             held by the process that trains here
 """
@@ -61,24 +61,24 @@ class RunDirectory:
         def refuse() -> None:
             raise CheckpointError(f"another process is training in '{self.path}'; wait until it ends, or choose another --out")
 
+        def remove_if_empty() -> None:
+            with suppress(OSError):  # it is not empty
+                self.path.rmdir()
+
         with ExitStack() as held:
             with self._writing():
                 self.path.mkdir(parents=True, exist_ok=True)
-                held.callback(self._remove_if_empty)
+                held.callback(remove_if_empty)
                 held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
             yield
 
-    def _remove_if_empty(self) -> None:
-        with suppress(OSError):  # it holds something
-            self.path.rmdir()
-
     def check_free(self) -> None:
-        """Make sure that a run can be started here: refuse a directory that holds something."""
+        """Raise a `CheckpointError` unless the directory is free for a new run."""
         if self.path.exists() and not (self.path.is_dir() and self._is_free()):
             raise CheckpointError(f"'{self.path}' {self._content()}; continue it with --resume, or choose another --out")
 
     def create(self, config: RunConfig, tokenizer: Tokenizer) -> None:
-        """Start a run here, whole or not at all; call it while `locked`."""
+        """Write the files of a new run, all or none; call this while `locked`."""
         self.check_free()
         checkpoints = self.path / CHECKPOINTS
         with self._writing():
@@ -125,7 +125,7 @@ class RunDirectory:
             raise CheckpointError(f"cannot write to '{self.path}': {reason}; free disk space or choose another --out") from None
 
     def _is_free(self) -> bool:
-        """True if nothing lies here but what a start that was killed leaves: everything before config.json."""
+        """Return whether the directory has no files but those that a killed start leaves: everything before config.json."""
         names = {path.name for path in self.path.iterdir()} - {LOCK_FILE}
         if CHECKPOINTS not in names:
             return not names
@@ -145,7 +145,7 @@ class RunDirectory:
 
 
 def short_names(sources: Sequence[str | Path]) -> list[str]:
-    """Return what runs are called beside each other: the names of their directories, or whole paths if two names are the same.
+    """Return names for several runs: those of their directories, or whole paths if two directories have the same name.
 
     Example:
         >>> short_names(["runs/a", "runs/b"]), short_names(["old/a", "new/a", "new/b"])
@@ -164,16 +164,16 @@ def load(
     """Load a model and its tokenizer from a run, an exported directory or a hub id.
 
     Args:
-        source: a run directory, a directory written by `save_pretrained` with the tokenizer beside, or a hub id.
-        which: of a run: the weights with the best validation loss, plain or averaged; the last ones; or the last average
+        source: a run directory, a directory written by `save_pretrained` that also has the tokenizer, or a hub id.
+        which: for a run: the weights with the best validation loss, plain or averaged; the last ones; or the last average
             (`train.average`).
-        on_damaged: told, in one line each, of damaged checkpoints that were passed over; None: they are warned of.
+        on_damaged: called with a one-line message for each damaged checkpoint that is skipped; None: `warnings.warn`.
 
     Returns:
         The model in evaluation mode, and the tokenizer.
 
     Raises:
-        CheckpointError: nothing there, everything damaged, or parts that do not fit each other.
+        CheckpointError: there is nothing, everything is damaged, or parts do not fit together.
     """
     run = RunDirectory(source)
     if run.holds_run:
@@ -206,7 +206,7 @@ def _run_weights(run: RunDirectory, which: str, on_damaged: Callable[[str], None
     store = run.store()
     checkpoint = (store.load_best if which == "best" else store.load_newest)(on_damaged=on_damaged)
     averaged = which == "average"
-    if which == "best":  # perhaps because of its average
+    if which == "best":  # its average may be what makes it the best
         best = (checkpoint.state.get("record") or {}).get("best") or {}
         averaged = best.get("step") == checkpoint.step and best.get("average", False)
     if averaged and not averaged_weights(checkpoint):

@@ -1,10 +1,11 @@
-"""The checkpoints of a run: saved in turn, the newest few and the best kept, the newest good one found again.
+"""The checkpoints of a run: the newest few and the best are kept, and the newest sound one can be loaded.
 
-Layout of the directory: `step-00001000/` is finished, `best.json` names the best, and whatever ends in `.tmp` is a stray of a
-killed process. One process at a time may save. Others may load meanwhile; a checkpoint deleted under them reads as damaged.
+Layout of the directory: `step-00001000/` is a finished checkpoint, `best.json` names the best, and names that end in `.tmp` are
+left over from killed processes. One process at a time may save. Others may load at the same time; to them a checkpoint that is
+deleted while they read it looks damaged.
 
-A directory cannot replace another at once, so a step that is saved again first moves the old checkpoint to `step-00001000.old`.
-Until the new one carries the name, readers take the old one there; so no instant is without a good checkpoint of that step.
+One directory cannot replace another in one operation. So if a step is saved again, its old checkpoint first moves to
+`step-00001000.old`, where readers find it until the new one has the name. So there always is a sound checkpoint of that step.
 """
 
 import errno
@@ -14,8 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, write_checkpoint
-from transformer_xl.checkpoint.json_files import read_sealed, seal
+from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, read_sealed, seal, write_checkpoint
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.files import (
     discard_directory,
@@ -53,8 +53,8 @@ class CheckpointStore:
     """Saves and finds the checkpoints of one run.
 
     Args:
-        directory: where they lie; the first save creates it if its parent exists.
-        keep: how many of the newest to keep; the best is kept besides.
+        directory: the first save creates it if its parent exists.
+        keep: how many of the newest checkpoints to keep; the best is kept, too.
 
     Raises:
         ConfigError: `keep` is below 1.
@@ -99,24 +99,24 @@ class CheckpointStore:
         return final
 
     def steps(self) -> list[int]:
-        """Return the steps of all finished checkpoints, ascending; whether they are sound shows when they are loaded."""
+        """Return the steps of all finished checkpoints, ascending; only loading shows whether they are sound."""
         with _explained(f"checkpoints in {str(self.directory)!r} cannot be listed"):
             directories = [path.name for path in self._entries() if path.is_dir() and not path.is_symlink()]
         return sorted({int(match[1]) for match in map(_STEP_NAME.fullmatch, directories) if match})
 
     @property
     def best_step(self) -> int | None:
-        """The step that was recorded as the best; None if none was, or if the record is damaged."""
+        """The step recorded as the best; None if no step is recorded or the record is damaged."""
         try:
             return self._read_best()
         except CheckpointError:
             return None
 
     def load(self, step: int) -> Checkpoint:
-        """Load one of `steps()` to the CPU, after every byte of it has been verified.
+        """Load one of `steps()` to the CPU, after verifying every byte of it.
 
         Raises:
-            CheckpointError: there is none of that step, or naming the file that is damaged and how.
+            CheckpointError: there is no such step, or a file is damaged (the message says which and how).
         """
         if step not in (known := self.steps()):
             have = f"it has steps {', '.join(map(str, known))}" if known else "it has none"
@@ -125,16 +125,16 @@ class CheckpointStore:
         return read_checkpoint(old if old.is_dir() and not final.is_dir() else final, step=step)
 
     def load_newest(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
-        """Load the newest checkpoint that is sound; CheckpointError if there is none.
+        """Load the newest sound checkpoint; raise a `CheckpointError` if there is none.
 
-        `on_damaged` is told, in one line that names the file, of each newer checkpoint that is not sound.
+        `on_damaged` gets a one-line message, which names the file, for each newer checkpoint that is damaged.
         """
         return self._load_first_sound(reversed(self.steps()), on_damaged)
 
     def load_best(self, *, on_damaged: Callable[[str], None]) -> Checkpoint:
         """Load the best checkpoint, or the newest sound one if the best is unknown, missing or damaged.
 
-        `on_damaged` is told, in one line, why the best or a newer checkpoint is not used.
+        `on_damaged` gets a one-line message if the best or a newer checkpoint is not used.
         """
         steps = self.steps()
         try:
@@ -148,14 +148,14 @@ class CheckpointStore:
         return self._load_first_sound(others if best is None else (best, *others), on_damaged)
 
     def rewind(self, step: int, *, best: int | None) -> None:
-        """Go back to `step`: what was saved later belongs to a future that a run which goes on from here will not have.
+        """Go back to `step`, so that a run can continue from there.
 
-        Later checkpoints, which are damaged or could not be read, get the ending `.abandoned`: nothing reads, counts or
-        deletes them any more. Call it after `clean`, before anything else saves.
+        Later checkpoints, which are damaged or could not be read, get the ending `.abandoned`; from then on they are not read,
+        counted or deleted. Call this after `clean`, before anything is saved.
 
         Args:
-            step: the newest that stays.
-            best: the best up to there, which is recorded again if something else is recorded; None: none.
+            step: the newest step to keep.
+            best: the best step up to there, which is recorded again if another step is recorded; None: there is none.
         """
         with _explained(f"checkpoints in {str(self.directory)!r} cannot be taken back to step {step}"):
             for later in self.steps():
@@ -170,7 +170,7 @@ class CheckpointStore:
             sync_directory(self.directory)
 
     def clean(self) -> None:
-        """Remove what killed processes left behind; call it when a run starts, before anything else saves."""
+        """Remove what killed processes left behind; call this when a run starts, before anything is saved."""
         with _explained(f"strays in {str(self.directory)!r} cannot be removed"):
             for path in self._entries():
                 if _STRAY_NAME.fullmatch(path.name):
@@ -200,19 +200,19 @@ class CheckpointStore:
         remove(partial)
         try:
             write_checkpoint(partial, checkpoint)
-            if final.is_dir():  # it stays readable until the new one has its name
+            if final.is_dir():  # it stays readable until the new checkpoint has its name
                 old = self._old_path(checkpoint.step)
                 discard_directory(old)
                 final.rename(old)
             partial.rename(final)
             sync_directory(self.directory)
         except BaseException:
-            with suppress(OSError):  # the first error is the one to report; `clean` finds what is left
+            with suppress(OSError):  # report the first error; `clean` removes what is left
                 remove(partial)
             raise
 
     def _settle(self, step: int) -> None:
-        """Finish a replacement that was cut short: the old checkpoint goes, or gets its name back if no new one has it."""
+        """Finish an interrupted replacement: delete the old checkpoint, or give it its name back if no new one has the name."""
         final, old = self._path(step), self._old_path(step)
         if final.is_dir():
             discard_directory(old)
@@ -224,9 +224,9 @@ class CheckpointStore:
         try:
             best = self._recorded_best()
         except ValueError:
-            return  # any of them may be the best: delete none until the next best is recorded
+            return  # any step may be the best, so delete none until the next best is recorded
         steps = self.steps()
-        # The one just saved stays even if damaged ones of later steps, from before a resume, fill all the places.
+        # Keep the one just saved even if there are damaged ones of later steps, from before the run was resumed.
         kept = {*steps[-self.keep :], newly_saved, best}
         for step in steps:
             if step not in kept:
@@ -268,7 +268,7 @@ class CheckpointStore:
 
 
 def averaged_weights(checkpoint: Checkpoint) -> "dict[str, Tensor]":
-    """Return the weights averaged over steps that a checkpoint holds beside the plain ones; none if it holds none."""
+    """Return a checkpoint's weights averaged over steps; empty if it has none."""
     named = checkpoint.training.items()
     return {name.removeprefix(AVERAGE_PREFIX): tensor for name, tensor in named if name.startswith(AVERAGE_PREFIX)}
 
@@ -279,7 +279,7 @@ def _is_step(step: object) -> bool:
 
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Turn what the operating system refuses into one line: what failed, its reason, and the remedy."""
+    """Turn an OSError into a one-line `CheckpointError`: what failed, why, and the remedy."""
     try:
         yield
     except OSError as error:

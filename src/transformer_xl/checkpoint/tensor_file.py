@@ -1,8 +1,9 @@
-"""Tensors in safetensors files: written one tensor at a time, loaded into memory of their own.
+"""Tensors in safetensors files: written one tensor at a time, loaded into separate memory.
 
-Reference: the format, https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data without holes).
-Known deviation: `safetensors.torch.save_file` is not used to write. It keeps no order to the disk (no fsync), hides a temporary
-file and a rename of its own, and refuses tied tensors; a file of this format takes thirty lines. Reading is the library's.
+Reference: the format, https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data without gaps).
+Known deviation: `safetensors.torch.save_file` is not used to write. It does not force files to the disk (no fsync), uses a
+temporary file and a rename that we cannot control, and refuses tied tensors. Writing the format takes thirty lines. Reading
+uses the library.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,8 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.checkpoint.json_files import canonical
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, one_line
+from transformer_xl.files import canonical_json
 
 MAX_HEADER_BYTES = 16 * 2**20
 MAX_TENSORS = 50_000
@@ -39,13 +40,13 @@ CODES = {
 
 
 def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file; equal tensors give equal bytes, whatever the order of the dict.
+    """Yield the bytes of a safetensors file; they do not depend on the order of the dict.
 
-    Tensors may lie on any device, be strided, overlap or be tied: each name is written out in full, so it loads back equal on
-    its own and other tools need not know what was tied. At most one tensor is copied at a time.
+    Tensors may be on any device, strided, overlapping or tied. Each is written in full, so other tools need not know which ones
+    are tied. At most one tensor is copied at a time.
 
     Raises:
-        CheckpointError: before the first byte, if a name or tensor cannot be stored.
+        CheckpointError: a name or tensor cannot be stored; no byte has been yielded then.
     """
     for name, tensor in tensors.items():
         _check_storable(name, tensor)
@@ -55,8 +56,8 @@ def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
 def encode_lazily(
     content: Mapping[str, tuple[torch.dtype, torch.Size]], load: Callable[[str], Tensor]
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file from types and shapes by name; `load` makes each tensor, once."""
-    # Wide types first keeps every tensor aligned to its type, which readers that map the file rely on.
+    """Yield the bytes of a safetensors file from types and shapes by name; `load` is called once for each tensor."""
+    # Wide types come first, so that every tensor is aligned to its type; readers that map the file need this.
     names = sorted(content, key=lambda name: (-content[name][0].itemsize, name))
     yield _encode_header([(name, *content[name]) for name in names])
     for name in names:
@@ -64,20 +65,19 @@ def encode_lazily(
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Load a safetensors file whose size and hash have been verified.
+    """Load a safetensors file, whose size and hash the caller has verified, to the CPU.
 
-    The CPU tensors have memory of their own: nothing maps the file, so it may be replaced or deleted afterwards.
+    The file is not mapped, so it may be replaced or deleted afterwards.
 
     Raises:
-        CheckpointError: the header is oversized, malformed or at odds with the file; nothing is allocated then.
+        CheckpointError: the header is too large, malformed or does not match the file; nothing is allocated then.
         OSError: the file cannot be read.
     """
     _check_header_size(path)
     try:
         return load_file(path, backend="pread")
     except (SafetensorError, RuntimeError, ValueError, KeyError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{str(path)!r} is no sound safetensors file: {reason}") from error
+        raise CheckpointError(f"{str(path)!r} is no sound safetensors file: {one_line(error)}") from error
 
 
 def _check_storable(name: str, tensor: Tensor) -> None:
@@ -109,8 +109,8 @@ def _encode_header(tensors: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
         end = offset + shape.numel() * dtype.itemsize
         header[name] = {"dtype": CODES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
-    text = canonical(header)
-    text += b" " * (-len(text) % 8)  # so that the data, too, starts at a multiple of 8
+    text = canonical_json(header)
+    text += b" " * (-len(text) % 8)  # so that the data starts at a multiple of 8, too
     if len(text) > MAX_HEADER_BYTES or len(tensors) > MAX_TENSORS:
         raise CheckpointError(
             f"{len(tensors)} tensors need a header of {len(text)} bytes, and {MAX_TENSORS} tensors and {MAX_HEADER_BYTES} "
@@ -127,12 +127,12 @@ def _tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def _check_header_size(path: Path) -> None:
-    """Refuse a header that would cost more memory to parse than tensors justify (an empty tensor takes no data)."""
+    """Refuse a header that would need too much memory to parse; a small file may list many empty tensors."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if length > MAX_HEADER_BYTES:
             raise CheckpointError(f"{str(path)!r} claims a header of {length} bytes; {MAX_HEADER_BYTES} is the most accepted")
-        # Each tensor opens one brace, as do the header and its metadata; counting bytes costs nothing, parsing does.
+        # Each tensor has one opening brace, and so do the header and its metadata. Counting braces is cheap, parsing is not.
         n_tensors = file.read(length).count(b"{") - 2
     if n_tensors > MAX_TENSORS:
         raise CheckpointError(f"{str(path)!r} claims {n_tensors} tensors; {MAX_TENSORS} is the most accepted")

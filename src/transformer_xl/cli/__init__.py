@@ -20,8 +20,8 @@ from transformer_xl.cli import (
     recl,
     train,
 )
-from transformer_xl.errors import LostContactError, ToldElsewhereError, TxlError
-from transformer_xl.ranks import have_met, local_rank, rank
+from transformer_xl.errors import LostContactError, ToldElsewhereError, TxlError, one_line
+from transformer_xl.process import have_met, local_rank, rank
 from transformer_xl.version import __version__
 
 app = App(
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
         if _speaks(error):
-            print(f"txl: error: {_one_line(error)}", file=sys.stderr)
+            print(f"txl: error: {one_line(error)}", file=sys.stderr)
         if isinstance(error, LostContactError):  # threads still wait for those who are gone, and would abort the exit
             sys.stderr.flush()
             os._exit(1)
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
         if _speaks(error):
-            print(f"txl: error: {_one_line(error)} See {command} --help.", file=sys.stderr)
+            print(f"txl: error: {one_line(error)} See {command} --help.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -85,7 +85,3 @@ def _speaks(error: Exception) -> bool:
     if not have_met():  # what all on a machine find wrong with the command that they were given
         return local_rank() == 0
     return rank() == 0 or not isinstance(error, (ToldElsewhereError, LostContactError))
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

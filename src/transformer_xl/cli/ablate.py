@@ -79,9 +79,9 @@ def ablate(
         quiet: show warnings and the table only.
         json_: print one JSON object.
     """
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.ablation.ablation import Ablation
     from transformer_xl.analysis.ablation.worker import Worker
+    from transformer_xl.process import keep_freed_memory
 
     axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
     asked = _Asked(axes, steps, minutes, seeds, tuple(set_ or ()), corpus, lengths, tokens, exact)

@@ -142,11 +142,11 @@ def eval_(
     precisions = _precisions(names, subject.opened.device)
     model = subject.opened.reading(mem_len=mem_len, ext_len=0).view(subject.opened.model)
 
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.cost import machine
     from transformer_xl.cost.bench import Findings, bench_scoring
     from transformer_xl.cost.display import scoring_table
     from transformer_xl.model.frozen import activation_dtype
+    from transformer_xl.process import keep_freed_memory
 
     keep_freed_memory()  # as txl eval does
     found = Findings()

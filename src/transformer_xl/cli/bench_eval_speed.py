@@ -58,13 +58,13 @@ def eval_speed(
     numbers = sorted(numbers_of("lengths", lengths))
     check_least({"tgt-len": (tgt_len, 1), "stride": (stride, 1), "repeats": (repeats, 1)})
     check_picture(plot)
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.config import load_recipe
     from transformer_xl.cost.display import draw_rereading, processor_and_threads, rereading_table
     from transformer_xl.cost.machine import describe
     from transformer_xl.cost.rereading import Race, count_parameters, make_sides, rereading_figures, run
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
+    from transformer_xl.process import keep_freed_memory
 
     config = load_recipe(recipe, set_ or [])
     model, ids = _model_and_text(config)

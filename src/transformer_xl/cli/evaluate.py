@@ -53,9 +53,9 @@ def evaluate(
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
         json_: print one JSON object.
     """
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import precision_of_segments
+    from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.evaluation import evaluate as score_stream
     from transformer_xl.reading.token_nats import write_token_nats
     from transformer_xl.world import joined

@@ -46,12 +46,12 @@ def explain(
         opening: how the run is opened.
         json_: print totals as one JSON object.
     """
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.explain.explanation import explain as explain_text
     from transformer_xl.analysis.explain.facts import remembers
     from transformer_xl.analysis.explain.output import check_output, check_text, write_explanation
     from transformer_xl.console import progress, warn
     from transformer_xl.model.precision import choose_precision
+    from transformer_xl.process import keep_freed_memory
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
     if top > _MOST_TOP:

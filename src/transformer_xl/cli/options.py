@@ -11,8 +11,7 @@ from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from transformer_xl.opening import Opened
-    from transformer_xl.texts import Text
+    from transformer_xl.opening import Opened, Text
 
 Flag = Annotated[bool, Parameter(negative="")]
 """An option without a value and without a --no- form."""

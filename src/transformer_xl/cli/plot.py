@@ -57,7 +57,6 @@ def plot(
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are of memory, and --against is {against}; use --against memory")
 
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
     from transformer_xl.analysis.plots.curves import XLABELS, learning_curves
     from transformer_xl.analysis.plots.lines import draw
@@ -69,6 +68,7 @@ def plot(
         segment_readings,
     )
     from transformer_xl.console import progress, warn
+    from transformer_xl.process import keep_freed_memory
 
     keep_freed_memory()
     found = find_runs(runs)

@@ -77,7 +77,6 @@ def recl(
     groups = _groups(runs, group or [])
     text.check()
 
-    from transformer_xl.allocator import keep_freed_memory
     from transformer_xl.analysis.comparison import check_same_text
     from transformer_xl.analysis.recl.cached_losses import CachedLosses
     from transformer_xl.analysis.recl.context_losses import open_reading, remembers_positions, spread_blocks
@@ -86,6 +85,7 @@ def recl(
     from transformer_xl.checkpoint.run_directory import short_names
     from transformer_xl.console import progress, warn
     from transformer_xl.data.corpora import cache_dir
+    from transformer_xl.process import keep_freed_memory
 
     sources = list(dict.fromkeys(name for names in groups for name in names))
     short = dict(zip(sources, short_names(sources), strict=True))

@@ -53,7 +53,7 @@ def train(
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
             Of other models than transformer_xl: only the parameters.
     """
-    from transformer_xl.ranks import is_reporter
+    from transformer_xl.process import is_reporter
     from transformer_xl.training.record import check_loggers
 
     if is_reporter():
@@ -63,7 +63,7 @@ def train(
     if dry_run:
         _dry_run(recipe, corpus, out, set_ or [], resume=resume)
         return
-    from transformer_xl.allocator import keep_freed_memory
+    from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.run import train as run
 

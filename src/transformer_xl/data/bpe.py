@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.data.tokenizer_base import BYTES, PieceTokenizer, one_line, require
-from transformer_xl.errors import TokenizerError
+from transformer_xl.data.tokenizer_base import BYTES, PieceTokenizer, require
+from transformer_xl.errors import TokenizerError, one_line
 
 DEFAULT_BPE_SIZE = 8192
-"""Vocabulary size of a BPE tokenizer when the config names none."""
+"""Vocabulary size of a BPE tokenizer if the configuration has none."""
 
 BPE_TRAINING_BYTES = 16 << 20
-"""A BPE tokenizer learns its merges from at most so many bytes from the beginning of the text."""
+"""A BPE tokenizer learns its merges from this many bytes at the beginning of the text."""
 
 # Like GPT-2's, but a run of line ends is a unit of its own, so that no unit reaches across a cut after it.
 _UNITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
 
-# Words with the space before them. No unit of BPE reaches from non-space to a following space or line end (other kinds of space
-# may be space for one regex library and not for the other), so these can be encoded one by one, and mostly need not be.
+# Words with the space before them. No unit of BPE reaches from non-space to a following space or line end, so segments can be
+# encoded one by one, and most are in the cache. Other kinds of space do not end a segment, because the two regex libraries may
+# not agree on them.
 _SEGMENTS = re.compile(r"\s*+\S++(?:[^\S \n]\s*+\S*+)*+|\s++")
 _CACHE_SIZE = 1 << 16
 _BATCH = 4096  # what the library returns for a segment is some kilobytes
@@ -48,7 +49,7 @@ class BPETokenizer(PieceTokenizer):
         except Exception as error:  # the library raises nothing more specific
             raise TokenizerError(f"damaged tokenizer: {one_line(error)}; train it again") from None
         self.library = library
-        self._known: dict[str, list[int]] = {}  # ids of segments seen lately; the library is some ten times slower
+        self._known: dict[str, list[int]] = {}  # ids of recent segments; the library is some ten times slower
         super().__init__(_pieces(self._model.get_vocab(with_added_tokens=False)))
 
     def encode(self, text: str) -> np.ndarray:
@@ -68,27 +69,20 @@ class BPETokenizer(PieceTokenizer):
 
 
 def _pieces(vocabulary: dict[str, int]) -> list[bytes]:
-    """Return the bytes of each id; the library writes each byte as one printable character."""
+    """Return the bytes of each id; the library writes every byte as one printable character."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]  # these are written as they are,
+    others = [value for value in range(256) if value not in printable]  # and these as the characters from U+0100 on
+    byte_of = {chr(value): value for value in printable} | {chr(0x100 + i): value for i, value in enumerate(others)}
     pieces: list[bytes | None] = [None] * len(vocabulary)
     for token, index in vocabulary.items():
         require(0 <= index < len(pieces) and pieces[index] is None, f"its ids are not 0 … {len(pieces) - 1}, each once")
         try:
-            pieces[index] = bytes(_BYTE_OF[character] for character in token)
+            pieces[index] = bytes(byte_of[character] for character in token)
         except KeyError:
             raise TokenizerError(f"damaged tokenizer: token {token!r} is not made of bytes; train it again") from None
     complete = [piece for piece in pieces if piece is not None]
     require(set(BYTES) <= set(complete), "it lacks some of the 256 bytes")
     return complete
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte behind each character of byte-level BPE: itself if printable Latin-1, else the next from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [value for value in range(256) if value not in printable]
-    return {chr(value): value for value in printable} | {chr(0x100 + i): value for i, value in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
@@ -120,7 +114,7 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
 def _first_bytes(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
     left = n_bytes
     for text in texts:
-        yield text[:left]  # characters, so a little too much at the end; what matters is that it ends
+        yield text[:left]  # counts characters, so the last text may be a little too long
         left -= len(text.encode("utf-8", "surrogatepass"))
         if left <= 0:
             return

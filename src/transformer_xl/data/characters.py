@@ -1,9 +1,9 @@
 """Bytes and characters: tokenizers whose ids stand for one byte or one character each.
 
-`ByteTokenizer` and `CharTokenizer` are exact. `SymbolTokenizer` holds the vocabulary of somebody else's model in its order,
-bytes written as numbers (enwik8) or characters (text8), and takes ordinary text.
+`ByteTokenizer` and `CharTokenizer` are exact. `SymbolTokenizer` keeps the vocabulary of a converted model in its order, with
+bytes written as numbers (enwik8) or with characters (text8), and encodes ordinary text.
 
-Reference: kimiyoung/transformer-xl `data_utils.py` and `prep_text8.py`, and the script by which they prepare enwik8,
+Reference: kimiyoung/transformer-xl `data_utils.py` and `prep_text8.py`, and the script that prepares their enwik8,
 salesforce/awd-lstm-lm `data/enwik8/prep_enwik8.py`.
 """
 
@@ -24,13 +24,13 @@ from transformer_xl.data.tokenizer_base import (
 from transformer_xl.errors import TokenizerError
 
 _LEFT_OUT, _UNSEEN = -1, -2
-"""In place of an id: text that no id stands for, and text that is an error."""
+"""Used in place of an id, for text that is dropped and for text that is an error."""
 
 _BYTE_SYMBOLS = frozenset(map(str, range(256)))
 
 
 class ByteTokenizer(PieceTokenizer):
-    """The 256 bytes of UTF-8; represents any text, and any file.
+    """One id per byte; represents any text and any file.
 
     Example:
         >>> ByteTokenizer().encode("né").tolist()
@@ -57,8 +57,8 @@ class CharTokenizer(PieceTokenizer):
 
     Args:
         alphabet: the characters, in any order.
-        byte_fallback: add 256 ids for bytes, after the alphabet, so that a character outside the alphabet is written as the
-            bytes of its UTF-8; without it such a character is an error.
+        byte_fallback: add 256 ids for bytes after the alphabet, and encode a character outside the alphabet as its UTF-8 bytes;
+            without it such a character is an error.
 
     Raises:
         TokenizerError: no characters.
@@ -84,11 +84,7 @@ class CharTokenizer(PieceTokenizer):
         self._ids[_code_points(self.alphabet)] = np.arange(len(self.alphabet))
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one id per character, or one per byte of a character outside the alphabet.
-
-        Raises:
-            TokenizerError: such a character, without `byte_fallback`.
-        """
+        """Return one id per character, or one per byte of a character outside the alphabet (see `byte_fallback`)."""
         ids = self._ids[np.minimum(_code_points(text), len(self._ids) - 1)]
         unseen = np.flatnonzero(ids < 0)
         if not unseen.size:
@@ -108,7 +104,7 @@ class CharTokenizer(PieceTokenizer):
 
 
 def _code_points(text: str) -> np.ndarray:
-    """Return the code points of `text`, shape (n,), int64; lone surrogates included."""
+    """Return the code points of `text`, shape (n,), int64, lone surrogates included."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4").astype(np.int64)
 
 
@@ -123,20 +119,20 @@ def train_characters(config: TokenizerConfig, texts: Iterable[str]) -> CharToken
 
 
 class SymbolTokenizer(PieceTokenizer):
-    r"""One id per byte or character, by a given list of symbols.
+    r"""One id per byte or character, from a given list of symbols.
 
-    A line end becomes the symbol for it ("10", or a line feed) if there is one, else `line_end`, else nothing: the authors'
-    enwik8 and text8 have no line ends, because they encode the prepared files line by line.
+    A line end becomes its own symbol ("10", or a line feed) if the list has it, else `line_end`, else nothing. The authors'
+    enwik8 and text8 have no line ends, because their code encodes the prepared files line by line.
 
     Args:
-        symbols: the symbols in order of id. Bytes: decimal numbers, "0" to "255"; characters: themselves. Any other symbol
-            can be decoded, but no text becomes it.
+        symbols: the symbols in order of id: decimal numbers from "0" to "255" for bytes, the characters themselves otherwise.
+            Any other symbol can be decoded, but text is never encoded as it.
         unit: "byte" or "char".
         lower_case: fold the case of characters.
-        blank: the symbol that stands for a space between characters, `_` in text8; other white space is left out. None: white
-            space stands for itself, but is removed at both ends of each line.
-        line_end: the symbol put after each line, if a line end has none of its own.
-        unknown: the symbol that others become; None: others are an error.
+        blank: the symbol for a space between characters, `_` in text8; other white space is dropped. None: white space is
+            encoded as it is, but removed at both ends of each line.
+        line_end: the symbol put after each line if a line end has no symbol of its own.
+        unknown: the symbol for bytes or characters outside the list; None: they are an error.
 
     Raises:
         TokenizerError: arguments that do not fit together.
@@ -188,11 +184,7 @@ class SymbolTokenizer(PieceTokenizer):
         return f"{join_as_sentence(lost)}." if lost else ""
 
     def encode(self, text: str) -> np.ndarray:
-        """Return one id per byte of UTF-8 or per character.
-
-        Raises:
-            TokenizerError: a byte or character outside a vocabulary without symbol for unknown ones.
-        """
+        """Return one id per byte of UTF-8 or per character."""
         if self.unit == "byte":
             return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
         text = with_line_feeds(text)
@@ -208,11 +200,7 @@ class SymbolTokenizer(PieceTokenizer):
         return ids[ids != _LEFT_OUT]
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Return one id per byte of `data`, which characters need to be UTF-8.
-
-        Raises:
-            TokenizerError: as `encode`, or characters that are not UTF-8.
-        """
+        """Return one id per byte or character of `data`; characters must be UTF-8."""
         if self.unit == "char":
             return super().encode_bytes(data)
         ids = self._of_byte[np.frombuffer(data, np.uint8)]
@@ -245,7 +233,7 @@ class SymbolTokenizer(PieceTokenizer):
 
 
 def is_byte(symbol: str) -> bool:
-    """Tell whether a symbol is a byte written as a decimal number.
+    """Return whether a symbol is a byte written as a decimal number.
 
     Example:
         >>> is_byte("255"), is_byte("256"), is_byte("07")

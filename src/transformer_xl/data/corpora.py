@@ -1,9 +1,9 @@
 """Finding a corpus by name, file, directory or glob, and reading its splits in bounded memory.
 
-The corpus `python-stdlib` needs no download: it is the source text of the running interpreter's standard library, without its
-tests and without what was installed into `site-packages`, about 12 MB. Files are in order of path and are dealt out so that at
-every point train, valid and test have as nearly as possible 90, 5 and 5 % of the bytes so far. So all splits are of one kind;
-the last 5 % by path would be `xml`, `xmlrpc`, `zipfile`, … alone.
+The corpus `python-stdlib` needs no download: it is the source text of the running interpreter's standard library, about 12 MB,
+without tests and without `site-packages`. Its files, in order of path, are dealt out so that train, valid and test always have
+about 90, 5 and 5 % of the bytes so far. This way all splits are of one kind; the last 5 % by path would be only `xml`,
+`xmlrpc`, `zipfile` and the like.
 """
 
 import glob
@@ -24,7 +24,7 @@ from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, 
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
 from transformer_xl.errors import CorpusError, did_you_mean
 from transformer_xl.files import locked
-from transformer_xl.ranks import is_reporter
+from transformer_xl.process import is_reporter
 
 PYTHON_STDLIB = "python-stdlib"
 
@@ -34,10 +34,9 @@ _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests",
 
 
 def cache_dir() -> Path:
-    """Return the directory for files that can be made again.
+    """Return the directory for files that can be made again; it may not exist yet.
 
-    Returns:
-        `$TXL_CACHE` if set, else `$XDG_CACHE_HOME/transformer_xl`, else `~/.cache/transformer_xl`. It need not exist yet.
+    It is `$TXL_CACHE`, else `$XDG_CACHE_HOME/transformer_xl`, else `~/.cache/transformer_xl`.
     """
     if chosen := os.environ.get("TXL_CACHE"):
         return Path(chosen).expanduser()
@@ -46,35 +45,27 @@ def cache_dir() -> Path:
 
 
 def absolute_corpus(corpus: str) -> str:
-    """Return a path or glob as an absolute one, so that it means the same from anywhere; names stay names."""
+    """Return a path or glob as an absolute one, so that it means the same from any directory; names stay as they are."""
     path = Path(corpus).expanduser()
     return str(path.absolute()) if path.exists() or any(sign in corpus for sign in "*?[/") else corpus
 
 
 def data_dir() -> Path:
-    """Return the directory in which named corpora are looked for and to which they are downloaded.
-
-    Returns:
-        `$TXL_DATA` if set, else `corpora` in `cache_dir()`. It need not exist yet.
-    """
+    """Return the directory for named corpora, `$TXL_DATA` or `corpora` in `cache_dir()`; it may not exist yet."""
     chosen = os.environ.get("TXL_DATA")
     return Path(chosen).expanduser() if chosen else cache_dir() / "corpora"
 
 
 class Corpus:
-    """A text in three splits. Nothing is read before it is asked for.
+    """A text in three splits. Nothing is read before it is needed.
 
     Args:
-        name: what the user called it.
+        name: the name or path that the user gave.
         files: all files, in order.
         plan: makes the splits; called at most once.
-        settings: the part of the configuration that the splits depend on.
-
-    Attributes:
-        name: what the user called it.
-        files: all files, in order.
         document_separator: a line that divides documents inside a file, `EVERY_LINE`, or None.
         canonical: the published sizes that a named corpus must have, or None.
+        settings: the settings that the splits depend on.
     """
 
     def __init__(
@@ -101,7 +92,7 @@ class Corpus:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of names, sizes and times of the files and of how they are divided, as hex; reads no content."""
+        """SHA-256, as hex, of the files' names, sizes and times and of how they are divided; no content is read."""
         identity = json.dumps([self.name, self._first_seen, self._settings, self.document_separator])
         return hashlib.sha256(identity.encode()).hexdigest()
 
@@ -116,54 +107,19 @@ class Corpus:
             raise CorpusError(f"cannot read '{error.filename}': {error.strerror}; restore it or give another corpus") from None
 
     def check_unchanged(self) -> None:
-        """Compare sizes and times of the files with those in `fingerprint`.
-
-        Raises:
-            CorpusError: one is gone or has been written to since.
-        """
+        """Raise a `CorpusError` if a file is gone or was written to since `fingerprint` was computed."""
         for before, now in zip(self._first_seen, self._sizes_and_times(), strict=True):
             if now != before:
                 raise CorpusError(f"'{now[0]}' changed while it was read; try again when nothing writes to it any more")
 
     def chunks(self, split: SplitName, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
-        """Yield the text of a split.
-
-        Args:
-            split: train, valid or test.
-            chunk_bytes: largest size of a chunk.
-
-        Yields:
-            Chunks, cut as `cut_chunks` says and never empty. Lines that divide documents are not part of the text.
+        """Yield the text of a split in chunks that are not empty, cut as in `cut_chunks`, without separator lines.
 
         Raises:
             CorpusError: a file vanished, is unreadable or damaged.
         """
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
-
-    def texts(self, split: SplitName) -> Iterator[str]:
-        """Yield the text of a split as strings, for `train_tokenizer`.
-
-        Raises:
-            CorpusError: as for `chunks`, or the text is not UTF-8.
-        """
-        for chunk in self.chunks(split):
-            yield decode_chunk(chunk)
-
-
-def decode_chunk(chunk: Chunk) -> str:
-    """Return the chunk's text.
-
-    Raises:
-        CorpusError: it is not UTF-8.
-    """
-    try:
-        return chunk.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise CorpusError(
-            f"'{chunk.path}' is not UTF-8 at byte {chunk.offset + error.start} (0x{chunk.data[error.start]:02x}); "
-            "convert it, or use tokenizer.kind=byte"
-        ) from None
 
 
 def corpus_names() -> list[str]:
@@ -172,7 +128,7 @@ def corpus_names() -> list[str]:
 
 
 def describe_corpora() -> list[dict[str, str]]:
-    """Return name, description, terms and whereabouts of every named corpus."""
+    """Return name, description, terms and place of every named corpus."""
     entries = [
         {
             "name": PYTHON_STDLIB,
@@ -188,37 +144,29 @@ def describe_corpora() -> list[dict[str, str]]:
     return entries
 
 
-def holds_corpus(name: str, directory: Path) -> bool:
-    """Say whether the files of a named corpus lie in a directory, or in a folder of its name there."""
-    return name in NAMED and _search(NAMED[name], [directory]) is not None
-
-
 def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
-    """Apply `--corpus`: another text, or the directory in which the named corpus of `config` lies.
+    """Apply `--corpus`: another text, or the directory that holds the named corpus of `config`.
 
-    Paths become absolute, so that a run finds its text again from anywhere.
+    Paths become absolute, so that a run finds its text again from any directory.
     """
     if corpus is None:
         return config
-    if Path(corpus).is_dir() and holds_corpus(config.corpus, Path(corpus)):
+    if Path(corpus).is_dir() and config.corpus in NAMED and _search(NAMED[config.corpus], [Path(corpus)]):
         return config.model_copy(update={"directory": str(Path(corpus).absolute())})
     return config.model_copy(update={"corpus": absolute_corpus(corpus)})
 
 
 def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True) -> Corpus:
-    """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name.
+    """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name. Its content is not read yet.
 
-    A file, directory or glob may be plain or compressed (.gz, .xz, .zst). A directory is read recursively in order of path,
-    without hidden and binary files. If the files' names say which is train, valid and test, they are used so; otherwise
-    `config.split` divides the text. Named corpora always have their published split.
+    Files may be plain or compressed (.gz, .xz, .zst). A directory is read recursively in order of path, without hidden and
+    binary files. If the files' names say which is train, valid and test, this decides; otherwise `config.split` divides the
+    text. Named corpora always have their published split.
 
     Args:
         config: name or path, shares, document separator.
-        search: directories in which a named corpus may lie, besides `config.directory` and before `data_dir()`.
-        download: fetch a named corpus that lies nowhere.
-
-    Returns:
-        The corpus; its content is not read yet.
+        search: directories that may hold a named corpus, searched after `config.directory` and before `data_dir()`.
+        download: download a named corpus that is in none of them.
 
     Raises:
         CorpusError: no such file or name, an empty corpus, or a download that failed.
@@ -252,7 +200,7 @@ def _from_files(config: DataConfig, files: list[Path], root: Path, *, by_name: b
 
 
 def _walk(root: Path, *, skip: Set[str] = frozenset()) -> list[Path]:
-    """Return the files below `root` in order of path, without hidden ones and the folders named in `skip`."""
+    """Return the files below `root` in order of path, without hidden ones and without folders named in `skip`."""
     found: list[Path] = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
@@ -320,18 +268,13 @@ def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Co
     )
 
 
-def fetch(name: str, *, progress: bool = True) -> Path:
-    """Download a named corpus to `data_dir()/name`, sizes and SHA-256 checked, unless it is there already.
+def fetch(name: str) -> Path:
+    """Download a named corpus to `data_dir()/name`, check size and SHA-256, and return that directory.
 
-    Args:
-        name: one of `NAMED`.
-        progress: show a bar on stderr, if it is a terminal.
-
-    Returns:
-        The directory.
+    What is there already is not downloaded again.
 
     Raises:
-        CorpusError: unknown name, a corpus that cannot be fetched automatically, or a failed download.
+        CorpusError: unknown name, a corpus that cannot be downloaded automatically, or a failed download.
     """
     if name not in NAMED:
         raise CorpusError(f"cannot download corpus '{name}'; {did_you_mean(name, NAMED)}")
@@ -340,10 +283,10 @@ def fetch(name: str, *, progress: bool = True) -> Path:
         raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        busy = f"another process is downloading '{name}'; waiting for it"  # as when the processes of a run come together
+        busy = f"another process is downloading '{name}'; waiting for it"  # perhaps another process of the same run
         with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
             for source in corpus.sources:
-                _fetch(source, folder, progress=progress)
+                _fetch(source, folder)
     except OSError as error:
         raise CorpusError(
             f"cannot write to '{folder}': {error.strerror or error}; free space there or set TXL_DATA to another directory"
@@ -351,13 +294,13 @@ def fetch(name: str, *, progress: bool = True) -> Path:
     return folder
 
 
-def _fetch(source: Source, folder: Path, *, progress: bool) -> None:
-    """Download what is not there."""
+def _fetch(source: Source, folder: Path) -> None:
+    """Download and unpack the files of a source that are not there."""
     targets = [member for _, member in source.members] or [source.file]
     if all((folder / target).is_file() for target in targets):
         return
     archive = folder / (source.file or source.urls[0].rsplit("/", 1)[1])
-    download(source.urls, archive, size=source.size, sha256=source.sha256, progress=progress)
+    download(source.urls, archive, size=source.size, sha256=source.sha256)
     if source.members:
         unpack(archive, {member: folder / target for member, target in source.members}, limit=source.unpacked_limit)
         archive.unlink()

@@ -1,4 +1,4 @@
-"""Fetching files over HTTP, resumable and verified, and taking named members out of archives."""
+"""Downloading files over HTTP, resumable and verified, and unpacking named members of archives."""
 
 import hashlib
 import http.client
@@ -24,21 +24,20 @@ _BY_HAND = "download it by hand and give its directory with --corpus DIR or TXL_
 
 
 class _UnreachableError(CorpusError):
-    """A mirror that gave nothing at all; the next one may."""
+    """A mirror did not answer; another one may."""
 
 
-def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256: str | None, progress: bool = True) -> None:
-    """Fetch a file; it gets its name only when it is complete and verified.
+def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256: str | None) -> None:
+    """Download a file; it gets its name only when it is complete and verified.
 
-    The bytes go to `target.part`; if that exists from an earlier attempt, only the rest is asked for. Without a published
-    `sha256` that of the first download is recorded in `target.sha256` and demanded from then on.
+    The bytes go to `target.part`; if an earlier attempt left this file, only the rest is requested. If no `sha256` is
+    published, the hash of the first download is recorded in `target.sha256`, and later downloads must have it.
 
     Args:
         url: http(s) address, or several mirrors that are tried in order until one answers.
-        target: where the file goes.
+        target: the file to write.
         size: expected bytes, if known.
         sha256: expected hash as hex, if known.
-        progress: show a bar on stderr, if it is a terminal.
 
     Raises:
         CorpusError: no connection, cut off (running again resumes), wrong size or hash (the file is removed), disk full.
@@ -47,12 +46,12 @@ def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        for mirror, last in zip(urls, [False] * (len(urls) - 1) + [True], strict=True):
+        for i, mirror in enumerate(urls, 1):
             try:
-                _fetch(mirror, part, size=size, progress=progress)
+                _fetch(mirror, part, size=size)
                 break
             except _UnreachableError:
-                if last:
+                if i == len(urls):
                     raise
         record = target.with_name(target.name + ".sha256")
         recorded = record.read_text().strip() if sha256 is None and record.is_file() else sha256
@@ -67,14 +66,14 @@ def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256
 
 
 def unpack(archive: Path, members: Mapping[str, Path], *, limit: int) -> None:
-    """Take the named members, and nothing else, out of a .zip or .tar.gz.
+    """Unpack the named members of a .zip or .tar.gz, and nothing else.
 
     Paths inside the archive are only compared, never used, so that no archive can write elsewhere.
 
     Args:
-        archive: a trusted or untrusted archive.
+        archive: need not be trusted.
         members: name in the archive → file to write.
-        limit: no member may unpack to more than so many bytes.
+        limit: the most bytes that a member may unpack to.
 
     Raises:
         CorpusError: a damaged archive, a missing member, one that is too large, disk full.
@@ -102,13 +101,13 @@ def unpack(archive: Path, members: Mapping[str, Path], *, limit: int) -> None:
         raise CorpusError(f"archive '{archive}' lacks {', '.join(sorted(left))}; delete it and download it again")
 
 
-def _fetch(url: str, part: Path, *, size: int | None, progress: bool) -> None:
-    """Append to `part` what it lacks."""
+def _fetch(url: str, part: Path, *, size: int | None) -> None:
+    """Download the rest of `part`."""
     parsed = urllib.parse.urlsplit(url)
     if parsed.scheme not in ("http", "https"):
         raise CorpusError(f"cannot download '{url}': only http and https; {_BY_HAND}")
     done = part.stat().st_size if part.is_file() else 0
-    if size is not None and done >= size:  # complete, or longer than it can be: the verification tells
+    if size is not None and done >= size:  # complete or too long; the verification will say which
         return
     request = urllib.request.Request(url, headers={"User-Agent": "transformer_xl"})
     if done:
@@ -125,15 +124,14 @@ def _fetch(url: str, part: Path, *, size: int | None, progress: bool) -> None:
         raise _UnreachableError(f"cannot reach {parsed.netloc} ({reason}); check the network, or {_BY_HAND}") from None
     with response:
         resumed = response.status == http.HTTPStatus.PARTIAL_CONTENT
-        _receive(response, part, done=done if resumed else 0, size=size, progress=progress)
+        _receive(response, part, done=done if resumed else 0, size=size)
 
 
-def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size: int | None, progress: bool) -> None:
+def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size: int | None) -> None:
     length = response.headers.get("Content-Length", "")
     total = size if size is not None else done + int(length) if length.isdigit() else None
-    what = part.name.removesuffix(".part")
-    with part.open("ab" if done else "wb") as file, console.progress(unit="bytes", hidden=not progress) as bar:
-        bar.begin(what, total, done=done)
+    with part.open("ab" if done else "wb") as file, console.progress(unit="bytes") as bar:
+        bar.begin(part.name.removesuffix(".part"), total, done=done)
         while total is None or done <= total:  # a server that sends more than it should is cut off
             try:
                 block = response.read(_BLOCK_BYTES)
@@ -149,7 +147,7 @@ def _receive(response: http.client.HTTPResponse, part: Path, *, done: int, size:
 
 
 def _verified(part: Path, url: str, *, size: int | None, sha256: str | None) -> str:
-    """Return the hash of what was downloaded, or remove it if it is not what was expected."""
+    """Return the hash of the downloaded file; remove a file that is not the expected one."""
     with part.open("rb") as file:
         found_size, found_hash = part.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
     if size is not None and found_size != size:

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -13,34 +13,25 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.corpora import decode_chunk
-from transformer_xl.data.text_files import Chunk, Piece, read_blocks
+from transformer_xl.data.text_files import Chunk
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
 
 BATCH_BYTES = 1 << 20
-"""Chunks are encoded in batches of about so many bytes, so that many small documents cost no more than a few large ones."""
+"""Chunks are encoded in batches of about this size, so that many small documents cost no more than a few large ones."""
 
 _BATCHES_PER_WORKER = 3
 _NOTHING = np.empty(0, np.int64)
 
 
 class EncodedBatch(NamedTuple):
-    """The ids of some chunks.
+    """The ids of some chunks."""
 
-    Attributes:
-        ids: little-endian ids, back to back.
-        document_starts: offsets (tokens from the beginning of the batch) at which documents start, int64.
-        n_tokens: number of ids.
-        n_bytes: bytes of text.
-        n_characters: code points of text.
-    """
-
-    ids: bytes
-    document_starts: np.ndarray
+    ids: bytes  # little-endian, without gaps
+    document_starts: np.ndarray  # offsets in tokens from the beginning of the batch, int64
     n_tokens: int
-    n_bytes: int
-    n_characters: int
+    n_bytes: int  # of the text
+    n_characters: int  # code points of the text
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -56,16 +47,13 @@ def id_dtype(vocab_size: int) -> np.dtype:
 def encode_chunks(
     chunks: Iterable[Chunk], tokenizer: Tokenizer, *, n_workers: int = 1, tokenizer_path: Path | None = None
 ) -> Iterator[EncodedBatch]:
-    """Encode chunks in order; the ids are the same whatever the number of workers.
+    """Encode chunks in order; the ids do not depend on the number of workers.
 
     Args:
-        chunks: what to encode; read ahead by a few batches only.
-        tokenizer: encodes.
+        chunks: the text; read ahead by a few batches only.
+        tokenizer: encodes in this process.
         n_workers: processes; 1 means this one.
-        tokenizer_path: where the same tokenizer is saved, for the other processes to load.
-
-    Yields:
-        The encoded batches, in order.
+        tokenizer_path: file of the same tokenizer, which the other processes load.
 
     Raises:
         CorpusError: text that the tokenizer cannot represent, or a worker process that died.
@@ -83,32 +71,6 @@ def encode_chunks(
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
-
-
-def encode_file(
-    path: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None
-) -> tuple[np.ndarray, bytes]:
-    """Return the ids of a whole file, plain or compressed, and its content.
-
-    Args:
-        path: of the file.
-        tokenizer: encodes.
-        check: called with the content before it is encoded, to refuse it.
-
-    Raises:
-        CorpusError: no such file, unreadable, damaged, or text that the tokenizer cannot represent.
-    """
-    if path.is_dir():
-        raise CorpusError(f"'{path}' is a directory; name a file")
-    if not path.is_file():
-        raise CorpusError(f"cannot read '{path}': no such file")
-    data = b"".join(read_blocks(Piece(path)))
-    if check:
-        check(data)
-    try:
-        return tokenizer.encode_bytes(data), data
-    except TokenizerError as error:
-        raise CorpusError(f"'{path}': {error}") from None
 
 
 def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
@@ -132,16 +94,17 @@ def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
         starts += [[n_tokens] if chunk.starts_document else _NOTHING, n_tokens + following]
         ids.append(encoded.astype(dtype).tobytes())
         n_tokens += len(encoded)
-        n_characters += _n_characters(chunk.data)
+        # Counts the bytes that begin a code point; for text that is not UTF-8 this is an approximation.
+        n_characters += int(np.count_nonzero((np.frombuffer(chunk.data, np.uint8) & 0xC0) != 0x80))
     n_bytes = sum(len(chunk.data) for chunk in batch)
     return EncodedBatch(b"".join(ids), np.concatenate(starts, dtype=np.int64), n_tokens, n_bytes, n_characters)
 
 
 def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids of a chunk whose lines are documents, and where in them lines begin, but for the first."""
-    if tokenizer.kind in ("byte", "char"):  # a line end is one id of its own, so that all lines are encoded at once
+    """Return the ids of a chunk whose lines are documents, and the offsets at which lines begin, without the first."""
+    if tokenizer.kind in ("byte", "char"):  # a line end is one id, so all lines can be encoded at once
         encoded = _encode_chunk(chunk, tokenizer)
-        if b"\n" not in chunk.data:  # it may not be in the tokenizer's alphabet either
+        if b"\n" not in chunk.data:  # then the alphabet may lack it, too
             return encoded, _NOTHING
         return encoded, np.flatnonzero(encoded[:-1] == tokenizer.encode("\n")[0]) + 1
     lines, offset = [], chunk.offset
@@ -155,19 +118,14 @@ def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
     try:
         if tokenizer.reads_bytes:
             return tokenizer.encode_bytes(chunk.data)
-        return tokenizer.encode(decode_chunk(chunk))
+        return tokenizer.encode(chunk.text())
     except TokenizerError as error:
         raise CorpusError(f"'{chunk.path}', from byte {chunk.offset} on: {error}") from None
 
 
-def _n_characters(data: bytes) -> int:
-    """Count the bytes that begin a code point; for text that is not UTF-8 this is an approximation."""
-    return int(np.count_nonzero((np.frombuffer(data, np.uint8) & 0xC0) != 0x80))
-
-
 @contextmanager
 def _pool(n_workers: int, tokenizer_path: Path) -> Iterator[ProcessPoolExecutor]:
-    # Not fork: this process may hold threads and locks of torch, tokenizers or a notebook.
+    # Not fork, because this process may have threads and locks of torch, tokenizers or a notebook.
     method = "forkserver" if "forkserver" in get_all_start_methods() else "spawn"
     pool = ProcessPoolExecutor(n_workers, get_context(method), _start_worker, (tokenizer_path,))
     try:

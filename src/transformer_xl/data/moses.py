@@ -1,13 +1,13 @@
 """Running text to words and back by the rules of Moses.
 
-Text becomes words through the optional sacremoses package. Words become text without it, one at a time: joins of split numbers
-and compounds are undone, and punctuation moves to its word.
+Splitting text into words needs the optional sacremoses package. Joining words does not: it takes one word at a time, undoes the
+joins of split numbers and compounds, and attaches punctuation to words.
 
 Reference: the spacing rules are those of the Moses detokenizer for any language (English adds contractions and possessives), as
-sacremoses applies them; `&amp;` and its like are left alone. Splitting takes the steps, their order and their options from
+sacremoses applies them; `&amp;` and the like stay as they are. Splitting takes its steps, their order and their options from
 Hugging Face's `TransfoXLTokenizer` (transformers 4.35.2), so that the words are the same: special words are set aside, then
-punctuation is normalized, words are split (dashes inside words too), and commas and dots inside numbers become words of their
-own, `@,@` and `@.@`.
+punctuation is normalized, words are split (at dashes inside words too), and commas and dots inside numbers become the words
+`@,@` and `@.@`.
 """
 
 import re
@@ -18,7 +18,7 @@ from itertools import chain
 from transformer_xl.errors import TokenizerError
 
 JOINS = {"@-@": "-", "@,@": ",", "@.@": "."}
-"""Words that stand for a sign between two parts of what was one word, such as 1 @,@ 000."""
+"""Words that stand for a sign inside a split word, such as 1 @,@ 000."""
 
 _INSIDE_NUMBER = re.compile(r"(?<=\d)([,.])(?=\d)")
 _CLOSING = re.compile(r"[,.?!:;\\%}\])]+")
@@ -30,7 +30,7 @@ _CJK = re.compile(
 
 
 class PlainSpacing:
-    """A space between any two words, but none at a join if joins are undone."""
+    """Puts a space between any two words, but none at a join if joins are undone."""
 
     def __init__(self, *, undo_joins: bool = True) -> None:
         self._first = True
@@ -40,34 +40,33 @@ class PlainSpacing:
     def push(self, word: str) -> str:
         """Return the word with the space before it, if any."""
         first, self._first = self._first, False
-        glued, self._glued = self._glued, word in self._joins
+        after_join, self._glued = self._glued, word in self._joins
         if self._glued:
             return self._joins[word]
-        if glued:
+        if after_join:
             self._after_join(word)
             return word
         space = self._space(word)
         return word if first else space + word
 
     def _after_join(self, word: str) -> None:
-        """Take note of a word that follows a join."""
+        """Remember a word that follows a join."""
 
     def _space(self, word: str) -> str:
-        """Return what separates `word` from the text before it."""
+        """Return the space between `word` and the text before it, possibly none."""
         return " "
 
 
 class MosesSpacing(PlainSpacing):
-    """Like running text: no space before closing punctuation, after opening brackets, and inside quotation marks.
+    """Spaces words like running text: no space before closing punctuation, after opening brackets, and inside quotation marks.
 
-    Args:
-        language: ISO 639-1 code; only "en" has rules of its own.
+    The language is an ISO 639-1 code; only "en" has rules of its own.
     """
 
     def __init__(self, language: str) -> None:
         super().__init__()
         self._language = language
-        self._next = " "  # what a word without rules of its own is separated by
+        self._next = " "  # the space before the next word if no rule applies to that word
         self._previous = ""
         self._open: dict[str, bool] = {}
 
@@ -80,7 +79,7 @@ class MosesSpacing(PlainSpacing):
         return space
 
     def _around(self, word: str) -> tuple[str, str]:
-        """Return what comes before `word`, and what comes after it if the next word has no rule."""
+        """Return the space before `word`, and the space after it if no rule applies to the next word."""
         if _CJK.match(word) and self._language != "ko":
             return ("" if _CJK.match(self._previous[-1:]) else self._next), " "
         if all(unicodedata.category(sign) == "Sc" or sign in "([{¿¡" for sign in word):
@@ -102,44 +101,10 @@ class MosesSpacing(PlainSpacing):
         return self._next, ""
 
 
-class LineWriter:
-    """Writes words as lines of text.
-
-    Args:
-        line_start: the word that begins a line and is not written; None: there is none.
-        line_end: the word that ends a line and is written as line end, possibly the same; None: there is none.
-        language: what Moses spacing to use; None: a space between any two words.
-        undo_joins: write the words of `JOINS` as what they stand for; Moses spacing always does.
-    """
-
-    def __init__(self, line_start: str | None, line_end: str | None, language: str | None, *, undo_joins: bool = True) -> None:
-        self._line_start, self._line_end, self._language = line_start, line_end, language
-        self._undo_joins = undo_joins
-        self._begin()
-
-    def _begin(self) -> None:
-        self._in_line = False
-        if self._language is None:
-            self._spacing = PlainSpacing(undo_joins=self._undo_joins)
-        else:
-            self._spacing = MosesSpacing(self._language)
-
-    def push(self, word: str) -> str:
-        """Return the text that one more word adds."""
-        if word == self._line_end and (self._in_line or word != self._line_start):
-            self._begin()
-            return "\n"
-        at_start, self._in_line = not self._in_line, True
-        return "" if at_start and word == self._line_start else self._spacing.push(word)
-
-
 def moses_splitter(language: str, never_split: Sequence[str], *, lower_case: bool) -> Callable[[str], list[str]]:
-    """Return a function that gives the words of one line of text.
+    """Return a function that splits one line of text into words.
 
-    Args:
-        language: ISO 639-1 code, such as "en".
-        never_split: words that are found anywhere in the text, in their exact spelling, and left as they are.
-        lower_case: fold the case of all others.
+    Words of `never_split` are found anywhere in the text, in their exact spelling, and keep their case.
 
     Raises:
         TokenizerError: sacremoses is not installed.

@@ -1,4 +1,4 @@
-"""The named corpora, as data: where they come from, what they must contain, on what terms."""
+"""The named corpora as data: their sources, contents and terms of use."""
 
 from dataclasses import dataclass
 
@@ -15,10 +15,10 @@ class Source:
     Attributes:
         urls: mirrors of the same file, tried in order.
         size: bytes.
-        sha256: of the downloaded file, as published by others who use it; checked before the file gets its name.
-        members: for an archive: (name in the archive, name on disk) of what is taken out of it; empty for a plain file.
-        file: for a plain file: its name on disk.
-        unpacked_limit: for an archive: no member may be larger than this many bytes.
+        sha256: of the downloaded file, as other programs that use it publish it.
+        members: (name in the archive, name on disk) of the files to unpack; empty for a plain file.
+        file: name on disk of a plain file.
+        unpacked_limit: the most bytes that a member of an archive may have.
     """
 
     urls: tuple[str, ...]
@@ -34,12 +34,12 @@ class SplitFiles:
     """One split of a named corpus.
 
     Attributes:
-        files: usual names, the first that exists is taken; may have `*`, then all files that match belong to the split.
-        n_bytes: raw size of the split; None where it is not known to us.
-        n_tokens: words with one `<eos>` per line, as publications count them; None where none is published.
+        files: usual names; the first that exists is used. With `*` in it, all files that match belong to the split.
+        n_bytes: size of the split in bytes; None if unknown.
+        n_tokens: words with one `<eos>` per line, as publications count them; None if none is published.
         start: first byte of the split in the file.
-        stop: byte after its last one; None means the end of the file.
-        sha256: of the decompressed file; None where only the archive's is known.
+        stop: the byte after the last one; None means the end of the file.
+        sha256: of the decompressed file; None if only the archive's is known.
     """
 
     files: tuple[str, ...]
@@ -52,15 +52,15 @@ class SplitFiles:
 
 @dataclass(frozen=True)
 class NamedCorpus:
-    """One named corpus; see the attributes of `Source` and `SplitFiles` for the rest.
+    """One named corpus.
 
     Attributes:
-        description: what it is, in one line.
+        description: one line.
         terms: terms of use.
-        splits: what belongs to train, valid and test.
-        folders: names of the directory it usually lies in.
-        sources: downloads, empty where it cannot be fetched automatically.
-        how_to_get: what to do instead in that case.
+        splits: files of train, valid and test.
+        folders: usual names of its directory.
+        sources: downloads; empty if it cannot be downloaded automatically.
+        how_to_get: what to do in that case.
     """
 
     description: str
@@ -93,7 +93,7 @@ def _wikitext_source(name: str, size: int, sha256: str, unpacked_limit: int) -> 
 
 
 def _hundred_million(name: str, sha256: str | None) -> dict[SplitName, SplitFiles]:
-    """Return the authors' split of the first 10⁸ bytes of Wikipedia: 90 / 5 / 5 million bytes, even inside a character."""
+    """Return the authors' split of 10⁸ bytes of Wikipedia: 90 / 5 / 5 million bytes, even if it cuts through a character."""
     million = 1_000_000
     files = (name, f"{name}.txt")
     return {
@@ -243,4 +243,4 @@ NAMED: dict[str, NamedCorpus] = {
         how_to_get="gsutil -m cp -r gs://deepmind-gutenberg/train gs://deepmind-gutenberg/validation gs://deepmind-gutenberg/test",
     ),
 }
-"""Every named corpus but `python-stdlib`, which lies on every machine (`transformer_xl.data.corpora`)."""
+"""All named corpora except `python-stdlib`, which is on every machine (`transformer_xl.data.corpora`)."""

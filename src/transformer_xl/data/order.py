@@ -1,8 +1,7 @@
-"""In which order a text is read: as it lies, or its documents in an order of their own for each epoch.
+"""The order in which a text is read: as stored, or with its documents in another random order in each epoch.
 
-A shuffled text is the documents one after another in their new order. It is never written. The order takes no memory, because
-each place of a permutation is computed when it is looked at; places in the text are computed in blocks of documents, and only
-the number of tokens before each block is kept.
+A shuffled text is never written. The order takes no memory, because each place of a permutation is computed when it is needed.
+Places in the text are computed in blocks of documents, and only the number of tokens before each block is kept.
 """
 
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ TokenIds = np.ndarray | ShardedIds
 Shuffle = Literal["none", "documents", "shards"]
 
 BLOCK = 1024
-"""Documents whose places are computed together, and kept while a lane reads them."""
+"""The number of documents whose places are computed together and kept while a lane reads them."""
 
 _BLOCKS_AT_ONCE = 256
 
@@ -27,33 +26,28 @@ _SHIFT = np.uint64(33)
 
 
 class PlainText:
-    """A text as it lies.
-
-    Args:
-        ids: shape (n_tokens,).
-        document_starts: token offsets, increasing.
-    """
+    """A text in the order in which it is stored."""
 
     def __init__(self, ids: TokenIds, document_starts: np.ndarray) -> None:
         self._ids, self._starts = _fast(ids), document_starts
 
     def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids at places begin … end - 1, and at which of these documents start, counted from `begin`."""
+        """Return the ids at places begin … end - 1, and the offsets from `begin` at which documents start."""
         first, last = np.searchsorted(self._starts, (begin, end))
         return self._ids[begin:end], self._starts[first:last] - begin
 
 
 class ShuffledText:
-    """The documents of a text in a random order, the same whenever it is drawn from the same key.
+    """The documents of a text in a random order, which depends only on the key.
 
     Args:
         ids: shape (n_tokens,).
-        document_starts: token offsets, increasing; what precedes the first one is a document too, and those beyond `ids` are
-            none.
-        shuffle: documents: all of them; shards: shards, and the documents inside each, so that a lane reads in one file at a
-            time.
-        key: of the order: seed and epoch.
-        n_lanes: places that are read side by side.
+        document_starts: token offsets, increasing; text before the first one is a document too, and offsets beyond `ids` are
+            ignored.
+        shuffle: documents: shuffle all documents; shards: shuffle shards, and the documents inside each, so that a lane reads
+            one file at a time.
+        key: seed and epoch.
+        n_lanes: number of places that are read in parallel.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class ShuffledText:
     ) -> None:
         self._ids = _fast(ids)
         starts = document_starts[: np.searchsorted(document_starts, len(ids))]
-        self._starts = starts if starts[:1].tolist() == [0] else np.concatenate([[0], starts])  # a view, if it can be
+        self._starts = starts if starts[:1].tolist() == [0] else np.concatenate([[0], starts])  # a view if possible
         n_documents = len(self._starts)
         if shuffle == "shards" and isinstance(ids, ShardedIds):
             self._order = GroupedPermutation(np.searchsorted(self._starts, ids.borders), *key)
@@ -77,7 +71,7 @@ class ShuffledText:
         self._block = lru_cache(2 * n_lanes + 1)(self._make_block)
 
     def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids at places begin … end - 1, and at which of these documents start, counted from `begin`."""
+        """Return the ids at places begin … end - 1, and the offsets from `begin` at which documents start."""
         parts, starts = [], []
         for place, source, length in self._documents(begin, end):
             parts.append(self._ids[source + max(begin - place, 0) : source + min(length, end - place)])
@@ -86,7 +80,7 @@ class ShuffledText:
         return np.concatenate(parts), np.array(starts, np.int64)
 
     def _documents(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the documents that have a token at places begin … end - 1: their place here, their place in the ids, length."""
+        """Yield place in this text, place in the ids, and length of each document with a token at begin … end - 1."""
         while begin < end:
             index = int(np.searchsorted(self._borders, begin, "right")) - 1
             places, sources = self._block(index)
@@ -97,17 +91,17 @@ class ShuffledText:
             begin = int(self._borders[index + 1])
 
     def _make_block(self, index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return where the documents of a block begin, here (and where the last one ends) and in the ids."""
-        sources, lengths = self._found(index * BLOCK, min((index + 1) * BLOCK, len(self._starts)))
+        """Return where the documents of a block begin in this text (and where the last one ends), and where in the ids."""
+        sources, lengths = self._look_up(index * BLOCK, min((index + 1) * BLOCK, len(self._starts)))
         return self._borders[index] + np.cumsum([0, *lengths]), sources
 
     def _block_sizes(self, n_documents: int) -> Iterator[int]:
         for begin in range(0, n_documents, BLOCK * _BLOCKS_AT_ONCE):
-            _, lengths = self._found(begin, min(begin + BLOCK * _BLOCKS_AT_ONCE, n_documents))
+            _, lengths = self._look_up(begin, min(begin + BLOCK * _BLOCKS_AT_ONCE, n_documents))
             yield from np.add.reduceat(lengths, range(0, len(lengths), BLOCK)).tolist()
 
-    def _found(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return places in the ids, and lengths, of the documents that come as numbers begin … end - 1."""
+    def _look_up(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return places in the ids, and lengths, of documents number begin … end - 1 in the new order."""
         documents = self._order(np.arange(begin, end))
         sources = self._starts[documents]
         following = np.minimum(documents + 1, len(self._starts) - 1)
@@ -116,22 +110,17 @@ class ShuffledText:
 
 
 def _fast(ids: TokenIds) -> TokenIds:
-    """Return plain arrays for memory maps: their slices are made ten times faster."""
+    """Return a plain array for a memory map, because it is sliced ten times faster."""
     return ids if isinstance(ids, ShardedIds) else np.asarray(ids)
 
 
 class Permutation:
-    """A permutation of 0 … n - 1, drawn from a key.
+    """A permutation of 0 … n - 1, drawn from a key of numbers of at least 0.
 
-    The numbers are our own, not those of a library's generator, because a run that is resumed years later must
-    read on in the same order.
+    It does not use a library's generator, because a run that is resumed years later must read on in the same order.
 
     A Feistel network permutes the numbers of an even number of bits: in every round, a hash of one half is added to the
-    other, which can be undone whatever the hash is. It is applied until the result is below n: up to four times on average.
-
-    Args:
-        n: how many.
-        key: numbers of at least 0; each key has an order of its own.
+    other, which can be undone for any hash. It is applied until the result is below n: up to four times on average.
 
     Example:
         >>> sorted(Permutation(5, 42)(np.arange(5)).tolist())
@@ -159,11 +148,7 @@ class Permutation:
 
 
 class GroupedPermutation:
-    """A random order of groups, and of the things inside each.
-
-    Args:
-        borders: shape (n_groups + 1,), increasing; group g is borders[g] … borders[g + 1] - 1.
-        key: numbers of at least 0; each key has an order of its own.
+    """A random order of groups, and of the numbers inside each; group g is borders[g] … borders[g + 1] - 1.
 
     Example:
         >>> found = GroupedPermutation(np.array([0, 2, 5]), 42)(np.arange(5)).tolist()

@@ -1,4 +1,4 @@
-"""Text to ids on disk, once: `prepare` encodes a corpus into a cache directory and from then on only opens it.
+"""Text to ids on disk: `prepare` encodes a corpus into a cache directory once; later calls only open it.
 
 A prepared corpus is a directory named by a hash of everything that its content depends on:
 
@@ -8,10 +8,10 @@ A prepared corpus is a directory named by a hash of everything that its content 
     tokenizer.json
     manifest.json                       sizes, hashes, counts; written last
 
-A split of much text has several such shards (`shards.py`), and `documents.train.all.npy` for all of them.
+A large split has several such shards (`shards.py`), and `documents.train.all.npy` for all of them.
 
-It is built under another name and renamed when complete, so that nobody sees a part of it. Finished shards outlive an
-interruption, even SIGKILL. A second process that prepares the same corpus at the same time waits for the first.
+The directory is built under another name and renamed when it is complete, so that nobody sees a part of it. Finished shards
+survive an interruption, even SIGKILL. A second process that prepares the same corpus at the same time waits for the first.
 """
 
 import hashlib
@@ -50,25 +50,25 @@ from transformer_xl.data.shards import (
 )
 from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, one_line
 from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
-from transformer_xl.ranks import is_reporter
+from transformer_xl.process import is_reporter
 
 FORMAT = 2
 """Version of the directory's layout and of the places at which text is cut."""
 
 SMALL_BYTES = 4 << 20
-"""Corpora of fewer bytes on disk are encoded in this process, because others would take longer to start."""
+"""Corpora of fewer bytes on disk are encoded in this process, because starting others would take longer."""
 
 HASHED_BYTES = 256 << 20
-"""When a prepared corpus is opened, its smallest files, so many bytes together, are compared with their hashes, and so is every
-file that is newer than the manifest; of the others only the size is compared."""
+"""When a prepared corpus is opened, the hashes of its smallest files, up to this size together, and of all files newer than the
+manifest are checked. Only the sizes of the other files are checked."""
 
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _UNFINISHED, _MANIFEST, _TOKENIZER = ".unfinished", "manifest.json", "tokenizer.json"
 
 _COPIED_WORDS = 500_000
-"""A larger vocabulary is not copied to other processes."""
+"""A larger vocabulary is not loaded by several processes."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class TokenSplit:
     """One split as ids.
 
     Attributes:
-        ids: shape (n_tokens,), uint16 or uint32, mapped from disk; an array if there is one shard. `ids[:]` always is one,
-            a copy if there are several.
+        ids: shape (n_tokens,), uint16 or uint32, mapped from disk. An array if there is one shard; if there are several,
+            `ids[:]` copies them to an array.
         document_starts: token offsets at which documents start, int64, increasing, mapped from disk; the first is 0.
-        n_bytes: bytes of text that the ids stand for.
-        n_characters: code points of that text.
+        n_bytes: bytes of the text.
+        n_characters: code points of the text.
     """
 
     ids: TokenIds
@@ -94,11 +94,11 @@ class PreparedCorpus:
     """A corpus as ids.
 
     Attributes:
-        tokenizer: what the ids mean.
-        directory: where they lie.
+        tokenizer: the tokenizer that encoded the text.
+        directory: the directory of the ids.
         splits: train, valid and test; valid and test may have no tokens.
-        training_sha256: of the ids of the train split, by which a resumed run knows its text again; of the hashes of its
-            shards if there are several.
+        training_sha256: SHA-256 of the ids of the train split (if it has several shards, of their hashes); a resumed run
+            recognizes its text by it.
     """
 
     tokenizer: Tokenizer
@@ -119,22 +119,22 @@ def prepare(
     verify: bool = False,
     repair: bool = False,
 ) -> PreparedCorpus:
-    """Return the corpus as ids, encoding it first unless that was done before.
+    """Return the corpus as ids; encode it first unless an earlier call did.
 
-    What was interrupted goes on after its last finished shard. A small corpus that was damaged since is prepared again. A
-    character tokenizer learns its alphabet from all splits, word and BPE tokenizers learn from train only.
+    An interrupted preparation continues after its last finished shard. A small corpus that was damaged later is prepared again.
+    A character tokenizer learns its alphabet from all splits; word and BPE tokenizers learn from train only.
 
     Args:
-        data: which corpus, and how it is divided.
-        tokenizer: a trained tokenizer, or how to train one on this corpus.
-        search: directories in which a named corpus may lie.
-        cache: where prepared corpora are kept; default `cache_dir() / "prepared"`.
+        data: which corpus, and how to divide it.
+        tokenizer: a trained tokenizer, or the settings to train one on this corpus.
+        search: directories that may hold a named corpus.
+        cache: directory for prepared corpora; default `cache_dir() / "prepared"`.
         n_workers: encoding processes; default one per available core, 8 at most.
         progress: show progress on stderr, if it is a terminal.
-        download: fetch a named corpus that lies nowhere.
-        verify: compare all that was prepared before with its hashes; otherwise files beyond the smallest,
-            `HASHED_BYTES` together, only with their sizes unless they were written to since.
-        repair: encode shards again that are missing or changed, instead of refusing them.
+        download: download a named corpus that is not on this machine.
+        verify: check the hashes of all files of a corpus that is prepared already; otherwise only the size is checked of files
+            that are large (beyond the smallest, `HASHED_BYTES` together) and not newer than the manifest.
+        repair: encode missing and changed shards again, instead of refusing them.
 
     Returns:
         The prepared corpus; its ids are mapped from disk, not read.
@@ -142,7 +142,8 @@ def prepare(
     Raises:
         CorpusError: the corpus is missing, empty, unreadable, not UTF-8 or not what its name promises; the cache directory
             cannot be written; or a shard is missing or has changed since preparation.
-        TokenizerError: a tokenizer that cannot be trained so.
+        ConfigError: n_workers is below 1.
+        TokenizerError: the tokenizer cannot be trained with these settings.
     """
     if n_workers is not None and n_workers < 1:
         raise ConfigError(f"n_workers ({n_workers}) must be at least 1; leave it out for one per core")
@@ -153,19 +154,22 @@ def prepare(
         try:
             return _open(directory, verify=verify)
         except DamagedError as damage:
-            _refuse_or_say(damage, directory, repair=repair)
+            _allow_repair(damage, directory, repair=repair)
     build = partial(_build, corpus, tokenizer, n_workers=n_workers, progress=progress)
     try:
         _make(directory, build, name=corpus.name, verify=verify)
         prepared = _open(directory)
-        _also_known_as(root / _key(corpus, prepared.tokenizer), directory)
-        return prepared
-    except DamagedError as damage:  # not even right after writing it
+    except DamagedError as damage:  # right after it was written
         raise CorpusError(f"'{directory}' cannot be read back ({damage}); check the disk or set TXL_CACHE") from None
+    alias = root / _key(corpus, prepared.tokenizer)  # by which a run looks for it that has the tokenizer trained here
+    if alias != directory:
+        with suppress(OSError):  # without the alias, the same ids are only written once more
+            alias.with_suffix(".alias").write_text(directory.name, encoding="utf-8")
+    return prepared
 
 
-def _refuse_or_say(damage: DamagedError, directory: Path, *, repair: bool) -> None:
-    """Say that a damaged corpus will be prepared again; refuse if that may take hours and nobody asked for it."""
+def _allow_repair(damage: DamagedError, directory: Path, *, repair: bool) -> None:
+    """Say that a damaged corpus will be prepared again; refuse if that may take hours and was not asked for."""
     is_large, is_shard = any(directory.glob("*.1.json")), damage.path.suffix in (".bin", ".npy")
     if is_large and is_shard and not repair:
         raise CorpusError(
@@ -176,19 +180,12 @@ def _refuse_or_say(damage: DamagedError, directory: Path, *, repair: bool) -> No
 
 
 def _known_as(directory: Path) -> Path:
-    """Return the directory that holds what `directory` should: itself, or the one that it is an alias of."""
+    """Return the directory that `directory` is an alias of, or else itself."""
     try:
         name = directory.with_suffix(".alias").read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return directory
     return directory.with_name(name) if re.fullmatch("[0-9a-f]{32}", name) else directory
-
-
-def _also_known_as(alias: Path, directory: Path) -> None:
-    """Let a corpus that was prepared while its tokenizer was trained be found by that tokenizer too, as a run asks for it."""
-    if alias != directory:
-        with suppress(OSError):  # without it the ids are only written once more
-            alias.with_suffix(".alias").write_text(directory.name, encoding="utf-8")
 
 
 def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
@@ -197,9 +194,9 @@ def _key(corpus: Corpus, tokenizer: TokenizerConfig | Tokenizer) -> str:
 
 
 def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: bool) -> None:
-    """Let `build` fill a directory that becomes `directory` when complete, unless another process makes it meanwhile.
+    """Let `build` fill a directory that is renamed to `directory` when complete, unless another process makes it meanwhile.
 
-    If `build` fails, what it wrote stays for the next attempt, unless no shard was finished.
+    If `build` fails, its finished shards stay for the next attempt.
     """
     unfinished = directory.with_name(directory.name + _UNFINISHED)
     try:
@@ -218,7 +215,7 @@ def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: 
                 if unfinished.exists() and not _records(unfinished):
                     shutil.rmtree(unfinished, ignore_errors=True)
     except OSError as error:
-        if _is_good(directory, verify=False):  # where files cannot be locked, another process may have renamed it
+        if _is_good(directory, verify=False):  # without locks, another process may have made it
             return
         raise CorpusError(
             f"cannot write the prepared corpus in '{directory.parent}': {error.strerror or error}; "
@@ -235,30 +232,30 @@ def _is_good(directory: Path, *, verify: bool) -> bool:
 
 
 def _take_up(directory: Path, unfinished: Path) -> None:
-    """Make a directory to build in; what an interrupted preparation finished, or is intact of a damaged one, is in it."""
+    """Make a directory to build in from a damaged corpus or an interrupted preparation, if there is one."""
     if directory.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         directory.rename(unfinished)
     elif unfinished.exists():
         console.say("going on with a preparation that was interrupted; finished shards are kept")
     unfinished.mkdir(exist_ok=True)
-    os.utime(unfinished)  # it is not abandoned, should the first shard take long
+    os.utime(unfinished)  # so that it does not count as abandoned if the first shard takes long
     for stray in unfinished.glob(f"*{STRAY_SUFFIX}*"):
         stray.unlink()
 
 
 def _records(directory: Path) -> list[Path]:
-    """Return the files that say that a shard is finished."""
+    """Return the records of finished shards."""
     return [path for path in directory.glob("*.json") if path.name not in (_TOKENIZER, _MANIFEST)]
 
 
 def _remove_abandoned(root: Path, *, but: Path) -> None:
-    """Remove what killed processes left behind long ago."""
+    """Remove directories that killed processes left behind long ago."""
     for old in root.glob(f"*{_UNFINISHED}"):
         try:
             if old != but and time.time() - old.stat().st_mtime > _ABANDONED_SECONDS:
                 shutil.rmtree(old, ignore_errors=True)
-        except FileNotFoundError:  # its owner just finished
+        except FileNotFoundError:  # its process has just finished it
             continue
 
 
@@ -287,11 +284,11 @@ def _build(
         for shard in shards:
             files |= shard.files
         names |= split_files(split, len(shards))
-    corpus.check_unchanged()  # otherwise a mixture of two texts would be found under the name of the first
+    corpus.check_unchanged()  # otherwise a mixture of two texts would be stored under the name of the first
     if not splits["train"]["n_tokens"]:
         raise CorpusError(f"corpus '{corpus.name}' has no tokens in its train split; give more text or another data.split")
     for path in directory.iterdir():
-        if path.name not in names:  # an older manifest, or shards that are too many because they were smaller
+        if path.name not in names:  # an old manifest, or old shards that were smaller and so more
             path.unlink()
     files |= {name: size_and_hash(directory / name) for name in sorted(names) if name not in files}
     manifest = {
@@ -306,7 +303,7 @@ def _build(
 
 
 def _kept_tokenizer(directory: Path) -> Tokenizer | None:
-    """Return the tokenizer with which shards were finished before an interruption."""
+    """Return the tokenizer that encoded the finished shards of an interrupted preparation."""
     try:
         kept = load_tokenizer(directory / _TOKENIZER)
         used = {json.loads(record.read_text(encoding="utf-8"))["tokenizer"] for record in _records(directory)}
@@ -320,7 +317,8 @@ def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokeni
     with console.progress(f"learning {config.kind} vocabulary", unit="bytes", hidden=not progress) as bar:
 
         def texts() -> Iterator[str]:
-            for text in chain.from_iterable(map(corpus.texts, splits)):
+            for chunk in chain.from_iterable(map(corpus.chunks, splits)):
+                text = chunk.text()
                 yield text
                 bar.advance(len(text))
 
@@ -331,9 +329,9 @@ def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokeni
 
 
 def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
-    """Return 1 where other processes do not pay.
+    """Return a process per core, or 1 if several processes would not be faster or would need too much memory.
 
-    Bytes and characters are encoded faster than they could be sent, and each process holds the vocabulary: 200 bytes a word.
+    Bytes and characters are encoded faster than sent to another process. Each process holds the vocabulary: 200 bytes a word.
     """
     if tokenizer.kind in ("byte", "char", "symbols") or tokenizer.vocab_size > _COPIED_WORDS:
         return 1
@@ -347,24 +345,18 @@ def _write_split(
     corpus: Corpus, split: SplitName, tokenizer: Tokenizer, directory: Path, *, n_workers: int, progress: bool
 ) -> list[Shard]:
     encode = partial(encode_chunks, tokenizer=tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
-    with console.progress(f"encoding {split}", _total_bytes(corpus, split), unit="bytes", hidden=not progress) as bar:
+    pieces = corpus.splits[split]
+    known = all(stop is not None or path.suffix not in COMPRESSED for path, _, stop in pieces)
+    total = sum((path.stat().st_size if stop is None else stop) - start for path, start, stop in pieces) if known else None
+    with console.progress(f"encoding {split}", total, unit="bytes", hidden=not progress) as bar:
         chunks = corpus.chunks(split)
         shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=bar.advance)
     join_documents(directory, split, shards)
     return shards
 
 
-def _total_bytes(corpus: Corpus, split: SplitName) -> int | None:
-    """Return the bytes of a split where that takes no reading."""
-    sizes = [
-        None if stop is None and path.suffix in COMPRESSED else (path.stat().st_size if stop is None else stop) - start
-        for path, start, stop in corpus.splits[split]
-    ]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
-
-
 def _check_content(corpus: Corpus) -> None:
-    """Compare the files of a named corpus with their published SHA-256, before anything is learned from them."""
+    """Compare the files of a named corpus with their published SHA-256, before a tokenizer is trained on them."""
     if corpus.canonical is None:
         return
     published = {corpus.splits[split][0].path: corpus.canonical.splits[split].sha256 for split in SPLITS}
@@ -377,7 +369,7 @@ def _check_content(corpus: Corpus) -> None:
 
 
 def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, counts: dict[str, Any]) -> None:
-    """Compare with the published sizes; text that divides documents is not counted, so then there is nothing to compare."""
+    """Compare counts with the published ones, except where lines that divide documents are left out and so not counted."""
     if corpus.canonical is None or corpus.document_separator not in (None, EVERY_LINE):
         return
     published = corpus.canonical.splits[split]
@@ -393,7 +385,7 @@ def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, cou
 
 
 def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
-    """Open what is there.
+    """Open a prepared corpus.
 
     Raises:
         DamagedError: something is missing or not as the manifest says.
@@ -409,13 +401,13 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
         n_shards = len(manifest["splits"]["train"]["shards"])
         hashes = [manifest["files"][f"{name}.bin"]["sha256"] for name in shard_names("train", n_shards)]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(directory / _MANIFEST, " ".join(str(error).split()) or type(error).__name__) from None
+        raise DamagedError(directory / _MANIFEST, one_line(error) or type(error).__name__) from None
     training_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return PreparedCorpus(tokenizer, directory, splits, training_sha256)
 
 
 def _check_files(directory: Path, files: dict[str, dict[str, Any]], *, verify: bool) -> None:
-    """Compare all files with their sizes; the smallest ones, and those newer than the manifest, with their hashes too."""
+    """Compare all files with their recorded sizes, and some or all (see `HASHED_BYTES`) with their hashes."""
     manifest = directory / _MANIFEST
     finished_ns = newest_ns = manifest.stat().st_mtime_ns
     n_bytes = 0
@@ -424,7 +416,7 @@ def _check_files(directory: Path, files: dict[str, dict[str, Any]], *, verify: b
         thorough = verify or n_bytes < HASHED_BYTES
         written_ns = check_file(directory / name, expected, thorough=thorough, finished_ns=finished_ns)
         newest_ns = max(newest_ns, written_ns)
-    if newest_ns > finished_ns:  # copied without their times: they are as they were, so that sizes suffice from now on
+    if newest_ns > finished_ns:  # copied without their times, but intact; from now on comparing sizes is enough
         with suppress(OSError):
             os.utime(manifest, ns=(newest_ns, newest_ns))
 

@@ -1,10 +1,10 @@
-"""Splits as shards, written and read. A finished shard stays finished: after an interruption only the others are written.
+"""Splits as shards, written and read. After an interruption only unfinished shards are written.
 
-A shard is the ids of the next `SHARD_BYTES` of text, in three files:
+A shard holds the ids of the next `SHARD_BYTES` of text, in three files:
 
     train.bin            train.1.bin            …   ids, raw and little-endian
     documents.train.npy  documents.train.1.npy  …   offsets in the shard at which documents start, int64
-    train.json           train.1.json           …   counts, and sizes and hashes of the other two; written last
+    train.json           train.1.json           …   counts, and sizes and hashes of the other two files; written last
 """
 
 import hashlib
@@ -22,25 +22,20 @@ import numpy as np
 
 from transformer_xl.data.encoding import EncodedBatch
 from transformer_xl.data.text_files import Chunk
-from transformer_xl.errors import CorpusError
+from transformer_xl.errors import CorpusError, one_line
 from transformer_xl.files import replace_file, whole_file
 
 SHARD_BYTES = 1 << 30
-"""Bytes of text in a shard; it ends with the chunk that reaches them."""
+"""Bytes of text in a shard; a shard ends with the chunk that reaches this size."""
 
 _OFFSETS_AT_ONCE = 1 << 20
 
 OPEN_SHARDS = 128
-"""At most so many files are mapped at a time: a process may not hold as many as a large corpus has (on macOS 256, of all)."""
+"""The most files that are mapped at a time, because a process may open fewer than a large corpus has (on macOS 256 in all)."""
 
 
 class DamagedError(Exception):
-    """A file that is missing or not as it was written.
-
-    Args:
-        path: of the file.
-        what: is wrong with it.
-    """
+    """A file that is missing or not as it was written; `what` says what is wrong, as the end of a sentence about it."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path.name} {what}")
@@ -49,23 +44,14 @@ class DamagedError(Exception):
 
 @dataclass(frozen=True)
 class Shard:
-    """What is known of a finished shard.
+    """The record of a finished shard."""
 
-    Attributes:
-        tokenizer: fingerprint of the one that encoded it.
-        text_bytes: `SHARD_BYTES` when it was written.
-        n_tokens: number of ids.
-        n_bytes: bytes of text.
-        n_characters: code points of that text.
-        files: size and SHA-256 by name: the ids, then the documents.
-    """
-
-    tokenizer: str
-    text_bytes: int
+    tokenizer: str  # fingerprint
+    text_bytes: int  # `SHARD_BYTES` when it was written
     n_tokens: int
-    n_bytes: int
-    n_characters: int
-    files: dict[str, dict[str, Any]]
+    n_bytes: int  # of the text
+    n_characters: int  # code points of the text
+    files: dict[str, dict[str, Any]]  # size and SHA-256 by name: the ids, then the documents
 
 
 def write_shards(
@@ -77,23 +63,20 @@ def write_shards(
     tokenizer: str,
     on_bytes: Callable[[int], object],
 ) -> list[Shard]:
-    """Write a split, except for shards that are finished and intact.
+    """Write the shards of a split that are not finished and intact, and return all of them in order, at least one.
 
     Args:
-        directory: where.
+        directory: for the files.
         split: name of the split.
         chunks: its text.
         encode: turns chunks into ids, in order.
-        tokenizer: fingerprint of what it encodes with.
-        on_bytes: called with the number of bytes just done.
-
-    Returns:
-        All shards in order, at least one.
+        tokenizer: fingerprint of the tokenizer that `encode` uses.
+        on_bytes: called with the number of bytes just encoded.
     """
     shards = []
     for index, portion in enumerate(_portions(iter(chunks))):
         name = shard_names(split, index + 1)[index]
-        shard = finished_shard(directory, name, tokenizer)
+        shard = _finished_shard(directory, name, tokenizer)
         if shard is None:
             shard = _write(directory, name, encode(portion), tokenizer, on_bytes)
         else:
@@ -104,7 +87,7 @@ def write_shards(
 
 
 def shard_names(split: str, n_shards: int) -> list[str]:
-    """Return what the files of a split's shards are named after.
+    """Return the names of a split's shards, which begin the names of their files.
 
     Example:
         >>> shard_names("train", 3)
@@ -126,7 +109,7 @@ def split_files(split: str, n_shards: int) -> set[str]:
 
 
 def join_documents(directory: Path, split: str, shards: list[Shard]) -> None:
-    """Write where the documents of all shards start, in the split, unless there is one shard."""
+    """Write the offsets in the split at which the documents of all shards start, unless there is only one shard."""
     if len(shards) == 1:
         return
     n_tokens = 0
@@ -143,15 +126,15 @@ def join_documents(directory: Path, split: str, shards: list[Shard]) -> None:
 def open_documents(directory: Path, split: str, *, n_tokens: int, n_shards: int) -> np.ndarray:
     """Return the token offsets at which the documents of a split start, mapped from disk."""
     starts = np.load(directory / _documents_file(split, n_shards), mmap_mode="r", allow_pickle=False)
-    return np.asarray(starts)[: np.searchsorted(starts, n_tokens)]  # the last one may have no token
+    return np.asarray(starts)[: np.searchsorted(starts, n_tokens)]  # the last document may have no token
 
 
 def _documents_file(split: str, n_shards: int) -> str:
     return f"documents.{split}.npy" if n_shards == 1 else f"documents.{split}.all.npy"
 
 
-def finished_shard(directory: Path, name: str, tokenizer: str) -> Shard | None:
-    """Return a shard that was finished before, by the same tokenizer and in the same portions, and is intact."""
+def _finished_shard(directory: Path, name: str, tokenizer: str) -> Shard | None:
+    """Return a shard that the same tokenizer encoded from a portion of the same size, if it is intact."""
     try:
         shard = Shard(**json.loads((directory / f"{name}.json").read_text(encoding="utf-8")))
         if (shard.tokenizer, shard.text_bytes) != (tokenizer, SHARD_BYTES):
@@ -164,19 +147,19 @@ def finished_shard(directory: Path, name: str, tokenizer: str) -> Shard | None:
 
 
 def check_file(path: Path, expected: dict[str, Any], *, thorough: bool, finished_ns: int | None = None) -> int:
-    """Compare a file with the size that it had, and with its hash if that was asked for or it was written to since.
+    """Compare a file with its recorded size, and with its hash if `thorough` or if it was written after `finished_ns`.
 
     Args:
-        path: of the file.
+        path: the file.
         expected: what `size_and_hash` returned.
-        thorough: compare the hash too.
-        finished_ns: after this time (nanoseconds since the epoch) nobody should have written to it; None if that is not known.
+        thorough: always compare the hash.
+        finished_ns: the time of the last regular write, in nanoseconds since the epoch; None if unknown.
 
     Returns:
-        When it was written to last (nanoseconds since the epoch).
+        The time of the last write, in nanoseconds since the epoch.
 
     Raises:
-        DamagedError: it is missing or another one.
+        DamagedError: the file is missing or has other content.
     """
     try:
         status = path.stat()
@@ -191,13 +174,13 @@ def check_file(path: Path, expected: dict[str, Any], *, thorough: bool, finished
 
 
 def size_and_hash(path: Path) -> dict[str, Any]:
-    """Return what `check_file` compares."""
+    """Return size and SHA-256 of a file, for `check_file`."""
     with path.open("rb") as file:
         return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 class _OffsetFile:
-    """An array of int64 in numpy's format, written as its numbers come; they do not decrease, and each is written once."""
+    """Writes increasing offsets as an int64 array in numpy's format before their number is known; drops repeated ones."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._n, self._last = file, 0, -1
@@ -214,13 +197,13 @@ class _OffsetFile:
         self._write_header()
 
     def _write_header(self) -> None:
-        """Write the header, which has the same length whatever the number of offsets is."""
+        """Write the header; its length does not depend on the number of offsets."""
         header = {"descr": "<i8", "fortran_order": False, "shape": (self._n,)}
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
 def _portions(chunks: Iterator[Chunk]) -> Iterator[Iterator[Chunk]]:
-    """Yield the chunks of each shard, to be used up before the next ones are asked for; none make one empty shard."""
+    """Yield the chunks of each shard; the caller must use them up first. No chunks make one empty shard."""
     first = next(chunks, None)
     yield iter(()) if first is None else _portion(first, chunks)
     for first in chunks:
@@ -262,13 +245,13 @@ def _write(
 
 
 class ShardedIds:
-    """What an array of ids can do, over memory-mapped files; nothing is read before it is asked for.
+    """An array of ids over several memory-mapped files; only ids that are asked for are read.
 
-    A slice inside one shard is a view; only a slice across a border is copied. `np.asarray` copies all of it.
+    A slice inside one shard is a view; a slice across a border is a copy. `np.asarray` copies everything.
 
     Args:
         paths: files of raw ids, in order.
-        lengths: number of ids in each; those with none are not opened.
+        lengths: number of ids in each; empty files are not opened.
         dtype: of the ids.
 
     Attributes:
@@ -286,7 +269,7 @@ class ShardedIds:
     def __init__(self, paths: Sequence[Path], lengths: Sequence[int], dtype: np.dtype) -> None:
         self._paths = [path for path, length in zip(paths, lengths, strict=True) if length]
         self.borders = np.cumsum([0, *(length for length in lengths if length)], dtype=np.int64)
-        self._borders: list[int] = self.borders.tolist()  # looked up in every slice, which a list does faster
+        self._borders: list[int] = self.borders.tolist()  # for slices: a list is faster to search
         self.dtype = dtype
         self._shard = lru_cache(OPEN_SHARDS)(self._map)
 
@@ -311,7 +294,7 @@ class ShardedIds:
         return found if places.ndim else found[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Return all ids as numpy asks for them: `copy` True is a copy, False is refused unless there is one shard."""
+        """Return all ids by numpy's rules for `copy`; False is refused if there are several shards."""
         if copy is False and len(self.borders) > 2:
             raise ValueError(f"{len(self.borders) - 1} shards make one array only by copying")
         return np.array(self[:], dtype, copy=copy)
@@ -343,6 +326,5 @@ class ShardedIds:
             return np.asarray(np.memmap(path, self.dtype, "r", shape=(self._borders[shard + 1] - self._borders[shard],)))
         except (OSError, ValueError) as error:
             raise CorpusError(
-                f"shard '{path}' cannot be read ({' '.join(str(error).split())}); restore it, or encode it again with "
-                "txl corpus prepare"
+                f"shard '{path}' cannot be read ({one_line(error)}); restore it, or encode it again with txl corpus prepare"
             ) from None

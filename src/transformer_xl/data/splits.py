@@ -1,4 +1,4 @@
-"""Dividing files into train, valid and test: as their names say, else by ratio."""
+"""Dividing files into train, valid and test: by their names, by turns or by ratio."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ _ABOUT_THE_CORPUS = {"readme", "license", "licence", "copying", "index", "metada
 
 
 def split_of(name: PurePath) -> SplitName | None:
-    """Return the split that a path inside a corpus names, by its file name or else by a directory.
+    """Return the split that a path inside a corpus names in its file name, or else in a directory.
 
     Example:
         >>> split_of(PurePath("wiki.valid.tokens.xz")), split_of(PurePath("test/book.txt")), split_of(PurePath("a.txt"))
@@ -45,10 +45,10 @@ def split_of(name: PurePath) -> SplitName | None:
 
 
 def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
-    """Return the splits that the files' names give, or None if they do not clearly do so.
+    """Return the splits that the files' names give, or None if the names are not clear.
 
-    They do if there is a train file and another split, and no file is without a split, other than files about the corpus
-    such as README or LICENSE, which are then left out.
+    They are clear if there is a train file and another split, and every file belongs to a split. Files about the corpus, such
+    as README or LICENSE, are left out.
     """
     splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
     for file in files:
@@ -63,7 +63,7 @@ def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
 
 
 def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -> Splits:
-    """Deal files out in order, each to the split that lacks most bytes of its share of the bytes so far."""
+    """Deal files out in order; each goes to the split that lacks most bytes of its share of the bytes so far."""
     splits: dict[SplitName, list[Piece]] = {name: [] for name in SPLITS}
     lacking = [0.0, 0.0, 0.0]
     for file in files:
@@ -76,15 +76,9 @@ def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -
 
 
 def splits_by_ratio(files: Sequence[Path], shares: tuple[float, float, float], separator: str | None) -> Splits:
-    """Divide files by shares of bytes, between files where there are enough of them, else inside them.
+    """Divide files by shares of bytes: between files if there are enough of them, else inside files.
 
-    Args:
-        files: the corpus in order.
-        shares: of train, valid and test; they add up to 1.
-        separator: a line that divides documents inside a file; a cut inside a file moves forward to the next one.
-
-    Returns:
-        The splits; those with a share of 0 are empty.
+    A cut inside a file moves forward to the next `separator`. A split with a share of 0 is empty.
     """
     sized = [(file, size) for file in files if (size := content_size(file))]
     wanted = [name for name, share in zip(SPLITS, shares, strict=True) if share]
@@ -94,7 +88,7 @@ def splits_by_ratio(files: Sequence[Path], shares: tuple[float, float, float], s
 
 
 def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, float], wanted: list[SplitName]) -> Splits:
-    """Give each file to the split in which its middle lies, and every wanted split at least one file."""
+    """Give each file to the split in which its middle lies, but at least one file to every wanted split."""
     total, before, ranks = sum(size for _, size in sized), 0, []
     borders = [round(sum(shares[: i + 1]), 9) * total for i, name in enumerate(SPLITS) if name in wanted]
     for _, size in sized:
@@ -133,6 +127,7 @@ def _inside_files(sized: list[tuple[Path, int]], shares: tuple[float, float, flo
 
 
 def _border(file: Path, position: int, limit: int, separator: str | None) -> int:
+    """Return where the first document from `position` on begins if that is before `limit`, else a border of code points."""
     if separator == EVERY_LINE:
         following = position
         for block in read_blocks(Piece(file, position, limit)) if limit > position else ():

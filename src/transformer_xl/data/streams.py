@@ -1,16 +1,16 @@
-"""Token ids as parallel lanes of consecutive segments, the order in which memory makes sense.
+"""Token ids as parallel lanes of consecutive segments.
 
-The ids are cut into `batch_size` contiguous lanes of equal length. Step by step, every lane moves on by `tgt_len` tokens,
-so that what a model remembers of a lane is exactly what comes before its next segment:
+The ids are cut into `batch_size` contiguous lanes of equal length. In each step, every lane moves on by `tgt_len` tokens, so
+that a model's memory of a lane is exactly the text before its next segment:
 
     ids   0 1 2 3 4 5 6 7 8 9 10 11 12        batch_size 2, tgt_len 3
     lane 0:  segment 0 = 0 1 2   labels 1 2 3      segment 1 = 3 4 5     labels 4 5 6
     lane 1:  segment 0 = 6 7 8   labels 7 8 9      segment 1 = 9 10 11   labels 10 11 12
 
-With n = (len(ids) - 1) // batch_size tokens per lane, the n % tgt_len last tokens of each lane, and fewer than batch_size
+Each lane has n = (len(ids) - 1) // batch_size tokens. The last n % tgt_len tokens of each lane, and fewer than batch_size
 tokens at the very end, are not read.
 
-Shuffled, the same happens to another text in each epoch: the documents in a random order, one after another.
+If documents are shuffled, each epoch cuts another text into lanes: the documents one after another in a new random order.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,12 @@ from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
 from transformer_xl.errors import ConfigError, CorpusError
 
 _ORDER = ("shuffle", "seed", "n_documents")
-"""What the saved position in a shuffled text depends on besides the layout."""
+"""Parts of the state that only a shuffled text has."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """What one step reads; B lanes of T tokens.
+    """The tokens of one step, B lanes of T tokens.
 
     Attributes:
         ids: (B, T) int64.
@@ -45,19 +45,19 @@ class Segment:
 class SegmentStream:
     """Endless iterator over the segments of a text, epoch after epoch.
 
-    With several processes, rank r of W reads lanes r·B/W … (r+1)·B/W - 1 of the same B lanes, so that all together read the
-    same segments in the same order whatever W is.
+    With W processes, rank r reads lanes r·B/W … (r+1)·B/W - 1 of the B lanes. So all processes together read the same segments
+    in the same order for every W.
 
     Args:
-        ids: shape (n_tokens,), any integer type; may be memory maps, only one segment at a time is copied.
+        ids: shape (n_tokens,), any integer type; may be memory-mapped, because only one segment at a time is copied.
         batch_size: lanes in all processes together, B.
         tgt_len: tokens per segment and lane, T.
         document_starts: token offsets in `ids` at which documents start, increasing.
         rank: index of this process.
-        world_size: number of processes.
-        shuffle: none: the text as it lies; documents: in an order of their own for each epoch; shards: the same of shards, and
-            of the documents inside each.
-        seed: of these orders.
+        world_size: number of processes, W.
+        shuffle: none: the text as stored; documents: documents in a new random order in each epoch; shards: shards in a random
+            order, and documents in a random order inside each.
+        seed: seed of the random orders.
 
     Raises:
         ConfigError: world_size does not divide batch_size, or sizes that are not positive.
@@ -93,8 +93,8 @@ class SegmentStream:
             above = -(-batch_size // world_size) * world_size
             near = f"{above - world_size} or {above}" if above > world_size else str(above)
             raise ConfigError(
-                f"world_size ({world_size}) must divide train.batch_size ({batch_size}), for all processes read as many lanes; "
-                f"use train.batch_size={near}"
+                f"world_size ({world_size}) must divide train.batch_size ({batch_size}), because all processes read equally "
+                f"many lanes; use train.batch_size={near}"
             )
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:
@@ -110,31 +110,31 @@ class SegmentStream:
         n_lanes = batch_size // world_size
         self._lanes = np.arange(rank * n_lanes, (rank + 1) * n_lanes) * self._lane_len  # where the lanes begin in the text
         self._epoch = self._position = 0
-        self._text: PlainText | ShuffledText | None = None  # of this epoch, once it is read
+        self._text: PlainText | ShuffledText | None = None  # of this epoch, made by its first step
 
     @property
     def segments_per_epoch(self) -> int:
-        """Segments of each lane that make up one pass."""
+        """Segments of each lane in one epoch."""
         return self._lane_len // self._tgt_len
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens that one step reads, all lanes of all processes together."""
+        """Tokens of one step, in all lanes of all processes together."""
         return self._batch_size * self._tgt_len
 
     @property
     def epoch(self) -> int:
-        """Passes completed before the next segment."""
+        """Epochs completed before the next segment."""
         return self._epoch
 
     @property
     def position(self) -> int:
-        """Index, within the epoch, of the segment about to be read."""
+        """Index of the next segment in its epoch."""
         return self._position
 
     @property
     def starts_epoch(self) -> bool:
-        """True if the segment about to be read is the first of an epoch: memory of the text before does not belong to it."""
+        """True if the next segment is the first of an epoch, so that memory of earlier text does not belong to it."""
         return self._position == 0
 
     def __iter__(self) -> Self:
@@ -142,7 +142,12 @@ class SegmentStream:
 
     def __next__(self) -> Segment:
         if self._text is None:
-            self._text = self._text_of_epoch()
+            if self._shuffle == "none":
+                self._text = PlainText(self._ids, self._starts)
+            else:
+                key = (self._seed, self._epoch)
+                lanes = len(self._lanes)
+                self._text = ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=lanes)
         tokens = np.empty((len(self._lanes), self._tgt_len + 1), np.int64)
         documents = np.zeros((len(self._lanes), self._tgt_len), bool)
         for lane, begin in enumerate((self._lanes + self._position * self._tgt_len).tolist()):
@@ -152,29 +157,23 @@ class SegmentStream:
         both = torch.from_numpy(tokens)
         return Segment(both[:, :-1].contiguous(), both[:, 1:].contiguous(), torch.from_numpy(documents))
 
-    def _text_of_epoch(self) -> PlainText | ShuffledText:
-        if self._shuffle == "none":
-            return PlainText(self._ids, self._starts)
-        key = (self._seed, self._epoch)
-        return ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=len(self._lanes))
-
     def _go_to(self, epoch: int, position: int) -> None:
         if epoch != self._epoch and self._shuffle != "none":
             self._text = None
         self._epoch, self._position = epoch, position
 
     def state_dict(self) -> dict[str, int | str]:
-        """Return the position, and the layout it belongs to, as plain values."""
+        """Return the position and its layout as plain values."""
         return {"epoch": self._epoch, "segment": self._position, **self._layout()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` returned, whatever the world size was.
+        """Go to a position that `state_dict` returned, for any world size.
 
         Args:
-            state: what it returned.
+            state: what `state_dict` returned.
 
         Raises:
-            ConfigError: it belongs to another text or layout, or is damaged.
+            ConfigError: the state belongs to another text or layout, or is damaged.
         """
         layout = self._layout()
         for name in (*layout, *(name for name in _ORDER if name in state)):

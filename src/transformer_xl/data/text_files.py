@@ -13,17 +13,17 @@ from typing import NamedTuple
 from transformer_xl.errors import CorpusError
 
 COMPRESSED = (".gz", ".xz", ".zst")
-"""Name endings of compressed files; anything else is read as it is."""
+"""Name endings of compressed files; all other files are read as they are."""
 
 EVERY_LINE = "\n"
-"""As a separator: each line is a document, and nothing is left out."""
+"""The separator that makes each line a document and leaves nothing out."""
 
 BLOCK_BYTES = 1 << 18
-_ZST_INPUT_BYTES = 1 << 12  # so that a maliciously compressible file cannot fill the memory in one step
+_ZST_INPUT_BYTES = 1 << 12  # small, so that a malicious file cannot fill the memory in one step
 
 
 class Piece(NamedTuple):
-    """A byte range of the decompressed content of one file; `stop=None` means to the end."""
+    """A byte range of a file's decompressed content; `stop=None` means to the end."""
 
     path: Path
     start: int = 0
@@ -31,13 +31,23 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Some consecutive bytes of a document, or of several that are a line each, with where they come from."""
+    """Consecutive bytes of one document, or of several documents of one line each (`has_lines`), and their place in a file."""
 
     data: bytes
     starts_document: bool
     path: Path
     offset: int
     has_lines: bool = False
+
+    def text(self) -> str:
+        """Return the chunk's text; raise a `CorpusError` if it is not UTF-8."""
+        try:
+            return self.data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorpusError(
+                f"'{self.path}' is not UTF-8 at byte {self.offset + error.start} (0x{self.data[error.start]:02x}); "
+                "convert it, or use tokenizer.kind=byte"
+            ) from None
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:
@@ -79,15 +89,10 @@ def content_sha256(path: Path) -> str:
 
 
 def cut_chunks(blocks: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
-    r"""Cut a stream of bytes into chunks, always at the same places however it is divided into blocks.
+    r"""Cut a stream of bytes into chunks of at most `chunk_bytes`; the cuts do not depend on the division into blocks.
 
-    Args:
-        blocks: the bytes.
-        chunk_bytes: largest size of a chunk.
-
-    Yields:
-        Chunks that end after the last line end (one that no other follows), else after the last whitespace, else between
-        two code points.
+    A chunk ends after its last line end that is not followed by another, else after its last white space, else between two code
+    points.
 
     Example:
         >>> list(cut_chunks([b"one tw", b"o\nthree four"], 9))
@@ -107,17 +112,15 @@ def cut_chunks(blocks: Iterable[bytes], chunk_bytes: int) -> Iterator[bytes]:
 
 
 def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) -> Iterator[Chunk]:
-    """Yield a piece as chunks that are cut as `cut_chunks` says.
+    """Yield a piece as chunks, cut as in `cut_chunks`.
 
     Args:
         piece: what to read; its first byte begins a document.
         chunk_bytes: largest size of a chunk.
         separator: a line after which a new document begins; such lines are left out. `EVERY_LINE`: each line is a document,
             and a chunk has many.
-
-    Raises:
-        CorpusError: as `read_blocks`.
     """
+    pattern = None if separator is None else re.compile(rb"^%b\r?(?:\n|\Z)" % re.escape(separator.encode()), re.MULTILINE)
     offset, starts, at_line_start = piece.start, True, True
     for data in cut_chunks(read_blocks(piece), chunk_bytes):
         if separator == EVERY_LINE:
@@ -125,7 +128,7 @@ def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) ->
             offset, at_line_start = offset + len(data), data.endswith(b"\n")
             continue
         begin = 0
-        for line in _separator_lines(data, separator):
+        for line in pattern.finditer(data) if pattern else ():
             if line.start() == 0 and not at_line_start:  # the end of a line that was cut
                 continue
             if line.start() > begin:
@@ -138,22 +141,16 @@ def read_chunks(piece: Piece, chunk_bytes: int, separator: str | None = None) ->
 
 
 def code_point_border(path: Path, position: int) -> int:
-    """Return the first position from `position` on at which no code point is cut through (bytes of the content)."""
+    """Return the first byte position from `position` on that lies between two code points."""
     following = b"".join(read_blocks(Piece(path, position, min(position + 4, content_size(path)))))
-    at_most = len(following) if len(following) < 4 else 0  # four such bytes in a row are not UTF-8
+    at_most = len(following) if len(following) < 4 else 0  # four continuation bytes in a row are not UTF-8
     inside = next((i for i, byte in enumerate(following) if byte & 0xC0 != 0x80), at_most)
     return position + inside
 
 
 def is_text(path: Path) -> bool:
-    """Tell whether the file's beginning has no NUL byte."""
+    """Return whether the file's beginning has no NUL byte."""
     return b"\0" not in next(read_blocks(Piece(path)), b"")[:4096]
-
-
-def _separator_lines(data: bytes, separator: str | None) -> Iterable[re.Match[bytes]]:
-    if separator is None:
-        return ()
-    return re.finditer(rb"^%b\r?(?:\n|\Z)" % re.escape(separator.encode()), data, re.MULTILINE)
 
 
 def _cut_point(buffer: bytes, start: int, limit: int) -> int:
@@ -171,7 +168,7 @@ def _cut_point(buffer: bytes, start: int, limit: int) -> int:
 
 
 def _blocks(path: Path, start: int) -> Iterator[bytes]:
-    """Yield the content from `start`, which is 0 for a compressed file."""
+    """Yield the content from byte `start`, which must be 0 for a compressed file."""
     if path.suffix == ".zst":
         yield from _zst_blocks(path)
         return

@@ -1,4 +1,4 @@
-"""What every tokenizer is: text to ids and back, a decoder that takes ids one at a time, and JSON."""
+"""The base classes of all tokenizers, and the checks that they share."""
 
 import codecs
 import hashlib
@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from transformer_xl.errors import TokenizerError
-from transformer_xl.files import whole_file
+from transformer_xl.files import canonical_json, whole_file
 
 FORMAT = 1
 """Version of the JSON files."""
@@ -24,7 +24,7 @@ _ERRORS = "transformer_xl.keep_surrogates"
 
 
 def _keep_surrogates(error: UnicodeError) -> tuple[str, int]:
-    """Decode what 'surrogatepass' accepts and put U+FFFD for any other invalid bytes."""
+    """Decode what 'surrogatepass' accepts and replace any other invalid bytes by U+FFFD."""
     if not isinstance(error, UnicodeDecodeError):
         raise error
     try:
@@ -37,26 +37,26 @@ codecs.register_error(_ERRORS, _keep_surrogates)
 
 
 class StreamDecoder(ABC):
-    """Decodes ids one at a time, for printing text while it is generated.
+    """Decodes ids one at a time, so that text can be printed while it is generated.
 
-    The texts from `push`, then that of `finish`, make up `decode` of the same ids.
+    All texts from `push`, followed by the text from `finish`, equal `decode` of the same ids.
     """
 
     @abstractmethod
     def push(self, token_id: int) -> str:
-        """Take one more id and return the characters that are complete now, possibly none."""
+        """Take one more id and return the characters that it completes, possibly none."""
 
     @abstractmethod
     def finish(self) -> str:
-        """Return what is left: U+FFFD if the ids ended inside a character, else nothing."""
+        """Return the rest: U+FFFD if the ids ended inside a character, else nothing."""
 
 
 class Tokenizer(ABC):
     """Text to ids and back.
 
     Attributes:
-        kind: what its file says that it is.
-        reads_bytes: whether `encode_bytes` takes any bytes, UTF-8 or not.
+        kind: the kind's name in configurations and files.
+        reads_bytes: whether `encode_bytes` takes bytes that are not UTF-8.
     """
 
     kind: ClassVar[str]
@@ -107,7 +107,7 @@ class Tokenizer(ABC):
         """Return a decoder that takes ids one at a time."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return kind and arguments of the tokenizer as plain JSON values, for `tokenizer_from_dict`."""
+        """Return the tokenizer's kind and arguments as plain JSON values, for `tokenizer_from_dict`."""
         values: dict[str, Any] = {"kind": self.kind, "format": FORMAT}
         for name in inspect.signature(type(self)).parameters:
             value = getattr(self, name)
@@ -115,18 +115,17 @@ class Tokenizer(ABC):
         return values
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part."""
+        """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part of one."""
         with whole_file(Path(path)) as stray:
             stray.write_text(json.dumps(self.to_dict()), encoding="utf-8")
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the tokenizer's content, as hex; equal for tokenizers that do the same."""
-        canonical = json.dumps(self.to_dict(), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(canonical.encode("ascii")).hexdigest()
+        """SHA-256 of the tokenizer's kind and arguments, as hex."""
+        return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
-        """Return `ids` as a list of ints, all of them inside the vocabulary."""
+        """Return `ids` as a list of ints; refuse ids outside the vocabulary."""
         array = np.asarray(ids if hasattr(ids, "__array__") else list(ids))
         if array.size == 0:
             return []
@@ -155,7 +154,7 @@ class _PieceDecoder(StreamDecoder):
 
 
 class PieceTokenizer(Tokenizer):
-    """A tokenizer each of whose ids stands for a few bytes of UTF-8, not always whole characters."""
+    """A tokenizer whose ids stand for a few bytes of UTF-8 each, not always whole characters."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         self._pieces = pieces
@@ -166,7 +165,7 @@ class PieceTokenizer(Tokenizer):
         return len(self._pieces)
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes of UTF-8 that an id stands for."""
+        """Return the bytes that an id stands for."""
         (token_id,) = self._checked([token_id])
         return self._pieces[token_id]
 
@@ -180,11 +179,7 @@ class PieceTokenizer(Tokenizer):
 
 
 def ids_of(words: Sequence[str]) -> dict[str, int]:
-    """Return the id of each word, in order; one dictionary, because a second one would take as long as all other checks.
-
-    Raises:
-        TokenizerError: no words, a word that occurs twice, or something else than words.
-    """
+    """Return the id of each word; refuse an empty list, a word that occurs twice, and anything that is not text."""
     require(isinstance(words, list | tuple), "its words are no list")
     require(len(words) > 0, "it has no words")
     require(set(map(type, words)) == {str}, "a word is not text")
@@ -194,7 +189,7 @@ def ids_of(words: Sequence[str]) -> dict[str, int]:
 
 
 def require_members(ids: dict[str, int], **special: str | None) -> None:
-    """Raise a `TokenizerError` unless each special word that there is has an id."""
+    """Raise a `TokenizerError` unless each special word is None or has an id."""
     for name, word in special.items():
         fits = word is None or (isinstance(word, str) and word in ids)
         require(fits, f"{name} ({str(word)[:40]!a}) is not one of its words")
@@ -206,13 +201,8 @@ def require(condition: object, complaint: str) -> None:
         raise TokenizerError(f"unusable tokenizer: {complaint}; restore the file it comes from, or train or convert it again")
 
 
-def one_line(error: Exception) -> str:
-    """Return an error's message on one line."""
-    return " ".join(str(error).split())
-
-
 def join_as_sentence(parts: list[str]) -> str:
-    """Return the parts, separated by commas, with a capital letter at the beginning."""
+    """Return the parts, separated by commas, with a capital first letter."""
     text = ", ".join(parts)
     return text[:1].upper() + text[1:]
 

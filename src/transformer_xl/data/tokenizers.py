@@ -1,12 +1,12 @@
-"""Text to token ids and back: bytes, characters, words, byte-level BPE.
+"""Tokenizers trained, saved and loaded: bytes, characters, words, byte-level BPE.
 
-A tokenizer is a value: it is trained once (`train_tokenizer`), saved as JSON, and never changes. Byte, BPE and character
-tokenizers are exact: `decode(encode(text)) == text`; the others say in `loses` what they drop. The vocabularies of
-models that others trained become the same classes (`transformer_xl.conversion.vocabulary`).
+A tokenizer is trained once (`train_tokenizer`), saved as JSON, and never changes. Byte, BPE and character tokenizers are exact:
+`decode(encode(text)) == text`. The others say in `loses` what they drop. Converted models use the same classes
+(`transformer_xl.conversion.vocabulary`).
 
-Encoding is concatenative where the preparer cuts: `encode(a + b)` is `encode(a)` followed by `encode(b)` when `a` ends
-with a line end and `b` does not begin with one. (Bytes and characters: at any code point. Words: at any whitespace.) A text
-without line ends is cut at other whitespace, where BPE may form one token more than it would have without the cut.
+Text may be encoded in pieces: `encode(a + b)` is `encode(a)` followed by `encode(b)` when `a` ends with a line end and `b` does
+not begin with one. (Bytes and characters: at any code point. Words: at any white space.) A text without line ends is cut at
+other white space, where BPE may form one token more than without the cut.
 """
 
 import inspect
@@ -18,9 +18,9 @@ from typing import Any
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.bpe import BPE_TRAINING_BYTES, DEFAULT_BPE_SIZE, BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
-from transformer_xl.data.tokenizer_base import FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, one_line, require
+from transformer_xl.data.tokenizer_base import FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
 from transformer_xl.data.words import WordTokenizer, train_words
-from transformer_xl.errors import TokenizerError, did_you_mean
+from transformer_xl.errors import TokenizerError, did_you_mean, one_line
 
 __all__ = [
     "BPE_TRAINING_BYTES",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MAX_FILE_BYTES = 512 << 20
-"""A tokenizer's file that is larger is refused unread; one of 800,000 words has some 10 MB."""
+"""The largest file that is read as a tokenizer; one of 800,000 words has some 10 MB."""
 
 _KINDS: dict[str, Any] = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SymbolTokenizer)}
 
@@ -50,10 +50,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
     Args:
         config: kind and size.
-        texts: pieces of text, each a few MB at most; BPE reads only the first `BPE_TRAINING_BYTES` of them.
-
-    Returns:
-        The tokenizer, the same for the same texts.
+        texts: pieces of a few MB at most; BPE reads only the first `BPE_TRAINING_BYTES` of them.
 
     Raises:
         TokenizerError: a vocabulary size that cannot work, or no text to learn from.

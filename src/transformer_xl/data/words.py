@@ -1,7 +1,7 @@
-"""Words: a tokenizer for a vocabulary that was counted in a corpus, and for one that came with somebody else's model.
+"""A tokenizer for words, whose vocabulary was counted in a corpus or came with a converted model.
 
 Reference: kimiyoung/transformer-xl `pytorch/utils/vocabulary.py` counts words as `train_words` does, with `<eos>` at every line
-end; ours have ids by descending frequency and then, unlike theirs, by spelling.
+end. Both order ids by descending frequency; words of equal frequency are in order of spelling here, unlike there.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.data.moses import LineWriter, moses_splitter
+from transformer_xl.data.moses import MosesSpacing, PlainSpacing, moses_splitter
 from transformer_xl.data.tokenizer_base import (
     StreamDecoder,
     Tokenizer,
@@ -36,37 +36,53 @@ _DEFAULTS = {
     "moses": None,
     "never_split": [],
 }
-"""Arguments that are not written to JSON while they are as in a vocabulary that training counts."""
+"""Arguments that are written to JSON only if they differ from these, which training uses."""
 
 
 class _WordDecoder(StreamDecoder):
+    """Writes words as lines of text."""
+
     def __init__(self, tokenizer: "WordTokenizer") -> None:
         self._tokenizer = tokenizer
-        self._writer = tokenizer._writer()
+        self._begin_line()
+
+    def _begin_line(self) -> None:
+        self._in_line = False
+        language = self._tokenizer.moses
+        self._spacing = MosesSpacing(language) if language else PlainSpacing(undo_joins=self._tokenizer.undo_joins)
 
     def push(self, token_id: int) -> str:
         (token_id,) = self._tokenizer._checked([token_id])
-        return self._writer.push(self._tokenizer.words[token_id])
+        return self.write(self._tokenizer.words[token_id])
+
+    def write(self, word: str) -> str:
+        """Return the text that one more word adds. One word may both start and end lines."""
+        line_start, line_end = self._tokenizer.line_start, self._tokenizer.line_end
+        if word == line_end and (self._in_line or word != line_start):
+            self._begin_line()
+            return "\n"
+        at_start, self._in_line = not self._in_line, True
+        return "" if at_start and word == line_start else self._spacing.push(word)
 
     def finish(self) -> str:
         return ""
 
 
 class WordTokenizer(Tokenizer):
-    r"""One id per word of a list; words are what lies between spaces, or what Moses makes of running text.
+    r"""One id per word of a list; text is split at spaces, or by the rules of Moses.
 
-    A last line without line end gets no `line_end` (the authors' code gives it one), so that a model can continue it.
+    A last line without a line end gets no `line_end`, so that a model can continue it. (The authors' code adds one.)
 
     Args:
         words: the vocabulary in order of id.
         lower_case: fold case before looking words up.
         line_start: the word put before each line, such as `<S>`; None: no word.
         line_end: the word put after each line; None: no word.
-        unknown: the word that others become; None: others are an error.
-        any_line_end: lines end at `\r\n` and `\r` too, not only at `\n`, as when Python reads a text file.
+        unknown: the word for words outside the vocabulary; None: they are an error.
+        any_line_end: `\r\n` and `\r` end lines too, not only `\n`, as when Python reads a text file.
         undo_joins: write `1 @,@ 000` as `1,000` when decoding.
-        moses: the language whose Moses rules split running text, such as "en", which needs sacremoses, and move punctuation to
-            its word when decoding; None: words are separated by spaces already, as in the published corpora.
+        moses: the language, such as "en", whose Moses rules split running text (with sacremoses) and attach punctuation to
+            words when decoding; None: spaces already separate the words, as in the published corpora.
         never_split: words that Moses finds anywhere and leaves whole.
 
     Raises:
@@ -126,7 +142,7 @@ class WordTokenizer(Tokenizer):
         """Return one id per word, line starts and line ends included.
 
         Raises:
-            TokenizerError: a word outside a vocabulary without word for unknown ones, or sacremoses is needed and missing.
+            TokenizerError: an unknown word although `unknown` is None, or sacremoses is needed and missing.
         """
         words = self._split(text)
         if self.unknown is None:
@@ -158,25 +174,22 @@ class WordTokenizer(Tokenizer):
         return moses_splitter(self.moses, self.never_split, lower_case=self.lower_case)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the words as lines of text, joins undone and, if Moses split them, punctuation moved to its word."""
-        writer = self._writer()
-        return "".join([writer.push(self.words[i]) for i in self._checked(ids)])
+        """Return the words as lines of text, with joins undone and punctuation attached as `undo_joins` and `moses` say."""
+        decoder = _WordDecoder(self)
+        return "".join([decoder.write(self.words[i]) for i in self._checked(ids)])
 
     def stream(self) -> StreamDecoder:
         """Return a decoder that takes ids one at a time."""
         return _WordDecoder(self)
 
-    def _writer(self) -> LineWriter:
-        return LineWriter(self.line_start, self.line_end, self.moses, undo_joins=self.undo_joins)
-
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments of this class, except for those that are as in a vocabulary that training counts."""
+        """Return kind and arguments, except for arguments that have the value that training gives them."""
         values = super().to_dict()
         return {name: value for name, value in values.items() if name not in _DEFAULTS or value != _DEFAULTS[name]}
 
 
 def _separate(words: Sequence[str]) -> bool:
-    """Tell whether no word is empty or contains white space."""
+    """Return whether no word is empty or contains white space."""
     return " ".join(words).split() == list(words)
 
 

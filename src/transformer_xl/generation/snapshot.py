@@ -24,10 +24,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.json_files import canonical
 from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import STRAY_SUFFIX, regular_size, sync_directory, write_file
+from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.reading.stream import check_like
 
@@ -81,7 +80,7 @@ def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, 
         CheckpointError: the file cannot be written; what the path held before is intact.
     """
     path = Path(path)
-    about = canonical(_about(rows[0].terms, model, note))
+    about = canonical_json(_about(rows[0].terms, model, note))
     if len(about) > MAX_ABOUT_BYTES:
         raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
     stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # beside files of a user, none of which may have this name
@@ -150,7 +149,7 @@ def model_sha256(model: LanguageModel) -> str:
     """
     if model not in _HASHES:
         # defaults are left out, so that a session outlives options that are added later
-        digest = hashlib.sha256(canonical(model.config.model_dump(mode="json", exclude_defaults=True)))
+        digest = hashlib.sha256(canonical_json(model.config.model_dump(mode="json", exclude_defaults=True)))
         for chunk in encode_tensors(model.state_dict()):
             digest.update(chunk)
         _HASHES[model] = digest.hexdigest()

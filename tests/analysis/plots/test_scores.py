@@ -15,9 +15,8 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.kinds import make_model
-from transformer_xl.opening import Opened
+from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Score, evaluate
-from transformer_xl.texts import Text
 
 IDS = np.random.default_rng(0).integers(0, 11, 131)
 HEADS = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner")}

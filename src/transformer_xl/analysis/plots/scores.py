@@ -17,9 +17,8 @@ from transformer_xl.analysis.plots.lines import Line
 from transformer_xl.config import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.opening import Opened
+from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.how import Reading
-from transformer_xl.texts import Text
 
 _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
 

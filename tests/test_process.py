@@ -1,6 +1,6 @@
 import platform
 
-from transformer_xl.allocator import keep_freed_memory
+from transformer_xl.process import keep_freed_memory
 
 
 def test_only_glibc_is_told():
