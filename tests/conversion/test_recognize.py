@@ -3,6 +3,7 @@
 import pytest
 
 from tests.conversion.examples import touch
+from transformer_xl.conversion.programs import KINDS, PROGRAMS
 from transformer_xl.conversion.recognize import recognize
 from transformer_xl.errors import CheckpointError
 
@@ -103,3 +104,15 @@ def test_own_models_need_no_conversion(tmp_path):
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match="is a run; txl eval and txl generate take it as it is, --to writes it"):
         recognize(tmp_path)
+
+
+def test_every_program_finds_its_own_files():
+    examples = {
+        "huggingface": "pytorch_model.bin",
+        "authors": "model.pt",
+        "nvidia": "checkpoint_best.pt",
+        "tensorflow": "model.ckpt-0.index",
+    }
+    for kind, name in examples.items():
+        assert [each for each in KINDS if PROGRAMS[each].find(["config.json", name])] == [kind]
+    assert set(examples) == set(KINDS)

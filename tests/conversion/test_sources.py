@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tests.conversion.examples import GOLDENS, VALUES, copy
-from transformer_xl.conversion import sources
+from transformer_xl.conversion import programs
 from transformer_xl.conversion.key_maps import authors, huggingface
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
@@ -271,7 +271,7 @@ def test_modules_that_are_no_model_of_the_authors(change, message, tmp_path, mon
     file = copy("authors/plain", tmp_path) / "model.pt"
     tree = read_torch(file)
     change(tree)
-    monkeypatch.setattr(sources, "read_torch", lambda path: tree)
+    monkeypatch.setattr(programs, "read_torch", lambda path: tree)
     start = time.process_time()
     with pytest.raises(CheckpointError, match=message) as error:
         open_source(file)
@@ -319,7 +319,7 @@ def test_checkpoints_of_nvidia_with_absurd_settings(tmp_path):
     ):
         changed = {**tree, "model_config": {**tree["model_config"], name: value}}
         with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointError, match=message):
-            patch.setattr(sources, "read_torch", lambda path, changed=changed: changed)
+            patch.setattr(programs, "read_torch", lambda path, changed=changed: changed)
             found = open_source(file)
             found.key_map.locate({name: tensor.shape for name, tensor in found.tensors.items()}, str(file))
 
@@ -337,7 +337,7 @@ def test_learned_positions_keep_their_number_when_lengths_change(monkeypatch):
     tree = read_torch(file)
     before = tree.state["max_klen"]
     tree.state["mem_len"] += 30
-    monkeypatch.setattr(sources, "read_torch", lambda path: tree)
+    monkeypatch.setattr(programs, "read_torch", lambda path: tree)
     config = open_source(file).config
     assert (config.max_klen, config.mem_len) == (before, tree.state["mem_len"])
 
@@ -373,7 +373,7 @@ def test_whatever_a_module_holds_it_is_taken_or_refused(plain, place, name, valu
     tree = deepcopy(plain)
     set_part(place, name, value)(tree)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "read_torch", lambda path: tree)
+        patch.setattr(programs, "read_torch", lambda path: tree)
         try:
             found = open_source(PLAIN)
             found.key_map.locate({name: tensor.shape for name, tensor in found.tensors.items()}, str(PLAIN))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conversion.examples import VALUES, copy
-from transformer_xl.conversion import sources
+from transformer_xl.conversion import programs
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
@@ -96,7 +96,7 @@ def test_the_corpus_of_a_vocabulary_is_its_own_before_that_beside_it(tmp_path):
 def test_the_corpus_of_nvidia_is_among_its_arguments(tmp_path, monkeypatch):
     (file,) = copy("nvidia/plain", tmp_path).glob("checkpoint_*.pt")
     tree = read_torch(file)
-    monkeypatch.setattr(sources, "read_torch", lambda path: tree)
+    monkeypatch.setattr(programs, "read_torch", lambda path: tree)
     line_ends = {}
     for dataset in ("wt103", "text8"):
         tree["args"].state["dataset"] = dataset

@@ -60,6 +60,7 @@ def convert(
         return
     from transformer_xl.config import merge, parse_override
     from transformer_xl.conversion.convert import convert as convert_checkpoint
+    from transformer_xl.conversion.programs import PROGRAMS
 
     settings: dict[str, object] = {}
     for override in set_ or []:
@@ -84,7 +85,7 @@ def convert(
         f"{', ' + config.attention if config.attention != 'transformer_xl' else ''}"
     )
     if done.tokenizer is None:
-        warn(f"no vocabulary, so '{destination}' has no tokenizer; {_VOCABULARY_OF[done.kind]}")
+        warn(f"no vocabulary, so '{destination}' has no tokenizer; {PROGRAMS[done.kind].vocabulary}")
         print(f"written to {destination}")
         return
     if done.tokenizer.loses:
@@ -104,14 +105,6 @@ def _telling(bar: "Bar") -> Callable[[int, int], None]:
         shown = done
 
     return tell
-
-
-_VOCABULARY_OF = {
-    "huggingface": "put vocab.pkl, vocab.bin or vocab.txt beside the weights, or give it with --vocabulary",
-    "authors": "give the cache.pt in the directory of their training text with --vocabulary",
-    "nvidia": "give one with --vocabulary (their byte-pair encoding is GPT-2's, whose pieces no checkpoint of theirs holds)",
-    "tensorflow": "give the cache.pkl in the directory of their training text with --vocabulary",
-}
 
 
 def _figures(done: "Converted", destination: Path) -> dict[str, object]:

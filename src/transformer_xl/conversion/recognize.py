@@ -1,25 +1,14 @@
 """Which format a directory or file has, by the names in it."""
 
 import re
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, get_args
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Kind
 from transformer_xl.conversion.values import read_json
 from transformer_xl.errors import CheckpointError, did_you_mean
 from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE
 
-Kind = Literal["huggingface", "authors", "nvidia", "tensorflow"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-
-HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_NAMES: dict[Kind, tuple[tuple[str, ...], str]] = {
-    # names of weights, the preferred one first; else a pattern that only one name may match
-    "huggingface": (HUGGINGFACE_WEIGHTS, ""),
-    "authors": (("model.pt",), "model*.pt"),
-    "nvidia": (("checkpoint_best.pt", "checkpoint_last.pt"), "checkpoint_*.pt"),
-}
 _TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")
 _UNREADABLE = {
     r"(model\.safetensors|pytorch_model\.bin)\.index\.json": "weights in several files; join them in one",
@@ -67,24 +56,15 @@ def _of_file(source: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
 def _in_directory(folder: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
     _refuse_native(folder)
     names = sorted(path.name for path in folder.iterdir())
-    kinds: list[Kind] = [each for each in KINDS if kind in (None, each) and _candidates(names, each)]
+    kinds: list[Kind] = [each for each in KINDS if kind in (None, each) and PROGRAMS[each].find(names)]
     if not kinds:
         raise CheckpointError(_nothing_in(folder, names, kind))
     if len(kinds) > 1:
         raise CheckpointError(f"'{folder}' holds checkpoints of several kinds ({', '.join(kinds)}); say which with --kind")
-    first, *others = _candidates(names, kinds[0])
+    first, *others = PROGRAMS[kinds[0]].find(names)
     if others:
         raise CheckpointError(f"'{folder}' holds several checkpoints ({first}, {', '.join(others[:9])}); give one of them")
     return kinds[0], folder / first
-
-
-def _candidates(names: list[str], kind: Kind) -> list[str]:
-    """Return the names in a directory that may be meant."""
-    if kind == "tensorflow":
-        return ["."] if any(name.endswith(".index") for name in names) else []  # its file `checkpoint` says which
-    preferred, pattern = _NAMES[kind]
-    first = [name for name in preferred if name in names][:1]
-    return first or [name for name in names if fnmatchcase(name, pattern)]
 
 
 def _refuse_native(folder: Path) -> None:
@@ -105,7 +85,5 @@ def _nothing_in(folder: Path, names: list[str], kind: Kind | None) -> str:
                 return f"'{folder / name}' means {problem}"
     if kind is not None:
         return f"'{folder}' holds no checkpoint of kind '{kind}'; leave the kind out to have it recognized"
-    return (
-        f"'{folder}' holds no checkpoint of a known kind: pytorch_model.bin or model.safetensors with config.json (Hugging "
-        "Face), model.pt (the authors' PyTorch), checkpoint_*.pt (NVIDIA), or model.ckpt*.index (the authors' TensorFlow)"
-    )
+    known = [f"{program.files} ({program.title})" for program in PROGRAMS.values()]
+    return f"'{folder}' holds no checkpoint of a known kind: {', '.join(known[:-1])}, or {known[-1]}"

@@ -1,0 +1,144 @@
+"""The programs whose checkpoints can be read, a line each in `PROGRAMS`: how their files are named, and what is in them."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
+from transformer_xl.conversion.key_maps.authors import read_module
+from transformer_xl.conversion.key_maps.entries import KeyMap
+from transformer_xl.conversion.readers.inert import Stub, TensorRef
+from transformer_xl.conversion.readers.safetensors_files import read_safetensors
+from transformer_xl.conversion.readers.tensor_bundle import read_bundle
+from transformer_xl.conversion.readers.torch_files import read_torch
+from transformer_xl.conversion.values import read_json, shown
+from transformer_xl.errors import CheckpointError
+from transformer_xl.model_config import TransformerXLConfig
+
+Kind = Literal["huggingface", "authors", "nvidia", "tensorflow"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a checkpoint holds."""
+
+    kind: Kind
+    tensors: dict[str, TensorRef]  # by foreign name
+    settings: Path  # the file that says them
+    config: Callable[[], TransformerXLConfig]
+    vocabulary: dict[str, Any] | None = None  # its attributes, if they are in the same file
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program whose checkpoints can be read.
+
+    Attributes:
+        title: for people.
+        files: how its checkpoints are named, for people.
+        find: those names in a directory that may be its checkpoint.
+        read: what such a file holds.
+        key_map: how its names and shapes relate to ours.
+        vocabulary: where its users find the vocabulary, if a checkpoint has none.
+    """
+
+    title: str
+    files: str
+    find: Callable[[list[str]], list[str]]
+    read: Callable[[Path], Contents]
+    key_map: Callable[[TransformerXLConfig], KeyMap]
+    vocabulary: str
+
+
+def read_any(weights: Path) -> Contents:
+    """Read a file of `torch.save` whose content tells what program wrote it."""
+    tree = read_torch(weights)
+    is_nvidia = isinstance(tree, dict) and "model_state" in tree
+    return _nvidia(tree, weights) if is_nvidia else _authors(tree, weights)
+
+
+def _huggingface(weights: Path) -> Contents:
+    settings = weights.parent / "config.json"
+    values = read_json(settings)
+    is_safe = weights.suffix == ".safetensors"
+    tensors = read_safetensors(weights) if is_safe else _named_tensors(read_torch(weights), weights)
+    return Contents("huggingface", tensors, settings, partial(huggingface.config_of, values))
+
+
+def _tensorflow(weights: Path) -> Contents:
+    tensors = read_bundle(weights)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+    return Contents("tensorflow", tensors, weights, partial(tensorflow.config_of, shapes, str(weights)))
+
+
+def _authors(tree: Any, weights: Path) -> Contents:
+    flags, tensors = read_module(tree, weights)
+    return Contents("authors", tensors, weights, partial(authors.config_of, flags))
+
+
+def _nvidia(tree: Any, weights: Path) -> Contents:
+    if not isinstance(tree, dict) or not isinstance(tree.get("model_config"), dict) or "model_state" not in tree:
+        raise CheckpointError(f"'{weights}' is no checkpoint of NVIDIA's: it lacks model_config or model_state")
+    vocab, arguments = tree.get("vocab"), tree.get("args")
+    state = None
+    if isinstance(vocab, Stub):
+        state = dict(vocab.state)
+        if isinstance(arguments, Stub):
+            state.setdefault("dataset", arguments.state.get("dataset"))
+    tensors = _named_tensors(tree["model_state"], weights)
+    return Contents("nvidia", tensors, weights, partial(nvidia.config_of, tree["model_config"]), state)
+
+
+def _named_tensors(tree: Any, weights: Path) -> dict[str, TensorRef]:
+    if not isinstance(tree, dict) or not tree or not all(isinstance(name, str) for name in tree):
+        raise CheckpointError(f"'{weights}' holds no weights by name; is it a checkpoint of another kind?")
+    for name, tensor in tree.items():
+        if not isinstance(tensor, TensorRef):
+            raise CheckpointError(f"'{weights}' holds a {type(tensor).__name__} as {shown(name)}, where a tensor is expected")
+    return tree
+
+
+def _named(preferred: tuple[str, ...], pattern: str = "") -> Callable[[list[str]], list[str]]:
+    """Return what finds the first of some names, or else those that match a pattern."""
+    return lambda names: [n for n in preferred if n in names][:1] or [n for n in names if fnmatchcase(n, pattern)]
+
+
+PROGRAMS: dict[Kind, Program] = {
+    "huggingface": Program(
+        "Hugging Face",
+        "pytorch_model.bin or model.safetensors with config.json",
+        _named(HUGGINGFACE_WEIGHTS),
+        _huggingface,
+        huggingface.key_map,
+        "put vocab.pkl, vocab.bin or vocab.txt beside the weights, or give it with --vocabulary",
+    ),
+    "authors": Program(
+        "the authors' PyTorch",
+        "model.pt",
+        _named(("model.pt",), "model*.pt"),
+        lambda weights: _authors(read_torch(weights), weights),
+        authors.key_map,
+        "give the cache.pt in the directory of their training text with --vocabulary",
+    ),
+    "nvidia": Program(
+        "NVIDIA",
+        "checkpoint_*.pt",
+        _named(("checkpoint_best.pt", "checkpoint_last.pt"), "checkpoint_*.pt"),
+        lambda weights: _nvidia(read_torch(weights), weights),
+        nvidia.key_map,
+        "give one with --vocabulary (their byte-pair encoding is GPT-2's, whose pieces no checkpoint of theirs holds)",
+    ),
+    "tensorflow": Program(
+        "the authors' TensorFlow",
+        "model.ckpt*.index",
+        lambda names: ["."] if any(name.endswith(".index") for name in names) else [],  # its file `checkpoint` says which
+        _tensorflow,
+        tensorflow.key_map,
+        "give the cache.pkl in the directory of their training text with --vocabulary",
+    ),
+}
