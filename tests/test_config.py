@@ -105,7 +105,7 @@ def test_evaluation_reads_as_training_unless_told() -> None:
 @pytest.mark.parametrize(
     ("settings", "values", "message"),
     [
-        (TransformerXLConfig, {"d_model": 5}, r"^d_model \(5\) must be even, for its sinusoids come in pairs; use 6$"),
+        (TransformerXLConfig, {"d_model": 5}, r"^d_model \(5\) must be even, because its sinusoids come in pairs; use 6$"),
         (TransformerXLConfig, {"mem_len": -1}, r"^mem_len \(-1\) must be greater than or equal to 0$"),
         (TransformerXLConfig, {"n_layer": 0}, r"^n_layer \(0\) must be greater than or equal to 1$"),
         (TransformerXLConfig, {"dropout": 1.0}, r"^dropout \(1.0\) must be less than 1$"),

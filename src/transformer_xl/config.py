@@ -1,7 +1,7 @@
 """What a run is: validated, frozen settings, read from TOML recipes and `key=value` overrides.
 
 Order of precedence: defaults < recipe < `--set section.key=value`. Unknown keys fail with the nearest known name. A recipe is
-data (`recipes/*.toml`), never code. Modules receive plain arguments; what makes them for a run sees these classes.
+data (`recipes/*.toml`), never code. Modules get plain arguments; only the code that builds them for a run sees these classes.
 """
 
 import tomllib
@@ -55,7 +55,7 @@ class DataConfig(Settings):
 
     @property
     def separator(self) -> str | None:
-        """What divides documents inside a file: a line of this text, any line if it is a line end, None: nothing does."""
+        """The line that divides documents inside a file; a line end: every line is a document; None: nothing divides them."""
         return "\n" if self.documents == "lines" else self.document_separator
 
     @field_validator("split")
@@ -286,7 +286,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
     """Validate `values` as a run after applying `section.key=value` overrides.
 
-    If they ask for another kind of model, what that kind does not have is left out of `values`.
+    If they ask for another kind of model, settings that this kind does not have are left out of `values`.
     """
     changes: dict[str, Any] = {}
     for override in overrides:
@@ -295,10 +295,11 @@ def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
 
 
 def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe without what the kind of model that is asked for instead does not have."""
+    """Return a recipe without the settings that another kind of model, which `changes` asks for, does not have."""
     model = values.get("model", {})
-    kind = (changes.get("model") or {}).get("kind", model.get("kind", TransformerXLConfig.kind))
-    if kind == model.get("kind", TransformerXLConfig.kind) or kind not in KINDS:
+    old = model.get("kind", TransformerXLConfig.kind)
+    kind = (changes.get("model") or {}).get("kind", old)
+    if kind == old or kind not in KINDS:
         return values
     kept = {key: value for key, value in model.items() if key in KINDS[kind].model_fields and key != "mem_len"}
     read = {key: value for key, value in values.get("eval", {}).items() if key not in ("mem_len", "clamp_len", "same_length")}
@@ -317,8 +318,11 @@ def parse_override(override: str) -> dict[str, Any]:
     key, separator, value = override.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
-    path = key.strip().split(".")
-    parsed = _parse_value(value.strip())
+    path, text = key.strip().split("."), value.strip()
+    try:
+        parsed = None if text.lower() == "none" else tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = text
     nested: dict[str, Any] = {path[-1]: "none" if parsed is None and _may_be_the_word_none(path) else parsed}
     for part in reversed(path[:-1]):
         nested = {part: nested}
@@ -335,7 +339,7 @@ def _may_be_the_word_none(path: list[str]) -> bool:
 
 
 def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
-    """Return `base` with `update` laid over it, tables merged key by key.
+    """Return `base` with the values of `update`, tables merged key by key.
 
     Example:
         >>> merge({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
@@ -346,12 +350,3 @@ def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _parse_value(text: str) -> Any:
-    if text.lower() == "none":
-        return None
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text

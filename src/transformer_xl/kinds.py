@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -126,14 +126,3 @@ def register_attention(kind: AttentionKind) -> None:
     """
     if ATTENTION.setdefault(kind.name, kind) != kind:
         raise ConfigError(f"there is another kind of attention '{kind.name}' already; choose another name")
-
-
-def attention_kind(name: str) -> AttentionKind:
-    """Return the kind of a name.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    if name not in ATTENTION:
-        raise ConfigError(f"unknown attention '{name}'; {did_you_mean(name, ATTENTION)}")
-    return ATTENTION[name]

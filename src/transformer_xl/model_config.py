@@ -1,6 +1,6 @@
 """What a model is: sizes and options of each kind, validated and frozen.
 
-Modules receive plain arguments; only what builds a model sees these classes.
+Modules get plain arguments; only the code that builds a model sees these classes.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from transformer_xl.settings import Natural, Positive, Probability, Settings
 class ModelConfig(Settings):
     """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory.
 
-    Its properties say what a kind is like, so that nobody has to ask which kind it is.
+    Other code asks for its properties, not for its class.
     """
 
     kind: ClassVar[str]
@@ -27,13 +27,13 @@ class ModelConfig(Settings):
     """Where the class of its models is, `module:Class`; imported when a model is built."""
 
     title: ClassVar[str] = "A language model"
-    """What a model of this kind is, for a card."""
+    """The kind in words, for a model card."""
 
     attends: ClassVar[bool] = False
-    """Its layers attend; then it is an `AttentionConfig`."""
+    """Whether its layers attend; True for an `AttentionConfig`."""
 
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
-    """What goes on from segment to segment: something for each past position, one state, or nothing."""
+    """What a model carries from segment to segment: something for each past position, one state, or nothing."""
 
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
@@ -93,17 +93,17 @@ class ModelConfig(Settings):
 
     @property
     def attention_kind(self) -> AttentionKind | None:
-        """Kind of attention, a line of the table; None: this kind of model does not choose one from it."""
+        """Kind of attention, a line of the table; None: this kind of model has no choice of attention."""
         return None
 
     @property
     def counts_from_end(self) -> bool:
-        """True for models whose positions count from the end of the segment that is read."""
+        """True if positions count from the end of the segment that is read."""
         return self.attention_kind is not None and self.attention_kind.counts_from_end
 
     @property
     def learns_positions(self) -> bool:
-        """True for kinds of attention with a learned table of positions, of `max_klen` rows."""
+        """True if attention has a learned table of positions, of `max_klen` rows."""
         return self.attention_kind is not None and self.attention_kind.learns_positions
 
     @property
@@ -118,46 +118,46 @@ class ModelConfig(Settings):
 
     @property
     def begins_with_zeros(self) -> bool:
-        """True if a stream begins after a memory of zeros that are attended to."""
+        """True if a stream begins with a memory of zeros that is attended to."""
         return False
 
     @property
     def longest_segment(self) -> int | None:
-        """Tokens that can be read at once, at most; None: as many as one likes."""
+        """The most tokens that can be read at once; None: no limit."""
         return None
 
     @property
     def segment_length(self) -> int | None:
-        """Tokens of a segment that the weights were trained for, where that matters and settings tell; None: any will do."""
+        """Tokens of a training segment, if the weights work only for segments of that length; None: any length will do."""
         return self.longest_segment
 
     @property
     def heads_per_layer(self) -> int:
-        """Heads whose attention can be looked at; 0: layers do not attend."""
+        """Attention heads of a layer; 0: layers do not attend."""
         return 0
 
     @property
     def n_phase(self) -> int:
-        """Equal parts of a training whose steps may differ in cost."""
+        """Number of equal parts of a training in which steps may differ in cost."""
         return 1
 
     @property
     def reads_by(self) -> str:
-        """How a model relates tokens to what came before, in words, for messages."""
+        """The kind of attention or of model, in words, for messages."""
         return f"a model of kind '{self.kind}'" if self.attention_kind is None else f"attention '{self.attention_kind.name}'"
 
     @property
     def layers_in_words(self) -> str:
-        """How many layers there are and how wide, for a card."""
+        """Number and width of the layers, for a model card."""
         return f"{self.n_layer} layers of width {self.d_model}"
 
     @property
     def past_in_words(self) -> str:
-        """What a model knows of what it has read, for a card."""
+        """What a model remembers of the text, for a model card."""
         return f"a memory of {self.mem_len} tokens per layer" if self.mem_len else "no memory"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with what only a run knows.
+        """Return these settings with values that only a run knows.
 
         Args:
             vocab_size: of its tokenizer.
@@ -166,19 +166,19 @@ class ModelConfig(Settings):
         return self._with(vocab_size=vocab_size)
 
     def _with(self, **values: Any) -> Self:
-        """Return these settings with others laid over them, checked again."""
+        """Return these settings with some values replaced, validated again."""
         return type(self)(**{**self.model_dump(), **values})
 
     @property
     def tied_projections(self) -> tuple[bool, ...]:
-        """Per cluster, head first: whether the softmax uses the embedding's projection."""
+        """Whether the softmax uses the embedding's projection, per cluster, head first."""
         if self.tie_projs is not None:
             return self.tie_projs
         return (False, *(self.proj_share_all_but_first for _ in self.cutoffs))
 
 
 class AttentionConfig(ModelConfig):
-    """What models that attend have, too."""
+    """Settings of models whose layers attend."""
 
     attends: ClassVar[bool] = True
 
@@ -196,7 +196,7 @@ class AttentionConfig(ModelConfig):
 
     @property
     def heads_per_layer(self) -> int:
-        """Heads whose attention can be looked at."""
+        """Attention heads of a layer."""
         return self.n_head
 
 
@@ -239,7 +239,7 @@ class TransformerXLConfig(AttentionConfig):
     @classmethod
     def _even(cls, d_model: int) -> int:
         if d_model % 2:
-            raise ValueError(f"must be even, for its sinusoids come in pairs; use {d_model + 1}")
+            raise ValueError(f"must be even, because its sinusoids come in pairs; use {d_model + 1}")
         return d_model
 
     @model_validator(mode="after")
@@ -260,12 +260,12 @@ class TransformerXLConfig(AttentionConfig):
 
     @property
     def begins_with_zeros(self) -> bool:
-        """True if a stream begins after a memory of zeros that are attended to."""
+        """True if a stream begins with a memory of zeros that is attended to."""
         return self.zero_first_memory
 
     @property
     def segment_length(self) -> int | None:
-        """Tokens of a training segment, where positions count from its end and a table of them tells how many there were."""
+        """Tokens of a training segment, if positions count from its end and their table says how many there were."""
         trained = (self.max_klen or 0) - self.mem_len
         return trained if self.counts_from_end and trained > 0 else None
 
@@ -301,21 +301,21 @@ class VanillaConfig(AttentionConfig):
 
     @property
     def longest_segment(self) -> int | None:
-        """Tokens that can be read at once: as many as have positions."""
+        """The most tokens that can be read at once: one per position."""
         return self.max_len
 
     @property
     def n_phase(self) -> int:
-        """Equal parts of a training whose steps may differ in cost: with `intermediate_losses`, layers stop predicting."""
+        """Number of parts of a training that differ in cost, because with `intermediate_losses` layers stop predicting."""
         return 2 * self.n_layer if self.intermediate_losses else 1
 
     @property
     def past_in_words(self) -> str:
-        """What a model knows of what it has read, for a card."""
+        """What a model remembers of the text, for a model card."""
         return f"separate segments of at most {self.max_len} tokens"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
-        """Return these settings with the vocabulary, and as many positions as a segment has."""
+        """Return these settings with the vocabulary, and one position per token of a segment."""
         return self._with(vocab_size=vocab_size, max_len=self.max_len or tgt_len)
 
 
@@ -345,14 +345,14 @@ class LstmConfig(ModelConfig):
 
     @property
     def layers_in_words(self) -> str:
-        """How many layers there are and how wide, for a card."""
+        """Number and width of the layers, for a model card."""
         if not self.d_hidden or self.n_layer == 1:
             return super().layers_in_words
         return f"{self.n_layer} layers of width {self.d_hidden}, the last of {self.d_model}"
 
     @property
     def past_in_words(self) -> str:
-        """What a model knows of what it has read, for a card."""
+        """What a model remembers of the text, for a model card."""
         return "a state that goes on from segment to segment" if self.mem_len else "no memory"
 
 
@@ -374,7 +374,7 @@ def register_model(config: type[ModelConfig]) -> None:
 
 
 def model_config(values: Mapping[str, Any]) -> ModelConfig:
-    """Return the settings of the kind that they name; without one, of a Transformer-XL.
+    """Return settings of the kind that `values` names; without a name, of a Transformer-XL.
 
     Raises:
         ConfigError: no such kind, an unknown key, or a value that cannot work.

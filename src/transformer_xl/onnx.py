@@ -1,17 +1,17 @@
 """A model as an ONNX graph: one segment after the memory of those before it, memory in and memory out.
 
-Whatever runs the graph keeps the memory: it begins with zeros and hands each call's `new_…` outputs to the next call.
+The program that runs the graph keeps the memory: it begins with zeros and passes each call's `new_…` outputs to the next call.
 
 | input | type | shape | |
 |---|---|---|---|
 | `ids` | int64 | B, T | token ids |
-| `n_pad` | int64 | B | places at the left of a row that hold no token, so that texts of any length fit T |
-| `n_valid` | int64 | B | places of the memory that hold something; 0 at the beginning (`mem_len` for `zero_first_memory`) |
-| `mems.0` … | float | B, M, D | what each layer remembers, zeros at the beginning |
+| `n_pad` | int64 | B | padding at the left of each row, so that texts of any length fit T |
+| `n_valid` | int64 | B | valid positions of the memory; 0 at the beginning (`mem_len` for `zero_first_memory`) |
+| `mems.0` … | float | B, M, D | memory of each layer, zeros at the beginning |
 
 | output | type | shape | |
 |---|---|---|---|
-| `logits` | float | B, T, V | scores of the token after each position; of an adaptive softmax: log-probabilities |
+| `logits` | float | B, T, V | scores of the token after each position; with an adaptive softmax log-probabilities |
 | `new_n_valid`, `new_mems.0` … | | | for the next call |
 
 Needs the extra `onnx`.
@@ -34,23 +34,24 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 
 _LARGEST_FILE = 1 << 31
-"""Bytes that fit one ONNX file; larger weights go to `PATH.data`."""
+"""Bytes that fit in one ONNX file; larger weights go to `PATH.data`."""
 
 
 def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | None = None, tgt_len: int = 128) -> Path:
     """Write a model as an ONNX file.
 
     Args:
-        model: read with the memory length it has now, see `with_context`; at least 1.
-        path: of the file; replaced. Weights of more than 2 GB go to a second file beside it.
+        model: its memory length, see `with_context`, must be at least 1.
+        path: the file; replaced. Weights of more than 2 GB go to a second file beside it.
         batch_size: B; None: any.
-        tgt_len: T. Export twice, with 1 and with 128 for example, to write text quickly after reading a prompt quickly.
+        tgt_len: T. Export twice, for example with 128 and with 1, to read a prompt fast and then write text fast.
 
     Returns:
         The path.
 
     Raises:
-        ConfigError: the extra `onnx` is not installed, or a size that cannot work.
+        ConfigError: the extra `onnx` is not installed, or a size cannot work.
+        CheckpointError: the file cannot be written.
     """
     try:
         import onnx  # noqa: F401
@@ -69,11 +70,11 @@ def export_onnx(model: TransformerXL, path: str | Path, *, batch_size: int | Non
 
 
 def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
-    """Return what a program must know to run the file; it stands in its metadata.
+    """Return what a program must know to run the file; it is stored in the file's metadata.
 
     Returns:
         mem_len and tgt_len: M and T. vocab_size: V. first_n_valid: `n_valid` of every row when a stream begins; above 0 for
-        models that attend to the zeros which they begin with.
+        models that begin with a memory of zeros and attend to it.
     """
     return {
         "mem_len": model.mem_len,
@@ -92,7 +93,7 @@ class _Segment(nn.Module):
         self.eval()
 
     def forward(self, ids: Tensor, n_pad: Tensor, n_valid: Tensor, mems: list[Tensor]) -> tuple[Tensor, ...]:
-        # n_pad is always given: without it, whether anything is masked is asked of the values, which a graph cannot
+        # n_pad is always given: without it, the model would look at values to find out whether anything is masked
         execution = Execution(backend="equation")  # the others are written for one processor, not for an exporter
         out = self.model(ids, mems=Mems(tuple(mems), n_valid), rows=Rows(n_pad=n_pad), execution=execution)
         assert out.logits is not None  # no labels are given
@@ -124,7 +125,7 @@ def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporter's remarks on its own internals, and on packages that nobody asked for, from the user."""
+    """Hide the exporter's remarks about its own internals and about packages that it does not need."""
     levels = {logger: logger.level for logger in map(logging.getLogger, ("torch.onnx", "onnxscript"))}
     for logger in levels:
         logger.setLevel(logging.ERROR)
@@ -140,15 +141,11 @@ def _quiet() -> Iterator[None]:
 def _save(program: Any, path: Path, *, n_bytes: int) -> None:
     """Write beside the final place, then move, so that a crash leaves the old file; large weights are written in place."""
     try:
-        _write(program, path, n_bytes=n_bytes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if n_bytes > 0.9 * _LARGEST_FILE:
+            program.save(path, external_data=True)  # the graph names the file of the weights, so it cannot be moved
+        else:
+            with whole_file(path) as stray:
+                program.save(stray, external_data=False)
     except OSError as error:
         raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; free space or choose another place") from None
-
-
-def _write(program: Any, path: Path, *, n_bytes: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if n_bytes > 0.9 * _LARGEST_FILE:
-        program.save(path, external_data=True)  # the graph names the file of the weights, so it cannot be moved
-        return
-    with whole_file(path) as stray:
-        program.save(stray, external_data=False)

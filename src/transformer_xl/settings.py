@@ -20,15 +20,11 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_one_line(type(self), error)) from None
-
-
-def _one_line(settings: type[BaseModel], error: ValidationError) -> str:
-    """Say every problem in one line, each with its key, its value and what would be right."""
-    return "; ".join(_problem(settings, problem) for problem in error.errors())
+            raise ConfigError("; ".join(_problem(type(self), problem) for problem in error.errors())) from None
 
 
 def _problem(settings: type[BaseModel], problem: Any) -> str:
+    """Return one problem in words: its key, its value and what would be right."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         return f"unknown key '{key}'; {did_you_mean(key, settings.model_fields)}"

@@ -127,7 +127,7 @@ def test_what_is_read(txl: Txl, workbench: Path, read: list[Any]) -> None:
 
 
 def test_without_a_compiler_the_rest_is_measured(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.model.compiled.cannot_compile", lambda device: "no C++ compiler is found")
+    monkeypatch.setattr("transformer_xl.cost.bench.cannot_compile", lambda device: "no C++ compiler is found")
     options = ("bench", "decode", "run", "--tokens", "2", "--precision", "fp32,bf16")
     result = json.loads(txl(*options, "--json").out)
     assert [(figures["precision"], figures["compiled"]) for figures in result["figures"]] == [("fp32", False), ("bf16", False)]
@@ -144,7 +144,7 @@ def test_compiled_code_is_asked_for(txl: Txl, monkeypatch: pytest.MonkeyPatch) -
         return measure.Decoding(n_row, 0.1, (0.5,), None, None, None, None)
 
     monkeypatch.setattr(measure, "measure_decoding", not_compiled)
-    monkeypatch.setattr("transformer_xl.model.compiled.cannot_compile", lambda device: None)
+    monkeypatch.setattr("transformer_xl.cost.bench.cannot_compile", lambda device: None)
     options = ("bench", "decode", "run", "--precision", "fp32", "--rows", "1,2", "--json")
     both = json.loads(txl(*options).out)["figures"]
     assert asked == [(figures["compiled"], figures["rows"]) for figures in both]
@@ -156,7 +156,7 @@ def test_compiled_code_is_asked_for(txl: Txl, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("changes", [{"attention": "vaswani"}, {"mem_len": 0}])
 def test_models_that_read_again(txl: Txl, workbench: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformer_xl.model.compiled.cannot_compile", lambda device: None)
+    monkeypatch.setattr("transformer_xl.cost.bench.cannot_compile", lambda device: None)
     size = {"n_layer": 1, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 4}
     config = TransformerXLConfig(vocab_size=256, **{**size, **changes})
     export(TransformerXL(config), load("run")[1], workbench / "again")

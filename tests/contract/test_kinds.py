@@ -127,6 +127,18 @@ def test_names_are_those_of_one_kind() -> None:
         txl.TransformerXLConfig(attention="slopes")
 
 
+def test_a_kind_that_keeps_keys_needs_a_frozen_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = "transformer_xl.model.attention.block:AttentionBlock"
+    monkeypatch.setitem(ATTENTION, "plain", txl.AttentionKind("plain", place, keeps_keys=True))
+    message = r"'plain' keeps keys \(keeps_keys=True\), but AttentionBlock has no method 'frozen'; define it, or register"
+    with pytest.raises(ConfigError, match=message) as caught:
+        tiny_model(attention="plain")
+    assert "\n" not in str(caught.value)
+    monkeypatch.setitem(ATTENTION, "plain", txl.AttentionKind("plain", place))
+    with pytest.raises(ConfigError, match=r"keys of attention 'plain' cannot be kept \(its AttentionKind says"):
+        txl.Reader(tiny_model(attention="plain"), tgt_len=4)  # pyright: ignore[reportArgumentType]
+
+
 def test_settings_that_a_kind_cannot_have_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses among .* sloped has one"):
         RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})

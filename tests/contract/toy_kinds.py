@@ -9,9 +9,8 @@ from pydantic import Field
 from torch import Tensor, nn
 
 import transformer_xl as txl
-from transformer_xl.model.attention.block import Attending, AttentionBlock, FrozenPositions
-from transformer_xl.model.attention.equation import hidden_keys
-from transformer_xl.model.attention.positions import key_distances, rel_shift
+from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, make_softmax
 from transformer_xl.model.memory import Memory
@@ -27,28 +26,26 @@ class SlopedAttention(AttentionBlock):
         return {"slopes": (config.n_layer, config.n_head)}
 
     @staticmethod
-    def positions(model: Attending, n_key: int, *, backend: str) -> list[dict[str, Any]]:
+    def positions(model: txl.TransformerXL, n_key: int, *, backend: str) -> list[dict[str, Any]]:
         return [{"bias_SN": bias_SN} for bias_SN in slopes(model, n_key)]
 
     @staticmethod
-    def frozen(model: Attending, n_slot: int) -> list[FrozenPositions]:
+    def frozen(model: txl.TransformerXL, n_slot: int) -> list[FrozenPositions]:
         heads = (model.config.n_head, model.config.d_head)
         none, keys = torch.zeros(heads, dtype=model.dtype), torch.zeros(n_slot, *heads, dtype=model.dtype)
         return [FrozenPositions(none, none, keys, bias_PN) for bias_PN in slopes(model, n_slot)]
 
-    def forward(
-        self, h_BTD: Tensor, *, mem_BMD: Tensor, first_BT: Tensor, n_pad: Tensor | None = None, bias_SN: Tensor
-    ) -> Tensor:
-        q, k, v = self.project(h_BTD, mem_BMD, n_pad)
-        by_content = torch.einsum("btnh,bsnh->bnts", q, k)
-        by_distance = rel_shift(bias_SN.T.unsqueeze(1).expand(-1, q.shape[1], -1))
-        score_BNTS = (by_content + by_distance) * self.d_head**-0.5
-        hidden_BTS = hidden_keys(first_BT, k.shape[1])
-        weight_BNTS = score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1)
-        return self.add(h_BTD, torch.einsum("bnts,bsnh->btnh", weight_BNTS, v))
+    def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, bias_SN: Tensor) -> Tensor:
+        weight_BNTS = self.attention_weights(q_BTNH, k_BSNH, first_BT=first_BT, bias_SN=bias_SN)
+        return torch.einsum("bnts,bsnh->btnh", weight_BNTS, v_BSNH)
+
+    def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, bias_SN: Tensor) -> Tensor:
+        by_content = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH)
+        by_distance = rel_shift(bias_SN.T.unsqueeze(1).expand(-1, q_BTNH.shape[1], -1))
+        return masked_softmax((by_content + by_distance) * self.d_head**-0.5, first_BT)
 
 
-def slopes(model: Attending, n_key: int) -> Tensor:
+def slopes(model: txl.TransformerXL, n_key: int) -> Tensor:
     """Return what each layer adds to the scores of the distances S-1, …, 0, (L, S, N)."""
     distance_S = key_distances(n_key, clamp_len=model.clamp_len, device=model.device).to(model.dtype)
     return -distance_S[:, None] * model.learned_positions["slopes"].abs().unsqueeze(1)

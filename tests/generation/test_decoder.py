@@ -19,7 +19,7 @@ from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation import choice
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.model.compiled import compiled_head, compiled_token
+from transformer_xl.model.reader import compiled_functions
 from transformer_xl.model.transformer_xl import TransformerXL
 
 IDS = torch.randint(0, 13, (1, 40), generator=torch.Generator().manual_seed(3))
@@ -566,8 +566,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, **options, backend=fail))
     monkeypatch.setattr(choice, "cannot_compile", lambda device: None)
-    for function in (compiled_token, compiled_head):
-        function.cache_clear()
+    compiled_functions.cache_clear()
     try:
         with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: the compiler failed \(.*\); use compile="):
             Decoder(model_of("paper"), compile=True)
@@ -575,8 +574,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
         assert not decoder.compiled and "the compiler failed" in decoder.reason
         assert_close("scores", decoder.feed(IDS), one_by_one("paper")[-1:], 1e-5)
     finally:
-        for function in (compiled_token, compiled_head):
-            function.cache_clear()
+        compiled_functions.cache_clear()
 
 
 @pytest.mark.parametrize("name", ["paper", "zero_first_memory", "vaswani"])

@@ -1,5 +1,6 @@
 """Weights as inference multiplies by them, and the softmax over them: rounded as promised, else the model's own numbers."""
 
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -12,8 +13,9 @@ from tests.helpers import assert_close, tiny_model
 from tests.reference.test_equation import VARIANTS
 from transformer_xl.errors import TokenizerError
 from transformer_xl.model import frozen_softmax
-from transformer_xl.model.frozen import InferencePrecision, activation_dtype, freeze, product, streamed_product
-from transformer_xl.model.frozen_softmax import FrozenSoftmax, streamed_head
+from transformer_xl.model.frozen import freeze, product, streamed_product
+from transformer_xl.model.frozen_softmax import FrozenSoftmax, compute_head
+from transformer_xl.model.precision import InferencePrecision, activation_dtype
 from transformer_xl.model.softmax import Embedding
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -165,7 +167,8 @@ def test_the_head_for_a_compiler_is_the_head(name: str, precision: InferencePrec
     """And in a narrower precision near that of fp32; log-probabilities still add up to 1."""
     model, h = tiny_model(**SOFTMAXES[name]), torch.randn(3, 10)
     softmax, full = parts(model, precision), parts(model)
-    for streamed, right in zip(softmax.head(h, compiled=streamed_head), full.head(h), strict=True):
+    streamed_head = partial(compute_head, product=streamed_product)
+    for streamed, right in zip(softmax.head(h, compute=streamed_head), full.head(h), strict=True):
         assert streamed.dtype == torch.float32
         if right.numel():
             assert_close("streamed", streamed, right, tolerance)

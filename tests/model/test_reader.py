@@ -15,12 +15,11 @@ from tests.helpers import assert_close, examples, threads, tiny_model
 from tests.reference.test_equation import KINDS, VARIANTS
 from transformer_xl.errors import ConfigError
 from transformer_xl.model import reader as reader_module
-from transformer_xl.model.compiled import compiled_head, compiled_token
-from transformer_xl.model.frozen_layer import read_segment
+from transformer_xl.model.frozen import read_segment
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import InferencePrecision
-from transformer_xl.model.reader import Reader
+from transformer_xl.model.reader import Reader, compiled_functions
 from transformer_xl.model.transformer_xl import TransformerXL
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -224,9 +223,7 @@ def test_rows_at_different_places_and_segments_too_long_are_refused() -> None:
 def test_models_without_keys_to_keep_are_refused(options: dict[str, Any]) -> None:
     model = tiny_model(**options)
     assert not model.keeps_keys
-    with pytest.raises(
-        ConfigError, match=f"'{model.config.attention}' adds positions to what is remembered: no keys can be kept"
-    ):
+    with pytest.raises(ConfigError, match=rf"keys of attention '{model.config.attention}' cannot be kept \(.*keeps_keys=False"):
         Reader(model, tgt_len=4)
 
 
@@ -244,18 +241,18 @@ def test_rows_are_read_one_group_after_another_where_scores_would_be_many(
         rows.mems = [Mems(mems.hidden, mems.n_valid.clamp(max=n)) for mems, n in zip(rows.mems, (6, 0, 3, 5, 1), strict=True)]
     monkeypatch.setattr(reader_module, "_SCORES_AT_ONCE", at_once)
     groups: list[int] = []
-    rooms: set[int] = set()
+    scratches: set[int] = set()
 
     def noted(h_BTD: Tensor, *rest: Any, **named: Any) -> Tensor:
         groups.append(len(h_BTD))
-        rooms.add(named["room"].data_ptr())
+        scratches.add(named["scratch"].data_ptr())
         return read_segment(h_BTD, *rest, **named)
 
     monkeypatch.setattr(reader_module, "read_segment", noted)
     rows.read(tokens(5, 7), 1e-5)
     size = max(1, at_once // (3 * 7 * 16))
     assert max(groups) == size and sum(groups) == 5 * model.config.n_layer
-    assert len(rooms) == 1, "memory for scores is allotted once"
+    assert len(scratches) == 1, "memory for scores is allotted once"
     rows.read(tokens(5, 7), 1e-5)
 
 
@@ -483,11 +480,9 @@ def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let compiled functions be taken as graphs, but not turned into machine code, which takes seconds."""
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, **options, backend="eager"))
-    for function in (compiled_token, compiled_head):
-        function.cache_clear()
+    compiled_functions.cache_clear()
     yield
-    for function in (compiled_token, compiled_head):
-        function.cache_clear()
+    compiled_functions.cache_clear()
 
 
 @pytest.mark.usefixtures("graphs_only")

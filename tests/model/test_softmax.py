@@ -1,9 +1,11 @@
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
 from tests.helpers import assert_close, tiny_model
-from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
+from transformer_xl.errors import TokenizerError
+from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax, check_ids
 
 IDS = torch.tensor([[0, 3, 6], [6, 1, 2]])
 
@@ -77,3 +79,12 @@ def test_nats_are_computed_in_fp32_from_half_precision_scores() -> None:
 def test_fp64_stays_fp64() -> None:
     softmax = TokenSoftmax(7, d_embed=4, d_model=4, tied=True).double()
     assert softmax.nll(torch.randn(2, 3, 4).double(), IDS, embedding_of(torch.randn(7, 4).double())).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", [torch.tensor, np.array])
+def test_ids_are_those_from_0_to_the_size(kind) -> None:
+    check_ids(kind([[0, 12], [3, 4]]), vocab_size=13)
+    check_ids(kind([]), vocab_size=13)
+    for wrong in (-1, 13, 2**40):
+        with pytest.raises(TokenizerError, match=rf"^token id {wrong} is outside the vocabulary \(13\); is this the model's"):
+            check_ids(kind([[5, wrong], [0, 1]]), vocab_size=13)

@@ -12,8 +12,7 @@ from tests.checkpoint.helpers import as_bytes, spelled
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.kinds import make_model
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model_config import KINDS, model_config
 from transformer_xl.training.trainer import Trainer
 

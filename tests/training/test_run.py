@@ -526,7 +526,7 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     refuse(start, CorpusError, "gone.txt': no such file", corpus=str(tmp_path / "gone.txt"))
     refuse(start, ConfigError, "unknown recipe 'quickstrat'; did you mean 'quickstart'", recipe="quickstrat")
     refuse(start, ConfigError, "unknown key 'n_layers'; did you mean 'n_layer'", "model.n_layers=3")
-    refuse(start, ConfigError, r"d_model \(9\) must be even, for its sinusoids come in pairs; use 10", "model.d_model=9")
+    refuse(start, ConfigError, r"d_model \(9\) must be even, because its sinusoids come in pairs; use 10", "model.d_model=9")
     refuse(start, ConfigError, r"mem_len \(-1\) must be greater than or equal to 0", "model.mem_len=-1")
     refuse(start, ConfigError, "must increase and stay between 0 and vocab_size", "model.cutoffs=[20,10]")
     refuse(start, ConfigError, "device 'gpu' cannot be used here", "train.device=gpu")

@@ -22,8 +22,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, TxlError
 from transformer_xl.files import locked, remove, replace_file, stray_name
-from transformer_xl.model.kinds import make_model
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     TOKENIZER_FILE,

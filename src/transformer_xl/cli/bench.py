@@ -145,7 +145,7 @@ def eval_(
     from transformer_xl.cost import machine
     from transformer_xl.cost.bench import Findings, bench_scoring
     from transformer_xl.cost.display import scoring_table
-    from transformer_xl.model.frozen import activation_dtype
+    from transformer_xl.model.precision import activation_dtype
     from transformer_xl.process import keep_freed_memory
 
     keep_freed_memory()  # as txl eval does

@@ -15,9 +15,8 @@ from transformer_xl.cost import measure
 from transformer_xl.cost.measure import Decoding, Scoring
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
-from transformer_xl.model import compiled
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import InferencePrecision
+from transformer_xl.model.precision import InferencePrecision, cannot_compile
 from transformer_xl.reading.evaluation import evaluate
 
 Figures = dict[str, Any]
@@ -89,7 +88,7 @@ def bench_decoders(
         bandwidth: of the memory, bytes per second.
         bar: told what is being done.
     """
-    no_compiler = compiled.cannot_compile(model.device) if any(compile for _, compile, _ in modes) else None
+    no_compiler = cannot_compile(model.device) if any(compile for _, compile, _ in modes) else None
     for precision, compile, n_row in modes:
         what = mode_name({"precision": precision, "compiled": compile, "rows": n_row})
         bar.next(what)

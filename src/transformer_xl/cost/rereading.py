@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from transformer_xl.cost.machine import Clock, seconds_of
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.frozen import activation_dtype
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.precision import Precision, activation_dtype, autocast
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla

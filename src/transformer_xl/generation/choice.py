@@ -7,8 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.compiled import cannot_compile
-from transformer_xl.model.precision import InferencePrecision
+from transformer_xl.model.precision import InferencePrecision, cannot_compile
 from transformer_xl.reading.stream import KeptKeys
 
 Compile = bool | Literal["auto"]

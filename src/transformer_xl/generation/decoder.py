@@ -23,7 +23,7 @@ from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.snapshot import RowState, load_session, save_session
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
-from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
 
 

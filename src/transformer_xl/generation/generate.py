@@ -12,7 +12,7 @@ from transformer_xl.generation.stopping import Stopping
 from transformer_xl.generation.writing import write
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import PrecisionName
-from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model.softmax import check_ids
 
 
 def generate(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.given import Ids, one_for_each_row
-from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model.softmax import check_ids
 
 ROUNDING = 1e-3
 """Nats by which the tokens of a tail, together or alone, may exceed the tail's own log-probability: it is rounded to fp32."""

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.model.precision import at_least_fp32
 from transformer_xl.model.softmax import Cluster, Embedding, linear_nll
 
 
@@ -40,7 +41,7 @@ def cluster_widths(n_cluster: int, *, d_embed: int, div_val: int) -> list[int]:
 
 
 def is_projected(width: int, *, d_model: int, div_val: int, proj_same_dim: bool) -> bool:
-    """Say whether vectors of a cluster are projected; with `div_val` above 1 also those that are as wide as D already."""
+    """Say whether vectors of a cluster are projected; with `div_val` above 1 those of width D may be, too."""
     return width != d_model or (div_val > 1 and proj_same_dim)
 
 
@@ -80,8 +81,8 @@ class AdaptiveEmbedding(nn.Module):
         for i, table in enumerate(self.tables):
             place = ids - self.borders[i]
             inside = (place >= 0) & (place < len(table))
-            # every id is looked up in every cluster, and one result kept: shapes do not depend on the ids, and tails are narrow
-            first, last = i == 0, i == len(self.tables) - 1  # ids outside of all clusters are left for the look-up to refuse
+            # every id is looked up in every cluster and one result is kept: tails are narrow, and shapes do not depend on ids
+            first, last = i == 0, i == len(self.tables) - 1  # ids outside of all clusters stay so, and the look-up refuses them
             place = place if first else place.clamp(min=0)
             vectors = F.embedding(place if last else place.clamp(max=len(table) - 1), table)
             projection = self.projection_of(i)
@@ -101,8 +102,9 @@ class AdaptiveEmbedding(nn.Module):
 class AdaptiveSoftmax(nn.Module):
     """Log-probabilities over head and tails; nats per token, in the order of the tokens.
 
-    With `div_val` 1 all clusters share one table of biases, and of vectors if these are its own, as in the code of the authors,
-    Hugging Face and NVIDIA. An optimizer that looks at whole parameters, such as LAMB, would otherwise take other steps.
+    With `div_val` 1 all clusters share one table of biases, and one of vectors unless these are tied, as in the code of the
+    authors, Hugging Face and NVIDIA. An optimizer that looks at whole parameters, such as LAMB, would take other steps if each
+    cluster had its own.
 
     Reference: `ProjectedAdaptiveLogSoftmax` of the authors' `pytorch/utils/proj_adaptive_softmax.py`. Deviations: losses stay
     in order; the head's classes for tails are in the order of the tails, as in the authors' TensorFlow code, not reversed.
@@ -113,8 +115,8 @@ class AdaptiveSoftmax(nn.Module):
         div_val: factor between the widths of neighboring clusters.
         d_embed: width of the head's vectors.
         d_model: D.
-        tied: use the embedding's vectors instead of own ones.
-        tied_projections: per cluster: use the embedding's projection instead of an own one.
+        tied: use the embedding's vectors.
+        tied_projections: per cluster: use the embedding's projection.
         proj_same_dim: with `div_val` above 1, project vectors of width D too.
     """
 
@@ -167,7 +169,7 @@ class AdaptiveSoftmax(nn.Module):
         in_head = torch.where(cluster_X > 0, self.sizes[0] + cluster_X - 1, label_X)
         nats = linear_nll(_project(h_XD, projection), vectors, bias, in_head)
         for i, (projection, vectors, bias) in enumerate(tails, start=1):
-            where = (cluster_X == i).nonzero().squeeze(1)  # perhaps of no token: every parameter gets a gradient all the same
+            where = (cluster_X == i).nonzero().squeeze(1)  # even if this is empty, every parameter gets a gradient
             h = _project(h_XD[where], projection)
             nats = nats.index_add(0, where, linear_nll(h, vectors, bias, label_X[where] - self.borders[i]).to(nats.dtype))
         return nats.view_as(labels)
@@ -202,5 +204,4 @@ def _project(h: Tensor, projection: Tensor | None) -> Tensor:
 
 
 def _log_softmax(h: Tensor, vectors: Tensor, bias: Tensor) -> Tensor:
-    scores = F.linear(h, vectors, bias)
-    return F.log_softmax(scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores, dim=-1)
+    return F.log_softmax(at_least_fp32(F.linear(h, vectors, bias)), dim=-1)

@@ -1,6 +1,6 @@
-"""What a call of a model is told besides its tokens: facts about the rows, and how to compute.
+"""What a call of a model gets besides tokens and memory: facts about the rows (`Rows`), and how to compute (`Execution`).
 
-Both are values that are passed in, so a model owns parameters and nothing else.
+Both are passed in as values, so a model owns parameters and nothing else.
 
 Shapes: B batch, T tgt_len.
 """
@@ -17,19 +17,19 @@ RunLayer = Callable[..., Tensor]
 """How a layer is called; see `run_layer`."""
 
 
-def run_layer(layer: nn.Module, h_BTD: Tensor, **told: Any) -> Tensor:
+def run_layer(layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
     """Call a layer."""
-    return layer(h_BTD, **told)
+    return layer(h_BTD, **arguments)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a call is told about its rows.
+    """Padding and document borders of the rows of a call.
 
     Attributes:
         n_pad: int64 (B,), padding tokens at the left of each row; they are neither seen nor remembered. None: there are none.
         document_starts: bool (B, T), True where a token begins a new document, which sees nothing from before it. None:
-            nowhere.
+            no token does.
     """
 
     n_pad: Tensor | None = None
@@ -38,30 +38,30 @@ class Rows:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a call is computed; it changes how long that takes and how much memory it needs, never the result.
+    """How a call is computed; this changes its time and memory, not its result.
 
     Attributes:
-        backend: name of the attention backend, see `choose_backend`; kinds with one way to attend have no choice.
-        checkpoint_layers: keep only what enters each layer, and compute the rest again in the backward pass.
-        run_layer: calls a layer in training; `run_layer`, or the same compiled.
+        backend: name of the attention backend, see `choose_backend`; kinds without a choice ignore it.
+        checkpoint_layers: keep only the input of each layer, and compute the rest again in the backward pass.
+        run_layer: calls a layer in training; the function `run_layer`, or the same compiled.
     """
 
     backend: str = "auto"
     checkpoint_layers: bool = False
     run_layer: RunLayer = run_layer
 
-    def run(self, layer: nn.Module, h_BTD: Tensor, **told: Any) -> Tensor:
-        """Run a layer; if it is computed again in the backward pass, then with the same random numbers.
+    def run(self, layer: nn.Module, h_BTD: Tensor, **arguments: Any) -> Tensor:
+        """Run a layer; if the backward pass computes it again, it uses the same random numbers.
 
         Args:
-            layer: of a model; `run_layer` calls it while it is in training mode.
-            h_BTD: what enters it.
-            told: its other arguments.
+            layer: of a model; `run_layer` calls it if it is in training mode.
+            h_BTD: its input.
+            arguments: its other arguments.
 
         Returns:
-            What leaves it.
+            Its output.
         """
         run = self.run_layer if layer.training else run_layer
         if self.checkpoint_layers and torch.is_grad_enabled():
-            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **told))
-        return run(layer, h_BTD, **told)
+            return cast("Tensor", checkpoint(run, layer, h_BTD, use_reentrant=False, **arguments))
+        return run(layer, h_BTD, **arguments)

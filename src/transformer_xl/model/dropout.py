@@ -1,7 +1,7 @@
-"""Dropout of activations, of words and of weights, none of it the slowest part of a training step on a CPU.
+"""Dropout of activations, of words and of weights, fast on a CPU, too.
 
-PyTorch draws one random number per element, one after another on one core; at the size of the paper's enwik8 model that was a
-sixth of the whole step. Here one 64-bit draw decides for four elements, and the mask is kept as one byte per element.
+PyTorch draws one random number per element, one after another on one core. At the size of the paper's enwik8 model that was a
+sixth of the training step. Here one 64-bit draw decides for four elements, and the mask is kept as one byte per element.
 
 Shapes: B batch, T tgt_len, D width.
 """
@@ -12,18 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_LEVELS = 1 << 16  # an element is decided by 16 random bits: the probability is exact to 1 / 131,072
+_LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
 
 
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
-    """Draw which elements survive dropout.
+    """Draw a uint8 mask of the shape and device of `like`: 0 where an element is dropped, with probability `p`, else 1.
 
-    Args:
-        like: a tensor of the shape and device wanted.
-        p: probability of dropping an element.
-
-    Returns:
-        A uint8 tensor, 1 where an element is kept and 0 where not, and the factor 1 / (share kept) that preserves the mean.
+    The second result is the factor 1 / (share kept), which preserves the mean.
     """
     dropped_levels = min(round(p * _LEVELS), _LEVELS - 1)
     draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
@@ -33,16 +28,16 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
 
 
 def apply_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:
-    """Multiply by the outcome of `keep_mask`."""
+    """Multiply by the mask and the factor of `keep_mask`."""
     # converting the mask first is several times faster than a product of mixed types or a masked fill
     return keep.to(x.dtype).mul_(x).mul_(factor)
 
 
 class Dropout(nn.Module):
-    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU; or, locked, with one mask for all positions of a row.
+    """`torch.nn.Dropout` with the mask of `keep_mask` on a CPU; if locked, with one mask for all positions of a row.
 
-    Locked dropout is the variational dropout of Gal and Ghahramani 2016 (arXiv 1512.05287). The mean over positions does not
-    take its noise away, so it regularizes more than independent masks of the same rate. The mask changes with every call.
+    Locked dropout is the variational dropout of Gal and Ghahramani 2016 (arXiv 1512.05287). A mean over positions does not
+    average its noise out, so it regularizes more than independent masks of the same rate. The mask changes with every call.
 
     Args:
         p: probability of dropping an element, at least 0 and below 1.
@@ -68,10 +63,10 @@ class Dropout(nn.Module):
 
 
 class WordDropout(nn.Module):
-    """Drop words from the vocabulary, wherever they stand, and scale the vectors of the others (Gal and Ghahramani 2016).
+    """Drop words from the vocabulary, wherever they occur, and scale the vectors of the others (Gal and Ghahramani 2016).
 
-    It is what AWD-LSTM (Merity et al. 2017, arXiv 1708.02182) does to the rows of the embedding matrix, without a copy of it.
-    Each call draws which words are gone. A softmax that shares the matrix keeps all of them.
+    AWD-LSTM (Merity et al. 2017, arXiv 1708.02182) does the same to the rows of the embedding matrix, with a copy of it. Each
+    call draws the dropped words anew. A softmax that shares the matrix keeps all of them.
 
     Args:
         p: probability of dropping a word, at least 0 and below 1.
@@ -83,7 +78,7 @@ class WordDropout(nn.Module):
         self.p, self.vocab_size = p, vocab_size
 
     def forward(self, embedded_BTD: Tensor, ids_BT: Tensor) -> Tensor:
-        """Zero the vectors of dropped words while training; `ids_BT` says which word each vector is of."""
+        """Zero the vectors of dropped words while training; `ids_BT` are the words of the vectors."""
         if not self.training or self.p == 0:
             return embedded_BTD
         like = torch.empty(self.vocab_size, dtype=torch.uint8, device=embedded_BTD.device)
@@ -96,9 +91,9 @@ class WordDropout(nn.Module):
 
 
 class DropConnectLinear(nn.Linear):
-    """`torch.nn.Linear` some of whose weights are missing while training (DropConnect, Wan et al. 2013); biases stay.
+    """`torch.nn.Linear` with dropout of its weights while training (DropConnect, Wan et al. 2013); biases stay.
 
-    Every call draws a mask, the same for all that is multiplied in it.
+    Every call draws one mask for all of its input.
 
     Args:
         n_in: width of the input.
@@ -112,16 +107,16 @@ class DropConnectLinear(nn.Linear):
         self.drop = Dropout(dropweight)
 
     def drawn_weight(self) -> Tensor:
-        """Return the weights that are left, scaled; for callers that multiply more than one thing by them."""
+        """Return the weights with some dropped and the others scaled; for callers that use them more than once."""
         return self.drop(self.weight)
 
     def forward(self, input: Tensor) -> Tensor:
-        """Multiply by the weights that are left."""
+        """Multiply by the weights after dropout."""
         return F.linear(input, self.drawn_weight(), self.bias)
 
 
 def _broadcast_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:
-    """Multiply by a mask smaller than `x`; the small mask is all that the backward pass needs."""
+    """Multiply by a mask smaller than `x`; the backward pass needs only the small mask."""
     return (x * keep.to(x.dtype)).mul_(factor)  # in this order a factor that bf16 rounds cannot shift the mean
 
 
@@ -141,7 +136,7 @@ class _CpuDropout(torch.autograd.Function):
 
 
 def relu_dropout(x: Tensor, p: float) -> Tensor:
-    """Return dropout(relu(x)); on a CPU, the result, 0 where either made it so, is all that the backward pass needs."""
+    """Return dropout(relu(x)); on a CPU, the backward pass needs only the result, which is 0 where either one zeroed it."""
     return _CpuReluDropout.apply(x, p) if x.device.type == "cpu" else F.dropout(F.relu(x), p)
 
 

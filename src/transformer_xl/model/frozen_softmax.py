@@ -1,4 +1,4 @@
-"""The softmax as inference computes it: with frozen weights, and an adaptive one cluster by cluster.
+"""The softmax with frozen weights, as inference computes it; an adaptive one cluster by cluster.
 
 Shapes: X tokens, D d_model, E width of a cluster's vectors, V vocabulary.
 """
@@ -10,24 +10,15 @@ import torch
 from torch import Tensor
 
 from transformer_xl.model.adaptive import AdaptiveSoftmax
-from transformer_xl.model.frozen import (
-    InferencePrecision,
-    Matrix,
-    Product,
-    activation_dtype,
-    freeze,
-    product,
-    streamed_product,
-    wide,
-)
-from transformer_xl.model.softmax import Embedding, TokenSoftmax
-from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model.frozen import Matrix, Product, freeze, freeze_vector, product
+from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
+from transformer_xl.model.softmax import Embedding, TokenSoftmax, check_ids
 
 _CHUNK_ELEMENTS = 1 << 25
 """Scores held at once when a text is scored, 128 MB in fp32."""
 
 _NOT_SCORED = -100
-"""The label of tokens that are not scored, as torch has it."""
+"""The label of tokens that are not scored, the same as in torch."""
 
 
 class FrozenCluster(NamedTuple):
@@ -39,7 +30,7 @@ class FrozenCluster(NamedTuple):
 
 
 HeadFunction = Callable[[Tensor, FrozenCluster, tuple[Matrix, Tensor] | None, torch.dtype], tuple[Tensor, Tensor]]
-"""How the head of a softmax is computed, eagerly or compiled."""
+"""`compute_head`, or the same compiled."""
 
 
 class FrozenSoftmax:
@@ -62,28 +53,23 @@ class FrozenSoftmax:
             FrozenCluster(
                 None if projection is None else freeze(projection.T.contiguous(), precision),
                 freeze(vectors, precision),
-                wide(bias),
+                freeze_vector(bias),
             )
             for projection, vectors, bias in parts
         ]
-        self.tail_classes = None if classes is None else (freeze(classes[0], precision), wide(classes[1]))
+        self.tail_classes = None if classes is None else (freeze(classes[0], precision), freeze_vector(classes[1]))
         self._adaptive = isinstance(softmax, AdaptiveSoftmax)
         sizes = [len(cluster.bias) for cluster in self.clusters]
         self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
         self._dtype = activation_dtype(precision, self.clusters[0].vectors.weight.dtype)
 
-    def head(self, h_XD: Tensor, *, compiled: HeadFunction | None = None) -> tuple[Tensor, Tensor]:
-        """Score the head, at least in fp32.
+    def head(self, h_XD: Tensor, *, compute: HeadFunction | None = None) -> tuple[Tensor, Tensor]:
+        """Return scores of the head's own tokens (X, size) and of each tail as a whole (X, tails), at least in fp32.
 
-        Args:
-            h_XD: hidden states.
-            compiled: `streamed_head`, compiled; None: eager.
-
-        Returns:
-            For the head's own tokens (X, size) and for each tail as a whole (X, tails): log-probabilities with an adaptive
-            softmax, unnormalized scores with a plain one, which has no tails.
+        They are log-probabilities with an adaptive softmax; a plain one has unnormalized scores and no tails. `compute` may be
+        `compute_head` in a compiled form.
         """
-        own, tails = (compiled or _head)(h_XD, self.clusters[0], self.tail_classes, self._dtype)
+        own, tails = (compute or compute_head)(h_XD, self.clusters[0], self.tail_classes, self._dtype)
         return (own.log_softmax(-1) if self._adaptive and tails.shape[-1] == 0 else own), tails
 
     def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
@@ -121,27 +107,21 @@ class FrozenSoftmax:
         return nats.masked_fill(label_X == _NOT_SCORED, 0.0)
 
 
-def _head(
+def compute_head(
     h_XD: Tensor,
     cluster: FrozenCluster,
     tail_classes: tuple[Matrix, Tensor] | None,
     dtype: torch.dtype,
     product: Product = product,
 ) -> tuple[Tensor, Tensor]:
+    """Return the scores of the head's tokens and of the tails, see `FrozenSoftmax.head`; a function, so it can be compiled."""
     projected = _project(cluster, h_XD, dtype, product)
     own = _scores(cluster, projected, dtype, product)
     if tail_classes is None:
         return own, own[..., :0]
-    tails = _full(product(projected, tail_classes[0], dtype, None)) + tail_classes[1]
+    tails = at_least_fp32(product(projected, tail_classes[0], dtype, None)) + tail_classes[1]
     normalizer = torch.logaddexp(own.logsumexp(-1, keepdim=True), tails.logsumexp(-1, keepdim=True))
     return own - normalizer, tails - normalizer
-
-
-def streamed_head(
-    h_XD: Tensor, cluster: FrozenCluster, tail_classes: tuple[Matrix, Tensor] | None, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Compute `FrozenSoftmax.head` in the way that a compiler wants."""
-    return _head(h_XD, cluster, tail_classes, dtype, streamed_product)
 
 
 def _project(cluster: FrozenCluster, h_XD: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
@@ -149,8 +129,4 @@ def _project(cluster: FrozenCluster, h_XD: Tensor, dtype: torch.dtype, product: 
 
 
 def _scores(cluster: FrozenCluster, projected_XE: Tensor, dtype: torch.dtype, product: Product = product) -> Tensor:
-    return _full(product(projected_XE, cluster.vectors, dtype, None)) + cluster.bias
-
-
-def _full(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return at_least_fp32(product(projected_XE, cluster.vectors, dtype, None)) + cluster.bias

@@ -1,6 +1,6 @@
 """What all kinds of model have in common: tokens in, nats or scores out, and a memory that the caller keeps.
 
-A kind says how it reads a segment (`read`); embedding, softmax and initialization are the same for all.
+A kind defines how it reads a segment (`read`); embedding, softmax and initialization are the same for all.
 
 Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 """
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.kinds import import_class
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.call import Execution, Rows
@@ -30,10 +31,10 @@ class ModelOutput:
 
     Attributes:
         mems: the memory after the segment, for the next call.
-        logits: (B, T, V), scores of the token that follows each position (with an adaptive softmax: log-probabilities); None
-            when labels were given.
+        logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax); None if
+            labels were given.
         nll: (B, T), nats per token in the order of the tokens, 0 where the label is -100; None without labels.
-        auxiliary: scalar, nats that a kind adds to the sum of `nll` while it is trained; None: it adds none.
+        auxiliary: scalar, nats that a kind adds to the sum of `nll` in training; None: it adds none.
     """
 
     mems: Memory
@@ -49,12 +50,12 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         config: sizes and options; `vocab_size` must be set.
 
     Attributes:
-        config: as given.
+        config: its settings.
         mem_len: positions of memory that a forward pass keeps.
         clamp_len: largest distance told apart; None: no limit.
         same_length: every query sees `mem_len` keys, itself included.
         ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
-            (the authors' extended context). These four hold for reading, not for the weights: see `with_context`.
+            (the authors' extended context). These four belong to reading, not to the weights: see `with_context`.
     """
 
     config: ModelConfig
@@ -72,8 +73,10 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         self.same_length = False
         self.embedding = _embedding(config)
         self.drop_words = WordDropout(config.dropemb, vocab_size=config.vocab_size)
-        self.drop_input = Dropout(_or(config.dropinput, config.dropout), locked=config.locked_dropout)
-        self.drop_output = Dropout(_or(config.dropoutput, config.dropout), locked=config.locked_dropout)
+        dropinput = config.dropout if config.dropinput is None else config.dropinput
+        dropoutput = config.dropout if config.dropoutput is None else config.dropoutput
+        self.drop_input = Dropout(dropinput, locked=config.locked_dropout)
+        self.drop_output = Dropout(dropoutput, locked=config.locked_dropout)
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -113,10 +116,10 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
 
         Args:
             batch_size: B, number of rows.
-            length: places allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
+            length: positions allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
 
         Returns:
-            A memory of a stream that begins, on the model's device.
+            The memory at the beginning of a stream, on the model's device.
         """
 
     @property
@@ -127,20 +130,20 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
     @property
     def keeps_keys(self) -> bool:
         """Whether keys and values of a position stay the same while the text goes on, so that a `Reader` can keep them."""
-        return False
+        return self.config.keeps_keys
 
     @property
     def carries_state(self) -> bool:
-        """Whether the memory says all that the model knows of what it has read, so that it can read on token by token."""
+        """Whether the memory holds all that the model knows of the text before, so that it can read on token by token."""
         return self.config.remembers == "state" and self.mem_len > 0
 
     def attention_blocks(self) -> list[AttentionBlock]:
-        """Return the blocks that attend, layer by layer; none where layers do not."""
+        """Return the attention block of each layer; none if layers do not attend."""
         return [cast("AttentionBlock", layer.attention) for layer in self.layers] if self.config.attends else []
 
     @abstractmethod
     def reach(self, tgt_len: int) -> int:
-        """Return how many tokens before a segment a memory must have read, in segments of `tgt_len`, to be as in one stream."""
+        """Return how many tokens, in segments of `tgt_len`, fill an empty memory so that it equals that of the whole stream."""
 
     def with_context(
         self,
@@ -150,16 +153,16 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         same_length: bool | None = None,
         ext_len: int | None = None,
     ) -> Self:
-        """Return the same weights read with another memory, for example a longer one at evaluation.
+        """Return the same model with another context, for example a longer memory at evaluation.
 
         Args:
-            mem_len: positions of memory; None: as it is.
-            clamp_len: largest distance told apart; None: as it is (a limit can be changed, not lifted).
-            same_length: the same number of keys for every query; None: as it is.
-            ext_len: positions at the end of a segment that are not remembered; None: as it is.
+            mem_len: positions of memory; None: unchanged.
+            clamp_len: largest distance told apart; None: unchanged (a limit can be changed, not lifted).
+            same_length: the same number of keys for every query; None: unchanged.
+            ext_len: positions at the end of a segment that are not remembered; None: unchanged.
 
         Returns:
-            A view of this model: parameters are shared, nothing is copied; `config` stays that of the weights, and is saved.
+            A view of this model that shares its parameters. Its `config`, which is what gets saved, stays the same.
 
         Raises:
             ConfigError: values that cannot work together, or that this kind of model does not have.
@@ -176,7 +179,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         return view
 
     def check_context(self) -> None:
-        """Refuse a memory that this kind of model cannot have.
+        """Refuse a context that this kind of model cannot have.
 
         Raises:
             ConfigError: see `with_context`.
@@ -186,14 +189,14 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
                 raise ConfigError(f"{name} ({value}) is about distances in a memory, and {self.config.reads_by} has none")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
-        """Refuse an attention backend that cannot run on a device; kinds with one way to attend have no choice.
+        """Refuse an attention backend that cannot run on a device; kinds without a choice of backend accept any name.
 
         Args:
             backend: its name, see `choose_backend`.
-            device: where the model is to run.
+            device: where the model shall run.
 
         Raises:
-            ConfigError: there is none of that name, or it cannot run there with this model's weights.
+            ConfigError: no backend of that name, or one that cannot run there with this model's weights.
         """
 
     def forward(
@@ -215,9 +218,9 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
             labels: int64 (B, T), the tokens that follow `ids`, shifted by the caller; -100 is not scored.
             rows: padding and beginnings of documents.
             execution: how to compute; the result is the same.
-            keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one; the
-                caller detaches it (`Memory.detach`) where that is to end.
-            progress: share of the training's budget that is used up; some auxiliary losses fade with it.
+            keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one. The
+                caller detaches it (`Memory.detach`) to end that.
+            progress: share of the training's budget that is used up; some auxiliary losses depend on it.
 
         Returns:
             logits, or with labels nats per token, and the new memory.
@@ -225,7 +228,10 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         Raises:
             ValueError: shapes that do not fit together.
         """
-        _check_shapes(ids, labels)
+        if ids.dim() != 2 or ids.shape[1] == 0:
+            raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
+        if labels is not None and labels.shape != ids.shape:
+            raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")
         if mems is not None:
             mems.check(ids.shape[0], self.config.n_layer)  # len would fix the number of rows of an exported graph
         h_BTD, new_mems = self.read(ids, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
@@ -245,11 +251,20 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Memory]:
-        """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
+        """Return the input of the softmax, (B, T, D), and the new memory; the arguments are those of `forward`."""
 
     def embed(self, ids: Tensor) -> Tensor:
-        """Return the vectors of ids, (B, T, D); in training without those of dropped words."""
+        """Return the vectors of ids, (B, T, D); in training, zeros for dropped words."""
         return self.drop_words(self.embedding(ids), ids)
+
+
+def make_model(config: ModelConfig) -> LanguageModel:
+    """Build a model with random weights, of the kind of its settings.
+
+    Raises:
+        ConfigError: settings that only a run knows are missing, see `ModelConfig.completed`.
+    """
+    return import_class(config.model_class)(config)
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:
@@ -270,7 +285,7 @@ def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
 
 
 def _clusters(config: ModelConfig) -> dict[str, Any]:
-    """Return what adaptive embedding and softmax are both told."""
+    """Return the arguments that adaptive embedding and softmax have in common."""
     return {
         "cutoffs": config.cutoffs,
         "div_val": config.div_val,
@@ -280,18 +295,10 @@ def _clusters(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _or(own: float | None, common: float) -> float:
-    return common if own is None else own
-
-
 def _leading_unlabelled(labels: Tensor) -> int:
-    """Return how many first positions no row scores, as where text is read again; training does not wait for the answer."""
+    """Return how many leading positions have no label in any row, for example because their text is read again.
+
+    This waits for the device, so it is not used in training.
+    """
     scored = (labels >= 0).any(dim=0).nonzero()
     return int(scored[0]) if len(scored) else labels.shape[1] - 1
-
-
-def _check_shapes(ids: Tensor, labels: Tensor | None) -> None:
-    if ids.dim() != 2 or ids.shape[1] == 0:
-        raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
-    if labels is not None and labels.shape != ids.shape:
-        raise ValueError(f"labels {tuple(labels.shape)} must have the shape of ids {tuple(ids.shape)}")

@@ -16,7 +16,7 @@ Activation = Literal["relu", "gelu", "relu2"]
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between, with residual connection and layer norm.
+    """Two linear maps with a non-linearity between them, a residual connection and layer norm.
 
     Reference: `PositionwiseFF` of the authors' `pytorch/mem_transformer.py`.
 
@@ -52,7 +52,7 @@ class FeedForward(nn.Module):
         self.drop = Dropout(dropout, locked=locked_dropout)
 
     def forward(self, h_BTD: Tensor) -> Tensor:
-        """Transform every position by itself; shape (B, T, D) in and out."""
+        """Transform each position separately; shape (B, T, D) in and out."""
         inner = self.inner(self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD)
         if self.activation == "relu" and self.training and self.drop.p and not self.drop.locked:
             active = relu_dropout(inner, self.drop.p)
@@ -83,7 +83,7 @@ class DecoderLayer(nn.Module):
 
 
 def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:
-    """Return a layer whose attention is of a kind, as the settings describe it."""
+    """Return a layer with a kind of attention, as the settings describe it."""
     block: dict[str, Any] = {
         "dropout": config.dropout,
         "dropweight": config.dropweight,

@@ -1,9 +1,9 @@
-"""The LSTM that the paper's RNN baselines stand for, regularized as AWD-LSTM (Merity et al. 2017, arXiv 1708.02182).
+"""An LSTM like the paper's RNN baselines, regularized as AWD-LSTM (Merity et al. 2017, arXiv 1708.02182).
 
     h_l, c_l ← LSTM_l(h_{l-1}, its last h_l, c_l)      state goes on from segment to segment, without gradient
     DropConnect on hidden-to-hidden weights, one mask per segment; locked dropout between layers; dropout of words
 
-Its state is a memory of one position: (h, c) of every layer side by side, so that all that handles `Mems` handles it.
+Its state is a memory of one position: (h, c) of every layer side by side, so code for `Mems` works with it.
 
 Shapes: B batch, T tgt_len, D d_model, W width of a layer.
 """
@@ -23,11 +23,11 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model_config import LstmConfig
 
 _WARM_UP = 512
-"""Tokens that a state reads before the part of a stream that it scores: what is further away has next to no effect on it."""
+"""Tokens that a state reads before the part of a stream that it scores; farther ones have almost no effect on it."""
 
 
 def _lacks_lstm(device: torch.device) -> bool:
-    """Say whether autocast asks for a precision in which oneDNN has no LSTM for this processor."""
+    """Say whether autocast asks for a precision for which oneDNN has no LSTM on this processor."""
     if device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return False
     supported = {torch.bfloat16: "_is_mkldnn_bf16_supported", torch.float16: "_is_mkldnn_fp16_supported"}
@@ -36,12 +36,12 @@ def _lacks_lstm(device: torch.device) -> bool:
 
 
 class LstmLayer(nn.Module):
-    """One layer of `torch.nn.LSTM` with DropConnect on its hidden-to-hidden weights, one mask for a segment.
+    """One layer of `torch.nn.LSTM` with DropConnect on its hidden-to-hidden weights, one mask per segment.
 
     Args:
-        d_input: width of what it reads.
+        d_input: width of its input.
         d_output: W, width of its state.
-        dropweight: share of those weights that a segment is read without.
+        dropweight: probability of dropping one of those weights.
     """
 
     def __init__(self, d_input: int, d_output: int, *, dropweight: float) -> None:
@@ -59,18 +59,18 @@ class LstmLayer(nn.Module):
         n_pad: Tensor | None,
         kept: int,
     ) -> tuple[Tensor, Tensor]:
-        """Read a segment in pieces, between which the states of some rows change.
+        """Read a segment in pieces, and change the states of some rows between them.
 
         Args:
-            x_BTD: what it reads.
+            x_BTD: the input.
             state_B1W: h and c side by side (B, 1, 2 W).
             cuts: where pieces begin and end, from 0 to T.
-            document_starts: bool (B, T), positions before which a row forgets; all are among `cuts`.
-            n_pad: int64 (B,), positions that a row does not read; all are among `cuts`.
-            kept: after so many positions the state is kept.
+            document_starts: bool (B, T), positions before which a row's state is reset; all are among `cuts`.
+            n_pad: int64 (B,), padding at the left of each row, which does not change its state; all are among `cuts`.
+            kept: return the state after so many positions.
 
         Returns:
-            What each position leaves (B, T, W), and the kept state.
+            The output of each position (B, T, W), and that state.
         """
         w_input, w_hidden, *biases = self.lstm.parameters()
         weights = [w_input, self.drop_weight(w_hidden), *biases]
@@ -119,7 +119,7 @@ class Lstm(LanguageModel):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw embedding and softmax as all models do, layers as `torch.nn.LSTM` does; forget gates begin open."""
+        """Draw embedding and softmax as in all models and layers as in `torch.nn.LSTM`; forget gates begin open."""
         super().init_weights()
         for layer in self._own_layers():
             layer.lstm.reset_parameters()
@@ -138,7 +138,7 @@ class Lstm(LanguageModel):
         return [cast("LstmLayer", layer) for layer in self.layers]
 
     def reach(self, tgt_len: int) -> int:
-        """Return how much a state reads before it scores; it has no border, so this is approximate."""
+        """Return how many tokens a state reads before it scores; approximate, because a state reaches back without limit."""
         return -(-_WARM_UP // tgt_len) * tgt_len if self.mem_len else 0
 
     def check_context(self) -> None:
@@ -156,7 +156,7 @@ class Lstm(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return what the softmax is computed of, (B, T, D), and the state after the segment, without its last `ext_len`."""
+        """Return the input of the softmax, (B, T, D), and the state before the last `ext_len` tokens of the segment."""
         B, T = ids.shape
         old = (self.init_mems(B) if mems is None else mems).hidden
         kept = max(T - self.ext_len, 0)
@@ -178,7 +178,7 @@ class Lstm(LanguageModel):
                 n_pad=rows.n_pad,
                 kept=kept,
             )
-            state = state.to(self.dtype)  # whatever the precision of products, so that states kept apart fit one another
+            state = state.to(self.dtype)  # whatever the precision of products, so that stored states fit together
             states.append((state if keep_graph else state.detach())[:, : self.mem_len])
             if i < len(self.layers) - 1:
                 x_BTD = self.drop(x_BTD)

@@ -1,4 +1,4 @@
-"""Which arithmetic a device does fast, and the context that turns it on."""
+"""What a device computes fast: its precision, the context that turns it on, and whether code can be compiled for it."""
 
 import contextlib
 import platform
@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 import torch
+from torch import Tensor
 
 from transformer_xl.errors import ConfigError, did_you_mean
 
 Precision = Literal["fp32", "bf16", "fp16"]
-"""Of matrix products in training."""
+"""The type of matrix products in training."""
 
 InferencePrecision = Literal["fp32", "bf16", "fp16", "int8"]
-"""What weights are kept in at inference; with int8, keys, values and products are bf16."""
+"""The type of weights at inference; with int8, keys, values and products are bf16."""
 
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 """An `InferencePrecision`, or `auto`: whatever is fast here."""
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.bfloat16}
 
 
 def choose_device(name: str) -> torch.device:
@@ -39,16 +40,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
-    """Return the precision of a name and a reason to print; `auto` takes bf16 where the processor multiplies it natively.
+    """Return the precision of a name (auto, fp32, bf16, fp16) and a reason to print.
 
-    A CPU without AVX512-BF16, AMX or ARM's BF16 instructions emulates bf16, which is slower than fp32.
-
-    Args:
-        name: auto, fp32, bf16 or fp16.
-        device: where the arithmetic happens.
-
-    Returns:
-        The precision, and why.
+    `auto` takes bf16 where the processor multiplies it natively. A CPU without AVX512-BF16, AMX or ARM's BF16 instructions
+    emulates bf16, which is slower than fp32.
     """
     if name in ("fp32", "bf16", "fp16"):
         return name, "as set"
@@ -72,6 +67,16 @@ def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractC
     return torch.autocast(device.type, dtype=_DTYPES[precision])
 
 
+def activation_dtype(precision: InferencePrecision, weights: torch.dtype) -> torch.dtype:
+    """Return the type of activations, keys and values at inference; "fp32" means the type of the model's own weights."""
+    return _DTYPES.get(precision, weights)
+
+
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Return bf16 and fp16 numbers as fp32, and others as they are."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def check_precision(name: str, known: Sequence[str] = get_args(PrecisionName)) -> None:
     """Refuse a name that is not among those known.
 
@@ -83,9 +88,9 @@ def check_precision(name: str, known: Sequence[str] = get_args(PrecisionName)) -
 
 
 def precision_of_segments(name: str, device: torch.device) -> InferencePrecision:
-    """Return the precision in which a text is scored segment by segment; `auto` takes what the device multiplies natively.
+    """Return the precision for scoring a text segment by segment; `auto` takes what the device multiplies natively.
 
-    For single tokens, which are as fast as weights can be read, a `Decoder` finds out by trying.
+    This is not for single tokens, whose speed is that of reading the weights: a `Decoder` tries what is fastest.
 
     Raises:
         ConfigError: an unknown name.
@@ -96,3 +101,20 @@ def precision_of_segments(name: str, device: torch.device) -> InferencePrecision
     """
     check_precision(name)
     return choose_precision(name, device)[0] if name == "auto" else cast("InferencePrecision", name)
+
+
+def cannot_compile(device: torch.device) -> str | None:
+    """Say why nothing can be compiled for a device here; None if it can, as far as can be told without trying."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton is not installed"
+    if device.type != "cpu":
+        return f"inductor is not known to compile for {device.type}"
+    from torch._inductor import cpp_builder, exc  # imports half of torch, so only where it is asked for
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except (exc.InvalidCxxCompiler, OSError) as error:
+        return "no C++ compiler is found" if isinstance(error, exc.InvalidCxxCompiler) else str(error)
+    return None

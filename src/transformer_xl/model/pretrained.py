@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import replace_file, whole_file
 from transformer_xl.hub import download, upload
-from transformer_xl.model.card import model_card
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 
 if TYPE_CHECKING:
@@ -26,6 +25,25 @@ MODEL_TYPE = TransformerXLConfig.kind
 
 _MOST_NAMES = 5
 """Models beside a mistyped path that an error lists."""
+
+_CARD = """---
+library_name: transformer_xl
+pipeline_tag: text-generation
+tags:
+- transformer-xl
+---
+# {name}
+
+{title} with {n_parameter:,} parameters: {layers},
+{past}, {vocab_size:,} tokens.
+
+```python
+import transformer_xl as txl
+
+{load}
+```
+"""
+"""README.md of a repository of the hub."""
 
 
 class PretrainedMixin:
@@ -85,10 +103,13 @@ class PretrainedMixin:
             if tokenizer is not None:
                 tokenizer.save(Path(folder) / TOKENIZER_FILE)
             from_class = f'model = txl.{type(self).__name__}.from_pretrained("{repo_id}")'
-            card = model_card(
-                self.config,
+            card = _CARD.format(
                 name=repo_id.rpartition("/")[2],
+                title=self.config.title,
                 n_parameter=sum(parameter.numel() for parameter in self.parameters()),
+                layers=self.config.layers_in_words,
+                past=self.config.past_in_words,
+                vocab_size=self.config.vocab_size,
                 load=from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")',
             )
             (Path(folder) / "README.md").write_text(card, encoding="utf-8")

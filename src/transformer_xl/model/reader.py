@@ -1,13 +1,14 @@
-"""`Reader`: a model with frozen weights, made ready to read streams into a `KeyValueMemory`.
+"""`Reader`: a model with frozen weights that reads streams into a `KeyValueMemory`.
 
 What does not depend on the text is computed once: the keys of all distances, and the weights in the precision of inference.
 
-Shapes: B rows, T tokens, C slots, P distances told apart, N heads, H d_head, D d_model, V vocabulary.
+Shapes: B rows, T tokens, C slots, P distances with a key of their own, N heads, H d_head, D d_model, V vocabulary.
 """
 
 import math
 from collections.abc import Callable
-from typing import cast, get_args
+from functools import cache, partial
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,20 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionBlock
-from transformer_xl.model.compiled import compiled_head, compiled_token
-from transformer_xl.model.frozen import InferencePrecision, activation_dtype, freeze_layer, freeze_norm
-from transformer_xl.model.frozen_layer import LayerOptions, normalize, read_segment, read_token
-from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction
+from transformer_xl.model.frozen import (
+    LayerOptions,
+    freeze_layer,
+    freeze_norm,
+    normalize,
+    read_segment,
+    read_token,
+    streamed_product,
+)
+from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction, compute_head
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import check_precision
+from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32, check_precision
 from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -31,6 +38,25 @@ _ALIGNED_SLOTS = 16
 
 _SCORES_AT_ONCE = 1 << 25
 """Attention scores held at once while a segment is read, 128 MB in fp32; more rows are read one group after another."""
+
+_COMPILER_OPTIONS: dict[str, Any] = {
+    "dynamic": False,
+    "fullgraph": True,
+    "recompile_limit": 64,
+    "options": {"size_asserts": False, "alignment_asserts": False},
+}
+"""Code is compiled for each number of rows and slots and each precision, because known shapes make it faster. They are checked
+before the code is entered; checking them again inside takes a fifth of what a layer costs besides its loops."""
+
+
+@cache
+def compiled_functions() -> tuple[Callable[..., Tensor], HeadFunction]:
+    """Return `read_token` and `compute_head` for the compiler, which runs at the first call with tensors of a shape.
+
+    One function serves all layers, and all readers of a process.
+    """
+    token = torch.compile(partial(read_token, streamed=True), **_COMPILER_OPTIONS)
+    return token, torch.compile(partial(compute_head, product=streamed_product), **_COMPILER_OPTIONS)
 
 
 class Reader:
@@ -41,12 +67,12 @@ class Reader:
     Args:
         model: with attention by relative positions.
         tgt_len: longest segment read at once.
-        precision: of weights, keys and values; fp32 stands for the type of the model's weights.
+        precision: of weights, keys and values; fp32 means the type of the model's weights.
         window: how many keys each token sees, itself included. None: as many as in training: with `same_length` the model's
             window, else the memory and all of its segment before it.
 
     Raises:
-        ConfigError: a model whose keys cannot be kept, see `LanguageModel.keeps_keys`.
+        ConfigError: the model's keys cannot be kept, see `LanguageModel.keeps_keys`.
     """
 
     def __init__(
@@ -55,7 +81,7 @@ class Reader:
         check_precision(precision, get_args(InferencePrecision))
         if not model.keeps_keys:
             raise ConfigError(
-                f"attention '{model.config.attention}' adds positions to what is remembered: no keys can be kept; "
+                f"keys of attention '{model.config.attention}' cannot be kept (its AttentionKind says keeps_keys=False); "
                 "read with the model itself"
             )
         self.config, self.mem_len, self.embedding = model.config, model.mem_len, model.embedding
@@ -66,7 +92,10 @@ class Reader:
         self.n_slot = math.ceil(n_slot / _ALIGNED_SLOTS) * _ALIGNED_SLOTS
         self.dtype = activation_dtype(precision, model.dtype)
         self.device = model.device
-        self.options = _options(model)
+        config = model.config
+        self.options = LayerOptions(
+            config.n_head, config.d_head, config.pre_lnorm, config.layer_norm_epsilon, config.activation
+        )
         with torch.no_grad():
             positions = model.block_class.frozen(model, self.n_slot)
             self.layers = [
@@ -79,23 +108,20 @@ class Reader:
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
         self._read_token: Callable[..., Tensor] = read_token
-        self._head: HeadFunction | None = None
+        self._compute_head: HeadFunction | None = None
 
     @property
     def compiled(self) -> bool:
         """Whether single tokens are read by compiled code."""
-        return self._head is not None
+        return self._compute_head is not None
 
     def compile(self) -> None:
-        """Compile the reading of single tokens; the compiler runs at the first `step`, once for each number of rows.
-
-        One function serves all layers, so it takes seconds, not a minute.
-        """
-        self._read_token, self._head = compiled_token(), compiled_head()
+        """Compile the reading of single tokens; the compiler runs at the first `step`, for seconds, once per number of rows."""
+        self._read_token, self._compute_head = compiled_functions()
 
     def interpret(self) -> None:
         """Undo `compile`."""
-        self._read_token, self._head = read_token, None
+        self._read_token, self._compute_head = read_token, None
 
     @property
     def n_bytes(self) -> int:
@@ -120,8 +146,8 @@ class Reader:
         if self.config.zero_first_memory:
             index = rows.to(memory.end.device).nonzero().squeeze(1)
             zero = torch.zeros(1, 1, self.config.d_model, dtype=self._model.dtype, device=self.device)
-            for layer, keys, values in zip(self._blocks(), memory.keys, memory.values, strict=True):
-                key_N11H, value_N1H1 = _remembered(layer, zero)
+            for layer, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
+                key_N11H, value_N1H1 = _keys_and_values(layer, zero)
                 keys[:, index], values[:, index] = key_N11H.to(self.dtype), value_N1H1.to(self.dtype)
             memory.n_valid[index] = self.mem_len
 
@@ -138,8 +164,10 @@ class Reader:
         M = mems.length
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
-        for layer, hidden, keys, values in zip(self._blocks(), mems.hidden, memory.keys, memory.values, strict=True):
-            keys[:, :, :kept], values[..., :kept] = _remembered(layer, hidden[:, M - kept :])
+        for layer, hidden, keys, values in zip(
+            self._model.attention_blocks(), mems.hidden, memory.keys, memory.values, strict=True
+        ):
+            keys[:, :, :kept], values[..., :kept] = _keys_and_values(layer, hidden[:, M - kept :])
         memory.end.fill_(kept)
         memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
         return memory
@@ -169,7 +197,7 @@ class Reader:
         slot_BM = (memory.end.unsqueeze(1) - age) % self.n_slot
         n_valid = memory.n_valid.clamp(max=self.mem_len)
         hidden = []
-        for layer, keys, values in zip(self._blocks(), memory.keys, memory.values, strict=True):
+        for layer, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
             row_B1 = torch.arange(memory.batch_size, device=slot_BM.device).unsqueeze(1)
             k_BMX = keys[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
             v_BMX = values.transpose(2, 3)[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
@@ -198,16 +226,16 @@ class Reader:
             raise ValueError(
                 f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at ring positions {places.tolist()} at once"
             )
-        h_BTD = self._embed(ids)
+        h_BTD = at_least_fp32(self.embedding(ids))
         at = int(places)
         hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
         n_score = self.config.n_head * tgt_len * self.n_slot
         at_once = min(n_row, max(1, _SCORES_AT_ONCE // n_score))
-        # once for all layers: allotted anew, so large a piece comes from the system page by page, slower than the product
-        room = torch.empty(at_once * n_score, dtype=self.dtype, device=self.device)
+        # once for all layers: the system allots so large a piece page by page, which is slower than the product
+        scratch = torch.empty(at_once * n_score, dtype=self.dtype, device=self.device)
+        parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
         for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
             own_keys, own_values = keys[:, rows], values[:, rows]
-            parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
             h_BTD = torch.cat(
                 [
                     read_segment(
@@ -217,20 +245,16 @@ class Reader:
                         own_values[:, part],
                         at=at,
                         hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
-                        room=room,
+                        scratch=scratch,
                         options=self.options,
                     )
                     for part in parts
                 ]
             )
         _advance(memory, rows, tgt_len)
-        return self._leave(h_BTD)
+        return self._normalize_last(h_BTD)
 
-    def _embed(self, ids: Tensor) -> Tensor:
-        h_BTD = self.embedding(ids)
-        return h_BTD.to(torch.promote_types(h_BTD.dtype, torch.float32))
-
-    def _leave(self, h: Tensor) -> Tensor:
+    def _normalize_last(self, h: Tensor) -> Tensor:
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
 
     @torch.no_grad()
@@ -246,19 +270,19 @@ class Reader:
             What the softmax is computed of, (B, D).
         """
         slot_B, column_BC, bias_BC = self._places(memory)
-        h_BD = self._embed(ids.unsqueeze(1)).squeeze(1)
+        h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
         for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
             h_BD = self._read_token(
                 h_BD, weights, keys, values, slot_B=slot_B, column_BC=column_BC, bias_BC=bias_BC, options=self.options
             )
         # The slot of a row that does not read is written all the same: what lay there is out of every query's sight by now.
         _advance(memory, slice(None), 1 if active is None else active.to(memory.end.device).long())
-        return self._leave(h_BD)
+        return self._normalize_last(h_BD)
 
     @torch.no_grad()
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
         """Score the softmax's head after a `step`; see `FrozenSoftmax.head`."""
-        return self.softmax.head(h_BD, compiled=self._head)
+        return self.softmax.head(h_BD, compute=self._compute_head)
 
     def _places(self, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
         """Return the slot of each row's next token, and for each slot the column of its distance and whether it is hidden."""
@@ -285,16 +309,8 @@ class Reader:
         borders = torch.nn.functional.pad(hidden_BTC.any(dim=0).any(dim=0).int(), (1, 1)).diff().nonzero().flatten().tolist()
         return [(slice(*run), bias_BTC[..., slice(*run)]) for run in zip(borders[::2], borders[1::2], strict=True)]
 
-    def _blocks(self) -> list[AttentionBlock]:
-        return [cast(AttentionBlock, cast(DecoderLayer, layer).attention) for layer in self._model.layers]
 
-
-def _options(model: TransformerXL) -> LayerOptions:
-    config = model.config
-    return LayerOptions(config.n_head, config.d_head, config.pre_lnorm, config.layer_norm_epsilon, config.activation)
-
-
-def _remembered(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:
+def _keys_and_values(block: AttentionBlock, hidden_BMD: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys (N, B, M, H) and values (N, B, H, M) of remembered states."""
     _, k_BMNH, v_BMNH = block.project(hidden_BMD[:, :0], hidden_BMD, None)
     return k_BMNH.permute(2, 0, 1, 3), v_BMNH.permute(2, 0, 3, 1)
@@ -308,7 +324,7 @@ def _solve(block: AttentionBlock, kv_BMX: Tensor) -> Tensor:
         return states
     norm = block.layer_norm
     normalized = (states - norm.bias.double()) / norm.weight.double()
-    # epsilon makes the variance of normalized states a little less than 1; of that, the norm that states had before follows
+    # epsilon makes the variance of normalized states a little less than 1, by an amount that tells their variance before
     lacking = (1 - normalized.var(-1, correction=0, keepdim=True)).clamp(min=norm.eps * 1e-6)
     return normalized * (norm.eps / lacking).sqrt()
 

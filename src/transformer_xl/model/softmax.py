@@ -1,7 +1,7 @@
 """Tokens in and out: the embedding and the plain softmax over the whole vocabulary.
 
-Their adaptive counterparts (`adaptive.py`, clusters of rarer words with narrower vectors) offer the same methods, so that the
-model does not ask which kind it has.
+Their adaptive counterparts (`adaptive.py`, clusters of rarer words with narrower vectors) have the same methods, so the model
+does not ask which kind it has.
 
 Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector, X any number of tokens.
 """
@@ -9,17 +9,21 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary, E width of a token's vector
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from transformer_xl.errors import TokenizerError
+from transformer_xl.model.precision import at_least_fp32
 
 _CHUNK_ELEMENTS = 1 << 25
 """Scores held at once, 128 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
 
 
 class Embedding(Protocol):
-    """What a softmax may borrow of an embedding, plain or adaptive."""
+    """The part of an embedding, plain or adaptive, that a tied softmax uses."""
 
     def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
         """Return the vectors (size, E) of the ids of each cluster."""
@@ -32,6 +36,19 @@ class Embedding(Protocol):
 
 Cluster = tuple[Tensor | None, Tensor, Tensor]
 """Projection (D, E) if there is one, vectors (size, E) and biases (size,) of the tokens of a cluster."""
+
+
+def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
+    """Refuse ids that a model has no vector for; `ids` may have any shape, and may be empty.
+
+    Raises:
+        TokenizerError: an id is outside of 0 … V - 1.
+    """
+    if 0 in ids.shape:
+        return
+    for extreme in (int(ids.min()), int(ids.max())):
+        if not 0 <= extreme < vocab_size:
+            raise TokenizerError(f"token id {extreme} is outside the vocabulary ({vocab_size}); is this the model's tokenizer?")
 
 
 class TokenEmbedding(nn.Module):
@@ -50,7 +67,7 @@ class TokenEmbedding(nn.Module):
         """Embed ids (B, T) as (B, T, d_model)."""
         embedded = F.embedding(ids, self.weight)
         projected = embedded if self.projection is None else self.projection(embedded)
-        return projected.to(self.weight.dtype) * self.scale  # in autocast too: what layers add to and remember stays fp32
+        return projected.to(self.weight.dtype) * self.scale  # under autocast, too, hidden states stay fp32
 
     def vectors(self, sizes: Sequence[int]) -> Sequence[Tensor]:
         """Return the vectors (size, E) of the ids of each cluster of an adaptive softmax."""
@@ -70,8 +87,8 @@ class TokenSoftmax(nn.Module):
         vocab_size: V.
         d_embed: E, width of the output vectors.
         d_model: D, width of the hidden states.
-        tied: use the embedding's vectors instead of own ones.
-        tied_projection: use the embedding's projection instead of an own one.
+        tied: use the embedding's vectors.
+        tied_projection: use the embedding's projection.
     """
 
     def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, tied: bool, tied_projection: bool = False) -> None:
@@ -91,7 +108,7 @@ class TokenSoftmax(nn.Module):
         return linear_nll(projected, self._vectors(embedding), self.bias, labels.flatten()).view_as(labels)
 
     def clusters(self, embedding: Embedding) -> tuple[list[Cluster], None]:
-        """Return the whole vocabulary as one cluster, and no classes for tails; see `AdaptiveSoftmax.clusters`."""
+        """Return the whole vocabulary as one cluster, and no classes of tails; see `AdaptiveSoftmax.clusters`."""
         projection = embedding.projection_of(0) if self.projection is None else self.projection.weight.T
         return [(projection, self._vectors(embedding), self.bias)], None
 
@@ -108,14 +125,7 @@ class TokenSoftmax(nn.Module):
 def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
     """Return -log softmax(h · vectors + bias) at each token's label, without holding the scores of all tokens at once.
 
-    Args:
-        h_XE: hidden states, projected to the width of the vectors.
-        vectors_VE: output vectors.
-        bias_V: output biases.
-        label_X: int64, the class of each token; -100: not scored.
-
-    Returns:
-        Nats (X,), at least in fp32; 0 where not scored. Backward recomputes the scores chunk by chunk.
+    Nats (X,) are in fp32 at least, and 0 where the label is -100. The backward pass recomputes scores chunk by chunk.
 
     Example:
         >>> linear_nll(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), torch.tensor([1, -100])).exp().tolist()
@@ -127,7 +137,7 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
     if not torch.is_autocast_enabled(h_XE.device.type) and h_XE.dtype in (torch.float32, torch.float64):
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=n_chunk, chunking_method=None)
         return F.linear_cross_entropy(h_XE, vectors_VE, label_X, linear_bias=bias_V, reduction="none", options=options)
-    # the library's function knows no autocast, and multiplies bf16 on a CPU three times slower than this
+    # the library's function ignores autocast, and multiplies bf16 on a CPU three times slower than this
     chunks = zip(h_XE.split(n_chunk), label_X.split(n_chunk), strict=True)
     return torch.cat(
         [checkpoint(_nll, h, vectors_VE, bias_V, label, use_reentrant=False, preserve_rng_state=False) for h, label in chunks]
@@ -135,6 +145,5 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
 
 
 def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
-    scores = F.linear(h_XE, vectors_VE, bias_V)
-    scores = scores.float() if scores.dtype in (torch.bfloat16, torch.float16) else scores
+    scores = at_least_fp32(F.linear(h_XE, vectors_VE, bias_V))
     return F.cross_entropy(scores, label_X, reduction="none", ignore_index=-100)

@@ -8,7 +8,7 @@
 
 Reference: `MemTransformerLM` of the authors' `pytorch/mem_transformer.py`. Deviations: batch-first; None instead of -1; the
 memory keeps only what is read again (the original also stores the output of the last layer) and is masked per row; with
-`ext_len` the first segment, too, is remembered without its end (the original swaps two arguments there, and sees it twice).
+`ext_len` the first segment, too, is remembered without its end (the original swaps two arguments there, and reads it twice).
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, V vocabulary.
 """
@@ -37,7 +37,7 @@ class TransformerXL(LanguageModel):
         config: sizes and options; `vocab_size` must be set.
 
     Attributes:
-        config: as given.
+        config: its settings.
 
     Example:
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16))
@@ -53,6 +53,11 @@ class TransformerXL(LanguageModel):
         super().__init__(config)
         self.clamp_len, self.same_length = config.clamp_len, config.same_length
         self.block_class: type[AttentionBlock] = import_class(config.attention_kind.block)
+        if config.keeps_keys and self.block_class.frozen is AttentionBlock.frozen:
+            raise ConfigError(
+                f"attention '{config.attention}' keeps keys (keeps_keys=True), but {self.block_class.__name__} has no method "
+                "'frozen'; define it, or register the kind with keeps_keys=False"
+            )
         self.layers = nn.ModuleList(make_layer(self.block_class, config) for _ in range(config.n_layer))
         shapes = self.block_class.shapes(config)
         for name, shape in shapes.items():
@@ -64,14 +69,14 @@ class TransformerXL(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return an empty memory.
+        """Return an empty memory; with `zero_first_memory`, queries attend to its zeros.
 
         Args:
             batch_size: B, number of rows.
-            length: places allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
+            length: positions allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
 
         Returns:
-            A memory that nothing attends to, on the model's device.
+            The memory at the beginning of a stream, on the model's device.
         """
         return Mems.empty(
             batch_size,
@@ -89,17 +94,12 @@ class TransformerXL(LanguageModel):
         return {name: getattr(self, name) for name in self._learned}
 
     @property
-    def keeps_keys(self) -> bool:
-        """Whether keys and values of a position stay the same while the text goes on, so that a `Reader` can keep them."""
-        return self.config.keeps_keys
-
-    @property
     def window(self) -> int | None:
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return self.mem_len + self.config.same_length_besides_self if self.same_length else None
 
     def reach(self, tgt_len: int) -> int:
-        """Return how far back memory goes: what a segment reads was computed in whole segments, and so on, layer by layer."""
+        """Return how far back memory goes: each layer adds the memory of the layer below, in whole segments."""
         return self.config.n_layer * math.ceil(self.mem_len / tgt_len) * tgt_len
 
     def check_context(self) -> None:
@@ -124,7 +124,7 @@ class TransformerXL(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return what the softmax is computed of, (B, T, D), and the new memory; the arguments are those of `forward`."""
+        """Return the input of the softmax, (B, T, D), and the new memory; the arguments are those of `forward`."""
         (batch_size, T), n_pad = ids.shape, rows.n_pad
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
@@ -145,7 +145,7 @@ class TransformerXL(LanguageModel):
         """Return the last `mem_len` hidden states, without gradient (the paper's SG) unless `keep_graph`."""
         if not keep_graph:
             mem_BMD, h_BTD = mem_BMD.detach(), h_BTD.detach()
-        whole = n_pad is None and h_BTD.shape[1] >= self.mem_len + self.ext_len  # nothing of the old memory is left
+        whole = n_pad is None and h_BTD.shape[1] >= self.mem_len + self.ext_len  # no old position is kept
         joined = h_BTD if whole else join(mem_BMD, h_BTD, n_pad)
         end = max(joined.shape[1] - self.ext_len, 0)
         return joined[:, max(end - self.mem_len, 0) : end]

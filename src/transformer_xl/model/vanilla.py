@@ -1,12 +1,12 @@
 """The Transformer of Al-Rfou et al. 2018 (arXiv 1808.04444), which the paper calls vanilla: segments without a memory.
 
     h ← h + P_l                            learned positions, added before every layer
-    h ← layer(h), attention causal         inside the segment: nothing is seen of what came before it
-    loss: the last layer's; with the auxiliary ones also those of other layers and of tokens further on (their section 2.1)
+    h ← layer(h), attention causal         inside the segment; nothing before it is seen
+    loss: the last layer's; the auxiliary losses are those of other layers and of later tokens (their section 2.1)
 
-No code of theirs is published. Deviations: one softmax serves all layers; pre-norm, GELU and the like may be chosen.
+Their code is not published. Deviations: one softmax serves all layers; there are options such as pre-norm and GELU.
 
-Scored as they score it, each token after a whole segment that is read anew, by `evaluate(…, tgt_len=1, ext_len=max_len - 1)`.
+They score each token after a whole segment that is read anew; `evaluate(…, tgt_len=1, ext_len=max_len - 1)` does the same.
 
 Shapes: B batch, T tgt_len, N heads, H d_head, D d_model.
 """
@@ -14,12 +14,11 @@ Shapes: B batch, T tgt_len, N heads, H d_head, D d_model.
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.block import AttentionBlock, content_weights
-from transformer_xl.model.attention.equation import first_keys, hidden_keys
+from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, ModelOutput, make_softmax
 from transformer_xl.model.layers import make_layer
@@ -31,34 +30,8 @@ _LATER_TARGETS = 0.5
 """Weight of the tokens after the next one."""
 
 
-class CausalAttention(AttentionBlock):
-    """Multi-head scaled dot-product attention inside a segment, by PyTorch's fastest way."""
-
-    def forward(self, h_BTD: Tensor, *, first_BT: Tensor | None = None) -> Tensor:
-        """Attend from each position to those before it and itself; from `first_BT` on, where that is given."""
-        h = self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD
-        projected = self.drop_qkv(F.linear(h, self.qkv_net.drawn_weight())).unflatten(-1, (3, self.n_head, self.d_head))
-        q, k, v = projected.permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=None if first_BT is None else ~hidden_keys(first_BT, k.shape[2]).unsqueeze(1),
-            is_causal=first_BT is None,
-            dropout_p=self.dropatt if self.training else 0.0,
-        )
-        return self.add(h_BTD, attended.transpose(1, 2))
-
-    def weights(self, h_BTD: Tensor, *, first_BT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return how much each position attends to each, (B, N, T, T), and which it must not see."""
-        h = self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD
-        q, k, _ = F.linear(h, self.qkv_net.drawn_weight()).unflatten(-1, (3, self.n_head, self.d_head)).unbind(2)
-        from_first = torch.zeros(1, h.shape[1], dtype=torch.int64, device=h.device)
-        return content_weights(q, k, from_first if first_BT is None else first_BT)
-
-
 class Vanilla(LanguageModel):
-    """A language model that reads segments one by one and remembers nothing of them.
+    """A language model that reads separate segments and has no memory.
 
     Args:
         config: sizes and options; `vocab_size` and `max_len` must be set.
@@ -77,7 +50,7 @@ class Vanilla(LanguageModel):
         super().__init__(config)
         if config.max_len is None:
             raise ConfigError("max_len (None) must say how many positions are told apart, such as train.tgt_len")
-        self.layers = nn.ModuleList(make_layer(CausalAttention, config) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(make_layer(AttentionBlock, config) for _ in range(config.n_layer))
         self.positions = nn.Parameter(torch.zeros(config.n_layer, config.max_len, config.d_model))
         norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
         self.final_norm = norm if config.final_norm else nn.Identity()
@@ -86,12 +59,12 @@ class Vanilla(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return a memory without places."""
+        """Return a memory without positions."""
         sizes: dict[str, Any] = {"n_layer": self.config.n_layer, "d_model": self.config.d_model, "length": 0}
         return Mems.empty(batch_size, **sizes, dtype=self.dtype, device=self.device)
 
     def reach(self, tgt_len: int) -> int:
-        """Return 0: nothing before a segment matters."""
+        """Return 0, because nothing before a segment matters."""
         return 0
 
     def check_context(self) -> None:
@@ -132,7 +105,7 @@ class Vanilla(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Return what the softmax is computed of, (B, T, D), and a memory of nothing."""
+        """Return the input of the softmax, (B, T, D), and a memory without positions."""
         *_, h_BTD = self._layers(ids, rows, execution)
         return self.drop_output(self.final_norm(h_BTD)), self.init_mems(len(ids))
 
@@ -164,13 +137,13 @@ class Vanilla(LanguageModel):
         return [*early, n - 1]
 
     def _losses(self, h_BTD: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return nats of the next token (B, T), and the weighted sum of those of the tokens after it."""
+        """Return nats of the next token (B, T), and the weighted sum of the nats of later tokens."""
         nll = self.softmax.nll(h_BTD, labels, self.embedding)
         later = torch.zeros((), device=nll.device)
         for i, softmax in enumerate(self.later_targets, start=1):
             if i < labels.shape[1]:
                 target = cast("TokenSoftmax", softmax).nll(h_BTD[:, :-i], labels[:, i:], self.embedding)
                 later = later + _LATER_TARGETS * target.sum()
-            else:  # a segment too short for this target: processes that share gradients expect all of them
+            else:  # a segment too short for this target; processes that share gradients still expect all of them
                 later = later + sum(0.0 * parameter.sum() for parameter in softmax.parameters())
         return nll, later

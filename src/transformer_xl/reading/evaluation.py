@@ -16,7 +16,7 @@ import torch
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
-from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
 from transformer_xl.reading.stream import KeptKeys, open_stream, scoring
 from transformer_xl.world import World

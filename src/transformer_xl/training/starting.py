@@ -13,8 +13,7 @@ from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.model.kinds import make_model
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.reading.how import Reading
 from transformer_xl.training.comparison import Comparison, compare_parameters

@@ -11,7 +11,7 @@ from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
 from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, visit_attention
-from transformer_xl.model.vanilla import CausalAttention
+from transformer_xl.model.attention.equation import hidden_keys
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
 
@@ -36,15 +36,17 @@ def test_weights_times_values_are_what_the_block_computed(kind):
         for T in (3, 7, 1, 4):
             _, mems = model.read(torch.randint(13, (2, T)), mems=mems)
         for block, h, told, out in seen:
-            weight, hidden = block.weights(h, **told)
+            weight = block.weights(h, **told)
             assert_close("sums", weight.sum(-1), torch.ones(weight.shape[:-1]), 1e-12)
+            first_BT = torch.zeros(1, h.shape[1], dtype=torch.int64) if told["first_BT"] is None else told["first_BT"]
+            hidden = hidden_keys(first_BT, weight.shape[-1])
             assert (weight.masked_fill(~hidden.unsqueeze(1), 0) == 0).all()
             assert_close("output", block.add(h, torch.einsum("bnts,bsnh->btnh", weight, values(block, h, told))), out, 1e-10)
     assert len(seen) == 8
 
 
 def values(block, h, told):
-    if isinstance(block, CausalAttention):
+    if "mem_BMD" not in told:
         h = block.layer_norm(h) if block.pre_lnorm else h
         return F.linear(h, block.qkv_net.weight).unflatten(-1, (3, block.n_head, block.d_head))[:, :, 2]
     return block.project(h, told["mem_BMD"], None)[2]

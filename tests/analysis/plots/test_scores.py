@@ -14,7 +14,7 @@ from transformer_xl.analysis.plots.scores import by_position, memory_line, open_
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.model.kinds import make_model
+from transformer_xl.model.language_model import make_model
 from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Score, evaluate
 

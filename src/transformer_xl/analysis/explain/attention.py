@@ -31,7 +31,7 @@ def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visi
 
     def watcher(layer: int) -> Callable[..., None]:
         def watch(block: AttentionBlock, arguments: tuple[Tensor, ...], told: dict[str, Any]) -> None:
-            visit(layer, block.weights(*arguments, **told)[0].float())
+            visit(layer, block.weights(*arguments, **told).float())
 
         return watch
 

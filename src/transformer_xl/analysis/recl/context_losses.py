@@ -20,7 +20,7 @@ import torch
 
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.token_ids import check_ids
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.opening import Opened
 from transformer_xl.reading.segments import Cut, windows
 from transformer_xl.reading.stream import Stream, open_stream, scoring

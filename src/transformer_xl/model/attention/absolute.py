@@ -10,38 +10,34 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, D d_model.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.model.attention.block import Attending, AttentionBlock
-from transformer_xl.model.attention.equation import hidden_keys
-from transformer_xl.model.attention.positions import sinusoids
+from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.equation import sinusoids
 from transformer_xl.model.attention.shaw import table_rows, table_size
 from transformer_xl.model_config import TransformerXLConfig
 
+if TYPE_CHECKING:
+    from transformer_xl.model.transformer_xl import TransformerXL
+
 
 class AbsoluteAttention(AttentionBlock):
-    """Multi-head scaled dot-product attention over memory and segment."""
+    """Attention by content over memory and segment."""
 
-    normalizes_queries = False  # with pre_lnorm the original normalizes what keys and values are made of, and not the queries
-
-    def forward(self, h_BTD: Tensor, *, mem_BMD: Tensor, first_BT: Tensor, n_pad: Tensor | None = None) -> Tensor:
-        """Attend from the segment to memory and segment."""
-        q, k, v = (x.transpose(1, 2) for x in self.project(h_BTD, mem_BMD, n_pad))
-        dropatt = self.dropatt if self.training else 0.0
-        visible_BTS = ~hidden_keys(first_BT, k.shape[2])
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=visible_BTS.unsqueeze(1), dropout_p=dropatt)
-        return self.add(h_BTD, attended.transpose(1, 2))
+    normalizes_queries = False  # with pre_lnorm the original normalizes the input of keys and values, but not that of queries
 
 
 class VaswaniAttention(AbsoluteAttention):
-    """Sinusoids of positions are added once, to the embedding and to what the first layer remembers."""
+    """Sinusoids of positions are added once, to the embedding and to the memory of the first layer."""
 
     @staticmethod
-    def enter(model: Attending, layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return memory and segment, before the first layer with sinusoids, and with dropout after they were added."""
+    def enter(
+        model: "TransformerXL", layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return memory and segment; before the first layer, sinusoids are added, then dropout is applied."""
         if layer > 0:
             return mem_BMD, h_BTD
 
@@ -54,15 +50,17 @@ class VaswaniAttention(AbsoluteAttention):
 
 
 class AlRfouAttention(AbsoluteAttention):
-    """Learned positions are added before every layer, whose own they are."""
+    """Learned positions are added before every layer; each layer has its own."""
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-        """Return that of each layer's table; a position is as wide as all heads."""
+        """Return the shape of the layers' tables; a position is as wide as all heads together."""
         return {"r_emb": (config.n_layer, table_size(config), config.n_head, config.d_head)}
 
     @staticmethod
-    def enter(model: Attending, layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
+    def enter(
+        model: "TransformerXL", layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """Return memory and segment with the layer's positions."""
         mem_BMD, h_BTD = AttentionBlock.enter(model, layer, mem_BMD, h_BTD, n_pad)
         table = model.learned_positions["r_emb"][layer].flatten(1)
@@ -72,19 +70,11 @@ class AlRfouAttention(AbsoluteAttention):
 def add_positions(
     encode: Callable[[Tensor], Tensor], mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Add positions to the states that enter a layer, the memory's too.
+    """Add positions to the states that enter a layer, those of the memory too.
 
-    What is remembered of a segment has its positions in it, and gets others added in the next: so does the original, which adds
-    them in place.
-
-    Args:
-        encode: int64 distances to the end of the segment, of any shape, to vectors of width D.
-        mem_BMD: memory.
-        h_BTD: the segment's states.
-        n_pad: int64 (B,), padding tokens at the left of each row; its memory moves up by so much.
-
-    Returns:
-        Memory and segment with positions.
+    States are remembered with their positions, and get new positions added in the next segment. The original does the same,
+    because it adds positions in place. `encode` maps int64 distances to the end of the segment, of any shape, to vectors of
+    width D. Padding (`n_pad`) at the left of a row moves its memory up.
     """
     M, T = mem_BMD.shape[1], h_BTD.shape[1]
     distance_S = torch.arange(M + T - 1, -1, -1, device=h_BTD.device)

@@ -1,58 +1,25 @@
-"""What a kind of attention is made of: one class that says what its positions are and how its blocks attend.
+"""`AttentionBlock`: what every kind of attention is made of, and attention by content alone.
 
-A kind of your own is a subclass of `AttentionBlock`, and a line in the table of kinds (`transformer_xl.kinds`) that says where
-it is. It has to say how a block attends (`forward`). The rest has a default: what is learned of positions (`shapes`), what a
-layer is told of them (`positions`), how they are added to the states (`enter`), the weights by themselves (`weights`), and the
-form in which inference computes with kept keys (`frozen`).
+A kind of your own is a subclass, and a line in the table of kinds (`transformer_xl.kinds`) that says where the class is. Every
+method has a default. Override `shapes` for parameters of positions, `positions` for what a layer needs to know of them, `enter`
+to add positions to the states, `attend` and `attention_weights` for the scores, and `frozen` for inference with kept keys.
 
-Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, P distances told apart.
+Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, P distances with a key of their own.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_xl.model.attention.equation import hidden_keys
+from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 from transformer_xl.model.memory import join
 from transformer_xl.model_config import TransformerXLConfig
 
-
-class Attending(Protocol):
-    """What a kind of attention sees of its model.
-
-    Attributes:
-        config: its settings.
-        layers: its layers, each with a block of the kind as `attention`.
-        clamp_len: largest distance told apart; None: no limit.
-        drop_input: dropout on what enters the first layer.
-        training: whether dropout is on.
-    """
-
-    config: TransformerXLConfig
-    layers: nn.ModuleList
-    clamp_len: int | None
-    drop_input: Dropout
-    training: bool
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights and of the memory."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        ...
-
-    @property
-    def learned_positions(self) -> Mapping[str, Tensor]:
-        """The parameters that `AttentionBlock.shapes` asked for, by name."""
-        ...
+if TYPE_CHECKING:
+    from transformer_xl.model.transformer_xl import TransformerXL  # which builds its layers of these blocks
 
 
 class FrozenPositions(NamedTuple):
@@ -71,8 +38,8 @@ class FrozenPositions(NamedTuple):
     """b, what a distance adds to a score whatever the query, (P, N); None: nothing."""
 
 
-class AttentionBlock(nn.Module, ABC):
-    """What attention of every kind has in common: projections, residual connection and layer norm.
+class AttentionBlock(nn.Module):
+    """Multi-head scaled dot-product attention by content, with residual connection and layer norm.
 
     Args:
         d_model: D.
@@ -115,7 +82,7 @@ class AttentionBlock(nn.Module, ABC):
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-        """Return the names and shapes of the parameters that say where keys stand and belong to the whole model.
+        """Return names and shapes of the parameters of positions that belong to the whole model.
 
         Raises:
             ConfigError: settings that only a run knows are missing.
@@ -123,80 +90,99 @@ class AttentionBlock(nn.Module, ABC):
         return {}
 
     @staticmethod
-    def positions(model: Attending, n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        """Return what each layer's block is told about positions, as arguments of its `forward`.
+    def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
+        """Return for each layer the keyword arguments of `attend` and `attention_weights` besides `first_BT`.
 
-        Args:
-            model: whose layers they are.
-            n_key: S.
-            backend: name of the attention backend, for kinds that have a choice.
-
-        Returns:
-            The arguments of one layer after another.
+        `n_key` is S; `backend` names the attention backend, for kinds that have a choice.
         """
         return [{} for _ in model.layers]
 
     @staticmethod
-    def enter(model: Attending, layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return memory and segment as they enter a layer: before the first, dropout; some kinds add positions here.
-
-        Args:
-            model: whose layer it is.
-            layer: its number, from 0.
-            mem_BMD: what the layer remembers.
-            h_BTD: the segment; before the first layer, its embedding.
-            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
-
-        Returns:
-            Memory and segment.
-        """
+    def enter(
+        model: "TransformerXL", layer: int, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return memory and segment as they enter a layer: layer 0 applies dropout, and some kinds add positions."""
         return mem_BMD, model.drop_input(h_BTD) if layer == 0 else h_BTD
 
     @staticmethod
-    def frozen(model: Attending, n_slot: int) -> list[FrozenPositions]:
-        """Return what a `Reader` computes with, layer by layer; only for kinds whose keys can be kept.
+    def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
+        """Return what a `Reader` computes with, layer by layer, for up to `n_slot` distances.
 
-        Args:
-            model: whose layers they are.
-            n_slot: distances that can occur.
+        A kind whose `AttentionKind` says `keeps_keys` must define this; `TransformerXL` refuses it otherwise.
         """
-        raise NotImplementedError("the table of kinds says of this one that keys cannot be kept")
+        raise NotImplementedError("this kind of attention does not keep keys")
 
-    @abstractmethod
-    def forward(self, h_BTD: Tensor, *_: Any, **told: Any) -> Tensor:
-        """Attend from the segment to memory and segment.
+    def forward(
+        self,
+        h_BTD: Tensor,
+        *,
+        mem_BMD: Tensor | None = None,
+        first_BT: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        **positions: Any,
+    ) -> Tensor:
+        """Attend from the segment to memory and segment, and add the result to the segment.
 
         Args:
-            h_BTD: the segment as it enters.
-            **told: `mem_BMD`, what the layer remembers; `first_BT`, int64 (B, T), the first key that each query sees, see
-                `first_keys`; `n_pad`, int64 (B,), padding tokens at the left of each row, or None; and what `positions`
-                returned for the layer.
+            h_BTD: the segment.
+            mem_BMD: what the layer remembers; None: it has no memory.
+            first_BT: int64 (B or 1, T), the first key that each query sees, see `first_keys`; None: each sees all before it.
+            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
+            **positions: what `positions` returned for the layer.
 
         Returns:
-            (B, T, D): what enters, what the heads found added to it.
+            The block's output, (B, T, D).
         """
+        q, k, v = self.project(h_BTD, mem_BMD, n_pad)
+        return self.add(h_BTD, self.attend(q, k, v, first_BT=first_BT, **positions))
 
-    def weights(self, h_BTD: Tensor, *_: Any, **told: Any) -> tuple[Tensor, Tensor]:
-        """Return how much each query attends to each key, here by content alone.
+    def weights(
+        self,
+        h_BTD: Tensor,
+        *,
+        mem_BMD: Tensor | None = None,
+        first_BT: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        **positions: Any,
+    ) -> Tensor:
+        """Return how much each query attends to each key, (B, N, T, S), in evaluation; the arguments are those of `forward`."""
+        q, k, _ = self.project(h_BTD, mem_BMD, n_pad)
+        if first_BT is None:
+            first_BT = torch.zeros(1, q.shape[1], dtype=torch.int64, device=q.device)
+        return self.attention_weights(q, k, first_BT=first_BT, **positions)
 
-        Args:
-            h_BTD: the segment as it enters.
-            **told: the same as for `forward`.
+    def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *_: Any, first_BT: Any, **positions: Any) -> Tensor:
+        """Return what each query gathers from the values, (B, T, N, H), with dropout of attention weights in training.
 
-        Returns:
-            Weights (B, N, T, S) without dropout, and bool (B or 1, T, S), True where a query must not see a key.
+        `first_BT` is None in models without a memory only.
         """
-        q, k = self.project(h_BTD, told["mem_BMD"], told.get("n_pad"))[:2]
-        return content_weights(q, k, told["first_BT"])
+        q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BSNH, v_BSNH))
+        attended = F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=None if first_BT is None else ~hidden_keys(first_BT, k.shape[2]).unsqueeze(1),
+            is_causal=first_BT is None,
+            dropout_p=self.dropatt if self.training else 0.0,
+        )
+        return attended.transpose(1, 2)
+
+    def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *_: Any, first_BT: Tensor, **positions: Any) -> Tensor:
+        """Return how much each query attends to each key, (B, N, T, S), without dropout."""
+        return masked_softmax(torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * self.d_head**-0.5, first_BT)
 
     def position_weights(self) -> list[Tensor]:
         """Return the matrices of this block that multiply distances instead of tokens."""
         return []
 
-    def project(self, h_BTD: Tensor, mem_BMD: Tensor, n_pad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, h_BTD: Tensor, mem_BMD: Tensor | None, n_pad: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries (B, T, N, H) of the segment, and keys and values (B, S, N, H) of memory and segment."""
-        h, mem = (self.layer_norm(h_BTD), self.layer_norm(mem_BMD)) if self.pre_lnorm else (h_BTD, mem_BMD)
         heads = (self.n_head, self.d_head)
+        h = self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD
+        if mem_BMD is None:
+            q, k, v = self.drop_qkv(F.linear(h, self.qkv_net.drawn_weight())).unflatten(-1, (3, *heads)).unbind(2)
+            return q, k, v
+        mem = self.layer_norm(mem_BMD) if self.pre_lnorm else mem_BMD
         w_q, w_kv = self.qkv_net.drawn_weight().tensor_split([self.n_head * self.d_head])
         # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
         kv = self.drop_qkv(join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad)).unflatten(-1, (2, *heads))
@@ -204,13 +190,6 @@ class AttentionBlock(nn.Module, ABC):
         return q, kv[:, :, 0], kv[:, :, 1]
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
-        """Project what the heads found and add it to the segment's states."""
+        """Project the output of the heads and add it to the segment's states."""
         output = h_BTD + self.drop(self.o_net(attended_BTNH.flatten(-2)))
         return output if self.pre_lnorm else self.layer_norm(output)
-
-
-def content_weights(q_BTNH: Tensor, k_BSNH: Tensor, first_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return scaled dot-product weights (B, N, T, S), and which keys are hidden, bool (B or 1, T, S)."""
-    hidden_BTS = hidden_keys(first_BT, k_BSNH.shape[1])
-    score_BNTS = torch.einsum("btnh,bsnh->bnts", q_BTNH, k_BSNH) * q_BTNH.shape[-1] ** -0.5
-    return score_BNTS.masked_fill(hidden_BTS.unsqueeze(1), float("-inf")).softmax(dim=-1), hidden_BTS

@@ -3,16 +3,18 @@
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from transformer_xl.model.attention.block import Attending, AttentionBlock, FrozenPositions
-from transformer_xl.model.attention.equation import hidden_keys, relative_weights
-from transformer_xl.model.attention.positions import key_distances, sinusoids
+from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.equation import key_distances, relative_weights, sinusoids
 from transformer_xl.model.backends import Attention, choose_backend
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model_config import TransformerXLConfig
+
+if TYPE_CHECKING:
+    from transformer_xl.model.transformer_xl import TransformerXL
 
 
 class RelativeAttention(AttentionBlock):
@@ -33,64 +35,50 @@ class RelativeAttention(AttentionBlock):
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
-        """Return those of u and v, which layers share unless `untie_r`."""
+        """Return the shapes of u and v, which layers share unless `untie_r`."""
         shape = (config.n_layer if config.untie_r else 1, config.n_head, config.d_head)
         return {"r_w_bias": shape, "r_r_bias": shape}
 
     @staticmethod
-    def positions(model: Attending, n_key: int, *, backend: str) -> list[dict[str, Any]]:
-        """Return R, the layer's u and v, and the function that attends."""
+    def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
+        """Return R, the layer's u and v, and the function of the backend."""
         config, device = model.config, model.device
         distances = key_distances(n_key, clamp_len=model.clamp_len, device=device)
         r_SD = model.drop_input(sinusoids(distances, config.d_model, model.dtype))
         dropatt = config.dropatt if model.training else 0.0
         attend = choose_backend(backend, device, dtype=model.dtype, dropatt=dropatt, d_head=config.d_head)
-        return [{"r_SD": r_SD, "r_w_bias": u, "r_r_bias": v, "attend": attend} for u, v in _biases(model)]
+        return [{"r_SD": r_SD, "r_w_bias": u, "r_r_bias": v, "backend": attend} for u, v in _biases(model)]
 
     @staticmethod
-    def frozen(model: Attending, n_slot: int) -> list[FrozenPositions]:
-        """Return u, v, and r = W_kR R of the distances told apart."""
+    def frozen(model: "TransformerXL", n_slot: int) -> list[FrozenPositions]:
+        """Return u, v, and r = W_kR R of all distances up to `clamp_len`."""
         n_distance = n_slot if model.clamp_len is None else min(n_slot, model.clamp_len + 1)
         distances = key_distances(n_distance, clamp_len=None, device=model.device)
         encoded = sinusoids(distances, model.config.d_model, model.dtype)
         blocks = [cast("RelativeAttention", layer.attention) for layer in model.layers]
-        keys = [block.r_net(encoded).unflatten(-1, (block.n_head, block.d_head)) for block in blocks]
+        keys = [block._position_keys(encoded) for block in blocks]
         return [FrozenPositions(u, v, r_PNH, None) for (u, v), r_PNH in zip(_biases(model), keys, strict=True)]
 
-    def forward(
+    def attend(
         self,
-        h_BTD: Tensor,
+        q_BTNH: Tensor,
+        k_BSNH: Tensor,
+        v_BSNH: Tensor,
         *,
-        mem_BMD: Tensor,
         first_BT: Tensor,
-        n_pad: Tensor | None = None,
         r_SD: Tensor,
-        r_w_bias: Tensor,
-        r_r_bias: Tensor,
-        attend: Attention,
+        backend: Attention,
+        **biases: Tensor,
     ) -> Tensor:
-        """Attend from the segment to memory and segment by `attend`; see `relative_attention` for the other arguments."""
-        q, k, v = self.project(h_BTD, mem_BMD, n_pad)
+        """Return what each query gathers from the values; `biases` are u and v, as `relative_attention` names them."""
         dropatt = self.dropatt if self.training else 0.0
-        r_SNH = self._position_keys(r_SD)
-        return self.add(h_BTD, attend(q, k, v, r_SNH, r_w_bias=r_w_bias, r_r_bias=r_r_bias, first_BT=first_BT, dropatt=dropatt))
+        return backend(q_BTNH, k_BSNH, v_BSNH, self._position_keys(r_SD), first_BT=first_BT, dropatt=dropatt, **biases)
 
-    def weights(
-        self,
-        h_BTD: Tensor,
-        *,
-        mem_BMD: Tensor,
-        first_BT: Tensor,
-        n_pad: Tensor | None = None,
-        r_SD: Tensor,
-        r_w_bias: Tensor,
-        r_r_bias: Tensor,
-        attend: Attention,
-    ) -> tuple[Tensor, Tensor]:
-        """Return how much each query attends to each key, by the paper's equation whatever `attend` is."""
-        q, k, _ = self.project(h_BTD, mem_BMD, n_pad)
-        told = {"r_w_bias": r_w_bias, "r_r_bias": r_r_bias, "first_BT": first_BT}
-        return relative_weights(q, k, self._position_keys(r_SD), **told), hidden_keys(first_BT, k.shape[1])
+    def attention_weights(
+        self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, r_SD: Tensor, backend: Attention, **biases: Tensor
+    ) -> Tensor:
+        """Return how much each query attends to each key, by the paper's equation whatever `backend` is."""
+        return relative_weights(q_BTNH, k_BSNH, self._position_keys(r_SD), first_BT=first_BT, **biases)
 
     def position_weights(self) -> list[Tensor]:
         """Return W_kR."""
@@ -100,7 +88,7 @@ class RelativeAttention(AttentionBlock):
         return self.r_net(r_SD).unflatten(-1, (self.n_head, self.d_head))
 
 
-def _biases(model: Attending) -> list[tuple[Tensor, Tensor]]:
+def _biases(model: "TransformerXL") -> list[tuple[Tensor, Tensor]]:
     """Return u and v of each layer."""
     u, v = (model.learned_positions[name] for name in ("r_w_bias", "r_r_bias"))
     return [(u[i % len(u)], v[i % len(v)]) for i in range(len(model.layers))]

@@ -15,8 +15,8 @@ Attention = Callable[..., Tensor]
 _FUNCTIONS = {
     "equation": ("attention.equation", "relative_attention"),
     "matmul": ("backends.matmul", "matmul_attention"),
-    "sdpa": ("backends.sdpa", "sdpa_attention"),
-    "flex": ("backends.flex", "flex_attention"),
+    "sdpa": ("backends.pytorch", "sdpa_attention"),
+    "flex": ("backends.pytorch", "flex_attention"),
     "triton": ("backends.fused", "fused_attention"),
 }
 """By name, the module and the function; imported when they are chosen, for Triton takes a second."""
