@@ -24,7 +24,7 @@ from transformer_xl.console import say, table
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SIZES = {"n_layer": 4, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "mem_len": 128}

@@ -16,7 +16,7 @@ from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.opening import Text, file_text, open_run, split_text, text_difference
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 

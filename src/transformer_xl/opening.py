@@ -21,7 +21,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 
 
 @dataclass(frozen=True)

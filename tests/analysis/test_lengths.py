@@ -4,7 +4,7 @@ from pathlib import Path
 
 from transformer_xl.analysis.lengths import lengths_of, readings, trained_length
 from transformer_xl.config import RunConfig, load_recipe
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 
 
 def of_kind(kind: str, **model: object) -> RunConfig:

@@ -1,6 +1,7 @@
 """`evaluate` against a loop that feeds one token at a time; every token counts once, however the text is divided."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples, tiny_model
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.config import load_recipe
+from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.reading.evaluation import Reading, Score, evaluate, write_token_nats
 
 
 def some_ids(n: int, seed: int = 0) -> np.ndarray:
@@ -239,3 +242,49 @@ def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len):
     one = evaluate(model, ids, tgt_len=tgt_len, batch_size=1, per_token=True).token_nats
     many = evaluate(model, ids, tgt_len=tgt_len, batch_size=4, per_token=True).token_nats
     np.testing.assert_allclose(many, one, atol=1e-5)
+
+
+# how a text is read
+
+
+def test_a_run_is_read_as_its_settings_say_but_for_what_is_changed() -> None:
+    config = load_recipe("quickstart", ["eval.tgt_len=32", "eval.ext_len=3", "eval.same_length=true", "eval.clamp_len=9"])
+    own = Reading.of_run(config)
+    assert own == Reading(32, config.eval_mem_len, 3, config.eval.batch_size, same_length=True, clamp_len=9)
+    changed = Reading.of_run(config, tgt_len=None, ext_len=0, same_length=False)
+    assert changed == Reading(32, config.eval_mem_len, 0, config.eval.batch_size, same_length=False, clamp_len=9)
+    assert own.length == config.eval_mem_len + 3
+
+
+def test_without_memory_there_is_no_number_of_keys_to_keep() -> None:
+    own = Reading(tgt_len=4, mem_len=8, ext_len=2, same_length=True)
+    assert own.without_memory() == Reading(tgt_len=4, mem_len=0, ext_len=2, same_length=False)
+
+
+def test_a_view_reads_so() -> None:
+    sizes = {"n_layer": 1, "d_model": 8, "n_head": 1, "d_head": 8, "d_inner": 8, "vocab_size": 5}
+    model = TransformerXL(load_recipe("quickstart").model.model_copy(update=sizes))
+    view = Reading(tgt_len=4, mem_len=8, ext_len=2, same_length=True, clamp_len=5).view(model)
+    assert (view.mem_len, view.ext_len, view.same_length, view.clamp_len) == (8, 2, True, 5)
+    with pytest.raises(ConfigError, match=r"tgt_len \(0\) must be at least 1"):
+        Reading(tgt_len=0, mem_len=8).view(model)
+
+
+# the nats of every token, in a file
+
+TOKEN_IDS, NATS = np.array([*b"xa\n"], np.uint8), np.array([0.5, 2.25], np.float32)
+
+
+def test_a_table_names_each_predicted_token(tmp_path: Path) -> None:
+    write_token_nats(tmp_path / "nats.tsv", TOKEN_IDS, NATS, ByteTokenizer())
+    assert (tmp_path / "nats.tsv").read_text() == 'position\tid\tnats\ttoken\n1\t97\t0.500000\t"a"\n2\t10\t2.250000\t"\\n"\n'
+
+
+def test_an_array_has_nothing_but_nats(tmp_path: Path) -> None:
+    write_token_nats(tmp_path / "nats.npy", TOKEN_IDS, NATS, ByteTokenizer())
+    np.testing.assert_array_equal(np.load(tmp_path / "nats.npy", allow_pickle=False), NATS)
+
+
+def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"^cannot write '.*': Is a directory; free disk space or choose another"):
+        write_token_nats(tmp_path, TOKEN_IDS, NATS, ByteTokenizer())

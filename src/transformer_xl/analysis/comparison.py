@@ -11,8 +11,7 @@ from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.opening import Opened, Text, open_run, text_difference
-from transformer_xl.reading.evaluation import Score, evaluate
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading, Score, evaluate
 
 Unit = Literal["nats", "bpc"]
 

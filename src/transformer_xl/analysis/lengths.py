@@ -9,7 +9,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from transformer_xl.config import RunConfig
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 
 MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the length in training, that an ablation scores
 _SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))  # of a vanilla model's positions

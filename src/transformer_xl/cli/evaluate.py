@@ -8,8 +8,7 @@ from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoic
 from transformer_xl.console import progress, warn
 
 if TYPE_CHECKING:
-    from transformer_xl.reading.evaluation import Score
-    from transformer_xl.reading.how import Reading
+    from transformer_xl.reading.evaluation import Reading, Score
 
 
 def evaluate(
@@ -57,7 +56,7 @@ def evaluate(
     from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.evaluation import evaluate as score_stream
-    from transformer_xl.reading.token_nats import write_token_nats
+    from transformer_xl.reading.evaluation import write_token_nats
     from transformer_xl.world import joined
 
     with joined() as world:

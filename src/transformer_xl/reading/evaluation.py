@@ -1,25 +1,100 @@
-"""Score a model on a token stream: summed nats with their counts; every other unit is derived last.
+"""Score a model on a text: the sum of its nats, how the text is read for it, and the nats of each token.
 
-The stream is read as one text. Every token but the very first, which nothing precedes, is predicted once, the first of each
-segment too. Read in several lanes side by side, each lane first reads the tokens before its part, uncounted, so that its memory
-is as warm as if it had come from there.
+The text is one stream. Every token but the very first is predicted once, the first token of each segment too. If the text is
+read in several lanes side by side, each lane first reads the tokens before its part without counting them, so that its memory
+holds what it would hold if one lane had read everything.
 """
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
 
 import numpy as np
 import torch
 
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.config import RunConfig
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
 from transformer_xl.reading.stream import KeptKeys, open_stream, scoring
 from transformer_xl.world import World
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a text is read to score it; `evaluate(model, ids, **vars(reading))` reads it so.
+
+    Attributes:
+        tgt_len: tokens per segment.
+        mem_len: positions of memory.
+        ext_len: tokens before each segment that are read again with it instead of being remembered.
+        batch_size: lanes read side by side.
+        same_length: the same number of keys for every query; None: as the model does. False without memory.
+        clamp_len: largest distance told apart; None: as the model does.
+
+    Example:
+        >>> Reading(tgt_len=64, mem_len=128, same_length=True).without_memory()
+        Reading(tgt_len=64, mem_len=0, ext_len=0, batch_size=1, same_length=False, clamp_len=None)
+    """
+
+    tgt_len: int
+    mem_len: int
+    ext_len: int = 0
+    batch_size: int = 1
+    same_length: bool | None = None
+    clamp_len: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.mem_len:
+            object.__setattr__(self, "same_length", False)
+
+    @classmethod
+    def of_run(cls, config: RunConfig, **changes: Any) -> Self:
+        """Return how `txl eval` reads for a run, with changed attributes; those that are None are the run's own."""
+        own = {
+            "tgt_len": config.eval_tgt_len,
+            "mem_len": config.eval_mem_len,
+            "ext_len": config.eval.ext_len,
+            "batch_size": config.eval.batch_size,
+            "same_length": config.eval.same_length,
+            "clamp_len": config.eval.clamp_len,
+        }
+        return cls(**own | {name: value for name, value in changes.items() if value is not None})
+
+    @property
+    def length(self) -> int:
+        """Positions before a segment that its tokens may see: the attention length."""
+        return self.mem_len + self.ext_len
+
+    def __str__(self) -> str:
+        """Return it in words.
+
+        Example:
+            >>> print(Reading(tgt_len=16, mem_len=0, ext_len=48))
+            segments of 16, 48 read again before each, no memory
+        """
+        again = f", {self.ext_len:,} read again before each" if self.ext_len else ""
+        memory = f"memory of {self.mem_len:,}" if self.mem_len else "no memory"
+        return f"segments of {self.tgt_len:,}{again}, {memory}"
+
+    def without_memory(self) -> Self:
+        """Return the same without memory."""
+        return replace(self, mem_len=0)
+
+    def view(self, model: LanguageModel) -> LanguageModel:
+        """Return the model with these lengths; ConfigError if it cannot be read with them."""
+        if self.tgt_len < 1:
+            raise ConfigError(f"tgt_len ({self.tgt_len}) must be at least 1")
+        return model.with_context(
+            mem_len=self.mem_len, clamp_len=self.clamp_len, same_length=self.same_length, ext_len=self.ext_len
+        )
 
 
 @dataclass(frozen=True)
@@ -68,7 +143,7 @@ class Score:
         return self.tokens / max(self.seconds, 1e-9)
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """Return all figures, for JSON, which knows no infinity: None stands for it."""
+        """Return all figures for JSON, with None for infinity."""
         names = ("nats", "tokens", "n_characters", "n_bytes", "loss", "ppl", "bpc", "bpb", "seconds", "tokens_per_second")
         values = {name: getattr(self, name) for name in names}
         return {name: value if value is None or math.isfinite(value) else None for name, value in values.items()}
@@ -93,8 +168,8 @@ def evaluate(
 ) -> Score:
     """Score a whole stream, every token counted once, with warm memory.
 
-    Several processes divide the lanes, and each returns the score of all of them; if they hold parts of the weights only, all
-    read all lanes.
+    Several processes divide the lanes, and each returns the score of all lanes. If each holds only a part of the weights, all
+    of them read all lanes.
 
     Args:
         model: its mode (training or not) is restored afterwards.
@@ -105,7 +180,7 @@ def evaluate(
         same_length: the same number of keys for every query; None: as the model does.
         clamp_len: largest distance told apart; None: as the model does.
         ext_len: tokens before each segment that are read again with it instead of being remembered (the authors' extended
-            context); their states are as new as the segment's, at the price of computing them twice.
+            context); their states are as new as the segment's, but they are computed twice.
         n_characters: characters of the predicted text, for `Score.bpc`; None: one per token.
         n_bytes: bytes of the predicted text, for `Score.bpb`.
         precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
@@ -134,7 +209,7 @@ def evaluate(
         raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")
     n_predicted = len(ids) - 1
     if n_predicted < 1:
-        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, for the first is predicted by none")
+        raise CorpusError(f"the text to score has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
     if tgt_len < 1 or batch_size < 1 or ext_len < 0:
         raise ConfigError(
             f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
@@ -155,7 +230,7 @@ def evaluate(
                 token_nats[segment.places[segment.is_scored]] = nll[segment.is_scored].float()
             if on_tokens:
                 on_tokens(int(segment.is_scored.sum()))
-    # all go on with the same bits: where each has read all lanes, unequal devices may differ in the last one
+    # all processes need the same bits: if each has read all lanes, devices may differ in the last bit
     (total,) = (everyone.from_first(total),) if model.is_sharded else world.sum(total)
     if token_nats is not None:
         world.add_(token_nats)
@@ -165,16 +240,43 @@ def evaluate(
 
 
 def _nats(view: LanguageModel, lanes: Lanes, tgt_len: int, precision: InferencePrecision) -> Iterator[tuple[Cut, torch.Tensor]]:
-    """Yield each segment of all lanes with the nats of its tokens, fp32 (lanes, W) on the CPU, 0 where there is no label."""
+    """Yield each segment of all lanes with the nats of its tokens (lanes, W) on the CPU, 0 where there is no label."""
     if not lanes.n_lane:
         return
     reach = view.reach(tgt_len)
     n_cold = lanes.n_cold if reach else lanes.n_lane  # rows that begin without memory
     stream = open_stream(view, lanes.n_lane - n_cold or n_cold, tgt_len=tgt_len, precision=precision)
-    if n_cold < lanes.n_lane:  # the memory of a lane is what stands before it, as far back as the layers reach
+    if n_cold < lanes.n_lane:  # fill the memory of the other lanes with what stands before them
         for ids in lanes.before(reach):
             stream.score(ids, torch.full_like(ids, NOT_SCORED))
         if n_cold:
             stream.prepend(n_cold)
     for segment in lanes.segments(pad_left=not isinstance(stream, KeptKeys)):
         yield segment, stream.score(segment.ids, segment.labels, n_pad=segment.n_pad).cpu()
+
+
+def write_token_nats(path: Path, ids: np.ndarray, nats: np.ndarray, tokenizer: Tokenizer) -> None:
+    """Write an array if the name ends in .npy, else a line for each predicted token: position, id, nats, text in JSON.
+
+    Args:
+        path: of the file; an earlier one is replaced.
+        ids: of the text, integers (N,).
+        nats: of all tokens but the first, (N - 1,).
+        tokenizer: of the text.
+
+    Raises:
+        CheckpointError: the file cannot be written.
+    """
+    try:
+        if path.suffix == ".npy":
+            np.save(path, nats)
+            return
+        texts: dict[int, str] = {}
+        with path.open("w", encoding="utf-8") as file:
+            file.write("position\tid\tnats\ttoken\n")
+            pairs = zip(ids[1:].tolist(), nats.tolist(), strict=True)
+            for position, (token, value) in enumerate(pairs, start=1):
+                text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
+                file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
+    except OSError as error:
+        raise CheckpointError(f"cannot write '{path}': {error.strerror}; free disk space or choose another file") from None

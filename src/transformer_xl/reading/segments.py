@@ -1,7 +1,7 @@
-"""The one way to cut a text into the segments that a model reads, and to say which of their tokens are scored.
+"""Cut a text into the segments that a model reads, and say which of their tokens are scored.
 
-Every token but the first is predicted once. Models read them in `Lanes` side by side with memory, or as many segments at once
-where there is no memory (`segments`), or in `windows`, each of which begins without memory.
+Every token but the first is predicted once. A model reads the segments in `Lanes` side by side with memory, several segments
+at once without memory (`segments`), or in `windows`, each of which begins without memory.
 
 Shapes: B rows, W tokens that each reads.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformer_xl.world import World, parts
 
 NOT_SCORED = -100
-"""The label of tokens that are not scored, as torch has it."""
+"""The label of tokens that are not scored, torch's `ignore_index`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Cut:
     Attributes:
         ids: int64 (B, W), the tokens read.
         labels: int64 (B, W), the tokens that follow them; -100 where they are not scored.
-        places: int64 (B, W), where in the text the tokens read stand, counted from 0; so `labels` stand one place later.
+        places: int64 (B, W), places in the text of the tokens read, from 0 on; `labels` stand one place later.
         n_pad: int64 (B,), how many tokens at the left of each row are padding; None: no row has any.
     """
 
@@ -39,12 +39,12 @@ class Cut:
 
     @property
     def is_scored(self) -> Tensor:
-        """Which tokens are predicted and scored, bool (B, W)."""
+        """Which tokens have a label that is scored, bool (B, W)."""
         return self.labels >= 0
 
     @property
     def n_context(self) -> int:
-        """Columns before the first one that some row scores."""
+        """Columns before the first one in which a row has a scored label."""
         return int(self.is_scored.any(dim=0).int().argmax())
 
 
@@ -56,8 +56,8 @@ def cut(ids: np.ndarray, begin: Tensor, end: Tensor, *, scored: Tensor, pad_left
         begin: int64 (B,), place of the first token that each row reads.
         end: int64 (B,), place after the last one, at most N - 1.
         scored: int64 (B,), place of the first token whose successor is scored.
-        pad_left: shorter rows end with the others, because some models count positions from the end of a segment. False: they
-            begin with the others, and what they read after their end is not scored; for models that do not mind.
+        pad_left: shorter rows end with the others, because some models count positions from the end of a segment. False:
+            they begin with the others, and what they read after their end is not scored.
 
     Example:
         >>> text = np.arange(10, 16)
@@ -76,16 +76,9 @@ def cut(ids: np.ndarray, begin: Tensor, end: Tensor, *, scored: Tensor, pad_left
 
 
 class Lanes:
-    """A text cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so that together they miss none.
+    """A text (N,), N ≥ 2, cut into contiguous lanes; lane b predicts tokens b·n + 1 … (b + 1)·n, so together they miss none.
 
-    Each of several processes has some of them.
-
-    Args:
-        ids: integers (N,), N ≥ 2; may be memory-mapped.
-        n_lane: lanes in all, at most; fewer where rounding up to whole segments leaves lanes empty.
-        tgt_len: tokens per segment.
-        ext_len: tokens before each segment that are read again with it.
-        world: the processes; None: this one alone.
+    Several processes divide the lanes. There are fewer than `n_lane` if rounding up to whole segments leaves some empty.
 
     Attributes:
         length: n, predicted tokens of a lane, a multiple of `tgt_len`; the last lane may have fewer.
@@ -95,16 +88,16 @@ class Lanes:
 
     def __init__(self, ids: np.ndarray, n_lane: int, *, tgt_len: int, ext_len: int = 0, world: World | None = None) -> None:
         self._ids, self._tgt_len, self._ext_len = ids, tgt_len, ext_len
-        self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where one lane's segments would
+        self.length = math.ceil((len(ids) - 1) / n_lane / tgt_len) * tgt_len  # lanes begin where segments of one lane would
         n_all = math.ceil((len(ids) - 1) / self.length)
         self._own = parts(range(n_all), world or World())
         self.n_lane = len(self._own)
         self.n_cold = int(0 in self._own)
 
     def segments(self, *, pad_left: bool) -> Iterator[Cut]:
-        """Yield what all lanes read, segment by segment: the extended context, and `tgt_len` tokens to score.
+        """Yield what all lanes read, segment by segment: the extended context and `tgt_len` tokens to score.
 
-        Where the text begins or ends within, a lane has fewer; see `cut` for `pad_left`.
+        A lane has fewer at the beginning and the end of the text; see `cut` for `pad_left`.
         """
         last = len(self._ids) - 1
         for at in range(0, self.length, self._tgt_len):
@@ -116,13 +109,9 @@ class Lanes:
             yield cut(self._ids, begin, end, scored=first, pad_left=pad_left)
 
     def before(self, n: int) -> Iterator[Tensor]:
-        """Yield the segments in which lanes, but that which begins the text, read the last `n` tokens before them.
+        """Yield segments (n_lane - n_cold, ext_len + tgt_len) of the last `n` tokens before each lane but the text's first.
 
-        Args:
-            n: a multiple of `tgt_len`, at most the length of a lane less `ext_len`.
-
-        Yields:
-            int64 (n_lane - n_cold, ext_len + tgt_len).
+        `n` is a multiple of `tgt_len` and at most the length of a lane less `ext_len`.
         """
         begins = [b * self.length for b in self._own if b > 0]
         warm = torch.from_numpy(np.stack([self._ids[b - n - self._ext_len : b] for b in begins]).astype(np.int64))
@@ -130,13 +119,9 @@ class Lanes:
 
 
 def segments(ids: np.ndarray, *, tgt_len: int, ext_len: int = 0, rows: int = 1) -> Iterator[Cut]:
-    """Yield the segments of a text in order, as one lane reads them.
+    """Yield the segments of a text (N,), N ≥ 2, in order, as one lane reads them.
 
-    Args:
-        ids: integers (N,), N ≥ 2; may be memory-mapped.
-        tgt_len: tokens per segment.
-        ext_len: tokens before each segment that are read again with it.
-        rows: so many segments side by side, at most, where they are equally long; for reading without memory.
+    Up to `rows` segments of equal length come side by side, for reading without memory.
 
     Example:
         >>> [(each.places + 1).tolist() for each in segments(np.arange(6), tgt_len=2, rows=2)]
@@ -151,17 +136,10 @@ def segments(ids: np.ndarray, *, tgt_len: int, ext_len: int = 0, rows: int = 1) 
 
 
 def windows(ids: np.ndarray, starts: np.ndarray, *, size: int, context: int, tgt_len: int) -> Iterator[Cut]:
-    """Yield what is read to score blocks of tokens side by side, each from the `context` tokens before it alone.
+    """Yield what is read to score blocks of `size` tokens side by side, each from only the `context` ≥ 1 tokens before it.
 
-    Segments end with the blocks, so the first one is the short one, and the scored tokens stand at the same place, the end of a
-    segment, whatever the context.
-
-    Args:
-        ids: integers (N,); may be memory-mapped.
-        starts: int64 (B,), place of the first scored token of each block.
-        size: scored tokens of a block.
-        context: tokens before each block, at least 1.
-        tgt_len: tokens per segment.
+    `starts` (B,) are the places of the first scored tokens. Segments end with the blocks and only the first one is short, so
+    the scored tokens stand at the end of a segment whatever the context.
 
     Example:
         >>> cuts = windows(np.arange(9), np.array([5]), size=2, context=3, tgt_len=3)

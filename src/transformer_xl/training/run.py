@@ -26,8 +26,7 @@ from transformer_xl.errors import CheckpointError, ConfigError, ToldElsewhereErr
 from transformer_xl.generation.generate import generate
 from transformer_xl.opening import beginning
 from transformer_xl.process import restarts
-from transformer_xl.reading.evaluation import Score, evaluate
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch, deterministic, write_environment
 from transformer_xl.training.record import Record

@@ -15,7 +15,7 @@ from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.comparison import Comparison, compare_parameters
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.trainer import check_settings

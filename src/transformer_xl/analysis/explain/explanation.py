@@ -14,7 +14,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model_config import ModelConfig
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.softmax import check_ids
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 from transformer_xl.reading.segments import Cut, segments
 from transformer_xl.reading.stream import CarriedState, scoring
 

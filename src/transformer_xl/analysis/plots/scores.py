@@ -18,7 +18,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.opening import Opened, Text
-from transformer_xl.reading.how import Reading
+from transformer_xl.reading.evaluation import Reading
 
 _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
 
