@@ -27,7 +27,7 @@ from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.console import Bar
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import text_seed
-from transformer_xl.generation.snapshot import describe_session
+from transformer_xl.generation.session_file import describe_session
 
 
 def figures(err: str) -> str:

@@ -16,7 +16,7 @@ from tests import forked
 from tests.cli.conftest import Answer, Txl
 from transformer_xl.cli.interactive import _SETTINGS, HELP
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.snapshot import describe_session
+from transformer_xl.generation.session_file import describe_session
 
 Talk = Callable[..., Answer]
 

@@ -17,7 +17,7 @@ from tests.helpers import assert_close, examples, tiny_model
 from tests.model.test_reader import graphs_only  # noqa: F401
 from tests.reference.loops import read_row
 from transformer_xl.errors import ConfigError, TokenizerError
-from transformer_xl.generation import choice
+from transformer_xl.generation import fastest
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.reader import compiled_functions
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -70,7 +70,8 @@ def cut(ids: Sequence[int], at: list[int]) -> list[list[int]]:
 
 def state(decoder: Decoder) -> list[Tensor]:
     """Everything that a decoder knows, copied."""
-    return [*(x.clone() for x in decoder._stream.state_dict().values()), decoder.scores.full()]
+    kept = decoder.kept.memory.state_dict() if decoder.kept else decoder.state_dict()
+    return [*(x.clone() for x in kept.values()), decoder.scores.full()]
 
 
 def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
@@ -145,11 +146,12 @@ def test_another_memory_than_in_training(name: str, mem_len: int) -> None:
 
 def test_memory_keeps_its_size() -> None:
     decoder = Decoder(tiny_model(), batch_size=2, tgt_len=3)
-    sizes = {name: (x.shape, x.data_ptr()) for name, x in decoder._stream.state_dict().items()}
+    assert decoder.kept is not None
+    sizes = {name: (x.shape, x.data_ptr()) for name, x in decoder.kept.memory.state_dict().items()}
     for _ in range(30):
         decoder.feed(torch.zeros(2, 3, dtype=torch.int64))
         decoder.feed([[1] * 5, []])
-    assert {name: (x.shape, x.data_ptr()) for name, x in decoder._stream.state_dict().items()} == sizes
+    assert {name: (x.shape, x.data_ptr()) for name, x in decoder.kept.memory.state_dict().items()} == sizes
 
 
 # rows
@@ -532,14 +534,14 @@ def test_fp64_models_are_read_in_fp64() -> None:
     decoder = Decoder(tiny_model().double())
     scores = decoder.feed(IDS)
     assert scores.dtype == torch.float32
-    kept = [x.dtype for name, x in decoder._stream.state_dict().items() if name.startswith(("keys", "values"))]
-    assert set(kept) == {torch.float64}
+    assert decoder.kept is not None
+    assert {x.dtype for x in (*decoder.kept.memory.keys, *decoder.kept.memory.values)} == {torch.float64}
 
 
 @pytest.mark.usefixtures("graphs_only")
 def test_compiling_changes_nothing_that_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler runs when a decoder is made, on nothing."""
-    monkeypatch.setattr(choice, "cannot_compile", lambda device: None)
+    monkeypatch.setattr(fastest, "cannot_compile", lambda device: None)
     compiled, plain = Decoder(model_of("adaptive"), batch_size=2, compile=True), Decoder(model_of("adaptive"), batch_size=2)
     assert compiled.compiled and not plain.compiled
     assert compiled.scores.full().isnan().all()
@@ -551,7 +553,7 @@ def test_compiling_changes_nothing_that_was_read(monkeypatch: pytest.MonkeyPatch
 
 
 def test_without_a_compiler_tokens_are_read_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "cannot_compile", lambda device: "no C++ compiler is found")
+    monkeypatch.setattr(fastest, "cannot_compile", lambda device: "no C++ compiler is found")
     with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: no C\+\+ compiler is found; use compile='auto'"):
         Decoder(model_of("paper"), compile=True)
     decoder = Decoder(model_of("paper"), compile="auto", expected_tokens=10**9)
@@ -565,7 +567,7 @@ def test_a_compiler_that_fails_is_done_without(monkeypatch: pytest.MonkeyPatch) 
 
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, **options, backend=fail))
-    monkeypatch.setattr(choice, "cannot_compile", lambda device: None)
+    monkeypatch.setattr(fastest, "cannot_compile", lambda device: None)
     compiled_functions.cache_clear()
     try:
         with pytest.raises(ConfigError, match=r"compile \(True\) cannot work here: the compiler failed \(.*\); use compile="):
@@ -635,7 +637,7 @@ def test_what_is_open_is_not_opened_twice(monkeypatch: pytest.MonkeyPatch) -> No
     opened: list[str] = []
     open_one = Decoder._open
     monkeypatch.setattr(Decoder, "_open", lambda self, chosen: (opened.append(chosen), open_one(self, chosen))[1])
-    monkeypatch.setattr("transformer_xl.generation.choice.cannot_compile", lambda device: "there is none")
+    monkeypatch.setattr("transformer_xl.generation.fastest.cannot_compile", lambda device: "there is none")
     decoder = Decoder(tiny_model(), compile="auto", expected_tokens=10**9)
     assert opened == ["fp32"]
     assert not decoder.compiled and decoder.reason.endswith("not compiled: there is none")
@@ -651,7 +653,8 @@ def test_a_state_is_gone_back_to_as_often_as_one_likes() -> None:
         assert torch.equal(decoder.scores.full(), scores)
         assert torch.equal(decoder.feed([[6, 7], [8]]), expected)
     before = state(decoder)
-    for wrong in ({}, Decoder(model_of("paper")).state_dict(), {"last": kept["last"]}, kept | {"last": kept["last"][:1]}):
-        with pytest.raises(ValueError, match=r"state|tensors|memory"):
+    shorter, other = {"0.last": kept["0.last"][:1]}, {"2.last": kept["0.last"]}
+    for wrong in ({}, Decoder(model_of("paper")).state_dict(), {"0.last": kept["0.last"]}, kept | shorter, kept | other):
+        with pytest.raises(ValueError, match=r"the state is not that of|tensor 'last'|tensors .* are missing"):
             decoder.load_state_dict(wrong)
         assert same(state(decoder), before)

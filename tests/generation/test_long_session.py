@@ -21,7 +21,7 @@ NOISE_MB = 1.0
 
 def memory_bytes(decoder: Decoder) -> int:
     assert isinstance(decoder._stream, KeptKeys)
-    return sum(x.untyped_storage().nbytes() for x in decoder._stream.state_dict().values())
+    return sum(x.untyped_storage().nbytes() for x in decoder._stream.memory.state_dict().values())
 
 
 def anonymous_bytes() -> int:

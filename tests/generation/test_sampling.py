@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.generation.test_scores import ALL_BORDERS, BORDERS, LOG_PROBABILITIES, adaptive_logits, clustered
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.drawing import Line
+from transformer_xl.generation.drawing import RejectionSampler
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import ROUNDING, Scores
 
@@ -266,9 +266,9 @@ def test_bounds_keep_the_same_tokens_as_the_definition(names: tuple[str, ...], t
         kept = sampling.probabilities(scores.full()[0]) > 0
         for cluster, token in ((i, token) for i in range(3) for token in range(BORDERS[i], BORDERS[i + 1])):
             row = sampling._adjust(scores.row(0), [])
-            line = Line(row, temperature, **{"top_k": None, "top_p": None, "min_p": None, **filters})
-            line._look_at(cluster)  # where the dart fell
-            assert line._is_kept(float(row.cluster(cluster)[token - BORDERS[cluster]]), token) == kept[token]
+            sampler = RejectionSampler(row, temperature, **{"top_k": None, "top_p": None, "min_p": None, **filters})
+            sampler._open(cluster)  # where the point fell
+            assert sampler._is_kept(float(row.cluster(cluster)[token - BORDERS[cluster]]), token) == kept[token]
 
 
 @given(
@@ -425,11 +425,11 @@ def test_a_tail_may_hold_several_that_are_likelier() -> None:
     assert {sampling.choose(clustered(row, (0, 4, 8)), 0, [], generator(seed)) for seed in range(50)} == {0, 4, 5}
 
 
-def test_a_small_nucleus_is_found_in_few_throws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that was outside is off the line, with all that are ranked below it: 1,000 tokens do not take 1,000 throws."""
+def test_a_small_nucleus_takes_few_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rejected token removes all tokens of lower rank, too: 1,000 tokens do not take 1,000 proposals."""
     hits: list[tuple[int, int] | None] = []
-    throw = Line._throw
-    monkeypatch.setattr(Line, "_throw", lambda line, dart: (hits.append(throw(line, dart)), hits[-1])[1])
+    propose = RejectionSampler._propose
+    monkeypatch.setattr(RejectionSampler, "_propose", lambda self, point: (hits.append(propose(self, point)), hits[-1])[1])
     for seed in range(50):
         hits.clear()
         assert Sampling(top_p=1e-4).choose(Scores(torch.zeros(1, 1000)), 0, [], generator(seed)) == 0

@@ -14,7 +14,7 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import Chosen, Request
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session import TextSession, generator_from_text, generator_to_text
-from transformer_xl.generation.snapshot import describe_session
+from transformer_xl.generation.session_file import describe_session
 from transformer_xl.model.transformer_xl import TransformerXL
 
 LETTERS = CharTokenizer("abcdefghijklm")

@@ -212,7 +212,7 @@ class Remembered:
 
         Anybody can write a small file that says that it needs a huge memory.
         """
-        from transformer_xl.generation.snapshot import describe_session
+        from transformer_xl.generation.session_file import describe_session
 
         decoder = describe_session(file)["decoder"]
         mem_len, precision = decoder.get("mem_len"), decoder.get("precision")

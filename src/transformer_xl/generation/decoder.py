@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.generation.choice import Compile, fastest_stream
-from transformer_xl.generation.given import (
+from transformer_xl.generation.fastest import Compile, fastest_stream
+from transformer_xl.generation.inputs import (
     Ids,
     Mask,
     Rows,
@@ -20,7 +20,7 @@ from transformer_xl.generation.given import (
     some_for_each_row,
 )
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.snapshot import RowState, load_session, save_session
+from transformer_xl.generation.session_file import LAST, RowState, load_session, save_session
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.softmax import check_ids
@@ -28,7 +28,7 @@ from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
 
 
 class Decoder:
-    """Read streams with a memory of fixed size; the cost of a token does not grow with what was read.
+    """Read streams with a memory of fixed size; a token costs the same however much was read before.
 
     Rows start, stop and reset independently. Every token sees exactly the `mem_len` tokens before it (with `same_length` the
     model's window), so it makes no difference how a text is cut into pieces. Weights must not change while a decoder is in use.
@@ -38,10 +38,10 @@ class Decoder:
         batch_size: rows, each a stream of its own.
         mem_len: positions of memory; None: the model's.
         tgt_len: longest piece read at once; longer input is read in pieces. None: 64, with al_rfou the training's.
-        precision: of weights and memory. int8 rounds the weights to 255 steps per output; keys and values are bf16 then. auto:
+        precision: of weights and memory. int8 rounds the weights to 255 steps per output, and keys and values are bf16. auto:
             fp32 or bf16, whichever steps faster here.
-        compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: where that can
-            be expected to pay within `expected_tokens`, and turns out to.
+        compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: if it should
+            pay within `expected_tokens`, and does.
         expected_tokens: about how many tokens will be read one by one.
 
     Attributes:
@@ -73,7 +73,7 @@ class Decoder:
             if size is not None and size < 1:
                 raise ConfigError(f"{name} ({size}) must be at least 1")
         check_precision(precision)
-        same_length = False if mem_len == 0 else None  # of a window without memory nothing is left
+        same_length = False if mem_len == 0 else None  # without memory there is no window
         self.model = model.eval().with_context(mem_len=mem_len, same_length=same_length, ext_len=0)
         self.mem_len, self.batch_size = self.model.mem_len, batch_size
         self.tgt_len = tgt_len or model.config.segment_length or _TGT_LEN
@@ -109,7 +109,7 @@ class Decoder:
 
     @property
     def kept(self) -> KeptKeys | None:
-        """Keys and values of what was read, and the frozen weights; None for models that are read again and again."""
+        """Keys and values of what was read, and the frozen weights; None for models whose keys cannot be kept."""
         return self._stream if isinstance(self._stream, KeptKeys) else None
 
     @property
@@ -119,31 +119,31 @@ class Decoder:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of memory and position keys, which do not grow; 0 for models that are read again and again."""
+        """Bytes of memory and position keys, which do not grow; 0 for models whose keys cannot be kept."""
         return 0 if self.kept is None else self.kept.memory.n_bytes + self.kept.reader.n_bytes
 
     def feed(self, ids: Rows) -> Tensor:
         """Read on, and score what may come next.
 
         Args:
-            ids: integers (B, T), a tensor of the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, where an
-                empty one leaves its row as it is. Rows of a list, or of an array, are read one after another, so that the
-                numbers of a row depend on it alone, to the last bit.
+            ids: integers (B, T), a tensor of the next T ≥ 1 tokens of each row; or a list of B lists of any lengths, in which
+                an empty one leaves its row as it is. Rows of a list, or of an array, are read one after another, so that the
+                numbers of a row depend only on that row, to the last bit.
 
         Returns:
-            Scores (B, V) of the token after the last one, at least in fp32 (of an adaptive softmax: log-probabilities); NaN for
-            rows that have read nothing yet.
+            Scores (B, V) of the token after the last one, at least in fp32 (log-probabilities with an adaptive softmax); NaN
+            for rows that have read nothing yet.
 
         Raises:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
             ValueError: ids of another shape, or no integers; nothing has been read then.
 
-        If it is interrupted, a row may have read a part of its ids: reset it, or load an earlier session.
+        After an interrupt, a row may have read only a part of its ids: reset it, or load an earlier session.
         """
         return self.read(ids).full()
 
     def read(self, ids: Rows) -> Scores:
-        """Read on as `feed` does, and return scores of which rare clusters are computed only where they are asked for."""
+        """Read on as `feed` does, and return scores that compute rare clusters only on demand."""
         if not isinstance(ids, Tensor):
             rows = some_for_each_row(ids, self.batch_size)
             self._check(torch.cat(rows))
@@ -158,18 +158,19 @@ class Decoder:
             return self._read_rows(list(ids_BT))
         return self.scores
 
+    @torch.no_grad()
     def score(self, ids: Rows) -> list[Tensor]:
         """Read on, and return how surprising each token was.
 
-        A row goes on afterwards as if it had read its ids by `read`. For models that are read again it takes much longer than
-        `read`, because every token is then read with a segment of its own.
+        A row goes on afterwards as if it had read its ids by `read`. For models whose keys cannot be kept it takes much longer
+        than `read`, because they read a whole segment for every token.
 
         Args:
             ids: a list of B lists of integers of any lengths, as for `feed`, or a tensor (B, T); rows are read one by one.
 
         Returns:
-            For each row fp32 (T,), nats of its ids given all that the row read before, on the CPU. The first is scored as
-            well; it is NaN where the row had read nothing.
+            For each row fp32 (T,), nats of its ids given all that the row read before, on the CPU. The first id has a score,
+            too; it is NaN if the row had read nothing.
 
         Raises:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
@@ -177,32 +178,26 @@ class Decoder:
         """
         rows = some_for_each_row(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, self.batch_size)
         self._check(torch.cat(rows))
-        before = self._hidden
-        nats = [torch.zeros(0) for _ in rows]
+        before, nats = self._hidden, []
         if any(len(own) == 1 for own in rows):
             self._read_rows([own if len(own) == 1 else own[:0] for own in rows])
         self._hidden = self._hidden.clone()
         for row, own in enumerate(rows):
-            h_1TD = before[None, row : row + 1]
-            scored = []
-            for piece in own.unsqueeze(0).to(self.model.device).split(self.tgt_len, dim=1) if len(own) else ():
-                after = self._stream.read(piece, rows=slice(row, row + 1)).to(h_1TD.dtype) if len(own) > 1 else h_1TD
-                states = torch.cat([h_1TD[:, -1:], after[:, :-1]], dim=1)
-                scored.append(self._nll(states[0], piece[0]))
-                h_1TD = after
-            if len(own) > 1:
-                self._hidden[row] = h_1TD[0, -1]
-            nats[row] = torch.cat(scored) if scored else nats[row]
+            last_1D, scored = before[row : row + 1], [torch.zeros(0)]
+            for piece in own.to(self.model.device).split(self.tgt_len) if len(own) else ():
+                states = last_1D
+                if len(own) > 1:
+                    after = self._stream.read(piece.unsqueeze(0), rows=slice(row, row + 1))[0].to(last_1D.dtype)
+                    states, last_1D = torch.cat([last_1D, after[:-1]]), after[-1:]
+                    self._hidden[row] = after[-1]
+                scored.append(self._stream.softmax.nll(states, piece).float().cpu())
+            nats.append(torch.cat(scored))
         return nats
 
-    @torch.no_grad()
-    def _nll(self, h_TD: Tensor, label_T: Tensor) -> Tensor:
-        return self._stream.softmax.nll(h_TD, label_T).float().cpu()
-
     def advance(self, row: int, ids: Ids) -> None:
-        """Read some tokens of one row as a segment, even a single one, so that a long text can be read a piece at a time.
+        """Read some tokens, or one, of one row as a segment, so that a long text can be read a piece at a time.
 
-        Pieces of `tgt_len`, but for the last, give the same bits as the whole text at once.
+        If all pieces but the last have `tgt_len` tokens, they give the same bits as the whole text at once.
 
         Args:
             row: from 0 on.
@@ -221,7 +216,7 @@ class Decoder:
     def _read_rows(self, rows: Sequence[Tensor]) -> Scores:
         """Read int64 (T,) in each row, one row after another, but single tokens together."""
         alone = [len(own) == 1 for own in rows]
-        if any(alone):  # whether a row steps is a matter of its own tokens, too
+        if any(alone):  # whether a row steps depends only on its own tokens, too
             self._step(torch.tensor([int(own[0]) if len(own) else 0 for own in rows]), torch.tensor(alone))
         self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
         for row, own in enumerate(rows):
@@ -231,7 +226,7 @@ class Decoder:
         return self.scores
 
     def step(self, ids: Ids, *, active: Mask | None = None) -> Scores:
-        """Read one token of each row: the fast path, in shapes that never change.
+        """Read one token in each row: the fast path, in shapes that never change.
 
         Args:
             ids: integers (B,).
@@ -295,14 +290,15 @@ class Decoder:
             ValueError: a row that does not exist.
         """
         self._check_row(row)
-        return RowState({**self._stream.take(row), _LAST: self._hidden[row].clone()}, self._terms())
+        return RowState({**self._stream.take(row), LAST: self._hidden[row].clone()}, self._terms())
 
     def put(self, row: int, state: RowState) -> None:
         """Let a row forget what it has read, and go on from what `take` returned.
 
-        It goes on as the row that it was taken from, to the last bit. It may be another row, of this decoder or of another one
-        of the same model that was opened alike, with another number of rows: pieces of text still give the same bits, but
-        single tokens and scores are products of all rows, in which a row's place may decide how sums are rounded.
+        It goes on as the row that the state came from, to the last bit. The state may come from another row, and from another
+        decoder of the same model that was opened alike. Between decoders with different numbers of rows, pieces of text still
+        give the same bits, but single tokens and scores are products of all rows, so a row's place may change how sums are
+        rounded.
 
         Args:
             row: from 0 on.
@@ -320,26 +316,26 @@ class Decoder:
         self._check_state(state.tensors)
         tensors = dict(state.tensors)
         hidden = self._hidden.clone()
-        hidden[row] = tensors.pop(_LAST)
+        hidden[row] = tensors.pop(LAST)
         self._stream.put(row, tensors)
         self._hidden = hidden
 
     def rewind(self, row: int, n: int) -> None:
         """Let a row go back by some tokens, exactly: it reads on as if it had never read them.
 
-        Of what lies further back than the memory, a ring keeps `slots` - `mem_len` - 1 positions (at least `tgt_len`), so a row
-        goes back by that many tokens at most, and by no more than it has read since it was loaded or put; one that has not
-        read more than its ring holds goes back as far as it likes. Models that are read again go back within the open segment,
-        and one that carries a state (an LSTM) not at all: take the row's state before, and put it back.
+        Beyond the memory a ring keeps `slots` - `mem_len` - 1 positions (at least `tgt_len`), so a row goes back by that many
+        tokens at most, and by no more than it has read since it was loaded or put. A row that has not read more than its ring
+        holds can go back to its beginning. Models whose keys cannot be kept go back within the open segment. A model that
+        carries a state (an LSTM) cannot go back at all: take the row's state before, and put it back.
 
-        The row's scores are unknown (NaN) until it reads on; to have them, go back by one token more and read that one again.
+        The row's scores are unknown (NaN) until it reads on; if you need them, go back one token more and read it again.
 
         Args:
             row: from 0 on.
             n: tokens.
 
         Raises:
-            ConfigError: more tokens than possible; the row is then as it was.
+            ConfigError: more tokens than the row can go back; it is then as it was.
             ValueError: a row that does not exist.
         """
         self._check_row(row)
@@ -353,7 +349,7 @@ class Decoder:
             self._hidden = self._hidden.index_fill(0, torch.tensor([row], device=self._hidden.device), torch.nan)
 
     def _terms(self) -> dict[str, Any]:
-        """Return what must be equal where a row goes on; JSON."""
+        """Return what must be equal in a decoder that goes on with a row; JSON."""
         model = self.model
         terms = {"mem_len": model.mem_len, "tgt_len": self.tgt_len, "precision": self.precision, "clamp_len": model.clamp_len}
         terms |= {"same_length": model.same_length, "ext_len": model.ext_len, "window": model.window}
@@ -362,7 +358,7 @@ class Decoder:
     def _check_state(self, tensors: dict[str, Tensor]) -> None:
         """Refuse tensors that are not the state of a row."""
         rest = dict(tensors)
-        last = rest.pop(_LAST, None)
+        last = rest.pop(LAST, None)
         if last is None or last.dtype != self._hidden.dtype or last.shape != self._hidden.shape[1:]:
             raise ValueError(f"tensor 'last' should be {self._hidden.dtype} {tuple(self._hidden.shape[1:])}")
         self._stream.check(rest)
@@ -377,11 +373,11 @@ class Decoder:
     def save(self, path: str | Path, *, note: Mapping[str, str] | None = None) -> None:
         """Write what was read as one file, a session, from which `load` goes on as if nothing had happened.
 
-        The file is a safetensors file of n_layer x S x 2 x n_head x d_head numbers of the memory's type, where S is the sum of
-        what the rows remember, at most `mem_len` each; besides, of 4 x d_model + 16 bytes per row, and some 170 per layer. Of
-        models that are read again and again it is n_layer x `mem_len` x d_model numbers and 8 x `tgt_len` bytes per row. It is
-        written aside and renamed, so the path holds the old file or the new one; one process at a time may save there. The
-        first call hashes the model's weights, about a second per gigabyte.
+        The safetensors file has n_layer x S x 2 x n_head x d_head numbers of the memory's type, where S is the sum of what the
+        rows remember, at most `mem_len` each, and also 4 x d_model + 16 bytes per row and some 170 per layer. For models whose
+        keys cannot be kept, it has n_layer x `mem_len` x d_model numbers and 8 x `tgt_len` bytes per row. It is written under
+        another name and renamed, so the path holds the old file or the new one; only one process at a time may save there. The
+        first call hashes the model's weights, which takes about a second per gigabyte.
 
         Args:
             path: a file, which is replaced, or a new one in an existing directory.
@@ -394,21 +390,21 @@ class Decoder:
         save_session(Path(path), rows, self.model, note=note or {})
 
     def load(self, path: str | Path, *, accept: Callable[[Mapping[str, str]], object] | None = None) -> dict[str, str]:
-        """Forget what was read, and take over a session that `save` wrote, of as many rows or fewer; the others begin anew.
+        """Forget what was read, and load a session that `save` wrote, with as many rows or fewer; other rows begin anew.
 
-        The next numbers are those that the saving decoder would have computed; to the last bit, if both compile or neither
-        does, on as many threads of the same processor. Nothing in the file is executed.
+        The next numbers are those that the saving decoder would have computed. They agree to the last bit if both decoders
+        compile or neither does, on as many threads of the same processor. Nothing in the file is executed.
 
         Args:
             path: a session of the same weights, memory and precision, in a regular file.
-            accept: called with the note before anything is taken over; an error that it raises leaves the decoder as it was.
+            accept: called with the note before anything is loaded; an error that it raises leaves the decoder as it was.
 
         Returns:
             The note.
 
         Raises:
-            CheckpointError: no such file, a damaged one, or a session of another model or decoder, or one of another precision
-                (numbers would differ even where its keys could be converted); the decoder is then as it was.
+            CheckpointError: no such file, a damaged one, or a session of another model, decoder or precision (numbers would
+                differ even if its keys could be converted); the decoder is then as it was.
         """
         rows, note = load_session(Path(path), self.model, self.take(0), self._check_state)
         if len(rows) > self.batch_size:
@@ -424,8 +420,9 @@ class Decoder:
         return note
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of all that was read, from which this decoder, or one opened alike, can go on."""
-        return {**{name: x.clone() for name, x in self._stream.state_dict().items()}, _LAST: self._hidden.clone()}
+        """Return copies of what all rows have read, from which this decoder, or one opened alike, can go on."""
+        rows = enumerate(self.take(row).tensors for row in range(self.batch_size))
+        return {f"{row}.{name}": x for row, tensors in rows for name, x in tensors.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Forget what was read, and go on from what `state_dict` returned, which stays as it is.
@@ -434,18 +431,19 @@ class Decoder:
             state: names and tensors.
 
         Raises:
-            ValueError: it is of a decoder that was opened otherwise; nothing is taken over then.
+            ValueError: it is of a decoder that was opened otherwise; nothing is loaded then.
         """
-        rest = dict(state)
-        hidden = rest.pop(_LAST, None)
-        if hidden is None or hidden.shape != self._hidden.shape:
-            raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
-        self._stream.load_state_dict(rest)
-        self._hidden = hidden.to(self.model.device, copy=True)
+        rows = [RowState({}, self._terms()) for _ in range(self.batch_size)]
+        for name, x in state.items():
+            row, _, own = name.partition(".")
+            if row not in map(str, range(self.batch_size)):
+                raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
+            rows[int(row)].tensors[own] = x
+        for row in rows:
+            self._check_state(row.tensors)
+        for index, row in enumerate(rows):
+            self.put(index, row)
 
 
 _TGT_LEN = 64
 """Long enough that reading a prompt is as fast as the processor multiplies, short enough to cost little memory."""
-
-_LAST = "last"
-"""Name in a state of what the scores of a row's next token are computed of."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from transformer_xl.errors import TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.given import Ids, integers
+from transformer_xl.generation.inputs import Ids, integers
 from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Request, fresh_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.stopping import Stopping

@@ -1,7 +1,7 @@
 """Choose the next token from its scores.
 
 `Sampling.probabilities` is the definition: small functions, one after another, over all scores. `Sampling.choose` draws from
-the same distribution, but of an adaptive softmax it computes only the tails that can matter, and it sorts no vocabulary.
+the same distribution, but it sorts no vocabulary, and of an adaptive softmax it computes only the tails that can matter.
 
 Shapes: V vocabulary.
 """
@@ -15,23 +15,18 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.drawing import Line, require_drawable
-from transformer_xl.generation.scores import Row, Scores, by_cluster, leaders
+from transformer_xl.generation.drawing import RejectionSampler, require_drawable
+from transformer_xl.generation.scores import RowScores, Scores, by_cluster, likeliest
 
 _COLDEST = 1e-30
-"""Least temperature that is divided by; below it, as far above it, only tokens with the very best score are ever drawn."""
+"""The least divisor. At lower temperatures, and far above it, only tokens with the very best score are ever drawn."""
 
 
 def penalize(scores: Tensor, ids: Sequence[int], penalty: float) -> Tensor:
-    """Divide positive scores of some tokens by a penalty, and multiply negative ones with it.
+    """Divide positive scores (…, V) of some different tokens by a penalty, and multiply negative ones by it.
 
     Reference: Keskar et al. 2019 (CTRL, arXiv 1909.05858) section 4.1, who divide; negative scores are multiplied as in other
-    programs, since division would make them likelier.
-
-    Args:
-        scores: (…, V), unnormalized or log-probabilities.
-        ids: different tokens.
-        penalty: above 1 makes them less likely, below 1 likelier.
+    programs, because division would make the tokens likelier.
     """
     index = torch.tensor(ids, dtype=torch.int64, device=scores.device)
     chosen = scores[..., index]
@@ -45,7 +40,7 @@ def add_bias(scores: Tensor, bias: Mapping[int, float]) -> Tensor:
 
 
 def keep_top_k(scores: Tensor, k: int) -> Tensor:
-    """Keep the k best scores (…, V), of equal ones those with the lowest ids; the others become -inf."""
+    """Keep the k best scores (…, V), of equal scores those with the lowest ids; the others become -inf."""
     order = scores.argsort(dim=-1, descending=True, stable=True)
     return scores.scatter(-1, order[..., k:], float("-inf"))
 
@@ -67,19 +62,19 @@ def keep_min_p(scores: Tensor, p: float) -> Tensor:
 
     Reference: Nguyen et al. 2024 (arXiv 2407.01082) section 3.
     """
-    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + _log(p), float("-inf"))
+    return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + (math.log(p) if p else -math.inf), float("-inf"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How to draw from the distribution of the next token; everything applies in the order of the attributes.
+    """How to draw from the distribution of the next token; the settings apply in the order of the attributes.
 
-    That is the order of Hugging Face, except that a bias is added after the penalty, so that it is what it says. llama.cpp and
-    vLLM differ where it matters: the former filters before it applies the temperature, the latter has min-p before top-k.
+    That is the order of Hugging Face, except that a bias is added after the penalty, so that the penalty does not change it.
+    Two others differ where it matters: llama.cpp filters before it applies the temperature, vLLM has min-p before top-k.
 
     Attributes:
-        repetition_penalty: for tokens that were there already; see `penalize`. Scores are what it is applied to: those of an
-            adaptive softmax are log-probabilities, all negative, so that the same number penalizes likely tokens little.
+        repetition_penalty: for tokens that were there already; see `penalize`. It applies to scores. With an adaptive softmax
+            these are log-probabilities, all negative, so the same number penalizes likely tokens little.
         repetition_window: how many of the last tokens count as being there; None: all, which takes longer with each token.
         logit_bias: added to the scores of some token ids; -inf bans a token.
         temperature: divides the scores; 0 takes the most likely token, of equally likely ones the lowest id.
@@ -104,7 +99,7 @@ class Sampling:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # what the caller does to theirs must not matter
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs
         _require(
             0 < self.repetition_penalty < math.inf,
             f"repetition_penalty ({self.repetition_penalty}) must be above 0 and finite; 1 changes nothing",
@@ -135,18 +130,14 @@ class Sampling:
                 f"logit_bias of token id {token} ({bias}) must be a number below infinity; 100 all but forces a token",
             )
         idle = {"top_k": self.top_k not in (None, 1), "top_p": self.top_p not in (None, 1), "min_p": bool(self.min_p)}
-        for name in (name for name, given in idle.items() if given and self.temperature == 0):
+        for name in (name for name, is_set in idle.items() if is_set and self.temperature == 0):
             raise ConfigError(
                 f"temperature 0 takes the likeliest token, so {name} ({getattr(self, name)}) would do nothing; "
                 f"drop {name}, or give a temperature above 0"
             )
 
     def check(self, vocab_size: int) -> None:
-        """Refuse what does not fit a vocabulary.
-
-        Raises:
-            ConfigError: a bias for an id outside of it, or one that bans all of it.
-        """
+        """Raise a ConfigError for a bias of an id outside the vocabulary, or one that bans all of it."""
         if not self.logit_bias:
             return
         highest = max(self.logit_bias)
@@ -155,10 +146,10 @@ class Sampling:
         _require(n_banned < vocab_size, f"logit_bias bans all {vocab_size} tokens; leave one that can be drawn")
 
     def probabilities(self, logits: Tensor, history: Sequence[int] | None = None) -> Tensor:
-        """Return the distribution that is drawn from, fp32 (…, V), for scores (…, V).
+        """Return the distribution fp32 (…, V) that tokens are drawn from.
 
         Args:
-            logits: unnormalized scores or log-probabilities.
+            logits: (…, V), unnormalized scores or log-probabilities.
             history: the tokens before, the same for all rows; None: there are none.
 
         Raises:
@@ -184,12 +175,12 @@ class Sampling:
         return scores.softmax(-1).float()
 
     def choose(self, scores: Scores, row: int, history: Sequence[int], generator: torch.Generator) -> int:
-        """Draw the next token of one row; what other rows are and draw makes no difference.
+        """Draw the next token of one row, whatever the other rows are and draw.
 
         Args:
             scores: of the next token.
             row: the row to draw for.
-            history: the tokens before, of this row.
+            history: the tokens before, in this row.
             generator: of this row, on the CPU, so that a seed means the same everywhere.
 
         Raises:
@@ -198,15 +189,15 @@ class Sampling:
         self.check(scores.vocab_size)
         adjusted = self._adjust(scores.row(row), history)
         if self.temperature == 0:
-            best, token = leaders(adjusted, 1)
+            best, token = likeliest(adjusted, 1)
             require_drawable(bool(best.isfinite()))
             return int(token)
         top_k = None if self.top_k is None or self.top_k >= scores.vocab_size else self.top_k
-        if top_k is None or adjusted.n_cluster > len(adjusted.known):
-            return Line(adjusted, self._temperature, top_k, self._top_p, self.min_p).draw(generator)
-        best, tokens = leaders(adjusted, top_k)  # no tail to be spared
-        ranked = Row(borders=(0, top_k), wholes=(math.nan,), cluster=lambda _: best)
-        return int(tokens[Line(ranked, self._temperature, None, self._top_p, self.min_p).draw(generator)])
+        if top_k is None or adjusted.n_cluster > len(adjusted.opened):
+            return RejectionSampler(adjusted, self._temperature, top_k, self._top_p, self.min_p).draw(generator)
+        best, tokens = likeliest(adjusted, top_k)  # every tail is opened, so none can be left out
+        ranked = RowScores(borders=(0, top_k), totals=(math.nan,), cluster=lambda _: best)
+        return int(tokens[RejectionSampler(ranked, self._temperature, None, self._top_p, self.min_p).draw(generator)])
 
     @property
     def _temperature(self) -> float:
@@ -221,8 +212,8 @@ class Sampling:
             return []
         return sorted(set(history if self.repetition_window is None else history[-self.repetition_window :]))
 
-    def _adjust(self, row: Row, history: Sequence[int]) -> Row:
-        """Apply penalty and bias. Tails in which a token may rise are looked at: their wholes bound their tokens no more."""
+    def _adjust(self, row: RowScores, history: Sequence[int]) -> RowScores:
+        """Apply penalty and bias. Tails in which a token may rise are opened, because their totals are no bounds any more."""
         seen, biased = self._penalized(history), self.logit_bias
         if not seen and not biased:
             return row
@@ -239,13 +230,9 @@ class Sampling:
             return add_bias(scores, {token - first: biased[token] for token in biased_in[i]}) if i in biased_in else scores
 
         touched = frozenset(penalized_in) | frozenset(biased_in)
-        return Row(row.borders, row.wholes, adjusted, known=row.known | frozenset(rising), lowered=touched)
+        return RowScores(row.borders, row.totals, adjusted, opened=row.opened | frozenset(rising), lowered=touched)
 
 
-def _log(p: float) -> float:
-    return math.log(p) if p else -math.inf
-
-
-def _require(condition: bool, complaint: str) -> None:
+def _require(condition: bool, message: str) -> None:
     if not condition:
-        raise ConfigError(complaint)
+        raise ConfigError(message)

@@ -1,8 +1,8 @@
-"""What may come next, and how likely: the scores of a softmax whose rare tokens are scored only when asked for.
+"""Scores of the next token, of a softmax that computes those of rare tokens only on demand.
 
-An adaptive softmax has a head of frequent tokens and tails of rarer ones (`model/adaptive.py`). The head gives the
-log-probability of each tail as a whole, and no token is likelier than the tail that it belongs to. So the likeliest tokens are
-often known, and a token often drawn, without multiplying by the vectors of any tail, which are most of the vocabulary.
+An adaptive softmax has a head of frequent tokens and tails of rarer ones (`model/adaptive.py`). The head gives the total
+log-probability of each tail, and no token is likelier than the tail that it belongs to. So it is often possible to find the
+likeliest tokens, or to draw one, without multiplying by the vectors of any tail, which are most of the vocabulary.
 
 Shapes: B rows, V vocabulary.
 """
@@ -15,54 +15,54 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.given import Ids, one_for_each_row
+from transformer_xl.generation.inputs import Ids, one_for_each_row
 from transformer_xl.model.softmax import check_ids
 
 ROUNDING = 1e-3
-"""Nats by which the tokens of a tail, together or alone, may exceed the tail's own log-probability: it is rounded to fp32."""
+"""Nats by which the tokens of a tail, together or alone, may exceed the tail's total, because that is rounded to fp32."""
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class RowScores:
     """The scores of one row, in clusters: 0 is the head, the others are tails.
 
     Attributes:
         borders: first id of each cluster, then V.
-        wholes: log-probability of each cluster as a whole; nothing asks for that of the head.
+        totals: log-probability of each cluster as a whole; that of the head is not used.
         cluster: the scores, fp32 (size,), of a cluster; the first call for a tail computes them.
-        known: clusters that are looked at in any case: the head.
-        lowered: tails of which some tokens are less likely than the model says, so that their whole is a bound from above only.
+        opened: clusters that are looked at in any case, such as the head.
+        lowered: tails with tokens made less likely than the model says, so that the total is only an upper bound.
     """
 
     borders: tuple[int, ...]
-    wholes: tuple[float, ...]
+    totals: tuple[float, ...]
     cluster: Callable[[int], Tensor]
-    known: frozenset[int] = frozenset({0})
+    opened: frozenset[int] = frozenset({0})
     lowered: frozenset[int] = frozenset()
 
     @property
     def n_cluster(self) -> int:
         """Number of clusters, the head included."""
-        return len(self.wholes)
+        return len(self.totals)
 
     def size(self, i: int) -> int:
         """Return the number of tokens of a cluster."""
         return self.borders[i + 1] - self.borders[i]
 
-    def ceiling(self, i: int) -> float:
-        """Return a score that no token of a cluster exceeds, without computing those of a tail that is not looked at anyway."""
-        return float(self.cluster(i).max()) if i in self.known else self.wholes[i] + ROUNDING
+    def bound(self, i: int) -> float:
+        """Return an upper bound of the scores of a cluster; this computes no tail that is not in `opened`."""
+        return float(self.cluster(i).max()) if i in self.opened else self.totals[i] + ROUNDING
 
 
 class Scores:
-    """The distribution of the next token of B rows. Tails are computed when they are asked for, once.
+    """The distribution of the next token of B rows. Tails are computed on demand, once.
 
     Args:
-        head: (B, size), of an adaptive softmax the log-probabilities of the head's own tokens, of a plain one the unnormalized
-            scores of all tokens. On any device; copied to the CPU, where tokens are chosen.
+        head: (B, size), with an adaptive softmax the log-probabilities of the head's own tokens, with a plain one the
+            unnormalized scores of all tokens. On any device; copied to the CPU, where tokens are chosen.
         tails: (B, n_tail), log-probability of each tail as a whole, normalized together with the head. None: no tails.
         compute_tail: given the index of a tail and int64 rows (R,) on the CPU, returns the log-probabilities (R, size) of its
-            tokens, the tail's own included. What it computes from must not change as long as the scores are in use.
+            tokens, normalized over the vocabulary. Its inputs must not change while the scores are in use.
         borders: 0, the first id of each tail, V. None: all tokens are in the head.
 
     Example:
@@ -100,11 +100,11 @@ class Scores:
 
     @property
     def computed(self) -> frozenset[tuple[int, int]]:
-        """Tail (from 0 on) and row of everything that was computed so far."""
+        """Tail (from 0 on) and row of all tails that were computed so far."""
         return frozenset(self._computed)
 
     def compute(self, tail: int, rows: Iterable[int]) -> None:
-        """Compute a tail for some rows together, as far as it was not; later questions find it."""
+        """Compute a tail for several rows together, and keep it; rows that have it already are left out."""
         missing = [row for row in rows if (tail, row) not in self._computed]
         if missing:
             assert self._compute_tail is not None
@@ -121,20 +121,17 @@ class Scores:
         return torch.cat([self._head, *tails], dim=1)
 
     def log_probability(self, ids: Ids, *, rows: Sequence[int] | None = None) -> Tensor:
-        """Return what the model gave to one token of each row, whatever the sampling made of it.
+        """Return the model's log-probability (R,) of one token in each row, before any sampling setting.
 
         Args:
-            ids: integers (R,), a token of each row; computes the tails that these belong to.
-            rows: R rows that are asked for, at least one; None: all.
-
-        Returns:
-            Nats (R,), fp32, at most 0.
+            ids: integers (R,), a token of each row; this computes the tails that they belong to.
+            rows: R rows, at least one; None: all.
 
         Raises:
             TokenizerError: an id outside the vocabulary.
             ValueError: not one id for each row, or rows that do not exist.
         """
-        rows = self._asked(rows)
+        rows = self._checked(rows)
         tokens_R = one_for_each_row(ids, len(rows))
         check_ids(tokens_R, vocab_size=self.vocab_size)
         asked = [(row, token, _cluster_of(self.borders, token)) for row, token in zip(rows, tokens_R.tolist(), strict=True)]
@@ -144,14 +141,13 @@ class Scores:
         return torch.stack(chosen) - self._normalizers(rows)
 
     def top(self, n: int, *, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the likeliest tokens of each row, the likeliest first, of equally likely ones the lowest id first.
+        """Return the model's log-probabilities (R, n) and the ids (R, n) of each row's likeliest tokens, the likeliest first.
+
+        Of equally likely tokens, the lowest id comes first.
 
         Args:
-            n: how many, at most V; computes the tails that may hold one of them.
-            rows: R rows that are asked for, at least one; None: all.
-
-        Returns:
-            Log-probabilities (R, n), fp32, of the model, and ids (R, n), int64.
+            n: how many, at most V; this computes the tails that may hold one of them.
+            rows: R rows, at least one; None: all.
 
         Raises:
             ConfigError: fewer than 1 or more than V.
@@ -159,16 +155,16 @@ class Scores:
         """
         if not 1 <= n <= self.vocab_size:
             raise ConfigError(f"the {n} likeliest tokens of {self.vocab_size} were asked for; ask for 1 … {self.vocab_size}")
-        rows = self._asked(rows)
-        leading = [leaders(self.row(row), n) for row in rows]
+        rows = self._checked(rows)
+        leading = [likeliest(self.row(row), n) for row in rows]
         values, ids = (torch.stack(parts) for parts in zip(*leading, strict=True))
         return values - self._normalizers(rows).unsqueeze(1), ids
 
-    def row(self, row: int) -> Row:
+    def row(self, row: int) -> RowScores:
         """Return the scores of one row, in clusters."""
-        return Row(
+        return RowScores(
             borders=self.borders,
-            wholes=(float("nan"), *self._tails[row].tolist()),
+            totals=(float("nan"), *self._tails[row].tolist()),
             cluster=lambda i: self._cluster(row, i),
         )
 
@@ -178,7 +174,7 @@ class Scores:
         self.compute(i - 1, [row])
         return self._computed[i - 1, row]
 
-    def _asked(self, rows: Sequence[int] | None) -> Sequence[int]:
+    def _checked(self, rows: Sequence[int] | None) -> Sequence[int]:
         if rows is None:
             return range(self.batch_size)
         if not len(rows) or not all(0 <= row < self.batch_size for row in rows):
@@ -186,24 +182,18 @@ class Scores:
         return rows
 
     def _normalizers(self, rows: Sequence[int]) -> Tensor:
-        """Return what log-probabilities (R,) are less than the scores; those of an adaptive softmax are normalized."""
+        """Return how much (R,) scores exceed log-probabilities; 0 with an adaptive softmax, which normalizes them."""
         return self._head[list(rows)].logsumexp(1) if self._tails.shape[1] == 0 else self._head.new_zeros(len(rows))
 
 
-def leaders(row: Row, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n best tokens of a row, the best first, of equal ones the lowest id first; computes what may hold one.
+def likeliest(row: RowScores, n: int) -> tuple[Tensor, Tensor]:
+    """Return scores (n,) and ids (n,) of the best tokens of a row, the best first, of equal ones the lowest id first.
 
-    Args:
-        row: scores of one row.
-        n: how many; all tokens where it has fewer.
-
-    Returns:
-        Scores (n,) and ids (n,).
+    This computes only tails that may hold one of them. A row with fewer tokens than `n` returns all.
     """
     values, ids = _best(row.cluster(0), n)
-    order = sorted(((row.ceiling(i), i) for i in range(1, row.n_cluster)), reverse=True)
-    for ceiling, i in order:
-        if len(ids) >= n and ceiling < values[-1]:
+    for bound, i in sorted(((row.bound(i), i) for i in range(1, row.n_cluster)), reverse=True):
+        if len(ids) >= n and bound < values[-1]:
             break
         more, places = _best(row.cluster(i), n)
         ids = torch.cat([ids, places + row.borders[i]])
@@ -213,7 +203,7 @@ def leaders(row: Row, n: int) -> tuple[Tensor, Tensor]:
 
 
 def by_cluster(borders: Sequence[int], ids: Iterable[int]) -> dict[int, list[int]]:
-    """Return ids by the cluster that they belong to; ids outside the vocabulary belong to none."""
+    """Return the ids of each cluster, sorted, without ids outside the vocabulary."""
     inside = sorted(token for token in ids if 0 <= token < borders[-1])
     return {i: list(group) for i, group in itertools.groupby(inside, lambda token: _cluster_of(borders, token))}
 
@@ -223,7 +213,7 @@ def _cluster_of(borders: Sequence[int], token: int) -> int:
 
 
 def _best(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n largest and their places; which of equal values `topk` takes is not defined, so ties are settled here."""
+    """Return the n largest and their places; `topk` does not define which of equal values it takes, so this decides ties."""
     if n == 1:
         place = scores.argmax(keepdim=True)  # the first of equal ones
         return scores[place], place
@@ -238,7 +228,7 @@ def _best(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
 
 
 def _ranked(values: Tensor, ids: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n largest values, of equal ones that with the lowest id first, and their places."""
+    """Return the n largest values and their places, of equal values the lowest id first."""
     by_id = ids.argsort()
     order = by_id[values[by_id].argsort(descending=True, stable=True)][:n]
     return values[order], order

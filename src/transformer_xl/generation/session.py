@@ -15,7 +15,7 @@ from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, Request
 from transformer_xl.generation.sampling import Sampling
-from transformer_xl.generation.snapshot import RowState
+from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import write
 
 _TAIL = 512

@@ -9,7 +9,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError
 
 _CONTEXT = 512
-"""Tokens before a text that may decide how it begins: with a space or without, or within a character."""
+"""Tokens before a text that may decide how it begins: with or without a space, or within a character."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class Stopping:
 
     Attributes:
         tokens: ids that end it; they are not part of the text.
-        strings: texts that end it; they are not part of it either. A single text may be given as it is.
+        strings: strings that end it; they are not part of it either. A single string needs no list.
 
     Raises:
         ConfigError: an empty text, or a negative id.
@@ -44,30 +44,20 @@ class Stopping:
             raise ConfigError(f"stop token id {negative[0]} must be at least 0")
 
     def check(self, vocab_size: int) -> None:
-        """Refuse a stop token outside a vocabulary, which would never come.
-
-        Raises:
-            ConfigError: there is one.
-        """
+        """Raise a ConfigError for a stop token outside the vocabulary, because it would never come."""
         if outside := sorted(token for token in self.tokens if token >= vocab_size):
             raise ConfigError(f"stop token id {outside[0]} is outside the vocabulary ({vocab_size}); leave it out")
 
     def stream(self) -> "StopStream":
-        """Return a filter that takes text piece by piece; one for each text that is written."""
+        """Return a filter for one text, which takes it piece by piece."""
         return StopStream(tuple(self.strings))
 
 
 class StopStream:
-    """Passes text on up to the first stop string, and holds back what may be the beginning of one.
+    """Passes text on up to the first stop string (`stopped_by`), and holds back what may be the beginning of one.
 
-    First is the stop string that is complete first; of several complete at the same character, the longest. So what is passed
-    on does not depend on how the text comes in pieces.
-
-    Args:
-        strings: stop strings, none of them empty.
-
-    Attributes:
-        stopped_by: the stop string that was found; None as long as there is none.
+    The first stop string is the one that is complete first, and of several complete at the same character, the longest. So the
+    result does not depend on the pieces in which the text comes.
     """
 
     def __init__(self, strings: tuple[str, ...]) -> None:
@@ -76,7 +66,7 @@ class StopStream:
         self._held = ""
 
     def push(self, text: str) -> str:
-        """Take more text, and return what can be passed on now; nothing once a stop string was found."""
+        """Take more text, and return what can be passed on now; nothing after a stop string."""
         if self.stopped_by is not None:
             return ""
         text = self._held + text
@@ -91,7 +81,7 @@ class StopStream:
         return text[: len(text) - n_held]
 
     def finish(self) -> str:
-        """Return what was held back: the text has ended, and nothing came of it."""
+        """Return what was held back, because the text has ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
@@ -105,12 +95,7 @@ class StopStream:
 
 
 class Transcript:
-    r"""The text of tokens that come one by one.
-
-    Args:
-        tokenizer: decodes.
-        before: the tokens before the text; only the last few matter.
-        stopping: what ends it.
+    r"""The text of tokens that come one by one after the tokens `before`; only the last few of these matter.
 
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer
@@ -127,14 +112,14 @@ class Transcript:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that ended the text; None as long as there is none."""
+        """The stop string that ended the text, or None."""
         return self._stop.stopped_by
 
     def push(self, token: int) -> str:
-        """Take one more token, and return what of the text is certain now."""
+        """Take one more token, and return the text that is certain now."""
         return self._stop.push(self._decoder.push(token))
 
     def finish(self) -> str:
-        """Return the rest: what looked like the beginning of a stop string, or U+FFFD for a part of a character."""
+        """Return the rest: a beginning of a stop string, or U+FFFD for a part of a character."""
         rest = self._stop.push(self._decoder.finish())
         return rest + self._stop.finish()

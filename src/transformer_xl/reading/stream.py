@@ -1,8 +1,8 @@
-"""`Stream`: rows of text that a model reads on, in the way that the model allows.
+"""`Stream`: rows of text that a model goes on reading, in the way that the model allows.
 
     KeptKeys      keys and values of past positions stay as they are, so no token is projected twice (`KeyValueMemory`)
     CarriedState  each `read` is a segment, and the model's own memory goes from segment to segment, as in training
-    ReadAgain     positions count from the end of what is read, or nothing is remembered: the open segment is read again
+    ReadAgain     positions count from a segment's end, or there is no memory: the open segment is read again
 
 Shapes: B rows, b of them that read, T tokens, D d_model.
 """
@@ -47,12 +47,9 @@ def scoring(model: LanguageModel) -> Iterator[None]:
 
 
 class Stream(ABC):
-    """Rows of text that a model reads on. What is read comes back as what the softmax is computed of.
+    """Rows of text that a model goes on reading; reading returns the hidden states that the softmax needs.
 
-    Attributes:
-        model: that reads, in evaluation mode; its weights must not change meanwhile.
-        tgt_len: longest piece that is read at once.
-        precision: of the matrix products.
+    The model must be in evaluation mode, and its weights must not change. No piece longer than `tgt_len` is read at once.
     """
 
     model: LanguageModel
@@ -61,15 +58,9 @@ class Stream(ABC):
 
     @abstractmethod
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
-        """Read on in some rows.
+        """Read ids (b, T), which the caller has checked, in b rows, and return the states (b, T, D) of every token.
 
-        Args:
-            ids: int64 (b, T), of the vocabulary, which the caller checks.
-            rows: the b rows that read.
-            n_pad: int64 (b,), padding tokens at the left of each row; only a `CarriedState` can be told.
-
-        Returns:
-            States of every token, (b, T, D).
+        `n_pad` (b,) counts padding tokens at the left of each row; only `CarriedState` accepts it.
         """
 
     def advance(self, ids: Tensor, *, rows: slice = ALL) -> Tensor:
@@ -83,14 +74,9 @@ class Stream(ABC):
 
     @abstractmethod
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
-        """Read one token in each active row.
+        """Read one token (B,) in each row that is active, bool (B,), and return states (B, D).
 
-        Args:
-            ids: int64 (B,).
-            active: bool (B,), rows that read; the others remember nothing, and get states of no meaning. None: all.
-
-        Returns:
-            States (B, D).
+        Rows that are not active stay as they are, and their states mean nothing. None: all are active.
         """
 
     @cached_property
@@ -105,45 +91,31 @@ class Stream(ABC):
 
     @torch.no_grad()
     def nll(self, h_BTD: Tensor, labels: Tensor) -> Tensor:
-        """Return the nats of the tokens that follow some states.
-
-        Args:
-            h_BTD: states, (b, T, D).
-            labels: int64 (b, T), on the same device; -100 is not scored.
-
-        Returns:
-            At least fp32 (b, T), 0 where the label is -100.
-        """
+        """Return the nats, at least fp32 (b, T), of the labels (b, T) that follow the states; 0 where a label is -100."""
         return self.softmax.nll(h_BTD.flatten(0, 1), labels.flatten()).view(labels.shape)
 
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Read one segment in all rows, and return the nats of the tokens that follow, as `nll` does.
-
-        Args:
-            ids: int64 (B, T), on any device.
-            labels: int64 (B, T), on any device; -100 is not scored.
-            n_pad: as in `read`.
-        """
+        """Read one segment (B, T) in all rows, and return the nats of its labels, as `nll` does; on any device."""
         h_BTD = self.read(ids.to(self.model.device), n_pad=n_pad)
         if not (labels >= 0).any():
             return h_BTD.new_zeros(labels.shape)
         return self.nll(h_BTD, labels.to(self.model.device))
 
-    @abstractmethod
     def prepend(self, n: int) -> None:
-        """Put `n` rows that have read nothing before the others."""
+        """Put `n` rows that have read nothing before the others, so that all can be read at once."""
+        raise NotImplementedError("only streams that read segments score lanes")
 
     @abstractmethod
     def reset(self, rows: Tensor) -> None:
         """Let rows, bool (B,), forget; nothing of what they read is left."""
 
-    @abstractmethod
     def together(self) -> bool:
-        """Say whether all rows can be read at once."""
+        """Return whether all rows can be read at once."""
+        return True
 
     @abstractmethod
     def take(self, row: int) -> dict[str, Tensor]:
-        """Return copies of what a row remembers, as named tensors: all that `put` needs, and nothing that is out of sight."""
+        """Return copies of what a row remembers, as named tensors: only what later tokens can see."""
 
     @abstractmethod
     def check(self, state: dict[str, Tensor]) -> None:
@@ -151,36 +123,22 @@ class Stream(ABC):
 
     @abstractmethod
     def put(self, row: int, state: dict[str, Tensor]) -> None:
-        """Let a row forget, and go on from what `take` returned, from whatever row of a stream opened alike.
+        """Let a row forget, and go on from what `take` returned for any row of a stream opened alike.
 
-        Raises:
-            ValueError: it is no such state; the row is then as it was.
+        If it is no such state, this raises a ValueError and leaves the row as it was.
         """
 
-    @abstractmethod
     def n_rewindable(self, row: int) -> int:
-        """Return by how many tokens a row can go back so that the next numbers are those of a row that never read them."""
+        """Return by how many tokens a row can go back, so that it reads on as if it had never read them."""
+        return 0
 
-    @abstractmethod
     def rewind(self, row: int, n: int) -> None:
         """Let a row go back by `n` tokens, at most `n_rewindable`."""
-
-    @abstractmethod
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return what was read as named tensors."""
-
-    @abstractmethod
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a state, in place; ValueError if it is not one of this stream's, and nothing is taken over then."""
+        assert n == 0, "n_rewindable is 0"
 
 
 class KeptKeys(Stream):
-    """Rows over a `KeyValueMemory`; see `open_stream`.
-
-    Attributes:
-        reader: the frozen weights.
-        memory: of what was read.
-    """
+    """Rows over a `KeyValueMemory`, which a `Reader` reads with frozen weights."""
 
     def __init__(
         self, model: TransformerXL, batch_size: int, *, tgt_len: int, precision: InferencePrecision, window: int | None = None
@@ -195,8 +153,8 @@ class KeptKeys(Stream):
         return self.reader.softmax
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
-        """Read in pieces of at most `tgt_len`, rows whose rings stand at the same place."""
-        assert n_pad is None, "kept keys have no padding: let rows begin together"
+        """Read in pieces of at most `tgt_len`; the rings of the rows must stand at the same place."""
+        assert n_pad is None, "kept keys allow no padding; start all rows together"
         pieces = [self.reader.read(piece, self.memory, rows=rows) for piece in ids.split(self.tgt_len, dim=1)]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=1)
 
@@ -219,7 +177,7 @@ class KeptKeys(Stream):
         self.reader.reset(self.memory, rows)
 
     def together(self) -> bool:
-        """Say whether the rings of all rows stand at the same place."""
+        """Return whether the rings of all rows stand at the same place."""
         return bool((self.memory.end == self.memory.end[0]).all())
 
     def take(self, row: int) -> dict[str, Tensor]:
@@ -232,15 +190,16 @@ class KeptKeys(Stream):
         return {**keys, **values, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Refuse other shapes, and numbers that no stream counts to; they would become indices."""
+        """Refuse other shapes, and impossible counts, because they would become indices."""
         own = self.take(0)
-        _check_alike(state, own, besides=("keys.", "values."))
+        check_names(state, own)
+        for name in ("end", "n_valid"):
+            check_like(name, state[name], own[name].dtype, ())
         end, n = int(state["end"]), int(state["n_valid"])
         if end < 0 or not 0 <= n <= self.reader.mem_len:
             raise ValueError("its rows have impossible lengths")
-        n_head, _, d_head = own["keys.0"].shape
-        for name in (name for name in own if name.startswith(("keys.", "values."))):
-            check_like(name, state[name], own[name].dtype, (n_head, n, d_head))
+        for name, x in own.items():
+            check_like(name, state[name], x.dtype, (x.shape[0], n, x.shape[2]) if x.dim() else ())
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Write keys and values to the same places in the ring, because sums are rounded in the order in which keys lie."""
@@ -254,16 +213,16 @@ class KeptKeys(Stream):
         memory.end[row], memory.n_valid[row] = end, n
 
     def n_rewindable(self, row: int) -> int:
-        """Return how many tokens lie in the ring beyond those that a token sees; of a young row, all that it has read.
+        """Return how many tokens the ring holds beyond those that a token sees; for a young row, all that it has read.
 
-        One slot does not count: a row that sits out a step has its next slot, the oldest of a full ring, written all the same.
+        One slot does not count: a step writes the next slot, the oldest of a full ring, even in rows that are not active.
         """
         end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
         intact = min(n_valid, self.reader.n_slot - 1)
         return end if end == intact else max(0, min(end, intact - self.reader.mem_len))
 
     def rewind(self, row: int, n: int) -> None:
-        """Move the end of the row back; what lies beyond is out of every query's sight."""
+        """Move the end of the row back; no query sees what lies beyond."""
         self.memory.end[row] -= n
         self.memory.n_valid[row] = min(int(self.memory.n_valid[row]), self.reader.n_slot - 1) - n
 
@@ -271,22 +230,11 @@ class KeptKeys(Stream):
         """Return the slots of the last `n` positions, the oldest first."""
         return torch.arange(end - n, end, device=self.memory.end.device) % self.reader.n_slot
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory."""
-        return self.memory.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a memory."""
-        self.memory.load_state_dict(state)
-
 
 class CarriedState(Stream):
-    """Rows that go from segment to segment with the model's own memory; each `read` is one segment, whatever its length.
+    """Rows that go from segment to segment with the model's own memory, `mems`; each `read` is one segment of any length.
 
-    For a model whose memory is a state, as an LSTM's, it makes no difference how a text is cut into segments.
-
-    Attributes:
-        mems: the memory of all rows.
+    For a model whose memory is a state, such as an LSTM, it makes no difference how a text is cut into segments.
     """
 
     def __init__(self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
@@ -321,7 +269,7 @@ class CarriedState(Stream):
 
     @torch.no_grad()
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
-        """Read and score in one forward pass of the model, which puts it together first if its weights are in parts (FSDP)."""
+        """Read and score in one forward pass of the model, because that gathers weights that are in parts (FSDP)."""
         device = self.model.device
         n_pad = None if n_pad is None else n_pad.to(device)
         with autocast(device, self.precision):
@@ -334,12 +282,8 @@ class CarriedState(Stream):
         self.mems = type(self.mems).concatenate([self.model.init_mems(n), self.mems])
 
     def reset(self, rows: Tensor) -> None:
-        """Empty rows; of some models, an empty memory holds zeros that are attended to."""
+        """Empty rows; in some models, an empty memory holds zeros that are attended to."""
         self.mems = self.model.init_mems(self.mems.batch_size).where(rows, self.mems)
-
-    def together(self) -> bool:
-        """Any rows can be read at once."""
-        return True
 
     def take(self, row: int) -> dict[str, Tensor]:
         """Return the memory of the row."""
@@ -354,33 +298,17 @@ class CarriedState(Stream):
         self.check(state)
         self._replace(slice(row, row + 1), _memory_of(self.mems, state, self.model.device))
 
-    def n_rewindable(self, row: int) -> int:
-        """Return 0: a state does not tell what it was before."""
-        return 0
-
-    def rewind(self, row: int, n: int) -> None:
-        """Go back by nothing."""
-
     def _replace(self, rows: slice, new: Memory) -> None:
         first, last, _ = rows.indices(self.mems.batch_size)
         before, after = self.mems.select(slice(0, first)), self.mems.select(slice(last, None))
         self.mems = type(new).concatenate([before, new, after]) if before.batch_size + after.batch_size else new
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory."""
-        return self.mems.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over a memory."""
-        _check_state(state, self.state_dict())
-        self.mems = type(self.mems).from_state_dict(state).to(self.model.device)
-
 
 class ReadAgain(Stream):
-    """Rows of models whose tokens cannot be read one by one, because positions count from a segment's end, or without a memory.
+    """Rows of models whose tokens cannot be read one by one: positions count from a segment's end, or there is no memory.
 
-    Of each row the segment that is still open is kept, and read again with every token. Segments that are full go to memory as
-    in training; without a memory the oldest token is dropped.
+    Each row keeps its open segment and reads it again with every token. Full segments go to memory as in training; without
+    a memory, the row drops its oldest token.
     """
 
     def __init__(self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
@@ -390,7 +318,7 @@ class ReadAgain(Stream):
         self._open: list[list[int]] = [[] for _ in range(batch_size)]
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
-        """Read token by token, because every state is that of the last token of a segment; `advance` is much faster."""
+        """Read token by token, because only the state of a segment's last token is right; `advance` is much faster."""
         assert n_pad is None, "rows are read one after another and need no padding"
         return torch.stack([self.advance(ids_B1, rows=rows) for ids_B1 in ids.split(1, dim=1)], dim=1)
 
@@ -406,19 +334,10 @@ class ReadAgain(Stream):
         nothing = torch.full((1, self.model.config.d_model), torch.nan, dtype=self.model.dtype, device=self.model.device)
         return torch.cat([nothing if h is None else h for h in h_D])
 
-    def prepend(self, n: int) -> None:
-        """Put empty rows before the others."""
-        self._mems = [*(self.model.init_mems(1) for _ in range(n)), *self._mems]
-        self._open = [*([] for _ in range(n)), *self._open]
-
     def reset(self, rows: Tensor) -> None:
         """Empty rows."""
         for row in rows.nonzero().flatten().tolist():
             self._mems[row], self._open[row] = self.model.init_mems(1), []
-
-    def together(self) -> bool:
-        """Rows are read one after another anyway."""
-        return True
 
     def take(self, row: int) -> dict[str, Tensor]:
         """Return the memory of the row and its open segment, filled up with -1."""
@@ -439,27 +358,13 @@ class ReadAgain(Stream):
         self._open[row] = [i for i in state["open"].tolist() if i >= 0]
 
     def n_rewindable(self, row: int) -> int:
-        """Return how many tokens are open; none where the oldest may have been dropped."""
+        """Return how many tokens are open; 0 if the oldest may have been dropped."""
         n = len(self._open[row])
         return n if self.model.mem_len or n < self.tgt_len else 0
 
     def rewind(self, row: int, n: int) -> None:
         """Take tokens away from the open segment."""
         self._open[row] = self._open[row][: len(self._open[row]) - n]
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return memory and open segments."""
-        state = type(self._mems[0]).concatenate(self._mems).state_dict()
-        padded = [own + [-1] * (self.tgt_len - len(own)) for own in self._open]
-        return {**state, "open": torch.tensor(padded)}
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over memory and open segments."""
-        _check_state(state, self.state_dict())
-        rest = {name: x.to(self.model.device) for name, x in state.items() if name != "open"}
-        mems = type(self._mems[0]).from_state_dict(rest)
-        self._mems = [mems.select(torch.tensor([row])) for row in range(mems.batch_size)]
-        self._open = [[i for i in ids if i >= 0] for ids in state["open"].tolist()]
 
     @torch.no_grad()
     def _read_row(self, row: int, ids: Sequence[int]) -> Tensor:
@@ -485,28 +390,23 @@ class ReadAgain(Stream):
         return torch.tensor([ids], device=self.model.device)
 
 
-def _check_state(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:
-        raise ValueError("the tensors are not those of rows of this shape")
-
-
-def _check_alike(state: dict[str, Tensor], own: dict[str, Tensor], *, besides: tuple[str, ...] = ()) -> None:
-    """Refuse other names, and other types or shapes of all tensors but those whose names begin so."""
+def check_names(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Raise a ValueError unless two states have the same names."""
     if state.keys() != own.keys():
         raise ValueError(f"tensors {reprlib.repr(sorted(state.keys() ^ own.keys())[:3])} are missing or unknown")
-    for name in (name for name in own if not besides or not name.startswith(besides)):
-        check_like(name, state[name], own[name].dtype, own[name].shape)
 
 
 def check_like(name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -> None:
-    """Raise a ValueError, which says what it is, unless a tensor has some type and shape."""
+    """Raise a ValueError unless a tensor has this type and shape."""
     if x.dtype != dtype or tuple(x.shape) != tuple(shape):
         raise ValueError(f"tensor {name!r} is {x.dtype} {reprlib.repr(tuple(x.shape))} and should be {dtype} {tuple(shape)}")
 
 
 def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
-    """Refuse what is no memory of one row."""
-    _check_alike(state, own)
+    """Refuse what is not the memory of one row."""
+    check_names(state, own)
+    for name, x in own.items():
+        check_like(name, state[name], x.dtype, x.shape)
     if "n_valid" in own and not 0 <= int(state["n_valid"]) <= own["hidden.0"].shape[0]:
         raise ValueError("its rows have impossible lengths")
 
@@ -519,18 +419,10 @@ def _memory_of(like: Memory, state: dict[str, Tensor], device: torch.device) -> 
 def open_stream(
     model: LanguageModel, batch_size: int, *, tgt_len: int, precision: InferencePrecision = "fp32", token_by_token: bool = False
 ) -> Stream:
-    """Return rows that have read nothing, in the way that suits a model.
+    """Return rows that have read nothing, in the way that suits a model; ConfigError for int8 if its keys cannot be kept.
 
-    Args:
-        model: as it is to be read (`LanguageModel.with_context`), in evaluation mode.
-        batch_size: B, number of rows.
-        tgt_len: longest piece read at once.
-        precision: of the matrix products, and of keys and values.
-        token_by_token: every token sees the `mem_len` tokens before it (with `same_length` the model's window), so it makes no
-            difference how a text is cut. False: each `read` is one segment, which sees what segments see in training.
-
-    Raises:
-        ConfigError: int8 for a model whose keys cannot be kept.
+    With `token_by_token` every token sees the `mem_len` tokens before it (with `same_length` the model's window), so it makes
+    no difference how a text is cut. Without it, each `read` is one segment, which sees what segments see in training.
     """
     # without a memory, what a token sees begins anew with each segment
     if model.keeps_keys and model.ext_len == 0 and not model.is_sharded and (model.mem_len or not token_by_token):

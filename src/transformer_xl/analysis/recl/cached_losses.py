@@ -16,7 +16,7 @@ import numpy as np
 from transformer_xl.analysis.recl.context_losses import Blocks, context_losses, longest_context
 from transformer_xl.errors import TrainingError
 from transformer_xl.files import replace_file
-from transformer_xl.generation.snapshot import model_sha256
+from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.language_model import LanguageModel
 
 FORMAT = 1  # of the file's layout, and of how contexts are counted and read

@@ -28,9 +28,9 @@ from tests.checkpoint.test_faults import FAULTS, Fault, fail_call, fail_writes, 
 from tests.helpers import examples, tiny_model
 from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.errors import CheckpointError
-from transformer_xl.generation import snapshot
+from transformer_xl.generation import session_file
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.snapshot import MAX_ABOUT_BYTES, describe_session, model_sha256
+from transformer_xl.generation.session_file import MAX_ABOUT_BYTES, describe_session, model_sha256
 from transformer_xl.model.transformer_xl import TransformerXL
 
 ROOT = Path(__file__).parents[2]
@@ -161,7 +161,8 @@ def test_what_was_read_before_is_wiped(tmp_path: Path) -> None:
     decoder_of().save(path)
     other = decoder_of()
     other.feed(torch.ones(B, 9, dtype=torch.int64))
-    keys = other._stream.state_dict()["keys.0"]
+    assert other.kept is not None
+    keys = other.kept.memory.keys[0]
     assert keys.any()
     other.load(path)
     assert not keys.any(), "a text that nobody reads any more stays in memory, or the memory was not taken over in place"
@@ -222,7 +223,7 @@ def test_the_hash_of_a_model_tells_weights_and_configuration(monkeypatch: pytest
         weight[3, 2] = torch.nextafter(weight[3, 2], torch.tensor(9.0))
     assert model_sha256(model) == model_sha256(same)
     assert len({model_sha256(m) for m in (model, nudged, other, copy.deepcopy(model).double())}) == 4
-    monkeypatch.setattr(snapshot, "encode_tensors", None)
+    monkeypatch.setattr(session_file, "encode_tensors", None)
     model_sha256(model)  # a second time, without reading the weights again
 
 
@@ -496,14 +497,14 @@ def test_nothing_but_a_file_is_replaced(path: Path, name: str) -> None:
 
 
 def test_a_file_that_is_replaced_while_it_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load_tensors = snapshot.load_tensors
+    load_tensors = session_file.load_tensors
 
     def replace_first(path: Path) -> dict[str, Tensor]:
         decoder_of().save(path)
         return load_tensors(path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "load_tensors", replace_first)
+        patch.setattr(session_file, "load_tensors", replace_first)
         assert_refused(path, "was replaced while it was read; load it again")
     decoder_of().load(path)
 
@@ -645,7 +646,7 @@ def killed_at(call: int, decoder: Decoder, path: Path) -> bool:
 
 
 def test_a_kill_at_any_call_keeps_the_old_file_or_the_new_one(tmp_path: Path) -> None:
-    code = "import sys; from pathlib import Path; from tests.generation.test_snapshot import save_under_kills as run; "
+    code = "import sys; from pathlib import Path; from tests.generation.test_session_file import save_under_kills as run; "
     command = [sys.executable, "-c", code + "run(Path(sys.argv[1]))", str(tmp_path / "a.safetensors")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "src")}
     child = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""What callers give a `Decoder` to read, made tensors of, or refused before anything is read.
+"""Turn what callers give to a `Decoder` into tensors, or refuse it before anything is read.
 
 Shapes: B rows.
 """
@@ -21,14 +21,10 @@ Mask = Tensor | np.ndarray | Sequence[bool]
 
 
 def integers(ids: object, what: str) -> Tensor:
-    """Return numbers of any shape as int64.
-
-    Args:
-        ids: of a caller.
-        what: they are, for the complaint.
+    """Return integers of any shape as int64; refuse others, because floats would be rounded silently.
 
     Raises:
-        ValueError: they are no integers. Those of other kinds, floats for example, would be rounded silently.
+        ValueError: they are no integers; `what` names them.
 
     Example:
         >>> integers([3, 4], "ids")
@@ -45,11 +41,7 @@ def integers(ids: object, what: str) -> Tensor:
 
 
 def one_for_each_row(ids: object, n_row: int) -> Tensor:
-    """Return one token id of each row, int64 (B,).
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """Return one token id of each row, int64 (B,), or raise a ValueError."""
     found = integers(ids, "ids")
     if found.shape != (n_row,):
         raise ValueError(f"ids, {_described(ids)}, must be {n_row}, one for each row")
@@ -57,11 +49,7 @@ def one_for_each_row(ids: object, n_row: int) -> Tensor:
 
 
 def equally_many_for_each_row(ids: Tensor, n_row: int) -> Tensor:
-    """Return token ids, int64 (B, T) with T ≥ 1.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """Return token ids, int64 (B, T) with T ≥ 1, or raise a ValueError."""
     found = integers(ids, "ids")
     if found.dim() != 2 or found.shape[0] != n_row or found.shape[1] == 0:
         raise ValueError(f"ids, {_described(ids)}, must have shape (batch_size, length): ({n_row}, at least 1)")
@@ -69,13 +57,9 @@ def equally_many_for_each_row(ids: Tensor, n_row: int) -> Tensor:
 
 
 def some_for_each_row(ids: object, n_row: int) -> list[Tensor]:
-    """Return the token ids of each row, int64 (T,) on the CPU, where T may be 0, but not in all rows.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """Return the token ids of each row, int64 (T,) on the CPU, T = 0 in some rows but not in all, or raise a ValueError."""
     rows = []
-    if isinstance(ids, _LISTS) and not isinstance(ids, str) and getattr(ids, "ndim", 1) > 0:
+    if isinstance(ids, Sequence | np.ndarray) and not isinstance(ids, str) and getattr(ids, "ndim", 1) > 0:
         rows = [integers(own, f"ids of row {row}") for row, own in enumerate(ids)]
     if len(rows) != n_row or any(own.dim() != 1 for own in rows) or not any(len(own) for own in rows):
         raise ValueError(
@@ -85,32 +69,20 @@ def some_for_each_row(ids: object, n_row: int) -> list[Tensor]:
 
 
 def one_flag_for_each_row(flags: object, n_row: int, what: str) -> Tensor:
-    """Return bool (B,).
-
-    Args:
-        flags: of a caller; numbers of rows would be taken for flags if they were not refused.
-        n_row: B.
-        what: they are, for the complaint.
-
-    Raises:
-        ValueError: they are something else.
-    """
+    """Return bool (B,), or raise a ValueError in which `what` names the flags: row numbers must not pass for flags."""
     found = _tensor(flags)
     if found is None or found.dtype != torch.bool or found.shape != (n_row,):
         raise ValueError(f"{what}, {_described(flags)}, must be bool of shape ({n_row},), True or False for each row")
     return found
 
 
-_LISTS = (Sequence, np.ndarray)
-
-
-def _tensor(given: object) -> Tensor | None:
+def _tensor(value: object) -> Tensor | None:
     try:
-        # a copy of an array: torch warns of those that cannot be written, and refuses some orders of numbers
-        return torch.as_tensor(np.array(given) if isinstance(given, np.ndarray) else given)
+        # a copy, because torch warns of arrays that are read-only, and refuses some strides and byte orders
+        return torch.as_tensor(np.array(value) if isinstance(value, np.ndarray) else value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
 
 
-def _described(given: object) -> str:
-    return f"{given.dtype} {tuple(given.shape)}" if isinstance(given, Tensor | np.ndarray) else reprlib.repr(given)
+def _described(value: object) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else reprlib.repr(value)

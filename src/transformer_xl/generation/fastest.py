@@ -1,4 +1,4 @@
-"""Find out what reads single tokens fastest here: by trying, for it depends on the processor, the model and the rows."""
+"""Find out what reads single tokens fastest, by trying, because it depends on the processor, the model and the rows."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from transformer_xl.reading.stream import KeptKeys
 Compile = bool | Literal["auto"]
 
 COMPILE_SECONDS = 10.0
-"""About what compiling takes the first time (4 to 12 s on two cores); `auto` compiles where tokens would take twice as long."""
+"""About what compiling takes the first time (4 to 12 s on two cores); `auto` compiles if tokens would take twice as long."""
 
 _TRIALS = 5
 
@@ -25,19 +25,9 @@ def fastest_stream(
     compile: Compile,
     expected_tokens: int,
 ) -> tuple[KeptKeys, str]:
-    """Open streams in the way that steps fastest.
+    """Open the streams that step fastest, and say why they are what they are; see `Decoder` for `compile`.
 
-    Args:
-        open_stream: opens empty streams in a precision.
-        precisions: to choose from; a single one is taken without a trial.
-        compile: True: compile; False: do not; "auto": where it can be expected to pay within the tokens expected.
-        expected_tokens: about how many tokens will be read one by one.
-
-    Returns:
-        The streams, and why they are what they are.
-
-    Raises:
-        ConfigError: `compile` is True, and nothing can be compiled here.
+    `open_stream` opens empty streams in one of `precisions`. A single precision without compilation is taken without a trial.
     """
     if compile not in (True, False, "auto"):
         raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
@@ -46,7 +36,8 @@ def fastest_stream(
         best = min(tried.values(), key=lambda found: found.seconds)
         if best.problem:
             raise ConfigError(f"compile (True) cannot work here: {best.problem}; use compile='auto' or False")
-        return best.streams, _reason([(f"{name} compiled", found.seconds) for name, found in tried.items()])
+        figures = [(f"{name} compiled", found.seconds) for name, found in tried.items()]
+        return best.streams, _reason(figures) if len(figures) > 1 else "as set"
     if compile is False and len(precisions) == 1:
         return open_stream(precisions[0]), "as set"
 
@@ -60,7 +51,7 @@ def fastest_stream(
     assert best is not None
     if compile is False or seconds * expected_tokens <= 2 * COMPILE_SECONDS:
         return best, _reason(figures)
-    # the narrowest numbers are read fastest; streams that are open already are not opened again, for rings may be large
+    # the narrowest numbers are read fastest; open streams are used again, because rings may be large
     candidate = best if best.reader.precision == precisions[-1] else open_stream(precisions[-1])
     found = _compiled(candidate)
     if found.seconds < seconds:
@@ -70,7 +61,7 @@ def fastest_stream(
 
 
 class _Compiled(NamedTuple):
-    """Streams with compiled code, the seconds of their step, and what went wrong if something did."""
+    """Streams with compiled code, the seconds of their step, and what went wrong, if anything."""
 
     streams: KeptKeys
     seconds: float
@@ -78,8 +69,6 @@ class _Compiled(NamedTuple):
 
 
 def _reason(figures: Sequence[tuple[str, float]]) -> str:
-    if len(figures) == 1 and figures[0][0].endswith("compiled"):
-        return "as set"
     return f"measured per token: {', '.join(f'{name} {seconds * 1e3:.1f} ms' for name, seconds in figures)}"
 
 
@@ -98,7 +87,7 @@ def _compiled(streams: KeptKeys) -> _Compiled:
 
 
 def _seconds_per_step(streams: KeptKeys) -> float:
-    """Time steps in which no row reads: they compute the same and remember nothing. The first is not counted."""
+    """Time steps in which no row is active: they compute the same and change nothing. The first does not count."""
     device, n_row = streams.reader.device, streams.memory.batch_size
     nothing = torch.zeros(n_row, dtype=torch.int64, device=device)
     seconds = []

@@ -1,10 +1,10 @@
 """Sessions: what rows of a decoder have read, as one safetensors file that gives the same next numbers, to the last bit.
 
-Of a memory of keys only the positions that a later token can see are stored.
-The tensor `about` is JSON that says which model and which decoder a session belongs to. The last 32 bytes, the tensor `sha256`,
-are the hash of all bytes before them, so that nothing in a file is parsed, let alone taken over, before all of it is verified.
+The file stores only the positions that a later token can see. The tensor `about` is JSON that says to which model and decoder
+the session belongs. The last 32 bytes, the tensor `sha256`, are the hash of all bytes before them, so that the whole file is
+verified before any of it is parsed.
 
-Tensors of several rows are put together: what is kept by position one row after another, the rest along a first axis of rows.
+Tensors of several rows are joined: keys and values along their positions, the others along a first axis of rows.
 
 Shapes: D d_model, n positions that a row remembers, X heads, Y numbers per head and position.
 """
@@ -28,12 +28,12 @@ from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazil
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.reading.stream import check_like
+from transformer_xl.reading.stream import check_like, check_names
 
 FORMAT = "transformer_xl session"
 VERSION = 2
 MAX_ABOUT_BYTES = 2**20
-"""A note is a remark, such as the tokenizer's name; long text belongs into a file of its own."""
+"""A note is a remark, such as the tokenizer's name; long text belongs in another file."""
 
 _ABOUT, _CHECKSUM = "about", "sha256"
 _CHECKSUM_BYTES = 32
@@ -42,8 +42,8 @@ _CHUNK_BYTES = 2**20
 _BY_POSITION = ("keys.", "values.")
 """Beginnings of the names of tensors (X, n, Y) that hold one entry for each position that a row remembers."""
 
-_LAST = "last"
-"""Name of what the scores of a row's next token are computed of, (D,)."""
+LAST = "last"
+"""Name of the hidden state (D,) from which the scores of a row's next token are computed."""
 
 _OPENED_WITH = ("mem_len", "tgt_len", "precision")
 _READ_WITH = ("clamp_len", "same_length", "ext_len")
@@ -51,10 +51,10 @@ _READ_WITH = ("clamp_len", "same_length", "ext_len")
 
 @dataclass(frozen=True)
 class RowState:
-    """What one row of a decoder has read, from which any row of a decoder of the same model, opened alike, goes on.
+    """What one row of a decoder has read; any row of a decoder of the same model, opened alike, can go on from it.
 
     Attributes:
-        tensors: of the stream (`Stream.take`), and `last`, what the scores of the next token are computed of.
+        tensors: of the stream (`Stream.take`), and `last`, its last hidden state.
         terms: how the decoder was opened; JSON.
     """
 
@@ -63,27 +63,16 @@ class RowState:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that it takes."""
+        """Bytes that the tensors take."""
         return sum(x.nbytes for x in self.tensors.values())
 
 
 def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, note: Mapping[str, str]) -> None:
-    """Write what rows have read to one file; see `Decoder.save`.
-
-    Args:
-        path: a file, which is replaced, or a new one in an existing directory.
-        rows: at least one, of decoders that were opened alike.
-        model: that has read them.
-        note: text to keep with them.
-
-    Raises:
-        CheckpointError: the file cannot be written; what the path held before is intact.
-    """
-    path = Path(path)
+    """Write what one or more rows have read to one file; see `Decoder.save`."""
     about = canonical_json(_about(rows[0].terms, model, note))
     if len(about) > MAX_ABOUT_BYTES:
         raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
-    stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # beside files of a user, none of which may have this name
+    stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
     kept = ", an earlier one is intact" if os.path.lexists(path) else ""
     with _explained(f"session {str(path)!r} cannot be saved{kept}", "free disk space or save elsewhere"):
         _check_replaceable(path)
@@ -102,21 +91,12 @@ def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, 
 def load_session(
     path: Path, model: LanguageModel, own: RowState, check: Callable[[dict[str, Tensor]], object]
 ) -> tuple[list[RowState], dict[str, str]]:
-    """Verify a file and read it; see `Decoder.load`.
+    """Verify a file and return its rows, on the CPU, and its note; see `Decoder.load`.
 
-    Args:
-        path: what `save_session` wrote.
-        model: that is to go on.
-        own: a row of the decoder that is to go on; it is not touched.
-        check: raises a ValueError for tensors that are no row's state of that decoder.
-
-    Returns:
-        The rows, on the CPU, and the note.
-
-    Raises:
-        CheckpointError: in one line, why such a decoder cannot go on from the file.
+    `own` is a row of the decoder that wants to go on; it stays as it is. `check` raises a ValueError for tensors that cannot be
+    the state of one of its rows. A CheckpointError says in one line why the decoder cannot go on from the file.
     """
-    about, tensors = _open_session(Path(path))
+    about, tensors = _open_session(path)
     _check_origin(path, about, model, own.terms)
     try:
         rows = [RowState(row, own.terms) for row in _unpack(tensors, own)]
@@ -128,24 +108,19 @@ def load_session(
 
 
 def describe_session(path: Path) -> dict[str, Any]:
-    """Verify a file as `load_session` does, and return what it says of itself.
+    """Verify a file, and return what it says: `model`, a hash, `decoder`, how that was opened, and `note`.
 
-    The hash is one that anybody can compute: a sound file may still say anything, of which only the types are certain.
-
-    Returns:
-        `model`, a hash; `decoder`, how it was opened; `note`, of text.
-
-    Raises:
-        CheckpointError: in one line, why the file is no session.
+    Anybody can compute the hash, so a valid file may still say anything; only the types are certain. A CheckpointError says in
+    one line why the file is no session.
     """
     return _open_session(Path(path))[0]
 
 
 def model_sha256(model: LanguageModel) -> str:
-    """Return the SHA-256 of a model's configuration, and of the names, types, shapes and bytes of its weights.
+    """Return the SHA-256 of a model's configuration and of the names, types, shapes and bytes of its weights.
 
-    It is computed once for each view of a model: a decoder has one of its own, and weights do not change while it is in use.
-    It takes about a second per gigabyte.
+    It takes about a second per gigabyte, so it is computed only once for each view of a model. A decoder has its own view, and
+    weights do not change while it is in use.
     """
     if model not in _HASHES:
         # defaults are left out, so that a session outlives options that are added later
@@ -179,7 +154,7 @@ def _is_note(note: object) -> bool:
 
 
 def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a session's file; one tensor at a time is put together from those of the rows."""
+    """Yield the bytes of a session's file, joining the rows one tensor at a time."""
     content: dict[str, tuple[torch.dtype, torch.Size]] = {_ABOUT: (torch.uint8, torch.Size([len(about)]))}
     for name, first in rows[0].tensors.items():
         shape = [len(rows), *first.shape]
@@ -190,7 +165,7 @@ def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryvi
     digest = hashlib.sha256()
 
     def load(name: str) -> Tensor:
-        if name == _CHECKSUM:  # narrow types come last, then names count: all other bytes have been hashed by now
+        if name == _CHECKSUM:  # the files' order is by type and name, so all other bytes have been hashed by now
             return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
         if name == _ABOUT:
             return torch.frombuffer(bytearray(about), dtype=torch.uint8)
@@ -203,7 +178,7 @@ def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryvi
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuse to put a file where something else is: a rename would replace even a device."""
+    """Refuse a path that is no regular file, because a rename would replace even a device."""
     try:
         regular_size(path)
     except FileNotFoundError:
@@ -239,17 +214,17 @@ def _read_verified(path: Path) -> dict[str, Tensor]:
 def _load(path: Path) -> dict[str, Tensor]:
     try:
         return load_tensors(path)
-    except CheckpointError as error:  # what it complains of may be quoted from the file
+    except CheckpointError as error:  # the message may quote the file
         whole = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
         raise CheckpointError(whole[: len(repr(str(path))) + _MOST_QUOTED]) from error
 
 
 _MOST_QUOTED = 200
-"""Characters of a complaint that fit on a screen."""
+"""Characters of a message that fit on a screen."""
 
 
 def _quoted(value: object) -> str:
-    """Return what a file says, whatever it says, as a short line without control characters."""
+    """Return a value of a file as a short line without control characters."""
     short = reprlib.Repr()
     short.maxlevel = 1
     return short.repr(value)
@@ -270,7 +245,7 @@ def _check_hash(path: Path, size: int) -> None:
 
 
 def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Take `about` out of the tensors; a session of this version."""
+    """Remove `about` and the hash from the tensors, and return what `about` says."""
     about, checksum = tensors.pop(_ABOUT, None), tensors.pop(_CHECKSUM, None)
     content: Any = None
     if about is not None and checksum is not None and about.dtype == torch.uint8 and about.numel() <= MAX_ABOUT_BYTES:
@@ -307,7 +282,7 @@ _MISSING = object()
 
 
 def _remedy(theirs: dict[str, Any], different: list[str]) -> str:
-    """Say how to open a decoder that can take a session over."""
+    """Return how to open a decoder that can load the session."""
     for names, open_it in ((_OPENED_WITH, "open it with Decoder(model, {})"), (_READ_WITH, "use model.with_context({})")):
         settings = [f"{name}={_quoted(theirs.get(name))}" for name in names if name in different]
         if settings:
@@ -316,10 +291,9 @@ def _remedy(theirs: dict[str, Any], different: list[str]) -> str:
 
 
 def _unpack(tensors: dict[str, Tensor], own: RowState) -> list[dict[str, Tensor]]:
-    """Return the tensors of each row, of the types and shapes that those of one row of ours have; ValueError if they differ."""
-    if tensors.keys() != own.tensors.keys():
-        raise ValueError(f"tensors {_quoted(sorted(tensors.keys() ^ own.tensors.keys())[:3])} are missing or unknown")
-    n_row = len(tensors[_LAST]) if tensors[_LAST].dim() else 0
+    """Return the tensors of each row; ValueError if their names, types or shapes are not those of our own row."""
+    check_names(tensors, own.tensors)
+    n_row = len(tensors[LAST]) if tensors[LAST].dim() else 0
     by_position = [name for name in own.tensors if name.startswith(_BY_POSITION)]
     for name in own.tensors.keys() - by_position:
         check_like(name, tensors[name], own.tensors[name].dtype, (n_row, *own.tensors[name].shape))
@@ -335,7 +309,7 @@ def _unpack(tensors: dict[str, Tensor], own: RowState) -> list[dict[str, Tensor]
 
 @contextmanager
 def _explained(what: str, remedy: str) -> Iterator[None]:
-    """Turn what the operating system refuses into one line."""
+    """Turn errors of the operating system into one line."""
     try:
         yield
     except OSError as error:
