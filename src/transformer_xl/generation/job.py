@@ -1,13 +1,10 @@
-"""`Job`: many texts for some prompts, written up to an interrupt, and handed to a printer as they come."""
+"""`Job`: many texts for some prompts, written until an interrupt, and handed to a printer as they come."""
 
-import contextlib
-import itertools
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import FrameType
 from typing import Any, Protocol
 
@@ -24,9 +21,6 @@ from transformer_xl.world import World
 
 _Events = Iterator[Chosen | Finished]
 
-_OnRead = Callable[[int, int], object]
-"""Called with the number of a text and of the tokens of its prompt that were just read."""
-
 
 @dataclass
 class Sample:
@@ -40,10 +34,6 @@ class Sample:
         seed: of the text.
         transcript: tokens to text.
         piece: what the last token added.
-        begun: when, by `time.perf_counter`.
-        n_read: tokens of the prompt so far.
-        reading: seconds that they took.
-        n_written: tokens of the text so far.
     """
 
     number: int
@@ -52,11 +42,7 @@ class Sample:
     sample: int
     seed: int
     transcript: Transcript
-    piece: str = field(default="", init=False)
-    begun: float = field(default_factory=time.perf_counter, init=False)
-    n_read: int = field(default=0, init=False)
-    reading: float = field(default=0.0, init=False)
-    n_written: int = field(default=0, init=False)
+    piece: str = ""
 
 
 class Printer(Protocol):
@@ -85,7 +71,7 @@ class Totals:
     writing: float = 0.0
 
     def add(self, finished: Finished) -> None:
-        """Count a finished text in."""
+        """Add a finished text."""
         self.n_read += finished.n_read
         self.n_written += finished.n_written
         self.reading += finished.reading
@@ -96,7 +82,7 @@ class Totals:
         return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
 
     def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
-        """Return in one line whether it was interrupted, what was read and written and how fast, by what, and the seed."""
+        """Return one line: whether it was interrupted, what was read and written and how fast, on what, and the seed."""
         parts = []
         if self.n_read:
             parts.append(f"read {_figures(self.n_read, self.reading)}")
@@ -111,16 +97,13 @@ def _figures(n: int, seconds: float) -> str:
 
 
 class StoppedReading(KeyboardInterrupt):
-    """Ctrl-C while a prompt was being read; the decoder is in order, and remembers what it has read."""
+    """Ctrl-C while a prompt was being read; the decoder is in order and remembers what it has read."""
 
 
 class Interrupts:
-    """Within this context the first Ctrl-C is only noted, so that what is being done can be brought to an end; a second raises.
+    """In this context the first Ctrl-C only sets `noted`, so that the work can end in good order; a second one raises.
 
-    Where Ctrl-C is ignored, as in the background of a shell, or somebody else's, as outside the main thread, it stays so.
-
-    Attributes:
-        noted: whether there was one.
+    This changes nothing if Ctrl-C is ignored, as in the background of a shell, or outside the main thread.
     """
 
     def __init__(self) -> None:
@@ -154,7 +137,7 @@ class Job:
         n_tokens: of each text, at most.
         seed: of all texts.
         n: texts per prompt.
-        likeliest: how many of the likeliest tokens are reported with their log-probabilities; None: nothing is reported.
+        likeliest: how many of the likeliest tokens are reported with their log-probabilities; None: no report.
         own: numbers of the texts that this process writes; None: all.
         totals: what was read and written so far.
     """
@@ -171,119 +154,114 @@ class Job:
     totals: Totals = field(default_factory=Totals)
 
     def run(self, prompts: Sequence[Prompt], printer: Printer, on_read: Callable[[int], object]) -> bool:
-        """Write all texts, and print them.
+        """Write all texts, and print them; return whether this was interrupted.
 
-        An interrupt ends those that have begun, in good order, and no other begins; a second one raises.
-
-        Returns:
-            Whether it was interrupted.
+        An interrupt ends the texts that have begun, in good order, and no other begins; a second one raises. This calls
+        `on_read` with the number of prompt tokens just read.
         """
+        with Interrupts() as interrupts:
 
-        def events(requests: Iterator[Request], note: _OnRead) -> _Events:
-            first = self.own.start if self.own else 0
-            for event in write(
-                self.decoder,
-                requests,
-                sampling=self.sampling,
-                likeliest=self.likeliest,
-                on_read=lambda text, n: note(first + text, n),
-            ):
-                yield event._replace(text=first + event.text)
+            def events(requests: Iterator[Request]) -> _Events:
+                return write(
+                    self.decoder,
+                    requests,
+                    sampling=self.sampling,
+                    likeliest=self.likeliest,
+                    on_read=lambda _, n: on_read(n),
+                    interrupted=lambda: interrupts.noted,
+                )
 
-        return self._write_all(self._texts(prompts), events, printer, on_read)
+            self._write(self._texts(prompts), events, printer, interrupts)
+            return interrupts.noted
 
     def ask(self, session: TextSession, prompts: Sequence[Prompt], printer: Printer, on_read: Callable[[int], object]) -> bool:
-        """Write all texts, one after another, each after what a session remembers now and none of the others; as `run`.
+        """Write all texts one after another, each after what the session remembers now and not after the others; as `run`.
 
-        Args:
-            session: remembers the last text as well in the end.
-            prompts: of the texts.
-            printer: of the texts.
-            on_read: called with the number of prompt tokens just read.
+        In the end the session also remembers the last text.
         """
         kept = session.keep()
+        with Interrupts() as interrupts:
 
-        def events(requests: Iterator[Request], note: _OnRead) -> _Events:
-            for number, request in enumerate(requests):
-                session.restore(kept)
-                own = partial(note, number)
-                for event in session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=own):
-                    yield event._replace(text=number)
+            def events(requests: Iterator[Request]) -> _Events:
+                for number, request in enumerate(requests):
+                    session.restore(kept)
+                    for event in self._turn(session, request, on_read, interrupts):
+                        yield event._replace(text=number)
 
-        return self._write_all(self._texts(prompts, list(session.tail)), events, printer, on_read)
+            self._write(self._texts(prompts, list(session.tail)), events, printer, interrupts)
+            return interrupts.noted
 
     def go_on(self, session: TextSession, prompt: Prompt, printer: Printer, on_read: Callable[[int], object]) -> bool:
-        """Write one text after all that a session has read, and remember it.
+        """Write one text after all that a session has read, and remember it; return whether this was interrupted.
 
         An interrupt ends the text in good order; one while the prompt is being read, or a second one, raises.
-
-        Returns:
-            Whether it was interrupted.
         """
         with Interrupts() as interrupts:
 
-            def note(n: int) -> None:
-                on_read(n)
-                if interrupts.noted:
-                    raise StoppedReading
+            def events(requests: Iterator[Request]) -> _Events:
+                for request in requests:
+                    for event in self._turn(session, request, on_read, interrupts):
+                        if isinstance(event, Finished) and event.reason == "interrupted" and event.n_written == 0:
+                            raise StoppedReading
+                        yield event
 
-            (text,) = self._texts([prompt], session.tail)
-            printer.begin(text)
-            request = self._request(text, interrupts)
-            events = session.write(request, sampling=self.sampling, likeliest=self.likeliest, on_read=note)
-            self._print(events, {0: text}, printer)
+            self._write(self._texts([prompt], session.tail), events, printer, interrupts)
             return interrupts.noted
 
-    def _write_all(
+    def _turn(
+        self, session: TextSession, request: Request, on_read: Callable[[int], object], interrupts: Interrupts
+    ) -> _Events:
+        return session.write(
+            request,
+            sampling=self.sampling,
+            likeliest=self.likeliest,
+            on_read=on_read,
+            interrupted=lambda: interrupts.noted,
+        )
+
+    def _write(
         self,
-        all_texts: Iterable[Sample],
-        events: Callable[[Iterator[Request], _OnRead], _Events],
+        texts: Iterator[Sample],
+        events: Callable[[Iterator[Request]], _Events],
         printer: Printer,
-        on_read: Callable[[int], object],
-    ) -> bool:
-        """Write all texts, and print them, up to an interrupt; return whether there was one."""
-        texts: dict[int, Sample] = {}  # those that have begun and not ended
-        with Interrupts() as interrupts:
+        interrupts: Interrupts,
+    ) -> None:
+        """Print texts while `events` writes them; after an interrupt no other begins."""
+        open_texts: dict[int, Sample] = {}  # by the number of the request
 
-            def requests() -> Iterator[Request]:
-                for text in all_texts:
-                    if interrupts.noted:
-                        return
-                    texts[text.number] = text
-                    printer.begin(text)
-                    yield self._request(text, interrupts)
-
-            def note(number: int, n: int) -> None:
-                text = texts[number]
-                text.n_read += n
-                text.reading = time.perf_counter() - text.begun
-                on_read(n)
+        def requests() -> Iterator[Request]:
+            for number, text in enumerate(texts):
                 if interrupts.noted:
-                    raise StoppedReading
+                    return
+                open_texts[number] = text
+                printer.begin(text)
+                yield self._request(text)
 
-            self._print(_to_the_end(events(requests(), note), texts), texts, printer)
-            return interrupts.noted
+        begin, reading = time.perf_counter(), self.totals.reading
+        for event in events(requests()):
+            text = open_texts[event.text]
+            if isinstance(event, Chosen):
+                printer.token(text, event)
+            else:
+                printer.end(text, event, text.transcript.finish())
+                self.totals.add(event)
+                del open_texts[event.text]
+        self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
 
     def _texts(self, prompts: Sequence[Prompt], remembered: Sequence[int] = ()) -> Iterator[Sample]:
-        numbers = itertools.count()
         for index, prompt in enumerate(prompts):
+            before = np.concatenate([np.array(remembered, np.int64), prompt.ids])
+            seed, place = (self.seed, index) if prompt.seed is None else (prompt.seed, 0)
             for sample in range(self.n):
-                number = next(numbers)
-                if self.own is not None and number not in self.own:
-                    continue
-                own = prompt.seed is not None
-                seed = text_seed(prompt.seed if prompt.seed is not None else self.seed, 0 if own else index, sample)
-                before = np.concatenate([np.array(remembered, np.int64), prompt.ids])
-                transcript = Transcript(self.tokenizer, before, self.stopping)
-                yield Sample(number, prompt, index, sample, seed, transcript)
+                number = index * self.n + sample
+                if self.own is None or number in self.own:
+                    transcript = Transcript(self.tokenizer, before, self.stopping)
+                    yield Sample(number, prompt, index, sample, text_seed(seed, place, sample), transcript)
 
-    def _request(self, text: Sample, interrupts: Interrupts) -> Request:
+    def _request(self, text: Sample) -> Request:
         def ends(token: int) -> FinishReason | None:
             text.piece = text.transcript.push(token)
-            text.n_written += 1
-            if text.transcript.stopped_by is not None:
-                return "stop"
-            return "interrupted" if interrupts.noted else None
+            return None if text.transcript.stopped_by is None else "stop"
 
         return Request(
             prompt=text.prompt.ids,
@@ -292,24 +270,3 @@ class Job:
             stop_tokens=frozenset(self.stopping.tokens),
             ends=ends,
         )
-
-    def _print(self, events: _Events, texts: dict[int, Sample], printer: Printer) -> None:
-        begin, reading = time.perf_counter(), self.totals.reading
-        for event in events:
-            text = texts[event.text]
-            if isinstance(event, Chosen):
-                printer.token(text, event)
-            else:
-                printer.end(text, event, text.transcript.finish())
-                self.totals.add(event)
-                del texts[event.text]
-        self.totals.writing += time.perf_counter() - begin - (self.totals.reading - reading)
-
-
-def _to_the_end(events: _Events, texts: dict[int, Sample]) -> _Events:
-    """Yield events, and where a prompt was not read to its end, the end of each text that has begun."""
-    with contextlib.suppress(StoppedReading):
-        yield from events
-    for text in list(texts.values()):
-        writing = time.perf_counter() - text.begun - text.reading
-        yield Finished(text.number, "interrupted", text.n_read, text.n_written, text.reading, writing)

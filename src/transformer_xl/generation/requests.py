@@ -1,4 +1,4 @@
-"""What is asked of those who write texts, and what they report; torch is not imported, so that commands start quickly."""
+"""Requests for texts, and what is reported of them; torch is not imported, so that commands start quickly."""
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformer_xl.generation.sampling import Sampling
 
 FinishReason = Literal["length", "stop", "interrupted"]
-"""Why a text ended: all tokens written, a stop token or string came, or somebody had enough."""
+"""Why a text ended: all tokens were written, a stop token or string came, or the user interrupted."""
 
 EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps"
 
@@ -25,8 +25,8 @@ class Prompt:
 
     Attributes:
         ids: its tokens, (n,), int64.
-        origin: how to name it in JSON: as `prompt` the text, as `prompt_file` where it came from.
-        seed: of its own, if it has one.
+        origin: how to name it in JSON: `prompt` with the text, or `prompt_file` with the name of its file.
+        seed: its own seed, if it has one.
         shown: whether it was typed, so that it is shown before what is written.
     """
 
@@ -41,14 +41,14 @@ class Request:
     """A text to write.
 
     Attributes:
-        prompt: token ids to go on from; may be empty where the row has read something already.
+        prompt: token ids to go on from; may be empty if the row has read something already.
         seed: of the text, 0 … 2^64 - 1; see `text_seed`.
-        sampling: how its tokens are drawn; None: as `write` is told.
+        sampling: how its tokens are drawn; None: the `sampling` of `write`.
         max_new_tokens: how many tokens to write at most.
         stop_tokens: ids that end the text and are not part of it.
-        ends: called with every token of the text; says whether it was the last and why, or None.
-        history: tokens that the row has read before, as far as a repetition penalty is to look at them.
-        generator: on the CPU, whose next random numbers are drawn; None: a new one with the seed.
+        ends: called with every token of the text; returns why it was the last one, or None.
+        history: tokens that the row has read before, for a repetition penalty.
+        generator: on the CPU; None: a new one with the seed.
 
     Raises:
         ConfigError: a negative number of tokens, or a seed out of range.
@@ -75,7 +75,7 @@ class Chosen(NamedTuple):
     Attributes:
         text: number of the request, in order.
         token: its id.
-        log_probability: nats that the model itself gave it, whatever the sampling made of them; None unless asked for.
+        log_probability: nats that the model itself gave it, before any sampling setting; None unless asked for.
         likeliest: the likeliest tokens and their log-probabilities, the likeliest first.
     """
 
@@ -108,31 +108,22 @@ class Finished(NamedTuple):
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed that can be one.
-
-    Raises:
-        ConfigError: outside 0 … 2^64 - 1.
-    """
+    """Return the seed; ConfigError if it is outside 0 … 2^64 - 1."""
     if not 0 <= seed < 1 << 64:
         raise ConfigError(f"seed ({seed}) must be between 0 and 2^64 - 1; leave it out to get another text each time")
     return seed
 
 
 def fresh_seed() -> int:
-    """Return a seed that nobody has chosen."""
+    """Return a random seed."""
     return secrets.randbits(32)
 
 
 def text_seed(seed: int, prompt: int, sample: int) -> int:
-    """Return the seed of one of many texts, from which it can be written again alone.
+    """Return the seed of text number `sample` of prompt number `prompt`, from which it can be written again alone.
 
     The very first text has the seed itself. The others have the first 32 bits that numpy's
     `SeedSequence([seed, prompt, sample])` generates, so that neighboring seeds do not give the same texts in another order.
-
-    Args:
-        seed: of all of them.
-        prompt: number of the prompt, from 0 on.
-        sample: number of the text among those of one prompt, from 0 on.
 
     Example:
         >>> text_seed(7, 0, 0), text_seed(7, 0, 1) == text_seed(8, 0, 0)

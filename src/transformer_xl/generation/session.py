@@ -19,11 +19,11 @@ from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import write
 
 _TAIL = 512
-"""Last tokens that are kept as such: for a repetition penalty, and for how the text goes on (spaces, parts of characters)."""
+"""Last tokens that are kept as ids: for a repetition penalty, and for how the text goes on (spaces, parts of characters)."""
 
 
 class Kept(NamedTuple):
-    """What a session remembers: the row's state, the last tokens, how many in all, and the random numbers to come."""
+    """What a session remembers: the row's state, the last tokens, how many in all, and the state of its generator."""
 
     memory: RowState
     tail: tuple[int, ...]
@@ -36,9 +36,9 @@ class TextSession:
 
     Args:
         decoder: of one row.
-        tokenizer: of the model; a session goes on with no other.
+        tokenizer: of the model; a session goes on only with the same one.
         keeps_drawing: random numbers go on from turn to turn, and from a file, so that a text does not depend on how it is cut
-            into turns; the seed of a request counts only where there are none yet. False: each turn begins with its seed.
+            into turns; only the seed of the very first request counts. False: each turn begins with its own seed.
 
     Attributes:
         tail: the last tokens.
@@ -54,7 +54,7 @@ class TextSession:
 
     @property
     def seed(self) -> int | None:
-        """What the random numbers began with; None: nothing was drawn yet."""
+        """The seed that the random numbers began with; None: nothing was drawn yet."""
         return None if self._random is None else self._random[0]
 
     def write(
@@ -64,11 +64,12 @@ class TextSession:
         sampling: Sampling,
         likeliest: int | None = None,
         on_read: Callable[[int], object] | None = None,
+        interrupted: Callable[[], bool] = lambda: False,
     ) -> Iterator[Chosen | Finished]:
         """Read a prompt after all that was read, write on from it, and remember both; see `writing.write`.
 
-        The prompt may be empty where something was read before. A token that ended the text as a stop is not remembered; of a
-        stop string in several tokens, the first ones are.
+        The prompt may be empty if something was read before. The session does not remember a token that ended the text as a
+        stop, but it remembers the first tokens of a stop string that takes several.
         """
         if len(request.prompt) == 0 and self.n_tokens == 0:
             raise TokenizerError(EMPTY_PROMPT)
@@ -85,7 +86,15 @@ class TextSession:
         if self._random is None or not self.keeps_drawing:
             self._random = request.seed, torch.Generator().manual_seed(request.seed)
         request = replace(request, history=tuple(self.tail), generator=self._random[1])
-        for event in write(self.decoder, [request], sampling=sampling, likeliest=likeliest, go_on=True, on_read=read):
+        for event in write(
+            self.decoder,
+            [request],
+            sampling=sampling,
+            likeliest=likeliest,
+            go_on=True,
+            on_read=read,
+            interrupted=interrupted,
+        ):
             unread = isinstance(event, Finished) and event.reason == "stop" and event.stop_token is None
             if last is not None and not unread:
                 self._remember(last.token)
@@ -99,11 +108,7 @@ class TextSession:
         self.n_tokens, self._random = 0, None
 
     def save(self, path: Path) -> None:
-        """Write the session to a file, which holds the old one or the new one at any time.
-
-        Raises:
-            CheckpointError: the file cannot be written; what it held before is intact.
-        """
+        """Write the session to a file, which holds the old one or the new one at any time; see `Decoder.save`."""
         note = {"tokenizer": self.tokenizer.fingerprint, "tokens": str(self.n_tokens), "tail": " ".join(map(str, self.tail))}
         if self._random is not None:
             seed, generator = self._random
@@ -111,11 +116,7 @@ class TextSession:
         self.decoder.save(path, note=note)
 
     def load(self, path: Path) -> None:
-        """Forget everything, and go on from a file.
-
-        Raises:
-            CheckpointError: no such file, a damaged one, or a session of another model, decoder or tokenizer.
-        """
+        """Forget everything, and go on from a file; see `Decoder.load`. Another tokenizer's session is a CheckpointError."""
 
         def accept(note: Mapping[str, str]) -> None:
             if note.get("tokenizer", self.tokenizer.fingerprint) != self.tokenizer.fingerprint:
@@ -134,7 +135,7 @@ class TextSession:
         return Kept(self.decoder.take(0), tuple(self.tail), self.n_tokens, random)
 
     def restore(self, kept: "Kept") -> None:
-        """Forget everything, and go on from what `keep` returned, as often as one likes."""
+        """Forget everything, and go on from what `keep` returned; this can be repeated."""
         self.decoder.put(0, kept.memory)
         self.tail = deque(kept.tail, maxlen=_TAIL)
         self.n_tokens = kept.n_tokens
@@ -150,7 +151,7 @@ _Random = tuple[int, torch.Generator]
 
 
 def _random_of(note: Mapping[str, str]) -> _Random | None:
-    """Return the random numbers that a note says how to go on with; None if it says nothing of the kind."""
+    """Return seed and generator from a note; None if it holds none."""
     seed = note.get("seed", "")
     try:
         return (int(seed), generator_from_text(note["random"])) if _is_whole(seed, 1 << 64) else None
@@ -159,24 +160,24 @@ def _random_of(note: Mapping[str, str]) -> _Random | None:
 
 
 def _is_whole(text: str, end: int) -> bool:
-    """Say whether a text is a whole number below `end`."""
+    """Return whether a text is a whole number below `end`."""
     return text.isdecimal() and len(text) <= len(str(end)) and int(text) < end
 
 
 # --- a random generator as a line of text ----------------------------------------------------------------------------------
-# torch hands out the state of its generator as bytes and takes them back nearly unseen: with a forged place it would read past
-# its words. So the text holds the words, and how many of them were used, and whatever a text of that length says is a
-# generator. Reference: Matsumoto and Nishimura 1998 (MT19937), whose 624 words are replaced together once all were used.
+# torch takes the state of its generator back as bytes that it hardly checks: with a forged count it would read past its words.
+# So the text holds only the words and how many of them were used, and any text of that length is a valid generator.
+# Reference: Matsumoto and Nishimura 1998 (MT19937), whose 624 words are replaced together once all were used.
 
 _N = 624
 _TORCH = np.dtype([("seed", "u8"), ("left", "i4"), ("seeded", "i4"), ("used", "u8"), ("words", "u8", _N), ("normal", "V40")])
-"""Of a generator on the CPU. `left` counts down to the draw that replaces the words: they last for left - 1 more."""
+"""State of a generator on the CPU. `left` counts down to the draw that replaces the words; they last for left - 1 draws."""
 
 _STORED = np.dtype([("words", "<u4", _N), ("used", "<u2")])
 
 
 def generator_to_text(generator: torch.Generator) -> str:
-    """Return a generator on the CPU as text; its seed, and halves of pairs of normal numbers, are not kept."""
+    """Return a generator on the CPU as text, without its seed and without a cached normal number."""
     state = generator.get_state().numpy().view(_TORCH)[0]
     stored = np.zeros((), _STORED)
     stored["words"], stored["used"] = state["words"], state["used"]
@@ -184,10 +185,7 @@ def generator_to_text(generator: torch.Generator) -> str:
 
 
 def generator_from_text(text: str) -> torch.Generator:
-    """Return the generator that a text holds.
-
-    Raises:
-        ValueError: it holds none.
+    """Return the generator that a text holds; ValueError if it holds none.
 
     Example:
         >>> generator = torch.Generator().manual_seed(7)

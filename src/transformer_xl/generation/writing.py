@@ -1,14 +1,14 @@
 """Write texts with the rows of a `Decoder`: each free row takes the next request, and all rows that write step together.
 
-A long prompt does not stop the others: between two steps each row that still reads takes one piece of its prompt.
+A long prompt does not stop the others: between two steps, each row that still reads takes one piece of its prompt.
 
-A text depends on its prompt, its seed and its sampling alone: every row draws from a generator of its own, and what the other
-rows read and write makes no difference. (In exact arithmetic; another number of rows may round differently.)
+A text depends only on its prompt, its seed and its sampling: every row draws from its own generator, and what the other rows
+read and write makes no difference. (In exact arithmetic; another number of rows may round differently.)
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -23,24 +23,8 @@ from transformer_xl.generation.scores import Scores
 class Draft:
     """A text in one row of a decoder: its prompt is read piece by piece, then tokens are chosen one by one.
 
-    Whoever drives drafts calls `read_piece` while one `is_reading`, then `choose`, `add` and `Decoder.step` in turns, and
-    `finished` at the end; see `write`.
-
-    Args:
-        decoder: one of its rows reads and writes.
-        row: which; it forgets what it has read, unless `go_on`.
-        number: of the request, in order.
-        request: what to write.
-        sampling: how tokens are drawn, where the request does not say.
-        go_on: the row remembers what it has read before.
-
-    Attributes:
-        n_read: tokens of the prompt that were read.
-        n_written: tokens of the text.
-
-    Raises:
-        ConfigError: a sampling that does not fit the vocabulary.
-        TokenizerError: an empty prompt.
+    The caller uses `read_piece` while the draft `is_reading`, then `choose`, `add` and `Decoder.step` in turns, and `finished`
+    at the end; see `write`, also for the arguments. `number` is that of the request, in order.
     """
 
     def __init__(
@@ -61,11 +45,11 @@ class Draft:
 
     @property
     def is_reading(self) -> bool:
-        """Whether some of the prompt is still to be read."""
+        """Whether a part of the prompt is still to be read."""
         return self.n_read < len(self.request.prompt)
 
     def read_piece(self) -> int:
-        """Read the next `tgt_len` tokens of the prompt, and return how many these were.
+        """Read the next `tgt_len` tokens of the prompt, and return how many there were.
 
         Pieces are counted from the beginning of the prompt, so their bits do not depend on what happens in between.
         """
@@ -85,7 +69,7 @@ class Draft:
         return self._sampling.choose(scores, self.row, self._history.last(), self._generator)
 
     def add(self, token: int) -> FinishReason | None:
-        """Take a token that was chosen, and return why it was the last, if it was."""
+        """Append a token that was chosen, and return why it was the last, or None."""
         self.n_written += 1
         self._history.add(token)
         reason = self.request.ends(token) if self.request.ends else None
@@ -106,20 +90,22 @@ def write(
     likeliest: int | None = None,
     go_on: bool = False,
     on_read: Callable[[int, int], object] | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> Iterator[Chosen | Finished]:
     """Write texts, as many at a time as the decoder has rows; the others queue.
 
-    What is kept does not grow with the length of a text.
+    The memory that this takes does not grow with the length of a text.
 
     Args:
-        decoder: its rows are taken one by one; those that are not free lose what they have read, unless `go_on`.
+        decoder: each of its rows that takes a request forgets what it has read, unless `go_on`.
         requests: taken as rows become free.
-        sampling: how tokens are drawn where a request does not say.
+        sampling: how tokens are drawn if a request does not say.
         likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
-        go_on: rows remember what they read before, and read the last token of their text as well (but none that ended it as a
-            stop does), so that the next text goes on from there.
-        on_read: called with the number of a request, in order, and of the tokens of its prompt that were just read; the decoder
+        go_on: rows remember what they read before, and also read the last token of their text (unless the text ended in a
+            stop), so that the next text goes on from there.
+        on_read: called with the number of a request, in order, and how many tokens of its prompt were just read; the decoder
             is in order then, whatever it raises.
+        interrupted: whether to end all texts; asked after each piece of a prompt and after each token.
 
     Yields:
         Tokens as they are chosen, and the end of each text.
@@ -135,50 +121,65 @@ def write(
     while True:
         began = False
         for row, draft in enumerate(drafts):
-            if draft is not None and not draft.is_reading:
-                continue
             if draft is None:
-                following = next(queue, None)
-                if following is None:
+                if (following := next(queue, None)) is None:
                     continue
-                draft, began = Draft(decoder, row, *following, sampling=sampling, go_on=go_on), True
+                draft = drafts[row] = Draft(decoder, row, *following, sampling=sampling, go_on=go_on)
+                began = True
+            elif not draft.is_reading:
+                continue
             if draft.is_reading:
                 n = draft.read_piece()
                 if on_read:
                     on_read(draft.number, n)
+                if interrupted():
+                    begun = sorted((each for each in drafts if each), key=lambda each: each.number)
+                    yield from [each.finished("interrupted") for each in begun]
+                    return
             if not draft.is_reading:
                 scores = None
                 if draft.request.max_new_tokens == 0:
                     yield draft.finished("length")
-                    draft = None
-            drafts[row] = draft
+                    drafts[row] = None
         if not any(drafts) and not began:
             return
         ready = [draft for draft in drafts if draft is not None and not draft.is_reading]
         if not ready:
             continue
         scores = scores or decoder.scores
-        chosen = [draft.choose(scores) for draft in ready]
-        reports = _report(scores, chosen, likeliest, rows=[draft.row for draft in ready])
         tokens, active = [0] * decoder.batch_size, [False] * decoder.batch_size
-        for draft, token, report in zip(ready, chosen, reports, strict=True):
-            reason: FinishReason | None = "stop"
-            if token in draft.request.stop_tokens:
-                yield draft.finished("stop", stop_token=token)
-            else:
-                reason = draft.add(token)
-                yield Chosen(draft.number, token, *report)
-                tokens[draft.row], active[draft.row] = token, reason is None or (go_on and reason != "stop")
-                if reason is not None:
-                    yield draft.finished(reason)
+        for draft, chosen in zip(ready, _choose(ready, scores, likeliest), strict=True):
+            if chosen.token in draft.request.stop_tokens:
+                yield draft.finished("stop", stop_token=chosen.token)
+                drafts[draft.row] = None
+                continue
+            reason = draft.add(chosen.token)
+            if reason is None and interrupted():
+                reason = "interrupted"
+            yield chosen
+            tokens[draft.row], active[draft.row] = chosen.token, reason is None or (go_on and reason != "stop")
             if reason is not None:
+                yield draft.finished(reason)
                 drafts[draft.row] = None
         if any(active):
             scores = decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
 
 
+def _choose(drafts: Sequence[Draft], scores: Scores, likeliest: int | None) -> list[Chosen]:
+    """Draw a token for each draft; for the reports, compute no rare cluster in the rows of others."""
+    tokens, rows = [draft.choose(scores) for draft in drafts], [draft.row for draft in drafts]
+    values: Sequence[float | None] = [None] * len(tokens)
+    best: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if likeliest is not None:
+        values = scores.log_probability(torch.tensor(tokens), rows=rows).tolist()
+    if likeliest:
+        nats, ids = (x.tolist() for x in scores.top(min(likeliest, scores.vocab_size), rows=rows))
+        best = [tuple(zip(*own, strict=True)) for own in zip(ids, nats, strict=True)]
+    return [Chosen(draft.number, *own) for draft, own in zip(drafts, zip(tokens, values, best, strict=True), strict=True)]
+
+
 class _History:
-    """The tokens that a repetition penalty looks at: the last ones, or of all each once, so that it does not grow."""
+    """The tokens that a repetition penalty looks at: the last ones, or each token once, so that it does not grow."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._window = sampling.repetition_window
@@ -194,17 +195,3 @@ class _History:
 
     def last(self) -> list[int]:
         return list(self._all if self._window is None else self._last)
-
-
-_Reported = tuple[float | None, tuple[tuple[int, float], ...]]
-
-
-def _report(scores: Scores, tokens: list[int], likeliest: int | None, *, rows: list[int]) -> list[_Reported]:
-    """Return what is reported of the tokens of some rows; of the others, no rare cluster is computed."""
-    if likeliest is None:
-        return [(None, ())] * len(tokens)
-    values = scores.log_probability(torch.tensor(tokens), rows=rows).tolist()
-    if likeliest == 0:
-        return [(value, ()) for value in values]
-    best, ids = (x.tolist() for x in scores.top(min(likeliest, scores.vocab_size), rows=rows))
-    return [(value, tuple(zip(ids[i], best[i], strict=True))) for i, value in enumerate(values)]
