@@ -1,4 +1,4 @@
-"""`MemoryCache`: the memory in the place where transformers keeps keys and values while it generates."""
+"""`MemoryCache`: the memory, where transformers keeps keys and values while it generates."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,7 @@ from transformer_xl.model.memory import Mems
 class MemoryCache(Cache):
     """A memory that transformers' `generate` carries from token to token; its size is fixed, however much was read.
 
-    Args:
-        mems: what was read before; None: nothing.
-
-    Attributes:
-        mems: the memory now; replaced, never written into, so that a copy of the reference is a snapshot.
+    `mems` is the memory now, or None. It is replaced and never changed in place, so a reference to it is a snapshot.
     """
 
     def __init__(self, mems: Mems | None = None) -> None:
@@ -23,7 +19,7 @@ class MemoryCache(Cache):
         self._n_read = 0
 
     def advance(self, mems: Mems, n_tokens: int) -> None:
-        """Take the memory after `n_tokens` more tokens (padding included, as transformers counts)."""
+        """Take the memory after `n_tokens` more tokens, padding included, as transformers counts."""
         self.mems = mems
         self._n_read += n_tokens
 
@@ -31,7 +27,7 @@ class MemoryCache(Cache):
         return 0 if self.mems is None else len(self.mems.hidden)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many tokens were read into this cache; the memory holds the last ones."""
+        """Return how many tokens this cache has read; the memory holds the last ones."""
         return self._n_read
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
@@ -39,7 +35,7 @@ class MemoryCache(Cache):
         return -1
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Let row i go on from what row `beam_idx[i]` has read."""
+        """Let row i go on from the memory of row `beam_idx[i]`."""
         self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
@@ -57,7 +53,7 @@ class MemoryCache(Cache):
         self.mems, self._n_read = None, 0
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse to unread tokens: what fell out of the memory to make room for them is gone."""
+        """Refuse to remove tokens, because what the memory dropped to make room for them is gone."""
         if tokens_to_remove:
             raise ValueError(f"a memory cannot unread tokens ({tokens_to_remove}); read again from the beginning")
 

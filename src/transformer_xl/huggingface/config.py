@@ -1,4 +1,4 @@
-"""`TransformerXLPretrainedConfig`: our `TransformerXLConfig` as transformers wants to see it."""
+"""`TransformerXLPretrainedConfig`: our `TransformerXLConfig` in the form that transformers needs."""
 
 from collections.abc import Generator
 from typing import Any, ClassVar, Self
@@ -15,21 +15,20 @@ _WRITTEN_BY_TRANSFORMERS = frozenset({
     "id2label", "is_encoder_decoder", "label2id", "model_type", "num_labels", "output_attentions", "output_hidden_states",
     "pad_token_id", "problem_type", "return_dict", "tie_word_embeddings", "torch_dtype", "transformers_version", "use_cache",
 })  # fmt: skip
-"""Keys of a `config.json` that transformers writes of itself, and that cannot make it load or run anything."""
+"""Keys of a `config.json` that transformers writes itself, and that cannot make it load or run anything."""
 
 _ARGUMENTS = frozenset({"name_or_path", "attn_implementation", "experts_implementation"})
-"""What `from_pretrained` of transformers adds from its arguments, never from a file."""
+"""What `from_pretrained` of transformers adds from its arguments, not from a file."""
 
 
 class TransformerXLPretrainedConfig(PreTrainedConfig):
-    """The fields of `TransformerXLConfig`, under their names, checked as there; saved as our own `config.json`.
+    """The fields of `TransformerXLConfig`, with the same names and checks; saved as our own `config.json`.
 
     Args:
-        **values: fields of `TransformerXLConfig`, and keys that transformers writes of itself.
+        **values: fields of `TransformerXLConfig`, and keys that transformers writes itself.
 
     Raises:
-        ConfigError: any other key (a `config.json` must not be able to make transformers load code), or a value that cannot
-            work.
+        ConfigError: any other key (because a `config.json` must not make transformers load code), or a value that cannot work.
 
     Example:
         >>> TransformerXLPretrainedConfig(vocab_size=11, d_model=8).num_hidden_layers
@@ -43,7 +42,7 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
         "num_hidden_layers": "n_layer",
     }
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["mems", "past_key_values"]
-    # libraries ask every config for these; our texts have no special tokens
+    # libraries expect these in every config; our texts have no special tokens
     pad_token_id: int | None = None
     bos_token_id: int | None = None
     eos_token_id: int | None = None
@@ -59,7 +58,7 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
-        """Make a config from the content of a `config.json`; refuse a key that neither we nor transformers write."""
+        """Make a config from the content of a `config.json`; refuse keys that neither we nor transformers write."""
         _refuse_unknown(config_dict.keys(), FIELDS | _WRITTEN_BY_TRANSFORMERS)
         return super().from_dict(dict(config_dict), **kwargs)
 
@@ -73,7 +72,7 @@ class TransformerXLPretrainedConfig(PreTrainedConfig):
         return {"model_type": MODEL_TYPE, **self.native.model_dump(mode="json")}
 
     def __iter__(self) -> Generator[str]:
-        # transformers warns of token ids outside the vocabulary among these; padding lies there on purpose, see the tokenizer
+        # transformers warns of token ids outside the vocabulary, where our tokenizer puts padding on purpose
         yield from (key for key in super().__iter__() if key != "pad_token_id")
 
 

@@ -1,4 +1,4 @@
-"""Old `transfo-xl` models, which transformers dropped: recognized by their `config.json` and converted when they are loaded."""
+"""Old `transfo-xl` models, which transformers dropped: their `config.json` shows it, and loading converts them."""
 
 import atexit
 import functools
@@ -16,7 +16,7 @@ from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 
 
 class TransfoXLConfig(PreTrainedConfig):
-    """What `AutoConfig` finds for an old model; becomes a `TransformerXLPretrainedConfig` at once."""
+    """What `AutoConfig` finds for an old model; it becomes a `TransformerXLPretrainedConfig` at once."""
 
     model_type: ClassVar[str] = MODEL_TYPE
 
@@ -27,14 +27,14 @@ class TransfoXLConfig(PreTrainedConfig):
 
 
 def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> str:
-    """Return `source`, or where a converted copy lies if it is an old model.
+    """Return `source`, or the place of a converted copy if it is an old model.
 
-    From the arguments of `from_pretrained` it uses those that say how to download, and removes what no longer holds.
+    This uses the download options among the arguments of `from_pretrained`, and removes `subfolder`, which the copy lacks.
     """
     download = download_arguments(arguments)
     try:
         values, _ = PreTrainedConfig.get_config_dict(source, **download)
-    except OSError:  # nothing there, which transformers says well, or a tokenizer without a model
+    except OSError:  # nothing there (transformers reports that itself), or a tokenizer without a model
         return str(source)
     if values.get("model_type") != MODEL_TYPE:
         return str(source)
@@ -54,14 +54,14 @@ def native_source(source: str | os.PathLike[str], arguments: dict[str, Any]) -> 
 
 
 def download_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return those arguments of `from_pretrained` that say what to download and how."""
+    """Return the arguments of `from_pretrained` that say what to download and how."""
     known = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
     return {key: arguments[key] for key in known if key in arguments}
 
 
 @functools.lru_cache(maxsize=4)
 def _converted(folder: Path, _state: tuple[Any, ...]) -> Path:
-    """Convert a directory once per process and content; model and tokenizer are loaded by separate calls."""
+    """Convert a directory once per process and content, because separate calls load model and tokenizer."""
     from transformer_xl.conversion.convert import convert
 
     destination = Path(tempfile.mkdtemp(prefix="transformer_xl."))

@@ -1,7 +1,7 @@
 """`TransformerXLForCausalLM`: our model behind the methods that transformers calls.
 
-It follows transformers where the two differ: `labels` are the `input_ids` (shifted inside), `loss` is one mean, and
-`attention_mask` tells padding. Callers pass the memory on as `mems`, and `generate` as a `MemoryCache`.
+Where our model and transformers differ, it follows transformers: `labels` are the `input_ids` (shifted inside), `loss` is one
+mean, and `attention_mask` marks padding. Callers pass the memory as `mems`, and `generate` passes it as a `MemoryCache`.
 """
 
 import os
@@ -29,7 +29,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
 
 MANY_TOKENS = 1 << 15
-"""Vocabularies above this, and those in clusters, score labels without logits; call the model without labels to get them."""
+"""Larger vocabularies, and those in clusters, score labels without logits; call the model without labels to get them."""
 
 _PREFIX = "transformer."
 
@@ -41,9 +41,9 @@ class TransformerXLCausalLMOutput(ModelOutput):
     Attributes:
         loss: nats per scored token, a mean; only with labels.
         logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax). None
-            with labels where there are clusters or many tokens, which are scored without the whole vocabulary.
-        mems: the memory after the segment; None with `use_cache=False`, or where a cache carries it.
-        past_key_values: the cache that was given, advanced.
+            with labels if there are clusters or many tokens, because labels are then scored without the whole vocabulary.
+        mems: the memory after the segment; None with `use_cache=False`, or if a cache carries it.
+        past_key_values: the cache of the call, advanced.
     """
 
     loss: Tensor | None = None
@@ -59,14 +59,14 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         config: `vocab_size` must be set.
 
     Attributes:
-        transformer: the `TransformerXL`, with everything it offers.
+        transformer: the `TransformerXL`.
     """
 
     config_class = TransformerXLPretrainedConfig
     base_model_prefix = "transformer"
     main_input_name = "input_ids"
     accepts_loss_kwargs = True
-    _is_stateful = True  # no assisted decoding: a memory cannot unread rejected tokens
+    _is_stateful = True  # no assisted decoding, because a memory cannot remove rejected tokens
     _no_split_modules = ["TransformerXL"]  # noqa: RUF012  # in one piece: the softmax reads the embedding's weights
 
     def __init__(self, config: TransformerXLPretrainedConfig) -> None:
@@ -142,18 +142,18 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: int64 (B, T); the id `vocab_size`, our tokenizer's `<pad>`, is padding wherever it stands.
-            attention_mask: (B, T), 0 where there is padding: at the left or at the right of a row's text. Columns for what
-                lies in the memory may stand before.
+            attention_mask: (B, T), 0 at padding, which stands at the left or at the right of a row's text. Columns for the
+                tokens in the memory may come before.
             mems: what the last call returned; None: nothing was read.
             past_key_values: the same, as a `MemoryCache`, which is advanced.
-            labels: int64 (B, T), the same tokens as `input_ids`: they are shifted inside, so that the first token of a call
-                is never scored. Not scored either: -100, and what follows or is padding.
+            labels: int64 (B, T), the same tokens as `input_ids`: they are shifted inside, so the first token of a call is never
+                scored. Labels of -100, padding, and tokens after padding are not scored either.
             use_cache: False: return no memory.
             return_dict: False: return a tuple, without what is None.
             num_items_in_batch: divide the sum of the losses by this instead of the number of scored tokens.
 
         Returns:
-            loss, logits and memory; a padded row gets what it gets alone, padding gets anything.
+            loss, logits and memory. A padded row gets the same as alone; the output at padding means nothing.
 
         Raises:
             ValueError: shapes that do not fit, padding between tokens, or two memories.
@@ -168,7 +168,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             targets = None if targets is None else padding.turn(targets)
         rows = Rows() if padding is None else Rows(n_pad=padding.n_pad)
 
-        # labels are scored without the scores of all tokens where these would be gigabytes
+        # score labels without the scores of all tokens if these would take gigabytes
         without_logits = targets is not None and (bool(self.config.cutoffs) or self.config.vocab_size > MANY_TOKENS)
         out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, rows=rows)
         if past_key_values is not None:
@@ -187,7 +187,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         if mask is not None and bool((mask[:, -1] == 0).any()):
             row = int((mask[:, -1] == 0).nonzero()[0, 0])
             raise ValueError(f"prompt {row} is empty or padded at the right; use tokenizer.padding_side = 'left'")
-        # nothing would be left of the text after each token, or its positions would no longer be right: read it again instead
+        # a memory would hold nothing, or states whose positions are no longer right: read the text again instead
         if self.transformer.mem_len == 0 or self.config.native.counts_from_end:
             generation_config.use_cache = False
         if generation_config.use_cache is False:
@@ -201,7 +201,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
 
 def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
-    """Accept the names of our files, in place: `Trainer` hands a checkpoint's tensors to `load_state_dict` as they are."""
+    """Accept the names of our files, in place, because `Trainer` gives a checkpoint's tensors directly to `load_state_dict`."""
     for name in [name for name in state_dict if not name.startswith(_PREFIX)]:
         state_dict[_PREFIX + name] = state_dict.pop(name)
 
@@ -210,7 +210,7 @@ def _check_layers(source: str, arguments: dict[str, Any]) -> None:
     """Refuse a config that asks for more layers than the file has tensors, before transformers makes a module for each."""
     download = download_arguments(arguments)
     path = cached_file(source, WEIGHTS_FILE, _raise_exceptions_for_missing_entries=False, **download)
-    if path is None:  # which transformers says well
+    if path is None:  # transformers reports that itself
         return
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
@@ -248,7 +248,7 @@ def _real_tokens(ids: Tensor, mask: Tensor | None, vocab_size: int, *, continued
 
 
 def _targets(labels: Tensor, real_BT: Tensor) -> Tensor:
-    """Shift labels: position t is scored against label t + 1, if there is a token at both."""
+    """Shift labels: position t is scored against label t + 1, if both are tokens."""
     if labels.shape != real_BT.shape:
         raise ValueError(f"labels {tuple(labels.shape)} must have the shape of input_ids {tuple(real_BT.shape)}")
     scored = real_BT[:, :-1] & real_BT[:, 1:]

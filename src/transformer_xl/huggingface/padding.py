@@ -1,7 +1,7 @@
-"""From transformers' `attention_mask` to rows that all end at the right, which is the padding that the model knows.
+"""Turn transformers' `attention_mask` into rows padded at the left, the only padding that the model knows.
 
-A memory is contiguous in time, so padding can only stand before a row's text: a row padded at the right is turned until its
-last token stands at the end, and what the model says of it is turned back.
+A memory is contiguous in time, so padding can only stand before a row's text. A row padded at the right is turned until its
+last token stands at the end, and the model's output for it is turned back.
 
 Shapes: B batch, T tokens.
 """
@@ -17,15 +17,11 @@ class Padding:
     """Where the text of each row stands."""
 
     n_pad: Tensor  # int64 (B,), places of a row that hold no token
-    shift: Tensor  # int64 (B,), places by which a row must turn right to end with its last token
+    shift: Tensor  # int64 (B,), places by which a row turns right to end with its last token
 
     @classmethod
     def of(cls, real_BT: Tensor) -> "Padding | None":
-        """Find the padding of rows from `real_BT`, False at padding; None where there is none.
-
-        Raises:
-            ValueError: padding between the tokens of a row.
-        """
+        """Find the padding of rows from `real_BT`, False at padding; None if there is none, ValueError between tokens."""
         if bool(real_BT.all()):
             return None
         T = real_BT.shape[1]
@@ -42,7 +38,7 @@ class Padding:
         return cls(T - n_real_B, torch.where(n_real_B > 0, T - 1 - last_B, 0))
 
     def turn(self, x_BT: Tensor) -> Tensor:
-        """Turn every row of (B, T, …) right, until its last token stands at the end.
+        """Turn every row of (B, T, …) right until its last token stands at the end.
 
         Example:
             >>> padding = Padding.of(torch.tensor([[True, True, False]]))

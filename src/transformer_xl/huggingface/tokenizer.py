@@ -14,10 +14,10 @@ from transformer_xl.model.pretrained import TOKENIZER_FILE
 
 
 class TransformerXLTokenizer(PreTrainedTokenizer):
-    """Ids, text and files are those of the wrapped tokenizer; only padding is added, as `<pad>` behind its vocabulary.
+    """Has the ids, text and files of the wrapped tokenizer, and adds only padding: `<pad>`, the id after its vocabulary.
 
     The model skips that id, so batches need nothing else. Text never becomes `<pad>` (`split_special_tokens`), and no other
-    token is special: `skip_special_tokens` drops padding and nothing that was written.
+    token is special, so `skip_special_tokens` drops only padding.
 
     Args:
         vocab_file: the `tokenizer.json` that our tokenizers save.
@@ -54,7 +54,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
-        """Load a tokenizer as `PreTrainedTokenizer.from_pretrained` does; that of an old `transfo-xl` model too.
+        """Load a tokenizer as `PreTrainedTokenizer.from_pretrained` does, also that of an old `transfo-xl` model.
 
         Args:
             source: a directory with our `tokenizer.json`, a hub id, or either of an old model.
@@ -69,13 +69,13 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     @classmethod
     def _from_pretrained(cls, resolved_vocab_files: dict[str, Any], *args: Any, **kwargs: Any) -> Self:
-        # transformers takes any tokenizer.json for the format of the tokenizers library and looks for added tokens in it
+        # transformers assumes that every tokenizer.json is the tokenizers library's, and looks for added tokens in it
         resolved_vocab_files.pop("tokenizer_file", None)
         return super()._from_pretrained(resolved_vocab_files, *args, **kwargs)
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids that the model knows, without padding."""
+        """Number of ids in the model's vocabulary, without padding."""
         return len(self._names)
 
     def get_vocab(self) -> dict[str, int]:
@@ -106,7 +106,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         clean_up_tokenization_spaces: bool | None = None,
         **_: Any,
     ) -> str:
-        # spaces are never cleaned up: text comes back as it was written
+        # spaces are never cleaned up, so that text comes back as it was written
         ids = [token_ids] if isinstance(token_ids, int) else [int(i) for i in token_ids]
         if skip_special_tokens:
             ids = [i for i in ids if i != self.pad_token_id]
@@ -124,11 +124,11 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
 
 class TransfoXLTokenizer(TransformerXLTokenizer):
-    """The same, under the name by which the `tokenizer_config.json` of old models asks for it."""
+    """The same, under the name in the `tokenizer_config.json` of old models."""
 
 
 def _token_names(tokenizer: Tokenizer) -> list[str]:
-    """Return a unique name for each id: its text, or its number where that is empty, part of a character or another's text."""
+    """Return a unique name for each id: its text, or its number if the text is empty, incomplete or that of another id."""
     texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)]
     taken = set(texts)
     names: dict[str, None] = {}  # ordered
