@@ -9,7 +9,7 @@ ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"version", "errors", "process", "console"},
     {"files"},
-    {"world", "pictures", "hub"},
+    {"world", "pictures"},
     {"settings"},
     {"kinds"},
     {"model_config"},
