@@ -113,7 +113,7 @@ class Bar:
             self._draw()
 
     def note(self, text: str) -> None:
-        """Show a text beside the bar."""
+        """Show a text next to the bar."""
         if self._bar:
             self._bar.update(self._bar.task_ids[0], note=text)
             self._draw()

@@ -35,7 +35,7 @@ def note_meeting() -> None:
 
 
 def have_met() -> bool:
-    """Return whether this process has connected to others, so that another one can report an error of this one."""
+    """Return whether this process has connected to others, so that another process can report its errors."""
     return _met
 
 

@@ -151,7 +151,7 @@ class World:
 
 @contextmanager
 def joined() -> Iterator[World]:
-    """Connect to the processes that `torchrun` started, for the time of the block; without `torchrun`, work alone.
+    """Connect to the processes that `torchrun` started, while the block runs; without `torchrun`, work alone.
 
     A wait for other processes ends after half an hour, or after `TXL_TIMEOUT_SECONDS` (an environment variable).
 

@@ -161,9 +161,9 @@ def test_unknown_words_are_found_as_hugging_face_finds_them() -> None:
         ({"idx2sym": ["a"], "lower_case": 1}, "lower_case is neither"),
         ({"idx2sym": ["a", "a"]}, "a word occurs twice"),
         ({"idx2sym": ["a", 3]}, "a word is not text"),
-        ({"idx2sym": "ab"}, "words are no list"),
+        ({"idx2sym": "ab"}, "words are not a list"),
         ({"sym2idx": {"a": 0, "b": 2}}, r"ids are not 0 … 1, each once"),
-        ({"idx2sym": ["a"], "language": "../en"}, "no language code"),
+        ({"idx2sym": ["a"], "language": "../en"}, "not a language code"),
         ({"idx2sym": ["a"], "language": "en", "never_split": [" "]}, "never_split is empty or contains space"),
     ],
 )

@@ -146,7 +146,7 @@ def seal(content: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """Return the content of what `seal` returned, without the checksum.
+    """Return the content of sealed bytes, without the checksum.
 
     Raises:
         ValueError: `data` is not, byte for byte, what `seal` returns.

@@ -80,11 +80,11 @@ class CheckpointStore:
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> Path:
         """Save a checkpoint, then delete those that need not be kept; return its directory.
 
-        When this returns, the checkpoint is on the disk whatever happens next. Whenever it is interrupted, every checkpoint
-        that was complete before still is. A step that exists already is replaced. `best` records it as the best so far.
+        When this returns, the checkpoint is safely on the disk. An interruption never damages a checkpoint that was complete
+        before. A step that exists already is replaced. `best` records it as the best so far.
 
         Raises:
-            CheckpointError: the checkpoint cannot be stored or the disk refuses; earlier checkpoints are intact.
+            CheckpointError: the checkpoint cannot be stored or written; earlier checkpoints are intact.
         """
         if not _is_step(checkpoint.step):
             raise CheckpointError(f"step ({checkpoint.step!r}) must be an integer from 0 to {_MAX_STEP}; count optimizer steps")

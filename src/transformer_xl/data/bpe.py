@@ -26,7 +26,7 @@ _UNITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+|[^\S\n]
 # not agree on them.
 _SEGMENTS = re.compile(r"\s*+\S++(?:[^\S \n]\s*+\S*+)*+|\s++")
 _CACHE_SIZE = 1 << 16
-_BATCH = 4096  # what the library returns for a segment is some kilobytes
+_BATCH = 4096  # the library returns some kilobytes per segment
 
 
 class BPETokenizer(PieceTokenizer):

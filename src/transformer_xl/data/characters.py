@@ -48,7 +48,7 @@ class ByteTokenizer(PieceTokenizer):
         return self.encode_bytes(text.encode("utf-8", "surrogatepass"))
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
-        """Return the bytes as ids, whatever they are."""
+        """Return the bytes as ids; they need not be UTF-8."""
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
 
@@ -73,7 +73,10 @@ class CharTokenizer(PieceTokenizer):
 
     def __init__(self, alphabet: Iterable[str], *, byte_fallback: bool = False) -> None:
         characters = list(alphabet) if isinstance(alphabet, Iterable) else [alphabet]
-        require(all(isinstance(one, str) and len(one) == 1 for one in characters), "its alphabet has what is no character")
+        require(
+            all(isinstance(one, str) and len(one) == 1 for one in characters),
+            "its alphabet has more than characters",
+        )
         require(isinstance(byte_fallback, bool), "byte_fallback is neither true nor false")
         require(characters or byte_fallback, "its alphabet is empty")
         self.alphabet = "".join(sorted(set(characters)))

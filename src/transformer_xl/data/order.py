@@ -133,7 +133,7 @@ class Permutation:
         self._keys = np.random.SeedSequence(key).generate_state(_ROUNDS, np.uint64)
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return what comes at `places`, int64; both in 0 … n - 1."""
+        """Return the numbers at `places`, int64; both are in 0 … n - 1."""
         values = self._once(places.astype(np.uint64))
         while len(outside := np.flatnonzero(values >= self.n)):
             values[outside] = self._once(values[outside])
@@ -164,7 +164,7 @@ class GroupedPermutation:
         self._inside = [Permutation(int(sizes[group]), *key, 1 + group) for group in self._groups.tolist()]
 
     def __call__(self, places: np.ndarray) -> np.ndarray:
-        """Return what comes at `places`, int64."""
+        """Return the numbers at `places`, int64."""
         groups = np.searchsorted(self._places, places, "right") - 1
         found = np.empty(places.shape, np.int64)
         for group in np.unique(groups).tolist():

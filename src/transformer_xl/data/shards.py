@@ -35,7 +35,7 @@ OPEN_SHARDS = 128
 
 
 class DamagedError(Exception):
-    """A file that is missing or not as it was written; `what` says what is wrong, as the end of a sentence about it."""
+    """A file that is missing or not as it was written; `what` completes a sentence about it, such as "is missing"."""
 
     def __init__(self, path: Path, what: str) -> None:
         super().__init__(f"{path.name} {what}")

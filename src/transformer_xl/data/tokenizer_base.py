@@ -180,7 +180,7 @@ class PieceTokenizer(Tokenizer):
 
 def ids_of(words: Sequence[str]) -> dict[str, int]:
     """Return the id of each word; refuse an empty list, a word that occurs twice, and anything that is not text."""
-    require(isinstance(words, list | tuple), "its words are no list")
+    require(isinstance(words, list | tuple), "its words are not a list")
     require(len(words) > 0, "it has no words")
     require(set(map(type, words)) == {str}, "a word is not text")
     ids = dict(zip(words, range(len(words)), strict=True))
