@@ -1,7 +1,7 @@
-"""Which kinds of attention there are: one table, with what settings, converters and counters must know of each.
+"""The table of attention kinds, with what settings, converters and counters must know of each.
 
-The code of a kind is imported when a model is built, so asking what a kind can do does not load torch. A kind of your own is a
-class of blocks (see `model/attention/block.py`) and a line here, which `register_attention` adds from outside the package.
+The code of a kind is imported when a model is built, so looking a kind up does not load torch. A kind of your own is a class of
+blocks (see `model/attention/block.py`) and a line of this table, which you add with `register_attention`.
 """
 
 from collections.abc import Mapping
@@ -14,16 +14,16 @@ from transformer_xl.errors import ConfigError
 
 @dataclass(frozen=True)
 class ForeignNames:
-    """What the authors' PyTorch code, and the programs made from it, call the parameters of an attention kind.
+    """The names of an attention kind's parameters in the authors' PyTorch code and the programs derived from it.
 
     Shapes are written in letters: L layers, K max_klen, n heads, d their width, H = n x d, D d_model; "3H" is 3 times H.
 
     Attributes:
         attn_type: the authors' number of the kind.
-        layers: names in `layers.{i}.attention.` here, and the names and shapes in `layers.{i}.dec_attn.` there; where there are
-            several, ours is theirs joined in this order.
-        model: parameters of the whole model, which have the same names, with their shapes there.
-        nvidia: the shapes of those that NVIDIA's code shapes otherwise.
+        layers: for names in `layers.{i}.attention.` here, the names and shapes in `layers.{i}.dec_attn.` there; several of
+            theirs, joined in this order, are one of ours.
+        model: parameters of the whole model, with the same names here, and their shapes there.
+        nvidia: shapes that differ in NVIDIA's code.
     """
 
     attn_type: int
@@ -34,18 +34,18 @@ class ForeignNames:
 
 @dataclass(frozen=True)
 class AttentionKind:
-    """How a query knows where a key stands: a line of the table of kinds.
+    """A kind of attention, which is a way for a query to know where a key stands: a line of the table of kinds.
 
     Attributes:
-        name: in settings.
-        block: where its class is, `module:Class`; a subclass of `AttentionBlock`.
-        keeps_keys: keys and values of a position stay the same while the text goes on, and the class has a `frozen` form.
+        name: its name in settings.
+        block: the place of its class, `module:Class`; a subclass of `AttentionBlock`.
+        keeps_keys: keys and values of a position stay the same while the text goes on, and the class has a method `frozen`.
         counts_from_end: positions count from the end of the segment that is read.
         learns_positions: it has a learned table of positions, of `max_klen` rows.
-        compares_distances: scores have a part of their own for distances.
-        projects_distances: the keys of distances are projected by a matrix of each layer.
+        compares_distances: scores have a term for distances.
+        projects_distances: each layer projects the keys of distances by a matrix.
         adds_positions_to_layers: learned positions are added to memory and segment before every layer.
-        has_backends: it is computed by one of the attention backends, see `choose_backend`.
+        has_backends: an attention backend computes it, see `choose_backend`.
         heads_fill_model: n_head x d_head must be d_model.
         foreign: its parameters in other programs; None: no other program has it.
     """

@@ -1,10 +1,10 @@
 """`KeyValueMemory`: what a model keeps of the past when its weights no longer change.
 
-Under frozen weights the keys and values of a position never change, so they are kept instead of the hidden states that they are
-made of, and no token is projected twice. They lie in ring buffers allotted once: the token at position p of a row is in slot p
-modulo C, and overwrites the one that lay C positions before it. Rows may be of different ages and stand at different places.
+With frozen weights the keys and values of a position never change. So they are kept instead of the hidden states that they are
+computed from, and no token is projected twice. They lie in ring buffers allotted once: the token at position p of a row is in
+slot p modulo C, and overwrites the token C positions before it. Rows may have different ages and stand at different slots.
 
-Values are kept transposed, for then both products of attention read memory in the order in which it lies.
+Values are kept transposed, so that both products of attention read memory in the order in which it lies.
 
 Shapes: B rows, N heads, C slots, H d_head.
 """
@@ -44,14 +44,14 @@ class KeyValueMemory:
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KeyValueMemory":
-        """Allot a memory that holds nothing.
+        """Allot an empty memory.
 
         Args:
             batch_size: B, number of rows.
             n_layer: number of layers.
             n_head: N.
             d_head: H.
-            n_slot: C, places per row: what a query may see, and the longest segment read at once.
+            n_slot: C, slots per row: for the keys that a query may see, and the longest segment read at once.
             dtype: of keys and values.
             device: where it lives.
 
@@ -73,7 +73,7 @@ class KeyValueMemory:
 
     @property
     def n_slot(self) -> int:
-        """C, places per row, valid or not."""
+        """C, slots per row, valid or not."""
         return self.keys[0].shape[2]
 
     @property
@@ -85,7 +85,7 @@ class KeyValueMemory:
         """Empty some rows in place; nothing of the old text is left in them, and they begin as new ones do.
 
         Args:
-            rows: bool (B,), True where a row forgets.
+            rows: bool (B,), True where a row is emptied.
         """
         index = rows.to(self.end.device).nonzero().squeeze(1)
         for buffer in (*self.keys, *self.values):
@@ -95,7 +95,7 @@ class KeyValueMemory:
 
     @staticmethod
     def concatenate(parts: Sequence["KeyValueMemory"]) -> "KeyValueMemory":
-        """Put the rows of several memories of as many slots one after another."""
+        """Put the rows of several memories with the same number of slots one after another."""
         keys = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.keys for part in parts), strict=True))
         values = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.values for part in parts), strict=True))
         return KeyValueMemory(
@@ -103,19 +103,19 @@ class KeyValueMemory:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the memory as named tensors, for a file."""
+        """Return the memory as named tensors, for example for a file."""
         layers = range(len(self.keys))
         keys, values = ({f"{name}.{i}": x[i] for i in layers} for name, x in (("keys", self.keys), ("values", self.values)))
         return {**keys, **values, "end": self.end, "n_valid": self.n_valid}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state_dict()` of a memory of the same shape returned, in place.
+        """Copy the tensors of another memory of the same shape into this one, in place.
 
         Args:
-            state: names and tensors.
+            state: the result of its `state_dict()`.
 
         Raises:
-            ValueError: names, shapes or types that are not this memory's; nothing has been taken over then.
+            ValueError: names, shapes or types differ from this memory's; it is unchanged then.
         """
         own = self.state_dict()
         if {name: (x.shape, x.dtype) for name, x in state.items()} != {name: (x.shape, x.dtype) for name, x in own.items()}:

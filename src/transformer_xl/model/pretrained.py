@@ -23,7 +23,7 @@ TOKENIZER_FILE = "tokenizer.json"
 MODEL_TYPE = TransformerXLConfig.kind
 
 _MOST_NAMES = 5
-"""Models beside a mistyped path that an error lists."""
+"""How many models beside a mistyped path an error lists."""
 
 _CARD = """---
 library_name: transformer_xl
@@ -52,10 +52,10 @@ class PretrainedMixin:
     config: ModelConfig
 
     def save_pretrained(self: Any, directory: str | Path) -> None:
-        """Write the model to a directory, each file whole or not at all.
+        """Write the model to a directory, each file completely or not at all.
 
         Args:
-            directory: made if missing; its `config.json` and `model.safetensors` are replaced.
+            directory: created if missing; its `config.json` and `model.safetensors` are replaced.
 
         Raises:
             CheckpointError: the directory cannot be written.
@@ -85,10 +85,10 @@ class PretrainedMixin:
         """Upload the model to the Hugging Face hub, with a short model card.
 
         Args:
-            repo_id: `user/name`; made if it does not exist.
+            repo_id: `user/name`; created if it does not exist.
             tokenizer: uploaded too, so that `txl.load(repo_id)` works; None: none.
-            private: of a new repository.
-            token: of the hub; None: that of `hf auth login`.
+            private: whether a new repository is private.
+            token: access token of the hub; None: that of `hf auth login`.
             commit_message: one line.
 
         Returns:
@@ -130,8 +130,8 @@ class PretrainedMixin:
 
         Args:
             source: a directory with `config.json` and `model.safetensors`, or a hub id such as `user/name`.
-            revision: of a hub id: a branch, tag or commit; None: the newest.
-            token: of the hub; None: that of `hf auth login`.
+            revision: branch, tag or commit of a hub id; None: the newest.
+            token: access token of the hub; None: that of `hf auth login`.
 
         Returns:
             The model in evaluation mode.
@@ -203,7 +203,7 @@ def read_weights(path: Path) -> "dict[str, Tensor]":
 
 
 def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "dict[str, Tensor]", origin: str) -> Any:
-    """Make a model of `config` around `weights`, after checking every name and shape, without initializing it twice.
+    """Build a model of `config` from `weights`, after checking every name and shape, without drawing random weights first.
 
     Raises:
         CheckpointError: a tensor is missing, unexpected or of another shape; names it and `origin`.
@@ -229,7 +229,7 @@ def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "dict[str, 
 
 
 def beside(path: Path, holds: Callable[[Path], bool]) -> str:
-    """Return a clause that proposes directories beside a path which does not hold what is asked for, or nothing."""
+    """Return a clause for an error message that proposes other directories beside `path`, or an empty text."""
     try:
         others = [other.name for other in path.parent.iterdir() if holds(other)]
     except OSError:  # no such directory, or one that must not be listed

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.frozen import (
     LayerOptions,
@@ -30,7 +29,6 @@ from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.layers import DecoderLayer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32, check_precision
-from transformer_xl.model.softmax import Embedding, TokenSoftmax
 from transformer_xl.model.transformer_xl import TransformerXL
 
 _ALIGNED_SLOTS = 16
@@ -60,7 +58,7 @@ def compiled_functions() -> tuple[Callable[..., Tensor], HeadFunction]:
 
 
 class Reader:
-    """A model ready to read.
+    """A model with frozen weights, prepared for reading.
 
     Weights must not change while it is in use; in fp32 they are shared with the model.
 
@@ -84,7 +82,8 @@ class Reader:
                 f"keys of attention '{model.config.attention}' cannot be kept (its AttentionKind says keeps_keys=False); "
                 "read with the model itself"
             )
-        self.config, self.mem_len, self.embedding = model.config, model.mem_len, model.embedding
+        self.config = config = model.config
+        self.mem_len, self.embedding = model.mem_len, model.embedding
         self.window = model.window if window is None else window
         self.tgt_len = tgt_len
         self.precision: InferencePrecision = precision
@@ -92,7 +91,6 @@ class Reader:
         self.n_slot = math.ceil(n_slot / _ALIGNED_SLOTS) * _ALIGNED_SLOTS
         self.dtype = activation_dtype(precision, model.dtype)
         self.device = model.device
-        config = model.config
         self.options = LayerOptions(
             config.n_head, config.d_head, config.pre_lnorm, config.layer_norm_epsilon, config.activation
         )
@@ -102,8 +100,7 @@ class Reader:
                 freeze_layer(cast(DecoderLayer, layer), own, precision)
                 for layer, own in zip(model.layers, positions, strict=True)
             ]
-            softmax = cast(TokenSoftmax | AdaptiveSoftmax, model.softmax)
-            self.softmax = FrozenSoftmax(softmax, cast(Embedding, model.embedding), precision)
+            self.softmax = FrozenSoftmax(model.softmax, model.embedding, precision)
         norm = model.final_norm
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
@@ -141,7 +138,12 @@ class Reader:
 
     @torch.no_grad()
     def reset(self, memory: KeyValueMemory, rows: Tensor) -> None:
-        """Let rows (bool, (B,)) forget; a model that was trained so begins with the keys of zeros, which it attends to."""
+        """Empty some rows of a memory in place; with `zero_first_memory` they then hold the keys and values of zeros.
+
+        Args:
+            memory: of `empty_memory`.
+            rows: bool (B,), True where a row is emptied.
+        """
         memory.reset(rows)
         if self.config.zero_first_memory:
             index = rows.to(memory.end.device).nonzero().squeeze(1)
@@ -153,13 +155,13 @@ class Reader:
 
     @torch.no_grad()
     def from_mems(self, mems: Mems) -> KeyValueMemory:
-        """Project remembered hidden states.
+        """Project remembered hidden states to keys and values.
 
         Args:
-            mems: the model's, of at most `n_slot` positions.
+            mems: the model's memory; of more than `n_slot` positions, the last ones are kept.
 
         Returns:
-            A memory that gives the same numbers.
+            A memory after which this reader computes the same numbers.
         """
         M = mems.length
         kept = min(M, self.n_slot)
@@ -176,8 +178,8 @@ class Reader:
     def to_mems(self, memory: KeyValueMemory) -> Mems:
         """Return hidden states that have the keys and values of a memory.
 
-        Keys and values are linear in the states, twice as many numbers as these, so the states are what solves the equations.
-        After a layer norm before the block (`pre_lnorm`) only normalized states can be had; they have the same keys.
+        Keys and values are linear in the states and twice as many numbers, so solving these equations gives the states. With
+        `pre_lnorm` it gives normalized states, which have the same keys.
 
         Args:
             memory: of this reader, best in fp32.
@@ -186,7 +188,7 @@ class Reader:
             The last `mem_len` positions.
 
         Raises:
-            ConfigError: heads so narrow that keys and values do not determine the states.
+            ConfigError: heads are so narrow that keys and values do not determine the states.
         """
         if 2 * self.config.n_head * self.config.d_head < self.config.d_model:
             raise ConfigError(
@@ -207,18 +209,18 @@ class Reader:
 
     @torch.no_grad()
     def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:
-        """Read a segment of rows whose rings stand at the same place, and remember it.
+        """Read a segment of rows whose rings stand at the same slot, and remember it.
 
         Args:
-            ids: int64 (B, T), T at most `tgt_len`; of the vocabulary, which is for the caller to check, as `Decoder` does.
+            ids: int64 (B, T), T at most `tgt_len`. They are not checked against the vocabulary; the caller does that.
             memory: of `empty_memory`; written in place.
-            rows: which rows of the memory these are.
+            rows: the rows of the memory that read.
 
         Returns:
-            What the softmax is computed of, (B, T, D).
+            The input of the softmax, (B, T, D).
 
         Raises:
-            ValueError: a longer segment, or rows at different places.
+            ValueError: a longer segment, or rows at different slots.
         """
         n_row, tgt_len = ids.shape
         places = (memory.end[rows] % self.n_slot).unique()
@@ -259,15 +261,15 @@ class Reader:
 
     @torch.no_grad()
     def step(self, ids: Tensor, memory: KeyValueMemory, *, active: Tensor | None = None) -> Tensor:
-        """Read one token of each row; rows may stand anywhere, and shapes are always the same.
+        """Read one token of each row; rows may stand at any slot, and shapes are always the same.
 
         Args:
-            ids: int64 (B,), of the vocabulary, as for `read`.
+            ids: int64 (B,), not checked, as for `read`.
             memory: of `empty_memory`; written in place.
-            active: bool (B,), rows that read; what the others compute means nothing, and they remember nothing. None: all.
+            active: bool (B,), rows that read; the results of the others mean nothing, and they remember nothing. None: all.
 
         Returns:
-            What the softmax is computed of, (B, D).
+            The input of the softmax, (B, D).
         """
         slot_B, column_BC, bias_BC = self._places(memory)
         h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
@@ -275,17 +277,17 @@ class Reader:
             h_BD = self._read_token(
                 h_BD, weights, keys, values, slot_B=slot_B, column_BC=column_BC, bias_BC=bias_BC, options=self.options
             )
-        # The slot of a row that does not read is written all the same: what lay there is out of every query's sight by now.
+        # The slot of a row that does not read is written, too; no query sees what was there before.
         _advance(memory, slice(None), 1 if active is None else active.to(memory.end.device).long())
         return self._normalize_last(h_BD)
 
     @torch.no_grad()
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
-        """Score the softmax's head after a `step`; see `FrozenSoftmax.head`."""
+        """Return the scores of the softmax's head after a `step`; see `FrozenSoftmax.head`."""
         return self.softmax.head(h_BD, compute=self._compute_head)
 
     def _places(self, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the slot of each row's next token, and for each slot the column of its distance and whether it is hidden."""
+        """Return the slot of each row's next token; for each slot, the column of its distance and -inf where it is hidden."""
         slot_B = memory.end % self.n_slot
         distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
         farthest = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1)
@@ -294,7 +296,7 @@ class Reader:
         return slot_B, (n_distance - 1 - distance_BC).clamp(min=0), bias_BC
 
     def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int) -> list[tuple[slice, Tensor]]:
-        """Return runs of slots that some query must not see, each with -inf where that is so, else 0, (B or 1, T, slots)."""
+        """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0."""
         C, T, device = self.n_slot, tgt_len, n_valid.device
         if (n_valid == n_valid[0]).all():
             n_valid = n_valid[:1]
@@ -305,7 +307,7 @@ class Reader:
         hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1)
         hidden_BTC = hidden_TC | (key_C < -n_valid[:, None, None])
         bias_BTC = torch.zeros(hidden_BTC.shape, dtype=self.dtype, device=device).masked_fill_(hidden_BTC, float("-inf"))
-        # with a full memory most slots are hidden from nobody
+        # with a full memory most slots are not hidden from any query
         borders = torch.nn.functional.pad(hidden_BTC.any(dim=0).any(dim=0).int(), (1, 1)).diff().nonzero().flatten().tolist()
         return [(slice(*run), bias_BTC[..., slice(*run)]) for run in zip(borders[::2], borders[1::2], strict=True)]
 

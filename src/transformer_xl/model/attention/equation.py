@@ -1,6 +1,6 @@
 """Relative attention with memory: the paper's equation (Dai et al. 2019, sec. 3.3), its positions and its mask, in plain code.
 
-Everything faster (`backends/`) is compared with this function, outputs and every gradient.
+Tests compare everything faster (`backends/`) with `relative_attention`, outputs and every gradient.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model.
 """
@@ -63,16 +63,10 @@ def masked_softmax(score_BNTS: Tensor, first_BT: Tensor) -> Tensor:
 
 
 def sinusoids(distances: Tensor, d_model: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Encode distances as sines followed by cosines of geometric wavelengths, the paper's R (Vaswani et al. 2017, sec. 3.5).
+    """Encode distances (S,) in tokens by sinusoids (S, D), the paper's R (Vaswani et al. 2017, sec. 3.5).
 
-    Args:
-        distances: how far a key lies before its query (tokens), shape (S,).
-        d_model: width of the encoding; even.
-        dtype: of the result; computed in it, but never in less than fp32. None: the default dtype.
-
-    Returns:
-        tensor (S, d_model): d_model / 2 sines, then d_model / 2 cosines, the order of the authors' code
-        (`PositionalEmbedding` in `pytorch/mem_transformer.py`), not the interleaved one.
+    D / 2 sines come first, then D / 2 cosines: the order of the authors' code (`PositionalEmbedding` in
+    `pytorch/mem_transformer.py`), not the interleaved one. They are computed in `dtype` (None: the default), but at least fp32.
 
     Example:
         >>> sinusoids(torch.tensor([0, 1]), 4).tolist()[0]
@@ -86,15 +80,7 @@ def sinusoids(distances: Tensor, d_model: int, dtype: torch.dtype | None = None)
 
 
 def key_distances(n_key: int, *, clamp_len: int | None, device: torch.device | None = None) -> Tensor:
-    """Return the distances S-1, …, 1, 0 that position keys stand for, limited to `clamp_len`.
-
-    Args:
-        n_key: S, number of distances.
-        clamp_len: largest distance told apart (tokens); farther ones share its encoding. None: no limit.
-        device: where the result lives.
-
-    Returns:
-        int64 tensor (S,).
+    """Return the distances S-1, …, 1, 0 of the position keys, at most `clamp_len`: farther ones share its encoding.
 
     Example:
         >>> key_distances(5, clamp_len=2).tolist()
@@ -105,20 +91,15 @@ def key_distances(n_key: int, *, clamp_len: int | None, device: torch.device | N
 
 
 def rel_shift(score_BNTS: Tensor) -> Tensor:
-    """Re-index position scores from distance to key (Dai et al. 2019, appendix B).
+    """Re-index position scores (…, T, S), terms (b) + (d) of A^rel, from distance to key (Dai et al. 2019, appendix B).
 
     Column j of the input scores a query against distance S-1-j; column s of the output scores it against key s, which lies
     M + t - s before query t. So `out[t, s] = in[t, s + T - 1 - t]`: row t moves left by T - 1 - t. One column of padding makes
-    each row one element longer, so that reading the same memory with the old row length moves every row by one more.
-
-    Args:
-        score_BNTS: terms (b) + (d) of the paper's A^rel, shape (…, T, S) with S ≥ T.
-
-    Returns:
-        The same shape. Entries with s > M + t come from the next row and mean nothing; the causal mask must cover them.
+    each row one element longer, so that reading the same memory with the old row length moves every row by one more. Entries
+    with s > M + t come from the next row and mean nothing; the causal mask must cover them.
 
     Raises:
-        ValueError: if S < T, when there is no shift that keeps every query's own key.
+        ValueError: S < T, so no shift keeps every query's own key.
 
     Example:
         >>> x = torch.arange(6.0).view(1, 1, 2, 3)        # T=2, M=1
@@ -141,23 +122,22 @@ def first_keys(
     memory_length: int,
     window: int | None,
 ) -> tuple[Tensor, Tensor]:
-    """Decide which keys each query sees, and how much memory each row has afterwards.
+    """Return which keys each query sees, and how much memory each row has afterwards.
 
-    A query sees itself, and every earlier key of its own document that is real: not padding, not an unused place of a memory
-    that is still filling up, and, with `window`, among the last `window` ones. So it sees all keys from a first one to its own,
-    and the first says everything.
+    A query sees itself and every earlier key of its own document, except padding, unused positions of a memory that is still
+    filling up, and, with `window`, keys before the last `window` ones. So it sees all keys from a first one to its own, and the
+    first one says everything.
 
     Args:
         document_starts: bool (B, T), True where a token begins a new document; None: nowhere.
         n_valid: int64 (B,), how many of the last memory positions are real.
-        n_pad: int64 (B,), padding tokens at the left of each row; None: none. The row's memory is taken to end where its
-            padding ends.
+        n_pad: int64 (B,), padding tokens at the left of each row; None: none. A row's memory ends where its padding ends.
         tgt_len: T.
         memory_length: M.
         window: how many keys a query may see, itself included (`same_length`); None: all.
 
     Returns:
-        int64 (B, T), the first key that each query sees. And int64 (B,): how many of the last keys belong to the document that
+        int64 (B, T), the first key that each query sees; and int64 (B,), how many of the last keys belong to the document that
         each row is in after the segment.
     """
     T, M = tgt_len, memory_length
@@ -168,18 +148,11 @@ def first_keys(
     n_own = M + T - first_BT[:, -1]
     if window is not None:
         first_BT = torch.maximum(first_BT, own_T - window + 1)
-    return torch.minimum(first_BT, own_T), n_own  # a padding query sees itself alone; nobody reads what it computes
+    return torch.minimum(first_BT, own_T), n_own  # a padding query sees only itself; its result is not used
 
 
 def hidden_keys(first_BT: Tensor, n_key: int) -> Tensor:
-    """Return which keys queries must not see, as a mask.
-
-    Args:
-        first_BT: int64 (B, T), the first key that each query sees, of `first_keys`.
-        n_key: S.
-
-    Returns:
-        bool (B, T, S), True where hidden.
+    """Return a mask (B, T, S), True where a query must not see a key; `first_BT` is the result of `first_keys`.
 
     Example:
         >>> hidden_keys(torch.tensor([[0, 2]]), 3).int().tolist()

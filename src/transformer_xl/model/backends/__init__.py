@@ -1,4 +1,4 @@
-"""Faster ways to compute `attention.equation.relative_attention`; each is tested against it, outputs and every gradient."""
+"""Faster ways to compute `attention.equation.relative_attention`; tests compare each with it, outputs and every gradient."""
 
 from collections.abc import Callable
 from functools import cache
@@ -19,25 +19,18 @@ _FUNCTIONS = {
     "flex": ("backends.pytorch", "flex_attention"),
     "triton": ("backends.fused", "fused_attention"),
 }
-"""By name, the module and the function; imported when they are chosen, for Triton takes a second."""
+"""By name, the module and the function, imported when they are chosen because Triton takes a second."""
 
 
 def choose_backend(
     name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, dropatt: float = 0.0, d_head: int = 64
 ) -> Attention:
-    """Return the attention function of a name.
+    """Return the attention function of a name; its arguments are those of `relative_attention`.
 
-    Args:
-        name: `equation`: the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
-            `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: fused
-            kernels, which store nothing of size (T, S). `auto`: the fastest that works here.
-        device: where it is to run.
-        dtype: of the weights.
-        dropatt: probability of dropping an attention weight.
-        d_head: H, width of a head.
-
-    Returns:
-        A function with the arguments of `relative_attention`.
+    `equation` is the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
+    `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: fused kernels, which
+    store nothing of size (T, S). `auto`: the fastest that works on the device, for weights of this type, dropout of attention
+    weights and width of heads.
 
     Raises:
         ConfigError: no backend of that name, or one that cannot run here.

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.model.backends import fused_kernels as kernels
 
 _POSITION_PROGRAMS = 512
-"""About so many programs sum the gradient of the position keys; more would take more memory for what they summed."""
+"""About so many programs sum the gradient of the position keys; more would take more memory for their partial sums."""
 
 
 def fused_attention(
@@ -44,22 +44,17 @@ def _attend(*inputs: Any) -> Tensor:
 
 
 class Tile(NamedTuple):
-    """How the work is cut.
-
-    Attributes:
-        width: W, queries and keys of a tile.
-        warps: that share one.
-    """
+    """How the work is divided: W, queries and keys of a tile, and the number of warps that share it."""
 
     width: int
     warps: int
 
 
 def tile_of(d_head: int, dtype: torch.dtype) -> Tile:
-    """Return the tile for a width of heads: of those tried, the one that spills least out of registers.
+    """Return the tile for a width of heads: the one that spilled the fewest registers of those tried.
 
-    It is not chosen by timing when a program runs: another choice would be another order of sums. Wide heads in fp32 take
-    smaller ones, to fit the 99 KB of shared memory that GPUs for desktops have.
+    It is not chosen by timing when a program runs, because another tile has another order of sums. Wide heads in fp32 take
+    smaller tiles, to fit the 99 KB of shared memory of desktop GPUs.
     """
     if dtype == torch.float32 and d_head > 64:
         return Tile(16, 8)
@@ -74,7 +69,7 @@ class _FusedAttention(torch.autograd.Function):
         qu, qv = qu.contiguous(), qv.contiguous()
         k, v, r = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v, r))
         first = first_BT.to(torch.int32).contiguous()
-        # the seed stays on the device, so that nobody waits for it and a graph can be captured
+        # the seed stays on the device, so that the host does not wait for it and a graph can be captured
         seed = torch.randint(2**62, (1,), device=qu.device) if dropatt else torch.zeros(1, dtype=torch.int64, device=qu.device)
         out, log_sum = torch.empty_like(qu), torch.empty(B, N, T, dtype=torch.float32, device=qu.device)
         ctx.launch = _Launch.of(qu, k, v, r, first, dropatt)
@@ -91,22 +86,22 @@ class _FusedAttention(torch.autograd.Function):
         grad, launch = grad_outputs[0].contiguous(), ctx.launch
         # softmax backward, weight * (grad_weight - sum(grad_weight * weight)); that sum over keys is also grad · out
         mean_BNT = (grad.float() * out.float()).sum(-1).transpose(1, 2).contiguous()
-        given = (*inputs, grad, log_sum, mean_BNT)
+        common = (*inputs, grad, log_sum, mean_BNT)
         grad_qu, grad_qv = torch.empty_like(qu), torch.empty_like(qv)
         grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-        launch(kernels.query_gradient_kernel, (launch.n_query_tile * B * N,), *given, grad_qu, grad_qv, seed)
-        launch(kernels.key_gradient_kernel, (launch.n_key_tile * B * N,), *given, grad_k, grad_v, seed)
+        launch(kernels.query_gradient_kernel, (launch.n_query_tile * B * N,), *common, grad_qu, grad_qv, seed)
+        launch(kernels.key_gradient_kernel, (launch.n_key_tile * B * N,), *common, grad_k, grad_v, seed)
         n_part = max(1, min(B, _POSITION_PROGRAMS // (launch.n_diagonal * N)))
         partial = torch.empty(
             n_part, N, launch.n_diagonal, 2, launch.tile.width, r.shape[-1], dtype=torch.float32, device=r.device
         )
-        launch(kernels.position_gradient_kernel, (launch.n_diagonal, N, n_part), *given, partial, seed, B, n_part)
+        launch(kernels.position_gradient_kernel, (launch.n_diagonal, N, n_part), *common, partial, seed, B, n_part)
         grad_r = _sum_diagonals(partial, tgt_len=launch.tgt_len, n_key=launch.n_key).to(r.dtype)
         return grad_qu, grad_qv, grad_k, grad_v, grad_r, None, None
 
 
 class _Launch(NamedTuple):
-    """What all kernels of one call are told."""
+    """The arguments that all kernels of one call have in common."""
 
     tile: Tile
     tgt_len: int
@@ -136,13 +131,13 @@ class _Launch(NamedTuple):
 
     @property
     def n_diagonal(self) -> int:
-        """Diagonals of tiles with keys that a query sees, from that of the last query tile and the first key tile on."""
+        """Number of diagonals of tiles with visible keys, beginning with that of the last query tile and the first key tile."""
         return self.n_query_tile + triton.cdiv(self.n_key - self.tgt_len, self.tile.width)
 
     def __call__(self, kernel: Any, grid: tuple[int, ...], *tensors_and_counts: Any) -> None:
-        """Launch a kernel; counts that only one kernel takes come after its tensors."""
+        """Launch a kernel with its tensors, followed by the counts that only this kernel takes."""
         on_device = torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
-        with on_device:  # Triton launches on the current device, which need not be that of the tensors
+        with on_device:  # Triton launches on the current device, which may not be that of the tensors
             kernel[grid](
                 *tensors_and_counts,
                 *self.strides,
@@ -160,7 +155,7 @@ class _Launch(NamedTuple):
 
 
 def _sum_diagonals(partial: Tensor, *, tgt_len: int, n_key: int) -> Tensor:
-    """Return the gradient (S, N, H) of the position keys from what diagonals add to it, (parts, N, diagonals, 2, W, H).
+    """Return the gradient (S, N, H) of the position keys from the sums of diagonals, (parts, N, diagonals, 2, W, H).
 
     Neighboring diagonals share a block: it is `hi` of one and `lo` of the next.
     """
@@ -169,5 +164,5 @@ def _sum_diagonals(partial: Tensor, *, tgt_len: int, n_key: int) -> Tensor:
     blocks = lo.new_zeros(N, n_diagonal + 1, W, H)
     blocks[:, :-1] += lo
     blocks[:, 1:] += hi
-    before = triton.cdiv(tgt_len, W) * W - (tgt_len - 1)  # columns of the blocks that lie before the first, and do not exist
+    before = triton.cdiv(tgt_len, W) * W - (tgt_len - 1)  # columns of the first block that lie before the first position key
     return blocks.flatten(1, 2)[:, before : before + n_key].transpose(0, 1)

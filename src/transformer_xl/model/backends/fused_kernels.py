@@ -1,6 +1,6 @@
 """Relative attention with memory as fused GPU kernels: nothing of size (T, S) is ever stored, forward or backward.
 
-Scores are made tile by tile, in the way of flash attention. Products with position keys need the relative shift: in a tile of W
+Scores are computed tile by tile, as in flash attention. Products with position keys need the relative shift: in a tile of W
 queries and W keys, distances differ by b - a from that of the tile's corner, for query a and key b, so they are those of two
 neighboring blocks of position keys, `lo` and `hi`. Row a takes its first columns from the end of `lo` and the others from the
 beginning of `hi`: one selection and one rotation (`_shift`). From tile to tile `hi` becomes the next `lo`, so that a block of
@@ -10,14 +10,14 @@ queries multiplies each position key once. Gradients go the same way back.
     tile of the queries t0 + a and the keys s0 + b:         c = C + b - a            with C = s0 + T - 1 - t0
     `lo` are the columns C - W … C - 1, `hi` are C … C + W - 1
 
-The gradient of the position keys is summed per diagonal of tiles, which have the same two blocks, and over diagonals in a fixed
-order: there are no atomics, so results are the same every time.
+The gradient of the position keys is summed per diagonal, because all tiles of a diagonal use the same two blocks, and over
+diagonals in a fixed order. There are no atomics, so results are the same every time.
 
 Every score is computed again in the backward pass, from the logarithm of its row's sum. Accumulation is in fp32.
 
-Lengths and counts are not specialized: a kernel compiled for one length serves all, so that a short last segment, or a memory
-that grows, does not stop a run to compile. Programs are counted along the first axis of the grid, the only one that holds more
-than 65,535. Offsets are 64-bit wherever they are multiplied by a stride.
+Lengths and counts are not specialized: one compiled kernel serves all lengths, so a short last segment, or a memory that grows,
+does not make a run wait for the compiler. Programs are counted along the first axis of the grid, the only one that can be
+longer than 65,535. Offsets are 64-bit wherever they are multiplied by a stride.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, W edge of a tile, P H rounded up to a power of two.
 """
@@ -61,7 +61,7 @@ def _unshift(tile, W: tl.constexpr):
 
 @triton.jit
 def _is_visible(s, t, lowest, M):
-    """Say which keys which queries see: from the lowest on, up to themselves."""
+    """Say which keys each query sees: from its lowest one to its own."""
     return (s[None, :] >= lowest[:, None]) & (s[None, :] <= M + t[:, None])
 
 
@@ -73,7 +73,7 @@ def _lowest(first, t, T, S):
 
 @triton.jit
 def _kept(seed, row, t, s, dropatt):
-    """Return by what weights are multiplied: 0 where dropped; the same for an entry, whichever kernel asks."""
+    """Return the factor of each attention weight, 0 where dropped; all kernels get the same one for the same weight."""
     zero = t[:, None] * 0 + s[None, :] * 0
     draw, _, _, _ = tl.philox(seed, zero + s[None, :], zero + t[:, None], zero + row, zero)
     return tl.where(tl.uint_to_uniform_float(draw) >= dropatt, 1 / (1 - dropatt), 0.0)

@@ -1,10 +1,10 @@
 """`relative_attention` by batched matrix products, in one autograd node with a backward pass written out.
 
-What it saves against the equation is traffic, the limit on a CPU: heads come first so that every product is one batched matmul,
-the shift is a view of the position scores rather than a copy, the content product is added on top of it, mask and softmax work
-in place, and of the (T, S) sized tensors only the attention weights and dropout masks are kept for the backward pass, in fp32
-not the weights: they are computed again. On a CPU, heads are computed in groups so small that such a tensor is still in the
-cache when the next product reads it.
+It saves memory traffic against the equation, the limit on a CPU. Heads come first, so every product is one batched matmul. The
+shift is a view of the position scores rather than a copy, and the content product is added on top of it. Mask and softmax work
+in place. Of the (T, S) sized tensors, only dropout masks and attention weights are kept for the backward pass; in fp32 it
+computes the weights again. On a CPU, heads are computed in groups so small that such a tensor is still in the cache when the
+next product reads it.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head; NB: heads and batch in one axis, heads first.
 """
@@ -52,7 +52,7 @@ class _MatmulAttention(torch.autograd.Function):
         r_NSH = r_SNH.transpose(0, 1).contiguous()
         bias = _bias(first_BT, S, qu.dtype)
         out = qu.new_empty(N * B, T, H)
-        # in fp32 the weights would be the largest part of what is kept: two of nine products more spare a third of the memory
+        # in fp32 the weights would be the largest tensors kept; computing 2 of 9 products twice saves a third of the memory
         keeps_weights = qu.dtype != torch.float32
         weights, keeps = [], []
         for heads, rows in _groups(qu, k, N):
@@ -102,10 +102,10 @@ class _MatmulAttention(torch.autograd.Function):
 def _bias(first_BT: Tensor, n_key: int, dtype: torch.dtype) -> Tensor:
     """Return -inf where keys are hidden, else 0, (B or 1, T, ≤ S) for the last keys."""
     T = first_BT.shape[1]
-    if first_BT.device.type == "cpu":  # elsewhere, to ask for values is to wait for them
+    if first_BT.device.type == "cpu":  # elsewhere, looking at values would mean waiting for them
         if (first_BT == first_BT[0]).all():
             first_BT = first_BT[:1]
-        if first_BT.max() == 0:  # with a full memory and one document, nothing but the segment's own keys is ever hidden
+        if first_BT.max() == 0:  # with a full memory and one document, only keys of the segment can be hidden
             n_key, first_BT = T, torch.zeros_like(first_BT)
     hidden = hidden_keys(first_BT, n_key)
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
@@ -121,11 +121,7 @@ def _attention_weights(qu: Tensor, qv: Tensor, k: Tensor, r_XSH: Tensor, bias: T
 
 
 def _groups(qu: Tensor, k: Tensor, n_head: int) -> Iterator[tuple[slice, slice]]:
-    """Divide the heads into groups whose (T, S) sized tensors stay in the cache between one product and the next.
-
-    Yields:
-        The heads of a group, and the rows of (N·B, …) tensors that belong to them.
-    """
+    """Yield groups of heads, and their rows in (N·B, …) tensors, so small that (T, S) sized tensors stay in the cache."""
     n_row = qu.shape[0] // n_head
     n_bytes = n_row * qu.shape[1] * k.shape[1] * qu.element_size()
     size = max(1, _CACHED_BYTES // max(1, n_bytes)) if qu.device.type == "cpu" else n_head
@@ -143,7 +139,7 @@ def _heads_first(x_BTNH: Tensor) -> Tensor:
 def _shifted(score: Tensor) -> Tensor:
     """View (X, T, S) scores of distances as scores of keys: row t begins T-1-t later, so rows lie S-1 apart in memory.
 
-    The same entries as `rel_shift` wherever the causal mask leaves them visible, without its copy.
+    It has the entries of `rel_shift` wherever the causal mask leaves them visible, without its copy.
     """
     X, T, S = score.shape
     return score.as_strided((X, T, S), (T * S, S - 1, 1), T - 1)
