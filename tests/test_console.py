@@ -1,5 +1,8 @@
 """What people see: lines, tables and the bar."""
 
+import subprocess
+import sys
+
 import pytest
 from rich.progress import Progress
 
@@ -69,3 +72,9 @@ def test_elsewhere_it_shows_nothing(hidden: bool, capfd: pytest.CaptureFixture[s
 )
 def test_clock(seconds: float, text: str) -> None:
     assert clock(seconds) == text
+
+
+def test_without_a_terminal_nothing_is_imported_to_draw_with() -> None:
+    code = "import sys; from transformer_xl.console import progress\nwith progress('x'): print('rich' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
