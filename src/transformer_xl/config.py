@@ -222,7 +222,7 @@ class RunConfig(Settings):
         if self.train.attention != "auto" and not self.model.has_backends:
             kind = self.model.attention_kind
             if kind is None:
-                raise ValueError(f"train.attention ({self.train.attention}) is of transformer_xl models; leave it out")
+                raise ValueError(f"train.attention ({self.train.attention}) is for transformer_xl models only; leave it out")
             raise ValueError(
                 f"train.attention ({self.train.attention}) chooses among the ways to compute model.attention=transformer_xl; "
                 f"{kind.name} has one: use train.attention=auto"

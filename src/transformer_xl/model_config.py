@@ -152,7 +152,7 @@ class ModelConfig(Settings):
         return f"{self.n_layer} layers of width {self.d_model}"
 
     @property
-    def past_in_words(self) -> str:
+    def memory_in_words(self) -> str:
         """What a model remembers of the text, for a model card."""
         return f"a memory of {self.mem_len} tokens per layer" if self.mem_len else "no memory"
 
@@ -310,7 +310,7 @@ class VanillaConfig(AttentionConfig):
         return 2 * self.n_layer if self.intermediate_losses else 1
 
     @property
-    def past_in_words(self) -> str:
+    def memory_in_words(self) -> str:
         """What a model remembers of the text, for a model card."""
         return f"separate segments of at most {self.max_len} tokens"
 
@@ -351,7 +351,7 @@ class LstmConfig(ModelConfig):
         return f"{self.n_layer} layers of width {self.d_hidden}, the last of {self.d_model}"
 
     @property
-    def past_in_words(self) -> str:
+    def memory_in_words(self) -> str:
         """What a model remembers of the text, for a model card."""
         return "a state that goes on from segment to segment" if self.mem_len else "no memory"
 

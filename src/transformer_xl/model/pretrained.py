@@ -34,7 +34,7 @@ tags:
 # {name}
 
 {title} with {n_parameter:,} parameters: {layers},
-{past}, {vocab_size:,} tokens.
+{memory}, {vocab_size:,} tokens.
 
 ```python
 import transformer_xl as txl
@@ -109,7 +109,7 @@ class PretrainedMixin:
                 title=self.config.title,
                 n_parameter=sum(parameter.numel() for parameter in self.parameters()),
                 layers=self.config.layers_in_words,
-                past=self.config.past_in_words,
+                memory=self.config.memory_in_words,
                 vocab_size=self.config.vocab_size,
                 load=from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")',
             )

@@ -11,7 +11,7 @@ They score each token after a whole segment that is read anew; `evaluate(…, tg
 Shapes: B batch, T tgt_len, N heads, H d_head, D d_model.
 """
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -60,8 +60,8 @@ class Vanilla(LanguageModel):
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return a memory without positions."""
-        sizes: dict[str, Any] = {"n_layer": self.config.n_layer, "d_model": self.config.d_model, "length": 0}
-        return Mems.empty(batch_size, **sizes, dtype=self.dtype, device=self.device)
+        n_layer, d_model = self.config.n_layer, self.config.d_model
+        return Mems.empty(batch_size, n_layer=n_layer, d_model=d_model, dtype=self.dtype, device=self.device)
 
     def reach(self, tgt_len: int) -> int:
         """Return 0, because nothing before a segment matters."""
@@ -90,7 +90,10 @@ class Vanilla(LanguageModel):
             return super().forward(ids, mems=mems, labels=labels, rows=rows, execution=execution, keep_graph=keep_graph)
         layers = self._layers(ids, rows, execution)
         states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]
-        losses = [self._losses(states[i], labels) for i in self._predicting(progress)]
+        n, early = self.config.n_layer, self.config.intermediate_losses
+        # layer l of n predicts in the first l / 2n of training, and the last one always
+        predicting = [i for i in range(n) if i == n - 1 or (early and progress < (i + 1) / (2 * n))]
+        losses = [self._losses(states[i], labels) for i in predicting]
         nll, _ = losses[-1]
         others = sum((own_nll.sum() for own_nll, _ in losses[:-1]), torch.zeros((), device=nll.device))
         later = sum((rest for _, rest in losses), torch.zeros((), device=nll.device))
@@ -129,12 +132,6 @@ class Vanilla(LanguageModel):
             h_BTD = execution.run(layer, h_BTD + table[place], first_BT=first_BT)
             outputs.append(h_BTD)
         return outputs
-
-    def _predicting(self, progress: float) -> list[int]:
-        """Return the layers that predict now: layer l of n in the first l / 2n of training, and the last one always."""
-        n = self.config.n_layer
-        early = [i for i in range(n - 1) if self.config.intermediate_losses and progress < (i + 1) / (2 * n)]
-        return [*early, n - 1]
 
     def _losses(self, h_BTD: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return nats of the next token (B, T), and the weighted sum of the nats of later tokens."""
