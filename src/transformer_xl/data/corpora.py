@@ -12,6 +12,7 @@ import json
 import os
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -56,44 +57,26 @@ def data_dir() -> Path:
     return Path(chosen).expanduser() if chosen else cache_dir() / "corpora"
 
 
+@dataclass(frozen=True, eq=False)
 class Corpus:
-    """A text in three splits. Nothing is read before it is needed.
+    """A text in three splits. Nothing is read before it is needed."""
 
-    Args:
-        name: the name or path that the user gave.
-        files: all files, in order.
-        plan: makes the splits; called at most once.
-        document_separator: a line that divides documents inside a file, `EVERY_LINE`, or None.
-        canonical: the published sizes that a named corpus must have, or None.
-        settings: the settings that the splits depend on.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        files: Sequence[Path],
-        plan: Callable[[], Splits],
-        document_separator: str | None = None,
-        canonical: NamedCorpus | None = None,
-        settings: str = "",
-    ) -> None:
-        self.name = name
-        self.files = tuple(files)
-        self.document_separator = document_separator
-        self.canonical = canonical
-        self._plan = plan
-        self._settings = settings
+    name: str  # the name or path that the user gave
+    files: Sequence[Path]  # all files, in order
+    plan: Callable[[], Splits]  # makes the splits; called at most once
+    settings: str  # the settings that the splits depend on
+    document_separator: str | None = None  # a line that divides documents inside a file, or `EVERY_LINE`
+    canonical: NamedCorpus | None = None  # the published sizes that a named corpus must have
 
     @cached_property
     def splits(self) -> Mapping[SplitName, tuple[Piece, ...]]:
         """The pieces of train, valid and test; valid and test may be empty."""
-        return self._plan()
+        return self.plan()
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, as hex, of the files' names, sizes and times and of how they are divided; no content is read."""
-        identity = json.dumps([self.name, self._first_seen, self._settings, self.document_separator])
+        identity = json.dumps([self.name, self._first_seen, self.settings, self.document_separator])
         return hashlib.sha256(identity.encode()).hexdigest()
 
     @cached_property
