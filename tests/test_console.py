@@ -1,4 +1,4 @@
-"""What people see: lines, tables and the bar."""
+"""Messages, tables and the progress bar."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def test_it_starts_anew_for_each_thing() -> None:
 
 
 def test_on_a_terminal_it_says_what_and_how_fast(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+    monkeypatch.setenv("FORCE_COLOR", "1")  # makes rich believe in a terminal
     monkeypatch.setenv("COLUMNS", "120")
     with progress("a [text]", 2000) as bar:
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""Memory that cannot be had is one line; what else goes wrong stays what it is."""
+"""A lack of memory becomes a one-line error; other errors stay as they are."""
 
 import pytest
 import torch

@@ -8,7 +8,7 @@ from transformer_xl.files import locked, whole_file
 
 
 def test_a_file_that_was_removed_before_it_was_locked_keeps_nobody_out(tmp_path: Path, monkeypatch) -> None:
-    """Who held it removes it, and a third may have made it anew: two would hold what they take for the same file."""
+    """Its holder removes it, and a third process may make a new one; then two processes would hold the same lock."""
     path, lock, n_tries = tmp_path / "lock", files._lock, []
 
     def late(descriptor: int) -> bool:

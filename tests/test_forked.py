@@ -1,4 +1,4 @@
-"""The server that tests fork their processes from answers what it is asked, whatever went wrong before."""
+"""The server that forks processes for tests still answers after errors."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A run and an exported model are opened with their text, their device and how they are read."""
+"""Runs and exported models are opened with their device and way of reading; texts are counted correctly."""
 
 import gzip
 import hashlib
@@ -118,7 +118,7 @@ def test_splits_and_their_beginnings(tmp_path: Path) -> None:
 
 
 def test_the_characters_of_a_part_are_its_own(tmp_path: Path) -> None:
-    """Two bytes a character in the first half, one in the second."""
+    """A character has two bytes in the first half and one in the second."""
     (tmp_path / "text.txt").write_text("x" * 81 + "é" * 20 + "e" * 40)
     config = load_recipe("quickstart", [f"data.corpus={tmp_path / 'text.txt'}", "data.split=[0.5, 0.5, 0]"])
     whole, part = split_text(config, ByteTokenizer()), split_text(config, ByteTokenizer(), limit=40)

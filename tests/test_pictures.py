@@ -1,4 +1,4 @@
-"""Pictures: written whole, whatever the names on them."""
+"""Pictures are written whole, with any names on them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What processes tell each other, and that none waits for ever."""
+"""Processes exchange data, and none waits forever."""
 
 import itertools
 import time

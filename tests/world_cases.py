@@ -1,4 +1,4 @@
-"""What processes tell each other, and `txl` called in processes, for `tests.forked`."""
+"""Cases for `tests.forked`: processes that exchange data, and `txl` called in processes."""
 
 import io
 import os
@@ -22,7 +22,7 @@ from transformer_xl.world import World, joined
 
 
 def talk() -> dict[str, Any]:
-    """Every message once."""
+    """Use every kind of message once."""
     with joined() as world:
         rows = world.rows(torch.full((2, 3), float(world.rank)))
         added = torch.tensor([1.0, world.rank])
@@ -38,7 +38,7 @@ def talk() -> dict[str, Any]:
 
 
 def fail_in(rank: int) -> list[Any]:
-    """Only one process finds something wrong; afterwards all still understand each other."""
+    """Only one process has an error; afterwards all can still exchange data."""
     with joined() as world:
         told = None
         try:
@@ -57,7 +57,7 @@ def disagree() -> None:
 
 
 def die(rank: int) -> None:
-    """One process ends without a word while the others wait for it."""
+    """One process ends silently while the others wait for it."""
     with joined() as world:
         world.sum(1)
         if world.rank == rank:
@@ -66,7 +66,7 @@ def die(rank: int) -> None:
 
 
 def silent(rank: int) -> None:
-    """One process does not answer until another has given it up, and ends it."""
+    """One process does not answer until another one has given up waiting and ends it."""
     with joined() as world:
         processes = world.exchange(os.getpid())
         if world.rank == rank:
@@ -78,7 +78,7 @@ def silent(rank: int) -> None:
 
 
 def alone() -> World:
-    """Nobody else."""
+    """Join without other processes."""
     with joined() as world:
         return world
 
@@ -124,7 +124,7 @@ def interrupted_while_it_waits(rank: int, *arguments: str) -> dict[str, Any]:
 
 
 def txl_of_its_own(directory: str, *arguments: str) -> dict[str, Any]:
-    """Call `txl` in a directory, where no other process works on the same; so several may be started at once."""
+    """Call `txl` in a directory as a process that works alone, so that several can be started at once."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
     os.chdir(directory)
@@ -132,13 +132,13 @@ def txl_of_its_own(directory: str, *arguments: str) -> dict[str, Any]:
 
 
 def small_files(size: int) -> None:
-    """From now on, let this process have no file of more than so many bytes."""
+    """Limit the size of files of this process from now on."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
 
 def txl_with_small_files(size: int, directory: str, *arguments: str) -> dict[str, Any]:
-    """Call `txl` in a directory, where no file may be larger than so many bytes."""
+    """Call `txl` in a directory with a limit on the size of files."""
     small_files(size)
     warnings.simplefilter("error")
     record._tensorboard = lambda *_: None  # writes files of its own
@@ -146,14 +146,14 @@ def txl_with_small_files(size: int, directory: str, *arguments: str) -> dict[str
 
 
 def program(*arguments: str) -> None:
-    """Be `txl`, with every warning an error, and without TensorBoard, which takes seconds to import."""
+    """Run as `txl` with every warning an error, and without TensorBoard, which takes seconds to import."""
     warnings.simplefilter("error")
     record._tensorboard = lambda *_: None
     main(list(arguments))
 
 
 def slow_program(*arguments: str) -> None:
-    """Be `txl`, and take some time for each token, so that signals come in the middle."""
+    """Run as `txl`, but slowly, so that signals come while it generates."""
     step = Decoder.step
 
     def slowly(decoder: Decoder, *arguments: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoints that tell which step they are of, and the comparison that every test of the store rests on."""
+"""Checkpoints whose content shows their step, and the comparison that all tests of the store use."""
 
 import tempfile
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 
 
 def numbered(step: int, *, n_values: int = 64) -> Checkpoint:
-    """A checkpoint in which every part repeats its step, so that a mixture of two cannot pass for either."""
+    """A checkpoint in which every part contains its step, so that a mixture of two checkpoints is noticed."""
     return Checkpoint(
         step=step,
         model={"embedding": torch.full((n_values,), float(step)), "bias": torch.full((3,), step, dtype=torch.bfloat16)},
@@ -36,12 +36,12 @@ def assert_same_tensors(actual: dict[str, Tensor], expected: dict[str, Tensor]) 
 
 
 def as_bytes(tensor: Tensor) -> bytes:
-    """The bits of a tensor: unlike ==, this tells -0.0 from 0.0 and one NaN from another."""
+    """The bits of a tensor: unlike ==, they differ between -0.0 and 0.0 and between NaNs."""
     return tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def spelled(value: Any) -> str:
-    """A text that differs whenever type or value differ: 1, 1.0 and True are equal in Python."""
+    """A text that differs if type or value differ, because 1, 1.0 and True are equal in Python."""
     if isinstance(value, dict):
         return f"{{{', '.join(f'{key!r}: {spelled(value[key])}' for key in sorted(value))}}}"
     if isinstance(value, list):
@@ -50,7 +50,7 @@ def spelled(value: Any) -> str:
 
 
 def never(message: str) -> NoReturn:
-    """An `on_damaged` for stores in which nothing is."""
+    """An `on_damaged` for stores without damage."""
     raise AssertionError(message)
 
 

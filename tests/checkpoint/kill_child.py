@@ -1,4 +1,4 @@
-"""Kills a saving process many times over; prints what each kill left, as one JSON line a kill, then a line "done".
+"""Kills a saving process many times; prints what each kill left as a JSON line, then a line "done".
 
 Usage: python -m tests.checkpoint.kill_child DIRECTORY N_KILLS SEED
 
@@ -30,7 +30,7 @@ def main(directory: Path, n_kills: int, seed: int) -> None:
     generator = random.Random(seed)
     CheckpointStore(directory).save(numbered(0, n_values=N_VALUES))
     reported = {"step": 0, "best": 0}
-    n_unfinished = 0  # kills since a save last returned; each may have left a finished checkpoint that rotated nothing
+    n_unfinished = 0  # kills since the last complete save; each may have left a finished checkpoint without deleting old ones
     for _ in range(n_kills):
         reports = kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
         reported |= reports
@@ -47,7 +47,7 @@ def kill_one(directory: Path, *, delay: float) -> dict[str, int]:
         try:
             save_without_end(directory, writer)
         finally:
-            os._exit(1)  # only an exception leads here; the parent then finds the child dead before the kill
+            os._exit(1)  # only after an exception; the parent then finds the child dead before the kill
     os.close(writer)
     with os.fdopen(reader) as pipe:
         time.sleep(delay)
@@ -60,7 +60,7 @@ def kill_one(directory: Path, *, delay: float) -> dict[str, int]:
 
 
 def save_without_end(directory: Path, writer: int) -> None:
-    """Resume as a run does, then save; every third step twice, as a run that repeats steps does; some are the best."""
+    """Resume and save like a run; save every third step twice, like a run that repeats steps; some steps are the best."""
     store = CheckpointStore(directory, keep=KEEP)
     store.clean()
     step = store.load_newest(on_damaged=never).step
@@ -97,7 +97,7 @@ def examine(directory: Path, reported: dict[str, int], n_unfinished: int) -> dic
     defects += [f"{name} after cleaning" for name in stray_names(directory)]
     if steps[0] != steps[1]:
         defects.append(f"cleaning changed the newest step from {steps[0]} to {steps[1]}")
-    if len(store.steps()) > KEEP + 1 + n_unfinished:  # the newest few, the best, and those whose deletion was forestalled
+    if len(store.steps()) > KEEP + 1 + n_unfinished:  # the newest few, the best, and those that a kill saved from deletion
         defects.append(f"{len(store.steps())} checkpoints are kept")
     return {"reported": reported["step"], "loaded": steps[0], "strays": strays, "defects": defects}
 

@@ -1,4 +1,4 @@
-"""One checkpoint loads back as it was; what is wrong with one is named, and what cannot be one is refused."""
+"""A checkpoint loads back unchanged; an error names what is damaged; content that cannot be stored is refused."""
 
 import hashlib
 import os
@@ -88,7 +88,7 @@ def reseal(path: Path, **changes: object) -> None:
 
 
 def forge(directory: Path, name: str, data: bytes) -> None:
-    """Replace a file together with its entry in the manifest, as nobody but an attacker does."""
+    """Replace a file together with its entry in the manifest, like an attacker."""
     (directory / name).write_bytes(data)
     files = unseal((directory / "manifest.json").read_bytes())["files"]
     files[name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}

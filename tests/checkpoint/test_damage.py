@@ -1,4 +1,4 @@
-"""Flipped bits and truncated files anywhere in a checkpoint are all found before anything is loaded."""
+"""Any flipped bit and any truncated file of a checkpoint is found before anything is loaded."""
 
 import random
 from collections.abc import Callable

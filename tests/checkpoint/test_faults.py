@@ -1,4 +1,4 @@
-"""A disk that fails at any call of a save: earlier checkpoints stay, the error is ours, the next save succeeds."""
+"""If the disk fails at any call of a save, earlier checkpoints stay, the error is ours, and the next save succeeds."""
 
 import errno
 import io
@@ -22,7 +22,7 @@ from transformer_xl.errors import CheckpointError
 
 
 class Fault:
-    """Fails one call out of all, or that call and every later one, of whatever is passed through `guard`."""
+    """Fails one of the calls that pass through `guard`, or that call and every later one."""
 
     def __init__(self, code: int, *, at: int, for_good: bool) -> None:
         self.code, self.at, self.for_good = code, at, for_good
@@ -46,7 +46,7 @@ class Fault:
 
 
 class FailingFile(io.FileIO):
-    """A file whose failing write stores half of the bytes first, as a full disk does."""
+    """A file whose failing write first stores half of the bytes, like a full disk."""
 
     fault: Fault
 
@@ -116,7 +116,7 @@ def prepare(directory: Path) -> CheckpointStore:
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What every attempt begins with; copying it forces nothing to the disk."""
+    """The start of every attempt; copying it forces nothing to the disk."""
     return prepare(tmp_path_factory.mktemp("prepared")).directory
 
 

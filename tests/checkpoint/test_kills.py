@@ -1,4 +1,4 @@
-"""SIGKILL at random instants of saving: what was reported saved loads, and restarts leave no strays."""
+"""SIGKILL at random times while saving: every checkpoint that was reported as saved loads, and restarts leave no strays."""
 
 import json
 import os

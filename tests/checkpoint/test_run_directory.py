@@ -1,4 +1,4 @@
-"""A run's directory is claimed whole or not at all, by one process at a time; and going back in its checkpoints."""
+"""One process at a time starts a run in a directory, whole or not at all; and runs go back in their checkpoints."""
 
 import json
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_what_a_killed_start_leaves_is_in_nobodys_way(tmp_path: Path, tokenizer:
     ("name", "match"),
     [
         ("thesis.txt", "is not empty and holds no run; continue it with --resume, or choose another --out"),
-        ("tokenizer.json", "is not empty and holds no run"),  # of something else: a start makes checkpoints/ first
+        ("tokenizer.json", "is not empty and holds no run"),  # of another program, because a start makes checkpoints/ first
         ("config.json", "is not empty and holds no run"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What the store keeps, finds and refuses; the disk works and nobody kills anything here."""
+"""What the store keeps, finds and refuses, with a disk that works and without kills."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tensors of any kind load back from a file bit for bit, and other tools read it."""
+"""Tensors of any kind load back from a file bit for bit, and other tools can read the file."""
 
 import json
 import tempfile

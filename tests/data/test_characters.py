@@ -38,7 +38,7 @@ def test_bytes_and_letters() -> None:
     assert no_lines.encode("\t").tolist() == [0]
     letters = TOKENIZERS["letters"]
     assert letters.decode(letters.encode(" The \t\nSea\u2003é_É ")) == " the sea" + "é é "
-    assert letters.encode("Σ").tolist() == [LETTERS.index("σ")]  # by itself, for each character stands by itself
+    assert letters.encode("Σ").tolist() == [LETTERS.index("σ")]  # its usual form, because each character is folded alone
     characters = TOKENIZERS["characters"]
     assert characters.decode(characters.encode("  the sea\t\n \r\nso ")) == "the sea\n\nso"
     ended = SymbolTokenizer(["97", "<eos>"], unit="byte", line_end="<eos>")

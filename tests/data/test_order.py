@@ -23,7 +23,7 @@ def test_everything_comes_once(n: int, key) -> None:
 
 
 def test_the_order_is_the_same_for_ever() -> None:
-    """A run that is resumed must go on in its order: these numbers may never change."""
+    """These numbers may never change, because a resumed run must continue in the same order."""
     assert Permutation(10, 1, 2)(np.arange(10)).tolist() == [1, 6, 3, 9, 0, 5, 4, 7, 2, 8]
     assert Permutation(10**9, 1, 2)(np.array([0, 123_456_789])).tolist() == [788589452, 416318512]
     grouped = GroupedPermutation(np.array([0, 3, 7, 12]), 1, 2)(np.arange(12))
@@ -32,7 +32,7 @@ def test_the_order_is_the_same_for_ever() -> None:
 
 @pytest.mark.parametrize("n", [3, 24, 1000])
 def test_every_place_is_as_likely(n: int) -> None:
-    """Chi-squared over keys, of where the first thing comes, within five standard deviations."""
+    """The place of the first number: chi-squared over keys, within five standard deviations."""
     n_keys = 100 * min(n, 24)
     firsts = np.array([int(Permutation(n, 7, key)(np.zeros(1, np.int64))[0]) for key in range(n_keys)])
     n_bins = min(n, 24)
@@ -75,7 +75,7 @@ def test_groups_stay_together(sizes, key) -> None:
 
 def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
     ids, starts = documents([3, 1, 2, 4, 1, 1, 2, 3, 5, 1, 1, 2])
-    cuts = [6, 13]  # the second one is inside a document, which belongs to where it starts
+    cuts = [6, 13]  # the second one cuts a document, which belongs to the file in which it starts
     sharded = in_shards(tmp_path, ids, cuts)
     shard_of = np.searchsorted(starts, cuts)
     seen = set()
@@ -93,7 +93,7 @@ def test_shards_are_shuffled_as_wholes_and_inside(tmp_path) -> None:
 
 @pytest.mark.parametrize("starts", [[], [0, 4], [4], [4, 10, 12], [0, 4, 11]])
 def test_shuffled_documents_are_those_of_the_ids(starts) -> None:
-    """What precedes the first start is a document too; a start beyond the end, as of a text cut short, is none."""
+    """Text before the first start is a document, too; a start beyond the end (of a text that was cut short) is ignored."""
     text = ShuffledText(np.arange(10), np.array(starts, np.int64), shuffle="documents", key=(1, 0))
     whole = list(range(10))
     assert text.read(0, 10)[0].tolist() in ([whole, whole[4:] + whole[:4]] if starts else [whole])
@@ -112,7 +112,7 @@ def test_blocks_of_a_shuffled_text_are_found_once_and_forgotten(monkeypatch) -> 
 
 
 def test_shuffled_text_in_many_blocks(monkeypatch) -> None:
-    """Places found in blocks are those of the documents one after another."""
+    """Looking places up in blocks gives the same as placing one document after another."""
     monkeypatch.setattr(order_module, "BLOCK", 4)
     monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 3)
     ids, starts = documents([1 + i % 5 for i in range(50)])

@@ -175,7 +175,7 @@ p.prepare(data, TokenizerConfig(kind="word"), cache=p.Path(sys.argv[2]), n_worke
 
 
 def _killed(text: Path, cache: Path, *, after: int) -> Path:
-    """Kill a preparation in shards when it has written so many files, at the latest when all; return what it left."""
+    """Kill a preparation after it has written so many files, or all; return the directory that it left."""
     killed = subprocess.run([sys.executable, "-c", KILLED, str(text), str(cache), str(after)], check=False)
     assert killed.returncode == -9
     (left,) = cache.glob("*.unfinished")
@@ -208,7 +208,7 @@ def test_a_kill_costs_no_finished_shard(text: Path, monkeypatch, capsys, after: 
 
 
 def test_a_kill_when_all_is_written(text: Path, monkeypatch) -> None:
-    """What was written last, the manifest, is not a part of what it lists."""
+    """The manifest is written last and does not list itself."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
     _small_chunks(monkeypatch)
     left = _killed(text, text.parent / "cache", after=1000)
@@ -225,7 +225,7 @@ def test_only_the_tokenizer_of_finished_shards_is_kept(text: Path, monkeypatch) 
 
 
 def test_shards_of_another_size_are_not_gone_on_with(text: Path, monkeypatch) -> None:
-    """As if a version with smaller shards had been interrupted."""
+    """An older version with smaller shards seems to have been interrupted."""
     _small_chunks(monkeypatch)
     _killed(text, text.parent / "cache", after=30)
     monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
@@ -248,7 +248,7 @@ def test_a_text_that_changes_while_it_is_read(text: Path, monkeypatch) -> None:
 
 
 def test_what_is_gone_on_with_is_not_abandoned(text: Path, monkeypatch) -> None:
-    """However old it is: another preparation that begins meanwhile leaves it alone."""
+    """Another preparation that begins meanwhile does not remove it, however old it is."""
     monkeypatch.setattr(shards, "SHARD_BYTES", 5000)
     _small_chunks(monkeypatch)
     left = _killed(text, text.parent / "cache", after=10)
@@ -315,7 +315,7 @@ print(len(prepared.splits["train"].ids), flush=True)
 
 
 def test_of_many_processes_one_works_and_the_next_if_it_is_killed(text: Path) -> None:
-    """As the ranks of a training run do, all at once."""
+    """The ranks of a training run do this at the same time."""
     command, pipe = [sys.executable, "-c", PREPARER, str(text), str(text.parent / "cache")], subprocess.PIPE
     with ExitStack() as stack:
         ranks = [stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe)) for _ in range(3)]
@@ -335,7 +335,7 @@ def test_of_many_processes_one_works_and_the_next_if_it_is_killed(text: Path) ->
 
 
 def _who_builds(processes: list[subprocess.Popen]) -> subprocess.Popen:
-    """Return the one process that says so."""
+    """Return the only process that prints this."""
     ready, _, _ = select.select([process.stdout for process in processes], [], [], 60)
     (builder,) = [process for process in processes if process.stdout in ready]
     assert builder.stdout.readline() == b"builds\n"
@@ -407,7 +407,7 @@ def test_a_shard_that_changed_is_named_and_encoded_again_on_demand(
 
 @pytest.mark.parametrize("separator", [None, "--"])
 def test_documents_of_any_length_in_shards(tmp_path, monkeypatch, separator: str | None) -> None:
-    """Longer than several shards, of one byte, and empty."""
+    """Text of several shards, of one byte, and without any byte."""
     _small_chunks(monkeypatch)
     (tmp_path / "text").mkdir()
     for i, content in enumerate(["a" * 12_000, "", "b", "c\n--\n" * 900, "--\n--\n", "d" * 5_000, "e" * 4_999 + "\n", "f"]):
@@ -431,7 +431,7 @@ def test_what_was_written_to_since_is_compared_whatever_its_size(sharded: Prepar
     monkeypatch.setattr(shards, "size_and_hash", lambda path: hashed.append(path.name) or compare(path))
     path, manifest = sharded.directory / "train.3.bin", sharded.directory / "manifest.json"
     later = manifest.stat().st_mtime + 1
-    os.utime(path, (later, later))  # as a copy has it
+    os.utime(path, (later, later))  # like a copy
     for expected in (["train.3.bin"], []):
         hashed.clear()
         _in_shards(text, "cache")
@@ -446,7 +446,7 @@ def test_verification_compares_large_files_too(sharded: PreparedCorpus, text: Pa
     path = sharded.directory / "train.3.bin"
     times = path.stat()
     path.write_bytes(bytes(reversed(path.read_bytes())))
-    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # as if the disk had failed
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))  # a failing disk does not change the time
     monkeypatch.setattr(prepare_module, "HASHED_BYTES", 100)
     assert len(_in_shards(text, "cache").splits["train"].ids)
     with pytest.raises(CorpusError, match=r"train.3.bin' of the prepared corpus has another sha256"):
@@ -551,7 +551,7 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
 
 
 def test_a_run_finds_what_was_prepared_for_its_training(tmp_path) -> None:
-    """Training learns a tokenizer, scoring and resuming bring it: the ids are written once."""
+    """Training learns the tokenizer; scoring and resuming have it already. The ids are written only once."""
     (tmp_path / "text.txt").write_text("one two three\n" * 50)
     config, cache = DataConfig(corpus=str(tmp_path / "text.txt")), tmp_path / "cache"
     first = prepare(config, TokenizerConfig(kind="char"), cache=cache, progress=False)

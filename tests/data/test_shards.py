@@ -15,7 +15,7 @@ from transformer_xl.errors import CorpusError
 
 @pytest.mark.parametrize("at_once", [1, 2, 100])
 def test_a_document_that_begins_at_the_end_of_a_shard_is_counted_once(tmp_path: Path, monkeypatch, at_once: int) -> None:
-    """Its first chunk gave no token, so that it starts at the end of one shard; the last document has no token at all."""
+    """One document starts at the end of a shard, because its first chunk has no token; the last document has no token."""
     monkeypatch.setattr(shards, "_OFFSETS_AT_ONCE", at_once)
     parts = {"train": ([0, 3, 5], 5), "train.1": ([0, 2], 4), "train.2": ([4, 6], 6)}
     for name, (starts, _) in parts.items():

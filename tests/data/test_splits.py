@@ -38,7 +38,7 @@ def test_turns_keep_to_the_shares(tmp_path) -> None:
 
 
 def test_a_line_that_is_most_of_a_text_is_cut(tmp_path) -> None:
-    """No split takes all of it because the next line begins only at the end."""
+    """The next line begins only at the end, but no split takes everything."""
     path = tmp_path / "text.txt"
     path.write_text("a" * 99 + "\n")
     pieces = [splits_by_ratio([path], (0.8, 0.1, 0.1), EVERY_LINE)[name] for name in SPLITS]

@@ -123,7 +123,7 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
     ids, starts = documents(lengths)
     stream = SegmentStream(
         np.append(ids, 0), batch_size=1, tgt_len=1, document_starts=starts, shuffle="documents", seed=seed
-    )  # the last document is one longer, so that the token that is never an input may be any one's last
+    )  # the last document is longer by one, because the last token of any document may be the one that is never an input
     orders = []
     for _ in range(3):
         steps = [next(stream) for _ in range(stream.segments_per_epoch)]
@@ -135,7 +135,7 @@ def test_each_epoch_reads_every_document_whole_in_an_order_of_its_own(lengths, s
         for begin, end in zip(begins, [*begins[1:], len(tokens)], strict=True):
             document = tokens[begin] // 100
             assert tokens[begin:end][: lengths[document]] == [100 * document + i for i in range(lengths[document])]
-        assert len(set(order)) == len(order) >= len(lengths) - 1  # one of length 1 may be the very last label
+        assert len(set(order)) == len(order) >= len(lengths) - 1  # a document of length 1 may be the very last label
         orders.append(order)
     assert orders[0] != orders[1] != orders[2]
 
@@ -177,7 +177,7 @@ def test_shuffled_resuming_continues_exactly(folder: Path, lengths, cuts, steps:
 
 @pytest.mark.parametrize("shuffle", ["documents", "shards"])
 def test_a_shuffled_order_takes_little_memory(monkeypatch, shuffle) -> None:
-    """However many documents there are; one array of a number for each would take 8 MB."""
+    """An array with one number per document would take 8 MB."""
     monkeypatch.setattr(order_module, "_BLOCKS_AT_ONCE", 4)
     n = 1_000_000
     ids, starts = np.zeros(2 * n, np.uint16), np.arange(0, 2 * n, 2)

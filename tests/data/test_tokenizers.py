@@ -61,7 +61,7 @@ def test_stream_decoder_agrees_with_decode(name: str, data: st.DataObject) -> No
 @given(text=UNICODE | MIXED, chunk_bytes=st.integers(8, 40))
 def test_encoding_in_chunks_is_encoding_as_a_whole(name: str, text: str, chunk_bytes: int) -> None:
     words = text.encode("utf-8", "ignore").decode()
-    if name in TRAINED:  # lines shorter than a chunk, so that every cut is at a line end
+    if name in TRAINED:  # lines are shorter than a chunk, so every cut is at a line end
         text = "\n".join(f"{word} x" for word in words)
     else:
         lines = words.replace("\r", " ").split("\n")

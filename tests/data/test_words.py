@@ -87,7 +87,7 @@ def test_a_large_vocabulary_loads_quickly(tmp_path) -> None:
 
 
 def written(words: list[str], **options: Any) -> str:
-    """Return what a tokenizer of these words decodes their ids to."""
+    """Return the text that a tokenizer with these words decodes their ids to."""
     tokenizer = WordTokenizer(sorted(set(words)), unknown=None, **options)
     return tokenizer.decode(map(tokenizer.words.index, words))
 

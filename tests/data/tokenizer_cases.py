@@ -39,6 +39,6 @@ TRAINED = (*EXACT, "word")
 
 
 def check_stream(tokenizer: Tokenizer, ids: list[int]) -> None:
-    """Compare what is written id by id with what is written at once."""
+    """Compare decoding id by id with decoding all at once."""
     decoder = tokenizer.stream()
     assert "".join([*map(decoder.push, ids), decoder.finish()]) == tokenizer.decode(ids)
