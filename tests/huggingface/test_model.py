@@ -25,6 +25,7 @@ from transformer_xl.huggingface import (  # noqa: E402
     TransformerXLForCausalLM,
     TransformerXLPretrainedConfig,
 )
+from transformer_xl.huggingface.model import Padding  # noqa: E402
 
 IDS = torch.arange(12).view(2, 6)
 ADAPTIVE = {"cutoffs": (4, 9), "div_val": 2, "d_embed": 10}
@@ -241,3 +242,12 @@ def adaptive(save: Callable[..., Saved]) -> Saved:
 def test_an_adaptive_model_loads(adaptive: Saved) -> None:
     ids = IDS % 13
     assert torch.equal(AutoModelForCausalLM.from_pretrained(adaptive.path)(ids).logits, adaptive.model(ids).logits)
+
+
+def test_rows_turn_and_turn_back() -> None:
+    real = torch.tensor([[1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]]).bool()
+    padding = Padding.of(real)
+    assert padding is not None
+    assert padding.n_pad.tolist() == [2, 2, 4, 0] and padding.shift.tolist() == [2, 1, 0, 0]
+    x = torch.randn(4, 4, 3)
+    assert padding.turn(x)[0, 2:].equal(x[0, :2]) and padding.turn_back(padding.turn(x)).equal(x)

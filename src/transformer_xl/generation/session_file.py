@@ -69,7 +69,10 @@ class RowState:
 
 def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, note: Mapping[str, str]) -> None:
     """Write what one or more rows have read to one file; see `Decoder.save`."""
-    about = canonical_json(_about(rows[0].terms, model, note))
+    if not _is_note(dict(note)):
+        raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
+    content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": dict(note)}
+    about = canonical_json({**content, "model": model_sha256(model)})
     if len(about) > MAX_ABOUT_BYTES:
         raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
     stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
@@ -137,22 +140,6 @@ _HASHES: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
 # --- writing ---------------------------------------------------------------------------------------------------------------
 
 
-def _about(terms: dict[str, Any], model: LanguageModel, note: Mapping[str, str]) -> dict[str, Any]:
-    if not _is_note(dict(note)):
-        raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": model_sha256(model),
-        "decoder": terms,
-        "note": dict(note),
-    }
-
-
-def _is_note(note: object) -> bool:
-    return isinstance(note, dict) and all(isinstance(text, str) for item in note.items() for text in item)
-
-
 def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a session's file, joining the rows one tensor at a time."""
     content: dict[str, tuple[torch.dtype, torch.Size]] = {_ABOUT: (torch.uint8, torch.Size([len(about)]))}
@@ -202,21 +189,16 @@ def _read_verified(path: Path) -> dict[str, Tensor]:
         size = regular_size(path)
         before = path.lstat()
         _check_hash(path, size)
-        tensors = _load(path)
+        tensors = load_tensors(path)
         after = path.lstat()
+    except CheckpointError as error:  # the message may quote the file
+        printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
+        raise CheckpointError(printable[: len(repr(str(path))) + _MOST_QUOTED]) from error
     except ValueError as error:
         raise CheckpointError(f"session {str(path)!r} is damaged or no session: {error}; load another or start anew") from error
     if (before.st_ino, before.st_mtime_ns, size) != (after.st_ino, after.st_mtime_ns, after.st_size):
         raise CheckpointError(f"session {str(path)!r} was replaced while it was read; load it again")
     return tensors
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_tensors(path)
-    except CheckpointError as error:  # the message may quote the file
-        whole = "".join(c if c.isprintable() else repr(c)[1:-1] for c in str(error))
-        raise CheckpointError(whole[: len(repr(str(path))) + _MOST_QUOTED]) from error
 
 
 _MOST_QUOTED = 200
@@ -263,6 +245,10 @@ def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     if not (is_hash and isinstance(decoder, dict) and _is_note(note)):
         raise CheckpointError(f"session {str(path)!r} does not say what it belongs to; start anew")
     return content
+
+
+def _is_note(note: object) -> bool:
+    return isinstance(note, dict) and all(isinstance(text, str) for item in note.items() for text in item)
 
 
 def _check_origin(path: Path, about: dict[str, Any], own: LanguageModel, ours: dict[str, Any]) -> None:

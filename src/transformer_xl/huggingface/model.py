@@ -20,7 +20,6 @@ from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
-from transformer_xl.huggingface.padding import Padding
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import WEIGHTS_FILE
@@ -198,6 +197,59 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             model_kwargs["past_key_values"] = cache
         if generation_config.prefill_chunk_size is None:
             generation_config.prefill_chunk_size = PREFILL
+
+
+@dataclass(frozen=True)
+class Padding:
+    """Where the text of each row stands, to turn rows padded at the right until their last token stands at the end.
+
+    The model knows only padding at the left, because a memory is contiguous in time. Its output is turned back.
+    """
+
+    n_pad: Tensor  # int64 (B,), places of a row that hold no token
+    shift: Tensor  # int64 (B,), places by which a row turns right to end with its last token
+
+    @classmethod
+    def of(cls, real_BT: Tensor) -> "Padding | None":
+        """Find the padding of rows from `real_BT`, False at padding; None if there is none, ValueError between tokens."""
+        if bool(real_BT.all()):
+            return None
+        T = real_BT.shape[1]
+        place_T = torch.arange(T, device=real_BT.device)
+        first_B = torch.where(real_BT, place_T, T).amin(dim=1)
+        last_B = torch.where(real_BT, place_T, -1).amax(dim=1)
+        n_real_B = real_BT.sum(dim=1)
+        holes = (n_real_B > 0) & (last_B - first_B + 1 != n_real_B)
+        if bool(holes.any()):
+            row = int(holes.nonzero()[0, 0])
+            raise ValueError(
+                f"row {row} of attention_mask has padding between tokens; pad at the left or at the right of each text only"
+            )
+        return cls(T - n_real_B, torch.where(n_real_B > 0, T - 1 - last_B, 0))
+
+    def turn(self, x_BT: Tensor) -> Tensor:
+        """Turn every row of (B, T, …) right until its last token stands at the end.
+
+        Example:
+            >>> padding = Padding.of(torch.tensor([[True, True, False]]))
+            >>> padding.turn(torch.tensor([[5, 6, 0]])).tolist()
+            [[0, 5, 6]]
+            >>> padding.turn_back(torch.tensor([[0, 5, 6]])).tolist()
+            [[5, 6, 0]]
+        """
+        return _turned(x_BT, -self.shift)
+
+    def turn_back(self, x_BT: Tensor) -> Tensor:
+        """Undo `turn`."""
+        return _turned(x_BT, self.shift)
+
+
+def _turned(x_BT: Tensor, offset_B: Tensor) -> Tensor:
+    if not bool(offset_B.any()):
+        return x_BT
+    B, T = x_BT.shape[:2]
+    source_BT = (torch.arange(T, device=x_BT.device) + offset_B[:, None]) % T
+    return x_BT[torch.arange(B, device=x_BT.device)[:, None], source_BT]
 
 
 def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
