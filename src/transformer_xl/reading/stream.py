@@ -123,10 +123,7 @@ class Stream(ABC):
 
     @abstractmethod
     def put(self, row: int, state: dict[str, Tensor]) -> None:
-        """Let a row forget, and go on from what `take` returned for any row of a stream opened alike.
-
-        If it is no such state, this raises a ValueError and leaves the row as it was.
-        """
+        """Let a row forget, and go on from what `take` returned for any row of a stream opened alike; see `check`."""
 
     def n_rewindable(self, row: int) -> int:
         """Return by how many tokens a row can go back, so that it reads on as if it had never read them."""
@@ -203,7 +200,6 @@ class KeptKeys(Stream):
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Write keys and values to the same places in the ring, because sums are rounded in the order in which keys lie."""
-        self.check(state)
         memory, end, n = self.memory, int(state["end"]), int(state["n_valid"])
         memory.reset(torch.arange(memory.batch_size) == row)
         slots = self._slots(end, n)
@@ -252,14 +248,11 @@ class CarriedState(Stream):
 
     @torch.no_grad()
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
-        """Read one token in the active rows; the others get NaN."""
+        """Read one token in all rows, and keep the new memory of the active ones."""
         with autocast(self.model.device, self.precision):
             h_BTD, mems = self.model.read(ids.unsqueeze(1), mems=self.mems)
-        if active is None:
-            self.mems = mems
-            return h_BTD[:, -1]
-        self.mems = mems.where(active, self.mems)
-        return h_BTD[:, -1].masked_fill(~active.unsqueeze(1), torch.nan)
+        self.mems = mems if active is None else mems.where(active, self.mems)
+        return h_BTD[:, -1]
 
     @torch.no_grad()
     def nll(self, h_BTD: Tensor, labels: Tensor) -> Tensor:
@@ -295,7 +288,6 @@ class CarriedState(Stream):
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Replace the memory of the row."""
-        self.check(state)
         self._replace(slice(row, row + 1), _memory_of(self.mems, state, self.model.device))
 
     def _replace(self, rows: slice, new: Memory) -> None:
@@ -329,10 +321,12 @@ class ReadAgain(Stream):
 
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
         """Read one token in the active rows; the others get NaN."""
-        reads = [True] * len(self._open) if active is None else active.tolist()
-        h_D = [self._read_row(row, [own]) if reads[row] else None for row, own in enumerate(ids.tolist())]
-        nothing = torch.full((1, self.model.config.d_model), torch.nan, dtype=self.model.dtype, device=self.model.device)
-        return torch.cat([nothing if h is None else h for h in h_D])
+        shape = (len(self._open), self.model.config.d_model)
+        h_BD = torch.full(shape, torch.nan, dtype=self.model.dtype, device=self.model.device)
+        for row, own in enumerate(ids.tolist()):
+            if active is None or active[row]:
+                h_BD[row] = self._read_row(row, [own])[0]
+        return h_BD
 
     def reset(self, rows: Tensor) -> None:
         """Empty rows."""
@@ -352,7 +346,6 @@ class ReadAgain(Stream):
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Replace memory and open segment of the row."""
-        self.check(state)
         rest = {name: x for name, x in state.items() if name != "open"}
         self._mems[row] = _memory_of(self._mems[row], rest, self.model.device)
         self._open[row] = [i for i in state["open"].tolist() if i >= 0]
