@@ -21,7 +21,7 @@ from common.report import facts
 from torch import Tensor
 
 from transformer_xl.console import say, table
-from transformer_xl.cost.machine import finish
+from transformer_xl.cost.hardware import finish
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import relative_attention
 from transformer_xl.model.backends import Attention, choose_backend

@@ -24,7 +24,7 @@ from common.sides import spread
 
 import transformer_xl
 from transformer_xl.console import say, table
-from transformer_xl.cost.machine import finish, memory_bandwidth
+from transformer_xl.cost.hardware import finish, memory_bandwidth
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
 

@@ -40,7 +40,7 @@ from torch import nn
 
 import transformer_xl
 from transformer_xl.console import say, table
-from transformer_xl.cost.machine import finish, matmul_rate
+from transformer_xl.cost.hardware import finish, matmul_rate
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import run_layer
 from transformer_xl.model.precision import Precision

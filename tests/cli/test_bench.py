@@ -14,7 +14,7 @@ import torch
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.cost import machine, measure
+from transformer_xl.cost import bench, hardware
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
@@ -25,8 +25,8 @@ EVAL = ("bench", "eval", "run", "--tokens", "20")
 
 @pytest.fixture(autouse=True)
 def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 4e9 if dtype == torch.bfloat16 else 1e9)
+    monkeypatch.setattr(hardware, "memory_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr(hardware, "matmul_rate", lambda device, dtype: 4e9 if dtype == torch.bfloat16 else 1e9)
 
 
 @pytest.fixture
@@ -34,13 +34,13 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[TransformerXL, np.ndarra
     """What is measured, and what it reads."""
     seen: list[tuple[TransformerXL, np.ndarray]] = []
     for name in ("measure_decoding", "measure_scoring"):
-        original = getattr(measure, name)
+        original = getattr(bench, name)
 
         def watched(model: TransformerXL, ids: np.ndarray, original: Any = original, **options: Any) -> Any:
             seen.append((model, ids))
             return original(model, ids, **options)
 
-        monkeypatch.setattr(measure, name, watched)
+        monkeypatch.setattr(bench, name, watched)
     return seen
 
 
@@ -112,7 +112,7 @@ def test_what_is_read(txl: Txl, workbench: Path, read: list[Any]) -> None:
     config.write_text(config.read_text().replace("text.txt", "gone.txt"))
     answer = txl(*DECODE, *one)
     assert answer.out.splitlines()[0].endswith("; reads random tokens")
-    assert answer.err.startswith("warning: random tokens are read, for the run's text cannot be: corpus ")
+    assert answer.err.startswith("warning: random tokens are read, because the run's text cannot be: corpus ")
     valid, file, random, instead = (ids for _, ids in read)
     assert bytes(valid.tolist()) in text
     assert bytes(file.tolist()) == (workbench / "tiny.toml").read_bytes()
@@ -139,11 +139,11 @@ def test_without_a_compiler_the_rest_is_measured(txl: Txl, monkeypatch: pytest.M
 def test_compiled_code_is_asked_for(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def not_compiled(model: TransformerXL, ids: np.ndarray, *, compile: bool, n_row: int, **_: Any) -> measure.Decoding:
+    def not_compiled(model: TransformerXL, ids: np.ndarray, *, compile: bool, n_row: int, **_: Any) -> bench.Decoding:
         asked.append((compile, n_row))
-        return measure.Decoding(n_row, 0.1, (0.5,), None, None, None, None)
+        return bench.Decoding(n_row, 0.1, (0.5,), None, None, None, None)
 
-    monkeypatch.setattr(measure, "measure_decoding", not_compiled)
+    monkeypatch.setattr(bench, "measure_decoding", not_compiled)
     monkeypatch.setattr("transformer_xl.cost.bench.cannot_compile", lambda device: None)
     options = ("bench", "decode", "run", "--precision", "fp32", "--rows", "1,2", "--json")
     both = json.loads(txl(*options).out)["figures"]
@@ -179,14 +179,14 @@ def test_without_memory(txl: Txl, workbench: Path) -> None:
 
 
 def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = measure.measure_decoding
+    original = bench.measure_decoding
 
-    def interrupted(*arguments: Any, precision: str, **options: Any) -> measure.Decoding:
+    def interrupted(*arguments: Any, precision: str, **options: Any) -> bench.Decoding:
         if precision == stop_at:
             raise KeyboardInterrupt
         return original(*arguments, precision=precision, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(measure, "measure_decoding", interrupted)
+    monkeypatch.setattr(bench, "measure_decoding", interrupted)
     stop_at = "int8"
     answer = txl(*DECODE, "--json", "--loss", "50")
     assert (answer.status, answer.err) == (130, "")

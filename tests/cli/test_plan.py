@@ -7,13 +7,13 @@ import pytest
 
 from tests.cli.conftest import Txl
 from transformer_xl.config import load_recipe, recipe_names
-from transformer_xl.cost import machine
+from transformer_xl.cost import hardware
 
 
 @pytest.fixture(autouse=True)
 def made_up_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "memory_bandwidth", lambda device, n_bytes: 1e10)
-    monkeypatch.setattr(machine, "matmul_rate", lambda device, dtype: 2e11)
+    monkeypatch.setattr(hardware, "memory_bandwidth", lambda device, n_bytes: 1e10)
+    monkeypatch.setattr(hardware, "matmul_rate", lambda device, dtype: 2e11)
 
 
 def files(folder: Path) -> dict[str, bytes]:

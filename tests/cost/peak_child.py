@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from transformer_xl.config import OptimConfig, TrainConfig
-from transformer_xl.cost.machine import MemoryWatch
+from transformer_xl.cost.decoding import MemoryWatch
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig

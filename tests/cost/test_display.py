@@ -1,4 +1,4 @@
-"""Tables and picture."""
+"""Tables and pictures."""
 
 from pathlib import Path
 
@@ -6,9 +6,20 @@ import pytest
 
 from tests.cost.test_bench import DECODING
 from tests.cost.test_rereading import measured as race_figures
-from transformer_xl.cost.bench import Figures, decoding_figures, scoring_figures
-from transformer_xl.cost.display import decoding_tables, draw, draw_rereading, loss_table, rereading_table, scoring_table
-from transformer_xl.cost.measure import Decoding, Scoring
+from transformer_xl.config import load_recipe
+from transformer_xl.cost.bench import Decoding, Scoring, decoding_figures, scoring_figures
+from transformer_xl.cost.display import (
+    Figures,
+    decoding_tables,
+    draw_decoding,
+    draw_rereading,
+    loss_table,
+    plan_table,
+    rereading_table,
+    scoring_table,
+)
+from transformer_xl.cost.hardware import gpu
+from transformer_xl.cost.plan import make_plan
 from transformer_xl.errors import CheckpointError
 
 UNKNOWN = Decoding(1, 0.04, (0.5,), None, None, None, None)
@@ -53,15 +64,15 @@ def test_table_of_scoring() -> None:
 
 def test_picture(tmp_path: Path) -> None:
     for name, magic in (("speed.png", b"\x89PNG"), ("speed.svg", b"<?xml")):
-        draw(tmp_path / name, figures(), title="a run", machine="a machine")
+        draw_decoding(tmp_path / name, figures(), title="a run", machine="a machine")
         assert (tmp_path / name).read_bytes().startswith(magic)
     text = (tmp_path / "speed.svg").read_text()
     for shown in ("int8 compiled, 4 rows", "fp32 eager", "a run", "a machine", "limit"):
         assert f"<!-- {shown}" in text
-    draw(tmp_path / "unlimited.svg", figures()[1:], title="a run", machine="a machine")
+    draw_decoding(tmp_path / "unlimited.svg", figures()[1:], title="a run", machine="a machine")
     assert "<!-- limit" not in (tmp_path / "unlimited.svg").read_text()
     with pytest.raises(CheckpointError, match=r"cannot write '.*gone/a\.png': No such file or directory"):
-        draw(tmp_path / "gone" / "a.png", figures(), title="", machine="")
+        draw_decoding(tmp_path / "gone" / "a.png", figures(), title="", machine="")
 
 
 def test_table_of_rereading() -> None:
@@ -79,3 +90,8 @@ def test_picture_of_rereading(tmp_path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for shown in ("a token", "a machine", "measured here", "operations", "table 9", "3 tokens at a time"):
         assert f"<!-- {shown}" in text or shown in text, shown
+
+
+def test_the_documentation_shows_this_plan() -> None:
+    figures = plan_table(make_plan(load_recipe("scale-1b"), gpu("h100", "auto"), gpus=64)).partition("\n\n")[0]
+    assert figures in (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")

@@ -8,9 +8,9 @@ import pytest
 
 from tests.cost.cases import run_config
 from transformer_xl.config import load_recipe, recipe_names
+from transformer_xl.cost.display import plan_table
 from transformer_xl.cost.hardware import Hardware, gpu, measured
-from transformer_xl.cost.plan import USABLE, make_plan
-from transformer_xl.cost.plan_table import plan_table
+from transformer_xl.cost.plan import USABLE, Traffic, count_traffic, make_plan
 from transformer_xl.cost.work import with_vocabulary
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig
@@ -174,7 +174,7 @@ def test_lanes_that_cannot_be_divided(gpus: int, per_machine: int, message: str)
 def test_every_recipe_whose_vocabulary_is_known_has_a_plan(name: str) -> None:
     config = load_recipe(name)
     if not isinstance(config.model, TransformerXLConfig):
-        with pytest.raises(ConfigError, match=rf"plans are of transformer_xl models, and '{name}' is of kind"):
+        with pytest.raises(ConfigError, match=rf"only transformer_xl models can be planned, and '{name}' is of kind"):
             make_plan(config, gpu("h100", config.train.precision))
         return
     try:
@@ -206,3 +206,9 @@ def test_measured_hardware_counts_what_a_cpu_does() -> None:
     hardware = measured("cpu", flops=1e11, bandwidth=1e10, memory=1e10, precision="fp32", on_cpu=True)
     plan = make_plan(run_config(), hardware)
     assert (plan.backend, plan.hardware.efficiency, plan.precision) == ("matmul", 0.5, "fp32")
+
+
+def test_processes_send_in_rings() -> None:
+    assert count_traffic(1000, n_process=1, division="ddp", n_pass=3) == Traffic(0, 0)
+    assert count_traffic(1000, n_process=4, division="ddp", n_pass=3) == Traffic(reduced=2 * 0.75 * 4000)
+    assert count_traffic(1000, n_process=4, division="fsdp", n_pass=3) == Traffic(3 * 0.75 * 4000, 2 * 3 * 0.75 * 4000)

@@ -13,8 +13,7 @@ from tests.cost.clock import Clock
 from tests.helpers import TINY
 from transformer_xl.config import load_recipe
 from transformer_xl.cost import rereading
-from transformer_xl.cost.bench import Figures
-from transformer_xl.cost.display import rereading_table
+from transformer_xl.cost.display import Figures, rereading_table
 from transformer_xl.cost.rereading import Race, Sides, count_parameters, make_sides, rereading_figures, run, with_length
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig, VanillaConfig

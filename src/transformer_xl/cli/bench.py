@@ -1,6 +1,7 @@
 """`txl bench decode|eval`: how fast a model is on this machine, beside what the machine allows."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,13 +10,14 @@ from cyclopts import App
 
 from transformer_xl.cli.options import Json, Opening, check_least, names_of, numbers_of
 from transformer_xl.console import progress, warn
+from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from transformer_xl.cost.bench import DecoderMode, ScoringMode
+    from transformer_xl.cost.bench import DecoderMode, Findings, ScoringMode
     from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.precision import InferencePrecision
     from transformer_xl.opening import Opened
@@ -53,10 +55,10 @@ def decode(
 
     Args:
         run: directory of a run, of an exported model, or a hub id.
-        precision: which, with commas between. Default: fp32,bf16,int8, and fp16 on a GPU.
+        precision: one or several, with commas between. Default: fp32,bf16,int8, and fp16 on a GPU.
         compile: compiled code alone, or none. Default: both.
         rows: texts written side by side, with commas between.
-        tokens: how many are timed, of each row.
+        tokens: how many tokens of each row are timed.
         mem_len: positions of memory. Default: as in training.
         loss: also say what each precision costs: its loss on this many tokens.
         file: text to read. Default: the run's validation split, or random tokens.
@@ -73,15 +75,15 @@ def decode(
     precisions = _precisions(names, model.device)
     codes = [False, True] if compile is None else [compile]
 
-    from transformer_xl.cost import machine
     from transformer_xl.cost.bench import Findings, bench_decoders, bench_losses, compare_with_one_row
-    from transformer_xl.cost.display import decoding_tables, draw, loss_table, processor_and_threads
+    from transformer_xl.cost.display import decoding_tables, draw_decoding, loss_table, processor_and_threads
+    from transformer_xl.cost.hardware import memory_bandwidth
 
     found = Findings()
     modes: list[DecoderMode] = [(name, code, n_row) for name in precisions for code in codes for n_row in numbers]
     with progress(total=1 + len(modes) + (loss is not None), unit=None, threaded=False) as bar:
         bar.next("how fast memory is read")
-        bandwidth = machine.memory_bandwidth(model.device)
+        bandwidth = memory_bandwidth(model.device)
         with found.until_interrupted():
             bench_decoders(found, model, subject.ids, modes, n_token=tokens, bandwidth=bandwidth, bar=bar)
             if loss is not None:
@@ -90,13 +92,12 @@ def decode(
     compare_with_one_row(found.figures)
     if plot:
         title = f"{run}, {model.mem_len:,} positions of memory"
-        draw(plot, found.figures, title=title, machine=processor_and_threads(subject.machine))
+        draw_decoding(plot, found.figures, title=title, machine=processor_and_threads(subject.machine))
     if json_:
-        print(json.dumps(subject.as_dict(model) | {"bandwidth": bandwidth} | found.as_dict()))
+        subject.print_json(model, {"bandwidth": bandwidth}, found)
     else:
-        losses = [loss_table(found.losses)] if found.losses else []
-        speed = f"memory is read at {bandwidth / 1e9:.1f} GB/s"
-        subject.show(model, speed, [decoding_tables(found.figures), *losses], found.skipped)
+        tables = [decoding_tables(found.figures), *([loss_table(found.losses)] if found.losses else [])]
+        subject.print_tables(model, f"memory is read at {bandwidth / 1e9:.1f} GB/s", tables, found)
     if found.interrupted:
         raise KeyboardInterrupt
 
@@ -127,9 +128,9 @@ def eval_(
     Args:
         run: directory of a run, of an exported model, or a hub id.
         tgt_len: tokens per segment, with commas between.
-        batch_size: lanes read side by side, with commas between; each but the first warms up, which takes its time.
+        batch_size: lanes read side by side, with commas between; all but the first must warm up, which takes time.
         precision: fp32, bf16, fp16, int8, or auto for what the processor does fast; with commas between.
-        tokens: how many are timed, at least.
+        tokens: how many tokens are timed, at least.
         mem_len: positions of memory. Default: as in training.
         file: text to read. Default: the run's validation split, or random tokens.
         opening: how the run is opened.
@@ -142,9 +143,9 @@ def eval_(
     precisions = _precisions(names, subject.opened.device)
     model = subject.opened.reading(mem_len=mem_len, ext_len=0).view(subject.opened.model)
 
-    from transformer_xl.cost import machine
     from transformer_xl.cost.bench import Findings, bench_scoring
     from transformer_xl.cost.display import scoring_table
+    from transformer_xl.cost.hardware import matmul_rate
     from transformer_xl.model.precision import activation_dtype
     from transformer_xl.process import keep_freed_memory
 
@@ -154,42 +155,42 @@ def eval_(
     with progress(total=1 + len(modes), unit=None, threaded=False) as bar:
         bar.next("how fast matrices are multiplied")
         rates: dict[InferencePrecision, float] = {
-            name: machine.matmul_rate(model.device, activation_dtype(name, model.dtype)) for name in precisions
+            name: matmul_rate(model.device, activation_dtype(name, model.dtype)) for name in precisions
         }
         with found.until_interrupted():
             bench_scoring(found, model, subject.ids, modes, n_token=tokens, rates=rates, bar=bar)
     if json_:
-        print(json.dumps(subject.as_dict(model) | {"matmul_rates": rates} | found.as_dict()))
+        subject.print_json(model, {"matmul_rates": rates}, found)
     else:
         speed = "multiplies " + ", ".join(f"{rate / 1e9:,.0f} GFLOP/s in {name}" for name, rate in rates.items())
-        subject.show(model, speed, [scoring_table(found.figures)], found.skipped)
+        subject.print_tables(model, speed, [scoring_table(found.figures)], found)
     if found.interrupted:
         raise KeyboardInterrupt
 
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is measured: a model, what it reads, and the machine."""
+    """A model to measure, the text that it reads, and the machine."""
 
     opened: "Opened"
     machine: dict[str, str | float]
-    text: str
+    text: str  # in words
     ids: "np.ndarray"
 
-    def as_dict(self, model: "LanguageModel") -> dict[str, Any]:
-        """Return what figures belong to; the model is the one that was measured."""
+    def print_json(self, model: "LanguageModel", rates: dict[str, Any], found: "Findings") -> None:
+        """Print facts and figures of the model as it was measured, beside the machine's rates."""
         facts = {"run": self.opened.source, "parameters": self.opened.n_parameter, "mem_len": model.mem_len}
-        return facts | {"text": self.text, "machine": self.machine}
+        print(json.dumps(facts | {"text": self.text, "machine": self.machine} | rates | found.as_dict()))
 
-    def show(self, model: "LanguageModel", speed: str, tables: list[str], skipped: dict[str, str]) -> None:
-        """Print the same in two lines, tables, and what could not be measured."""
+    def print_tables(self, model: "LanguageModel", speed: str, tables: list[str], found: "Findings") -> None:
+        """Print the same for a person: two lines, tables, and what could not be measured."""
         from transformer_xl.cost.display import machine_line
 
         head = (
             f"{self.opened.source}: {self.opened.n_parameter:,} parameters, {model.mem_len:,} positions of memory; "
             f"reads {self.text}\n{machine_line(self.machine)}; {speed}"
         )
-        missing = "\n".join(f"not measured: {what}: {why}" for what, why in skipped.items())
+        missing = "\n".join(f"not measured: {what}: {why}" for what, why in found.skipped.items())
         print("\n\n".join([head, *tables, *([missing] if missing else [])]))
 
 
@@ -197,11 +198,10 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
     """Open a run with a file, its validation split, or random tokens."""
     import numpy as np
 
-    from transformer_xl.cost.machine import describe
-    from transformer_xl.errors import ConfigError, CorpusError
+    from transformer_xl.cost.hardware import describe
 
     opened = opening.open(run)
-    machine = describe(opened.device)  # before anything loads it
+    machine = describe(opened.device)  # before this program adds to the load
     if file is not None:
         text = opened.text(file=file)
         return _Subject(opened, machine, text.what, text.ids)
@@ -212,19 +212,23 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
         except CorpusError as error:
             if needs_text:
                 raise
-            warn(f"random tokens are read, for the run's text cannot be: {error}")
+            warn(f"random tokens are read, because the run's text cannot be: {error}")
     elif needs_text:
         raise ConfigError(f"--loss needs text, and '{run}' has no validation split of its own; give --file")
     random = np.random.default_rng(0).integers(0, opened.tokenizer.vocab_size, 1 << 16)
     return _Subject(opened, machine, "random tokens", random)
 
 
+def check_fp16(precisions: Sequence[str], device: "torch.device") -> None:
+    """Refuse fp16 on a CPU."""
+    if "fp16" in precisions and device.type == "cpu":
+        raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
+
+
 def _precisions(names: list[str] | None, device: "torch.device") -> "list[InferencePrecision]":
-    from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import precision_of_segments
 
     if names is None:
         names = [name for name in _PRECISIONS if name != "fp16" or device.type == "cuda"]
-    if "fp16" in names and device.type == "cpu":
-        raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
+    check_fp16(names, device)
     return list(dict.fromkeys(precision_of_segments(name, device) for name in names))

@@ -1,13 +1,14 @@
-"""`txl bench eval-speed`: what a memory is worth in time, against a vanilla Transformer."""
+"""`txl bench eval-speed`: how much time a memory saves, compared with a vanilla Transformer."""
 
 import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from transformer_xl.cli.bench import check_fp16
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Overrides, check_least, numbers_of
 from transformer_xl.console import progress
-from transformer_xl.errors import room_for
+from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def eval_speed(
 ) -> None:
     """Measure how much longer a token takes a vanilla Transformer that reads its whole context anew (the paper's table 9).
 
-    Both have the recipe's sizes, random weights, and see as many positions.
+    Both have the recipe's sizes, random weights, and the same context.
     Ctrl-C ends it and prints what was measured so far. Other programs that
     use the processor disturb it, less so with --cpu-time.
 
@@ -43,16 +44,16 @@ def eval_speed(
         txl bench eval-speed --set eval.clamp_len=none
 
     Args:
-        recipe: whose model is measured: a name (docs/recipes.md) or a TOML file. eval.clamp_len counts, other lengths do not.
+        recipe: of the model: a name (docs/recipes.md) or a TOML file. eval.clamp_len counts, other lengths do not.
         lengths: positions that a token sees, itself among them, with commas between.
         tgt_len: tokens of a segment of ours.
-        stride: also measure the vanilla model when it predicts so many tokens at a time, the first of them with less context.
+        stride: also measure the vanilla model predicting this many tokens at a time, the first of them with less context.
         repeats: rounds; the two sides take turns in each.
         precision: of both: fp32, bf16, fp16, or auto for what the processor does fast.
         set_: section.key=value laid over the recipe; may be repeated.
         plot: draw the ratios into this file, such as speed.png.
         device: auto, cpu, cuda, cuda:N or mps.
-        cpu_time: count the seconds of the processor, all threads together, not those of the clock: for a CPU that others use.
+        cpu_time: count processor seconds, all threads together, instead of elapsed ones: for a CPU that others use.
         json_: print one JSON object.
     """
     numbers = sorted(numbers_of("lengths", lengths))
@@ -60,9 +61,8 @@ def eval_speed(
     check_picture(plot)
     from transformer_xl.config import load_recipe
     from transformer_xl.cost.display import draw_rereading, processor_and_threads, rereading_table
-    from transformer_xl.cost.machine import describe
+    from transformer_xl.cost.hardware import describe
     from transformer_xl.cost.rereading import Race, count_parameters, make_sides, rereading_figures, run
-    from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import choose_device, choose_precision
     from transformer_xl.process import keep_freed_memory
 
@@ -70,12 +70,11 @@ def eval_speed(
     model, ids = _model_and_text(config)
     place = choose_device(device)
     chosen, _ = choose_precision(precision, place)
-    if chosen == "fp16" and place.type == "cpu":
-        raise ConfigError("precision fp16 is for GPUs, a processor multiplies it very slowly; use bf16")
+    check_fp16([chosen], place)
     if cpu_time and place.type != "cpu":
         raise ConfigError(f"--cpu-time counts what a processor does, and device {place.type} does the work here; leave it out")
-    machine = describe(place)  # before anything loads it
-    keep_freed_memory()  # as txl eval does, whatever it scores
+    machine = describe(place)  # before this program adds to the load
+    keep_freed_memory()  # as txl eval does
     clamp_len = config.eval.clamp_len
     room = f"an attention length of {numbers[-1]:,} and segments of {tgt_len:,} tokens", "lower --lengths or --tgt-len"
     with room_for(*room):
@@ -114,18 +113,17 @@ def eval_speed(
 
 
 def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
-    """Return the settings of ours, and tokens as frequent as in a text of words."""
+    """Return the settings of our model, and tokens as frequent as words in a text."""
     import numpy as np
 
     from transformer_xl.cost.work import with_vocabulary
-    from transformer_xl.errors import ConfigError
 
     kind = config.model.attention_kind
     if kind is None or not kind.keeps_keys:
         what = getattr(config.model, "attention", config.model.kind)
         raise ConfigError(
-            f"recipe '{config.name}' ({what}) keeps no keys in a memory; give one that does, such as enwik8-base: the vanilla "
-            "model of its sizes is made here"
+            f"recipe '{config.name}' ({what}) keeps no keys in a memory; give one that does, such as enwik8-base; the vanilla "
+            "model takes its sizes"
         )
     model, _ = with_vocabulary(config)
     ranks = np.exp(np.random.default_rng(0).random(1 << 16) * np.log(model.vocab_size or 1))  # Zipf's law
@@ -133,7 +131,7 @@ def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
 
 
 def _describe(config: "RunConfig", facts: dict[str, Any]) -> str:
-    """Return in a few lines what is compared, and where."""
+    """Return a few lines on the models and the machine."""
     from transformer_xl.cost.display import machine_line
 
     ours, whole, positions = (facts["parameters"][name] for name in ("ours", "vanilla", "vanilla_positions"))

@@ -38,24 +38,25 @@ def plan(
         gpus: number of devices.
         per_machine: devices of a machine.
         set_: section.key=value laid over the recipe; may be repeated.
-        gpu: whose data sheet counts, such as h100, h200, a100, a100-40, l40s, rtx4090, v100.
+        gpu: GPU with a data sheet, such as h100, h200, a100, a100-40, l40s, rtx4090, v100.
         flops: TFLOP/s of matrix products, instead of the data sheet's.
-        bandwidth: GB/s of its memory, instead of the data sheet's.
-        memory: GB of it, instead of the data sheet's.
+        bandwidth: GB/s of memory, instead of the data sheet's.
+        memory: GB of memory, instead of the data sheet's.
         network: GB/s that leave a machine. Default: 50, one link of 400 Gb/s.
-        efficiency: share of that rate that training reaches. Default: 0.3, an assumption.
+        efficiency: share of the rate of products that training reaches. Default: 0.3, an assumption.
         divide: ddp: every device has all weights; fsdp: a share of them. Default: train.parallel, and fsdp if ddp does not fit.
         json_: print one JSON object.
     """
     from transformer_xl.config import load_recipe
     from transformer_xl.cost import hardware
+    from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.plan import make_plan
-    from transformer_xl.cost.plan_table import plan_table
 
     config = load_recipe(recipe, set_ or [])
     sheet = hardware.gpu(gpu, config.train.precision)
-    known = {"flops": flops, "bandwidth": bandwidth, "memory": memory, "network": network, "efficiency": efficiency}
-    device = hardware.with_figures(sheet, **known)
+    device = hardware.with_figures(
+        sheet, flops=flops, bandwidth=bandwidth, memory=memory, network=network, efficiency=efficiency
+    )
     division = divide or ("fsdp" if config.train.parallel == "fsdp" else None)
     planned = make_plan(config, device, gpus=gpus, per_machine=per_machine, division=division)
     print(json.dumps(planned.as_dict()) if json_ else plan_table(planned))

@@ -2,13 +2,9 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
-
-if TYPE_CHECKING:
-    from transformer_xl.config import RunConfig
-    from transformer_xl.model_config import ModelConfig
+from transformer_xl.cli.options import Flag, Overrides, Repeated
+from transformer_xl.process import is_reporter
 
 
 def train(
@@ -17,11 +13,11 @@ def train(
     *,
     corpus: str | None = None,
     out: Path | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)] = None,
-    resume: Annotated[bool, Parameter(negative="")] = False,
-    quiet: Annotated[bool, Parameter(negative="")] = False,
-    logger: Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)] = None,
-    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    set_: Overrides = None,
+    resume: Flag = False,
+    quiet: Flag = False,
+    logger: Repeated = None,
+    dry_run: Flag = False,
 ) -> None:
     """Train a model on text, score it and write with it.
 
@@ -51,9 +47,8 @@ def train(
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
-            Of other models than transformer_xl: only the parameters.
+            For kinds other than transformer_xl: only the parameters.
     """
-    from transformer_xl.process import is_reporter
     from transformer_xl.training.record import check_loggers
 
     if is_reporter():
@@ -78,11 +73,15 @@ def train(
 
 
 def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:
-    """Print the plan of the run that the same command without --dry-run would train, on this machine."""
+    """Print the plan, on this machine, of the run that the same command without --dry-run would train."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
     from transformer_xl.config import apply_overrides, load_recipe
+    from transformer_xl.cost.display import plan_table
+    from transformer_xl.cost.hardware import this_machine
+    from transformer_xl.cost.plan import make_plan
+    from transformer_xl.cost.work import vocabulary
     from transformer_xl.data.corpora import choose_corpus
-    from transformer_xl.training.comparison import compare_parameters
+    from transformer_xl.training.comparison import compare_parameters, count_parameters
 
     if resume and out is not None and RunDirectory(out).holds_run:
         config = apply_overrides(RunDirectory(out).config().model_dump(), overrides)
@@ -90,31 +89,16 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
         config = load_recipe(recipe or "quickstart", overrides)
     config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
     is_planned = config.model.attends and config.model.remembers == "positions"
-    model = (_print_plan if is_planned else _print_size)(config)
+    if is_planned:
+        plan = make_plan(config, this_machine(config.train.device, config.train.precision))
+        model = plan.model
+        print(plan_table(plan))
+    else:
+        size, origin = vocabulary(config)
+        model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
+        print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, vocabulary of {size:,} ({origin})")
     comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)
     if not is_planned:
         print("memory, operations and time are planned for transformer_xl models only")
-
-
-def _print_plan(config: "RunConfig") -> "ModelConfig":
-    """Print what a run needs; return its model's settings, complete."""
-    from transformer_xl.cost.hardware import this_machine
-    from transformer_xl.cost.plan import make_plan
-    from transformer_xl.cost.plan_table import plan_table
-
-    plan = make_plan(config, this_machine(config.train.device, config.train.precision))
-    print(plan_table(plan))
-    return plan.model
-
-
-def _print_size(config: "RunConfig") -> "ModelConfig":
-    """Print the parameters of a model that no plan is made of; return its settings, complete."""
-    from transformer_xl.cost.work import vocabulary
-    from transformer_xl.training.comparison import count_parameters
-
-    size, origin = vocabulary(config)
-    model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
-    print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, vocabulary of {size:,} ({origin})")
-    return model

@@ -1,25 +1,30 @@
-"""What `txl bench decode|eval` finds out: the modes of a model are measured one after another, as long as it is let.
+"""`txl bench decode|eval`: time a step of `Decoder`, and `evaluate`, as users call them, in one mode after another.
 
-Figures are plain numbers in seconds, bytes and operations, as JSON has them; None where nothing is known.
+Shapes: B rows, T tokens.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
+import torch
 
 from transformer_xl.console import Bar
-from transformer_xl.cost import measure
-from transformer_xl.cost.measure import Decoding, Scoring
+from transformer_xl.cost.decoding import MemoryWatch, SessionBytes, bytes_per_token, session_bytes, slots_per_row
+from transformer_xl.cost.display import Figures, mode_name
+from transformer_xl.cost.hardware import Clock
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
+from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, cannot_compile
 from transformer_xl.reading.evaluation import evaluate
-
-Figures = dict[str, Any]
 
 DecoderMode = tuple[InferencePrecision, bool, int]
 """Precision, whether code is compiled, rows."""
@@ -27,19 +32,25 @@ DecoderMode = tuple[InferencePrecision, bool, int]
 ScoringMode = tuple[InferencePrecision, int, int]
 """Precision, batch_size, tgt_len."""
 
+Report = Callable[[str], object]
+"""Called with a few words about what is going on."""
+
+_N_WARM_UP = 3
+"""Steps, and segments, that are not timed: allocators and caches settle in them."""
+
 
 @dataclass
 class Findings:
-    """What was measured so far, and what could not be and why."""
+    """The figures so far, and what could not be measured and why."""
 
-    figures: list[Figures] = field(default_factory=list)  # of each mode
-    losses: list[Figures] = field(default_factory=list)  # of each precision
+    figures: list[Figures] = field(default_factory=list)  # one entry per mode
+    losses: list[Figures] = field(default_factory=list)  # one entry per precision
     skipped: dict[str, str] = field(default_factory=dict)  # reasons by mode
-    interrupted: bool = False  # it was ended before all was measured
+    interrupted: bool = False  # before all was measured
 
     @contextlib.contextmanager
     def skipping(self, what: str) -> Iterator[None]:
-        """Leave out what cannot work with this model."""
+        """Note why the model cannot do something, and leave it out."""
         try:
             yield
         except ConfigError as error:
@@ -47,7 +58,7 @@ class Findings:
 
     @contextlib.contextmanager
     def until_interrupted(self) -> Iterator[None]:
-        """End early on Ctrl-C, if there is something to show; complain if there is nothing at the end.
+        """End early on Ctrl-C if there are figures to show.
 
         Raises:
             ConfigError: nothing could be measured.
@@ -62,9 +73,46 @@ class Findings:
             raise ConfigError(f"nothing could be measured: {next(iter(self.skipped.values()))}")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return everything as JSON values."""
         losses = {"losses": self.losses} if self.losses else {}
         return {"figures": self.figures, **losses, "skipped": self.skipped, "interrupted": self.interrupted}
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How fast a decoder with full memory reads one token of each row and finds the likeliest next one."""
+
+    n_row: int
+    ready: float  # seconds until the first token was read: weights prepared, memory allocated, code compiled if asked for
+    seconds: tuple[float, ...]  # of each step
+    n_bytes: float | None  # that a step reads; None if the decoder keeps no keys
+    session: SessionBytes | None  # what the decoder holds, by count; None if it keeps no keys
+    resident: int | None  # bytes that it holds, as measured; None if the system does not say
+    peak: int | None  # the most bytes that it held while it was made and used
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step."""
+        return statistics.median(self.seconds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all rows together."""
+        return self.n_row / self.median
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How fast `evaluate` scores, once it is under way."""
+
+    n_row: int  # lanes read side by side
+    tgt_len: int  # tokens per segment
+    seconds: tuple[float, ...]  # of each step, which is a segment of every lane
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of all lanes together."""
+        return self.n_row * self.tgt_len / statistics.median(self.seconds)
 
 
 def bench_decoders(
@@ -77,17 +125,7 @@ def bench_decoders(
     bandwidth: float,
     bar: Bar,
 ) -> None:
-    """Measure decoders.
-
-    Args:
-        found: filled in.
-        model: with the memory that it is to read with.
-        ids: integers (N,), what is read.
-        modes: one after another.
-        n_token: steps that are timed.
-        bandwidth: of the memory, bytes per second.
-        bar: told what is being done.
-    """
+    """Enter the figures of a decoder in each mode; see `measure_decoding`. `bandwidth` of memory is in bytes per second."""
     no_compiler = cannot_compile(model.device) if any(compile for _, compile, _ in modes) else None
     for precision, compile, n_row in modes:
         what = mode_name({"precision": precision, "compiled": compile, "rows": n_row})
@@ -96,14 +134,22 @@ def bench_decoders(
             found.skipped["compiled"] = no_compiler
             continue
         with found.skipping(what):
-            measured = measure.measure_decoding(
+            measured = measure_decoding(
                 model, ids, precision=precision, compile=compile, n_row=n_row, n_token=n_token, report=bar.note
             )
             found.figures.append(decoding_figures(measured, precision=precision, compiled=compile, bandwidth=bandwidth))
 
 
+def compare_with_one_row(figures: Sequence[Figures]) -> None:
+    """Enter how many times as many tokens per second all rows read as one row alone in the same mode."""
+    one = {(entry["precision"], entry["compiled"]): entry["tokens_per_second"] for entry in figures if entry["rows"] == 1}
+    for entry in figures:
+        single = one.get((entry["precision"], entry["compiled"]))
+        entry["of_one_row"] = single and entry["tokens_per_second"] / single
+
+
 def bench_losses(found: Findings, model: LanguageModel, ids: np.ndarray, precisions: Sequence[InferencePrecision]) -> None:
-    """Enter the loss of each precision, and how much more than that in fp32 it is."""
+    """Enter the loss in each precision, and its difference from the loss in fp32."""
     for precision in cast("list[InferencePrecision]", list(dict.fromkeys(("fp32", *precisions)))):
         with found.skipping(f"loss in {precision}"):
             score = evaluate(model, ids, precision=precision)
@@ -123,21 +169,14 @@ def bench_scoring(
     rates: Mapping[InferencePrecision, float],
     bar: Bar,
 ) -> None:
-    """Measure evaluations.
+    """Enter the figures of `evaluate` in each mode; see `measure_scoring`.
 
-    Args:
-        found: filled in.
-        model: with the memory that it is to read with.
-        ids: integers (N,), what is scored.
-        modes: one after another.
-        n_token: tokens that are timed, at least.
-        rates: of large matrix products, operations per second, by precision.
-        bar: told what is being done.
+    `rates` of large matrix products, by precision, are in operations per second.
     """
     for precision, size, length in modes:
         bar.next(f"{precision}, tgt_len {length}, batch_size {size}")
         with found.skipping(f"{precision} with tgt_len {length}"):
-            measured = measure.measure_scoring(
+            measured = measure_scoring(
                 model, ids, tgt_len=length, batch_size=size, precision=precision, n_token=n_token, report=bar.note
             )
             flops = flops_per_token(model, ids, tgt_len=length)
@@ -146,15 +185,61 @@ def bench_scoring(
             )
 
 
-def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, bandwidth: float) -> Figures:
-    """Return the figures of a decoder beside what the machine's memory allows.
+def measure_decoding(
+    model: LanguageModel,
+    ids: np.ndarray,
+    *,
+    precision: InferencePrecision = "fp32",
+    compile: bool = False,
+    n_row: int = 1,
+    n_token: int = 100,
+    clock: Clock = time.perf_counter,
+    report: Report = lambda _: None,
+) -> Decoding:
+    """Make a decoder, fill its memory with text, and time how it reads on.
 
     Args:
-        measured: what was measured.
-        precision: in which.
-        compiled: whether the code was.
-        bandwidth: bytes per second.
+        model: its memory is the decoder's.
+        ids: integers (N,), the text, repeated if it is too short.
+        precision: of the decoder.
+        compile: whether to compile it.
+        n_row: B.
+        n_token: steps to time.
+        clock: a test's own.
+        report: called with what is going on.
     """
+    report("getting ready")
+    for parameter in model.parameters():
+        parameter.sum()  # weights mapped from a file are read at first use, and would seem to be the decoder's
+    with MemoryWatch(model.device) as watch:
+        begin = clock()
+        decoder = Decoder(model, batch_size=n_row, precision=precision, compile=compile)
+        n_fill = slots_per_row(decoder)
+        text_BT = torch.from_numpy(np.resize(ids, (n_row, n_fill + _N_WARM_UP + n_token)).astype(np.int64))
+        decoder.step(text_BT[:, 0]).top(1)
+        ready = clock() - begin
+        decoder.reset()
+
+        report(f"reading {n_fill:,} tokens into memory")
+        decoder.feed(text_BT[:, :n_fill])
+        for tokens_B in text_BT[:, n_fill : n_fill + _N_WARM_UP].unbind(1):
+            decoder.step(tokens_B).top(1)
+        counted = bytes_per_token(decoder)
+        seconds, tails = [], [0] * len(counted.tails if counted else ())
+        for i, tokens_B in enumerate(text_BT[:, n_fill + _N_WARM_UP :].unbind(1), start=1):
+            begin = clock()
+            scores = decoder.step(tokens_B)
+            scores.top(1)
+            seconds.append(clock() - begin)
+            for tail in {tail for tail, _ in scores.computed}:
+                tails[tail] += 1
+            report(f"{i} of {n_token} steps")
+        n_bytes = counted and counted.of_step(n_row, [n / n_token for n in tails])
+        return Decoding(n_row, ready, tuple(seconds), n_bytes, session_bytes(decoder), watch.resident, watch.peak)
+
+
+def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, bandwidth: float) -> Figures:
+    """Return a decoder's figures and the limit that reading memory at `bandwidth` bytes per second sets."""
     session = measured.session
     limit = None if measured.n_bytes is None else measured.n_bytes / bandwidth
     return {
@@ -174,23 +259,58 @@ def decoding_figures(measured: Decoding, *, precision: str, compiled: bool, band
     }
 
 
-def compare_with_one_row(measured: Sequence[Figures]) -> None:
-    """Enter how many times as many tokens as one row alone all rows of the same mode read in the same time."""
-    one = {(entry["precision"], entry["compiled"]): entry["tokens_per_second"] for entry in measured if entry["rows"] == 1}
-    for entry in measured:
-        single = one.get((entry["precision"], entry["compiled"]))
-        entry["of_one_row"] = single and entry["tokens_per_second"] / single
+class _EnoughError(Exception):
+    """Ends an evaluation that was measured long enough."""
+
+
+def measure_scoring(
+    model: LanguageModel,
+    ids: np.ndarray,
+    *,
+    tgt_len: int,
+    batch_size: int = 1,
+    precision: InferencePrecision = "fp32",
+    n_token: int = 2000,
+    clock: Clock = time.perf_counter,
+    report: Report = lambda _: None,
+) -> Scoring:
+    """Time the first segments of `evaluate` after lanes are warmed up, and stop it then.
+
+    Memory need not be full, because shapes are constant: a segment costs the same.
+
+    Args:
+        model: read with its own memory.
+        ids: integers (N,), the text, repeated if it is too short.
+        tgt_len: tokens per segment.
+        batch_size: lanes read side by side.
+        precision: of the matrix products.
+        n_token: tokens to time, at least; three segments are timed in any case.
+        clock: a test's own.
+        report: called with what is going on.
+    """
+    n_step = max(3, math.ceil(n_token / (tgt_len * batch_size)))
+    reach = model.config.n_layer * math.ceil(model.mem_len / tgt_len) * tgt_len  # a lane must be longer than that
+    length = max(reach, (_N_WARM_UP + n_step + 1) * tgt_len)
+    text = np.resize(ids, batch_size * length + 1)
+    stamps, counts = [], []
+
+    def stamp(n: int) -> None:
+        stamps.append(clock())
+        counts.append(n)
+        report(f"{min(max(len(stamps) - _N_WARM_UP, 0), n_step)} of {n_step} steps")
+        if len(stamps) == _N_WARM_UP + n_step:
+            raise _EnoughError
+
+    report("getting ready")
+    with contextlib.suppress(_EnoughError):
+        evaluate(model, text, tgt_len=tgt_len, batch_size=batch_size, precision=precision, on_tokens=stamp)
+    timed = stamps[_N_WARM_UP - 1 :]
+    seconds = tuple(end - begin for begin, end in itertools.pairwise(timed))
+    return Scoring(counts[-1] // tgt_len, tgt_len, seconds)
 
 
 def scoring_figures(measured: Scoring, *, precision: str, flops_per_token: float, matmul_rate: float) -> Figures:
-    """Return the figures of an evaluation beside what the machine can multiply.
-
-    Args:
-        measured: what was measured.
-        precision: in which.
-        flops_per_token: operations that a token needs.
-        matmul_rate: operations per second.
-    """
+    """Return the figures of an evaluation and the limit that `matmul_rate`, in operations per second, sets."""
     limit = matmul_rate / flops_per_token
     return {
         "precision": precision,
@@ -201,14 +321,3 @@ def scoring_figures(measured: Scoring, *, precision: str, flops_per_token: float
         "limit_tokens_per_second": limit,
         "reached": measured.tokens_per_second / limit,
     }
-
-
-def mode_name(figures: Figures) -> str:
-    """Return a decoder's mode in words.
-
-    Example:
-        >>> mode_name({"precision": "int8", "compiled": True, "rows": 4})
-        'int8 compiled, 4 rows'
-    """
-    rows = f", {figures['rows']} rows" if figures["rows"] > 1 else ""
-    return f"{figures['precision']} {'compiled' if figures['compiled'] else 'eager'}{rows}"

@@ -1,13 +1,18 @@
-"""Bytes of decoding: what a decoder reads for a token, and what it holds beside its model.
+"""Bytes of decoding: what a decoder reads for a token and holds besides its model, by count and as measured.
 
-They are those of the tensors that are really read, in the types in which they lie in memory.
+Counts are of the tensors that the decoder really reads, in their types in memory.
 """
 
+import ctypes
+import gc
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+import torch
 from torch import Tensor
 
 from transformer_xl.generation.decoder import Decoder
@@ -15,25 +20,21 @@ from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 
 _OF_POSITIONS = ("position_keys", "distance_bias")
+_STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 @dataclass(frozen=True)
 class BytesPerToken:
-    """What a step of a decoder reads."""
+    """What a decoder reads for a token."""
 
-    weights: int  # all that vectors are multiplied by or added to, but the tails of an adaptive softmax; once for all rows
-    positions: int  # keys and biases of all distances; once for all rows
+    weights: int  # everything that multiplies vectors or is added to them, except tails; read once for all rows
+    positions: int  # keys and biases of all distances; read once for all rows
     memory: int  # keys and values of all slots of one row
-    embedding: int  # what is looked up for one row
+    embedding: int  # vectors that one row looks up
     tails: tuple[int, ...] = ()  # each tail of an adaptive softmax, read only where it can matter
 
     def of_step(self, n_row: int, tail_shares: Sequence[float] | None = None) -> float:
-        """Return the bytes of one token of each row.
-
-        Args:
-            n_row: number of rows.
-            tail_shares: the share of steps that needed each tail; None: no step did.
-        """
+        """Return the bytes of a step of `n_row` rows, if each tail was needed in such a share of the steps."""
         shares = [0.0] * len(self.tails) if tail_shares is None else tail_shares
         tails = sum(size * share for size, share in zip(self.tails, shares, strict=True))
         return self.weights + self.positions + n_row * (self.memory + self.embedding) + tails
@@ -41,11 +42,11 @@ class BytesPerToken:
 
 @dataclass(frozen=True)
 class SessionBytes:
-    """What a decoder adds to its model."""
+    """What a decoder holds besides its model."""
 
     memory: int  # keys and values: layers x rows x slots x 2 x heads x d_head x the size of a number, and counters
     positions: int  # keys and biases of all distances
-    weights: int  # copies of weights in another type or order; the others are shared with the model
+    weights: int  # copies of weights in another type or order; the others are the model's own
 
     @property
     def total(self) -> int:
@@ -54,7 +55,7 @@ class SessionBytes:
 
 
 def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
-    """Count what a token makes a decoder read; None where tokens are read again and again instead."""
+    """Count what a decoder reads for a token; None if it keeps no keys and reads earlier tokens again instead."""
     kept = decoder.kept
     if kept is None:
         return None
@@ -73,7 +74,7 @@ def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
 
 
 def session_bytes(decoder: Decoder) -> SessionBytes | None:
-    """Count what a decoder holds beside its model; None where it keeps no keys."""
+    """Count what a decoder holds besides its model; None if it keeps no keys."""
     kept = decoder.kept
     if kept is None:
         return None
@@ -95,16 +96,15 @@ def slots_per_row(decoder: Decoder) -> int:
 
 
 def _layer_tensors(reader: Reader, *, of_positions: bool) -> Iterator[Tensor]:
-    """Yield what all layers multiply by and add: what they have for each distance, or all the rest."""
+    """Yield the weights of all layers: those for each distance, or all others."""
     for layer in reader.layers:
         yield from _tensors(part for name, part in layer._asdict().items() if (name in _OF_POSITIONS) == of_positions)
 
 
 def _softmax_parts(reader: Reader) -> tuple[list[Tensor], list[list[Tensor]]]:
-    """Return the tensors of the head, with those of the tails as classes of it, and of each tail."""
-    softmax = reader.softmax
-    head, *tails = (list(_tensors(cluster)) for cluster in softmax.clusters)
-    return [*head, *_tensors(softmax.tail_classes)], tails
+    """Return the tensors of the head, in which each tail is a class, and those of each tail."""
+    head, *tails = (list(_tensors(cluster)) for cluster in reader.softmax.clusters)
+    return [*head, *_tensors(reader.softmax.tail_classes)], tails
 
 
 def _tensors(parts: Tensor | Iterable[object] | None) -> Iterator[Tensor]:
@@ -122,3 +122,62 @@ def _n_bytes(tensors: Iterable[Tensor]) -> int:
 
 def _place(x: Tensor) -> int:
     return x.untyped_storage().data_ptr()
+
+
+class MemoryWatch:
+    """Measures the memory that work takes: what it still holds, and its peak. Begins with the `with` block.
+
+    On a GPU this is the memory of tensors, elsewhere that of this process (Linux only). What is held excludes copies of files,
+    because the system drops pages of libraries and reads them back as it likes; the peak includes them, because the system
+    records it in no other way.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._held_before = self._in_use_before = 0
+
+    def __enter__(self) -> "MemoryWatch":
+        _return_freed()
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+        elif _CLEAR.exists():
+            _CLEAR.write_text("5")  # forgets the peak
+        self._held_before, self._in_use_before, _ = self._now() or (0, 0, 0)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    @property
+    def resident(self) -> int | None:
+        """Bytes held now that were not held before; None if the system does not say."""
+        _return_freed()
+        now = self._now()
+        return None if now is None else max(now[0] - self._held_before, 0)
+
+    @property
+    def peak(self) -> int | None:
+        """The most bytes in use at once since the beginning, less those in use before."""
+        now = self._now()
+        return None if now is None else max(now[2] - self._in_use_before, 0)
+
+    def _now(self) -> tuple[int, int, int] | None:
+        """Return bytes held; bytes in use, copies of files included; and the peak of these."""
+        if self._device.type == "cuda":
+            allocated = torch.cuda.memory_allocated(self._device)
+            return allocated, allocated, torch.cuda.max_memory_allocated(self._device)
+        if not _STATUS.exists():
+            return None
+        fields = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines())
+        if not {"RssAnon", "VmRSS", "VmHWM"} <= fields.keys():  # a system that only resembles Linux
+            return None
+        anonymous, in_use, peak = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "VmRSS", "VmHWM"))
+        return anonymous, in_use, peak
+
+
+def _return_freed() -> None:
+    """Make the C library return freed memory to the system; otherwise it counts as held, and using it again costs nothing."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim:
+        trim(0)

@@ -1,31 +1,61 @@
-"""What a person sees of measurements: tables and pictures."""
+"""Measurements and plans as a person reads them: tables and pictures."""
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from transformer_xl.console import table
-from transformer_xl.cost.bench import Figures, mode_name
+from transformer_xl.console import short, table
+from transformer_xl.cost.plan import USABLE, Plan
 from transformer_xl.pictures import new_figure, save_picture
+
+Figures = dict[str, Any]
+"""Plain numbers in seconds, bytes and operations, ready for JSON; None where a figure is unknown."""
 
 _MODE = ("precision", "code", "rows")
 _SPEED = ("ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", "limit ms", "time/limit")
 _HELD = ("held", "peak", "counted", "keys+values", "positions", "weights")
 
+_PLAN_WIDTH = 100
+_MEMORY_NOTES = {
+    "weights": "fp32",
+    "gradients": "fp32",
+    "mems": "hidden states of all lanes, before and after the step",
+    "activations": "kept for the backward pass",
+    "logits": "scores of the tokens scored at once",
+    "lowered": "weights in the precision of the products",
+    "gathered": "of other devices, a part at a time",
+}
+_bytes = partial(short, units=("B", "kB", "MB", "GB", "TB", "PB"))
+_flops = partial(short, units=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
+
 
 def machine_line(machine: Mapping[str, str | float]) -> str:
-    """Return what `machine.describe` says, in one line."""
+    """Return the facts of `hardware.describe` in one line."""
     names = ", ".join(str(machine[name]) for name in ("processor", "gpu") if name in machine)
     load = f", load {machine['load']}" if "load" in machine else ""
     return f"{names}; {machine['cores']} cores, {machine['threads']} threads{load}; torch {machine['torch']}"
 
 
 def processor_and_threads(machine: Mapping[str, str | float]) -> str:
-    """Return what of it stands under a picture."""
+    """Return those facts that stand under a picture."""
     return f"{machine.get('gpu', machine['processor'])}, {machine['threads']} threads"
 
 
+def mode_name(figures: Figures) -> str:
+    """Return a decoder's mode in words.
+
+    Example:
+        >>> mode_name({"precision": "int8", "compiled": True, "rows": 4})
+        'int8 compiled, 4 rows'
+    """
+    rows = f", {figures['rows']} rows" if figures["rows"] > 1 else ""
+    return f"{figures['precision']} {'compiled' if figures['compiled'] else 'eager'}{rows}"
+
+
 def decoding_tables(measured: Sequence[Figures]) -> str:
-    """Return speeds, and what each decoder holds."""
+    """Return a table of speeds and one of the memory that each decoder holds."""
     speeds: list[Sequence[str]] = [(*_MODE, *_SPEED)]
     held: list[Sequence[str]] = [(*_MODE, *_HELD)]
     for entry in measured:
@@ -58,13 +88,13 @@ def decoding_tables(measured: Sequence[Figures]) -> str:
 
 
 def loss_table(losses: Sequence[Figures]) -> str:
-    """Return what each precision costs."""
+    """Return a table of the loss in each precision."""
     rows = [[entry["precision"], f"{entry['loss']:.4f}", f"{entry['difference']:+.4f}"] for entry in losses]
     return f"loss on {losses[0]['tokens']:,} tokens\n" + table([["precision", "nats/token", "more than fp32"], *rows])
 
 
 def scoring_table(measured: Sequence[Figures]) -> str:
-    """Return speeds, and what large matrix products would reach."""
+    """Return a table of speeds and of what large matrix products would reach."""
     rows = [
         [
             entry["precision"],
@@ -83,7 +113,7 @@ def scoring_table(measured: Sequence[Figures]) -> str:
 
 
 def rereading_table(measured: Sequence[Figures]) -> str:
-    """Return times per token of both sides, and what operations would make of them."""
+    """Return a table of times and operations per token of both sides."""
     strides = {entry["stride"]["tokens"] for entry in measured if "stride" in entry}
     head = ["length", "vanilla ms", "ours ms", "slowdown", "min–max", "paper", "vanilla GFLOP", "ours MFLOP", "ratio"]
     rows = [[*head, *(f"every {stride}: ms" for stride in strides), *("slowdown" for _ in strides)]]
@@ -117,13 +147,7 @@ def rereading_table(measured: Sequence[Figures]) -> str:
 
 
 def draw_rereading(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
-    """Draw how many times longer the vanilla model takes against the attention length: measured, counted, published.
-
-    Args:
-        path: of the picture; its ending says of what kind.
-        measured: one point each.
-        title: above it.
-        machine: on what it was measured.
+    """Draw by attention length how many times longer the vanilla model takes: measured, counted and published.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -150,14 +174,8 @@ def draw_rereading(path: Path, measured: Sequence[Figures], *, title: str, machi
     save_picture(figure, path)
 
 
-def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
-    """Draw the tokens per second of decoders as bars, and the limit of each as a mark.
-
-    Args:
-        path: of the picture; its ending says of what kind.
-        measured: one bar each.
-        title: above it.
-        machine: on what it was measured.
+def draw_decoding(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
+    """Draw the tokens per second of each decoder as a bar, and its limit as a mark.
 
     Raises:
         CheckpointError: the file cannot be written.
@@ -180,8 +198,65 @@ def draw(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -
 
 
 def _digits(value: float | None, unit: float = 1.0) -> str:
-    """Return a figure with three digits at least, or a dash."""
+    """Return a figure in the unit with at least three digits, or a dash."""
     if value is None:
         return "-"
     value /= unit
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def plan_table(plan: Plan) -> str:
+    """Return a plan on one screen: lines of a name, a figure and its parts, then advice and assumptions."""
+    rows = list(_plan_rows(plan))
+    left, middle = (max(len(row[i]) for row in rows) for i in (0, 1))
+    lines = [f"{name:{left}}  {figure:>{middle}}  {note}".rstrip() for name, figure, note in rows]
+    notes = [*(f"advice: {text}" for text in plan.advice), *(f"assumed: {text}" for text in plan.assumptions)]
+    wrapped = [line for note in notes for line in textwrap.wrap(note, _PLAN_WIDTH, subsequent_indent="  ")]
+    model, layout = plan.model, plan.layout
+    shape = f"{model.n_layer} / {model.d_model} / {model.n_head}×{model.d_head} / {model.d_inner}"
+    where = f"{layout.gpus} × {plan.hardware.name}"
+    machines = f" on {layout.machines} machines" if layout.machines > 1 else ""
+    title = f"{plan.recipe}: {shape}, memory {model.mem_len:,}; {where}{machines}, {plan.precision}"
+    return "\n".join([title, *lines, "", *wrapped])
+
+
+def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    layout, memory, flops, timing, budget = plan.layout, plan.memory, plan.flops, plan.timing, plan.budget
+    lanes = f"{layout.division}, accumulate {layout.accumulate}" if layout.gpus > 1 else f"accumulate {layout.accumulate}"
+    yield "parameters", f"{plan.parameters:,}", ""
+    yield "tokens of a step", f"{plan.tokens_per_step:,}", f"{lanes}{', checkpointing' if layout.checkpointing else ''}"
+    usable = USABLE * plan.hardware.memory
+    yield "memory of a device", _bytes(memory.total), f"{'fits' if plan.fits else 'DOES NOT FIT'} {_bytes(usable)} usable"
+    for part, n_byte in vars(memory).items():
+        if n_byte:
+            yield f"  {part}", _bytes(n_byte), _MEMORY_NOTES.get(part, "")
+    yield "operations of a token", _flops(flops.needed), f"forward {_flops(flops.forward)}, backward {_flops(flops.backward)}"
+    yield "  of attention", f"{flops.attention / flops.needed:.0%}", f"there for the memory: {flops.memory / flops.needed:.0%}"
+    yield "  repeated", f"{flops.repeated / flops.needed:.0%}", "in the backward pass, to save memory"
+    if layout.gpus > 1:
+        sent = f"gradients {_bytes(plan.traffic.reduced)}, weights {_bytes(plan.traffic.gathered)}"
+        yield "sent by a device", _bytes(plan.traffic.total), f"a step: {sent}"
+        yield "sent by a machine", _bytes(plan.traffic.total if layout.machines > 1 else 0), "a step, to other machines"
+    detail = f"computing {_seconds(timing.compute)}, sending {_seconds(timing.send)}, update {_seconds(timing.update)}"
+    yield "time of a step", _seconds(timing.overlapped), f"{detail}; in a row {_seconds(timing.serial)}"
+    yield "tokens per second", f"{plan.tokens_per_second:,.0f}", f"{plan.tokens_per_second / layout.gpus:,.0f} of a device"
+    if budget.tokens is None or budget.seconds is None:
+        yield "budget", "?", "in epochs: the length of the corpus tells"
+    else:
+        yield "budget", _duration(budget.seconds), f"{budget.tokens:,.0f} tokens, {budget.steps:,.0f} steps"
+
+
+def _seconds(s: float) -> str:
+    return f"{s:.3g} s" if s >= 1 else f"{1000 * s:.3g} ms"
+
+
+def _duration(s: float) -> str:
+    """Return a long duration.
+
+    Example:
+        >>> _duration(90), _duration(7200), _duration(864_000)
+        ('1.5 min', '2.0 h', '10.0 days')
+    """
+    if s < 5400:
+        return f"{s / 60:.1f} min"
+    return f"{s / 3600:.1f} h" if s < 2 * 86400 else f"{s / 86400:,.1f} days"

@@ -1,16 +1,22 @@
-"""What a device can do: a plan takes it from a GPU's data sheet, from the user, or from a measurement here."""
+"""What a device can do: as a GPU's data sheet says, as the user says, or as measured on this machine."""
 
 import os
+import platform
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
-from transformer_xl.cost import machine
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.precision import Precision, choose_device, choose_precision
+from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision
 
-STATED_EFFICIENCY = 0.3
-MEASURED_EFFICIENCY = 0.5
+Clock = Callable[[], float]
+"""Returns seconds."""
+
+_STATED_EFFICIENCY = 0.3
+_MEASURED_EFFICIENCY = 0.5
 
 _CITED = (
     "assumed, between 0.12 (NVIDIA's Transformer-XL on A100, from its published tokens/s) and 0.41 (MosaicML's 1.3B "
@@ -21,20 +27,20 @@ _MEASURED = "training steps on a CPU were measured at 0.47 to 0.66 of the rate o
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device, and how it is connected."""
+    """A device and its connections."""
 
     name: str
     flops: float  # of the products per second, in `precision`
     bandwidth: float  # of its memory, bytes per second
     memory: float  # bytes
-    link: float  # to other devices of the same machine, bytes per second and direction
-    network: float  # to other machines, bytes per second and direction, all devices of a machine together
-    precision: Precision  # in which a run multiplies that leaves the choice to the device
-    origin: str  # where the figures are from
-    efficiency: float = STATED_EFFICIENCY  # share of `flops` that training is taken to reach, repeated operations not counted
+    link: float  # between devices of one machine, bytes per second and direction
+    network: float  # between machines, bytes per second and direction, for all devices of a machine together
+    precision: Precision  # of a run's products; of a run with `auto`, what the device multiplies fast
+    origin: str  # of the figures
+    efficiency: float = _STATED_EFFICIENCY  # assumed share of `flops` in training, repeated operations not counted
     efficiency_origin: str = _CITED
-    on_cpu: bool = False  # it is a processor
-    fuses: bool = True  # it runs the fused kernels of attention
+    on_cpu: bool = False
+    fuses: bool = True  # whether it runs the fused kernels of attention
 
 
 @dataclass(frozen=True)
@@ -63,19 +69,17 @@ _SHEETS = {
 }
 _NETWORK = 50e9  # one link of 400 Gb/s
 
-_BYTES_READ = 1 << 28
-"""So many are read to measure the memory: more than caches hold, and a tenth of a second."""
+_TRIES = 5
+_LEAST_SECONDS = 0.01
+_SIZES = (512, 1024, 2048, 4096, 8192)
+"""Of the matrices that are multiplied, up to the first that takes at least `_LEAST_SECONDS`."""
 
 
 def gpu(name: str, precision: str) -> Hardware:
-    """Return what a GPU's data sheet says.
-
-    Args:
-        name: such as h100.
-        precision: of a run; `auto` takes what the GPU multiplies fast.
+    """Return what the data sheet of a GPU such as h100 says; precision `auto` takes what it multiplies fast.
 
     Raises:
-        ConfigError: no such GPU here.
+        ConfigError: no data sheet of that name.
     """
     sheet = _SHEETS.get(name.lower())
     if sheet is None:
@@ -105,27 +109,19 @@ def with_figures(
     network: float | None = None,
     efficiency: float | None = None,
 ) -> Hardware:
-    """Return the hardware with figures that are known better; None: as they are.
-
-    Args:
-        hardware: what the others are of.
-        flops: TFLOP/s of matrix products.
-        bandwidth: GB/s of memory.
-        memory: GB.
-        network: GB/s between machines.
-        efficiency: share of `flops` that training reaches.
+    """Return the hardware with the user's figures, in the units of `txl plan`; None keeps a figure.
 
     Raises:
-        ConfigError: a figure that cannot be.
+        ConfigError: a figure that is impossible.
     """
-    given = {"flops": flops, "bandwidth": bandwidth, "memory": memory, "network": network}
-    for name, value in [*given.items(), ("efficiency", efficiency)]:
+    figures = {"flops": flops, "bandwidth": bandwidth, "memory": memory, "network": network}
+    for name, value in [*figures.items(), ("efficiency", efficiency)]:
         if value is not None and not 0 < value < float("inf"):
             raise ConfigError(f"--{name} ({value:g}) must be above 0")
     if efficiency is not None and efficiency > 1:
         raise ConfigError(f"--efficiency ({efficiency:g}) must be at most 1, the share of the stated rate that is reached")
     units = {"flops": 1e12, "bandwidth": 1e9, "memory": 1e9, "network": 1e9}
-    changed = {name: value * units[name] for name, value in given.items() if value is not None}
+    changed = {name: value * units[name] for name, value in figures.items() if value is not None}
     named = [name for name in changed if name != "network"]
     if named:
         hardware = replace(hardware, origin=f"{hardware.origin}; {', '.join(named)} as given")
@@ -137,12 +133,8 @@ def with_figures(
 def this_machine(device: str, precision: str) -> Hardware:
     """Measure, in a second or two, how fast a device of this machine multiplies and reads memory.
 
-    Args:
-        device: auto, cpu, cuda, cuda:N or mps.
-        precision: of a run, such as `auto`.
-
     Raises:
-        ConfigError: no such device here, or a precision that it cannot have.
+        ConfigError: the machine has no such device.
     """
     place = choose_device(device)
     chosen, _ = choose_precision(precision, place)
@@ -150,11 +142,10 @@ def this_machine(device: str, precision: str) -> Hardware:
         name, memory = torch.cuda.get_device_name(place), torch.cuda.get_device_properties(place).total_memory
     else:
         name, memory = f"this machine's {place.type}", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[chosen]
     return measured(
         name,
-        flops=machine.matmul_rate(place, dtype),
-        bandwidth=machine.memory_bandwidth(place, n_bytes=_BYTES_READ),
+        flops=matmul_rate(place, activation_dtype(chosen, torch.float32)),
+        bandwidth=memory_bandwidth(place, n_bytes=1 << 28),  # more than caches hold, and a tenth of a second
         memory=memory,
         precision=chosen,
         on_cpu=place.type == "cpu",
@@ -172,8 +163,64 @@ def measured(name: str, *, flops: float, bandwidth: float, memory: float, precis
         network=_NETWORK,
         precision=precision,
         origin="measured now",
-        efficiency=MEASURED_EFFICIENCY if on_cpu else STATED_EFFICIENCY,
+        efficiency=_MEASURED_EFFICIENCY if on_cpu else _STATED_EFFICIENCY,
         efficiency_origin=_MEASURED if on_cpu else _CITED,
         on_cpu=on_cpu,
         fuses=not on_cpu,
     )
+
+
+def describe(device: torch.device) -> dict[str, str | float]:
+    """Return what a reader must know of the machine to judge a figure; `load` is how many programs kept it busy, on average."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    facts: dict[str, str | float] = {"processor": processor(), "cores": cores, "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    if hasattr(os, "getloadavg"):
+        facts["load"] = round(os.getloadavg()[0], 1)
+    return {**facts, "torch": torch.__version__}
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def memory_bandwidth(device: torch.device, *, n_bytes: int | None = None, clock: Clock = time.perf_counter) -> float:
+    """Measure how many bytes per second all threads together, or a GPU, read: the fastest of several sums of a large tensor.
+
+    `n_bytes` should be more than caches hold; by default 512 MiB, and 1 GiB on a GPU.
+    """
+    n_bytes = n_bytes or (1 << 29 if device.type == "cpu" else 1 << 30)
+    numbers = torch.ones(n_bytes // 4, device=device)
+    return numbers.nbytes / min(seconds_of(numbers.sum, device, clock) for _ in range(_TRIES))
+
+
+def matmul_rate(device: torch.device, dtype: torch.dtype, *, clock: Clock = time.perf_counter) -> float:
+    """Measure the operations per second of large square matrix products; a multiplication and an addition count as two."""
+    best = 0.0
+    for size in _SIZES:
+        a = torch.ones(size, size, dtype=dtype, device=device)
+        seconds = min(seconds_of(lambda a=a: a @ a, device, clock) for _ in range(_TRIES))
+        best = max(best, 2 * size**3 / seconds)
+        if seconds >= _LEAST_SECONDS:
+            break
+    return best
+
+
+def seconds_of(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
+    """Return how long work takes until the device has finished it."""
+    finish(device)
+    begin = clock()
+    work()
+    finish(device)
+    return clock() - begin
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has finished its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)

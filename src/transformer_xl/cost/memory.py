@@ -1,8 +1,8 @@
-"""Memory of one process that trains: what it holds between steps, and the most that a step adds.
+"""Memory of one training process: what it holds between steps, and the most that a step adds.
 
-Activations are what the backward pass needs of each layer, counted tensor by tensor; tests compare with what autograd keeps.
+Activations are counted tensor by tensor, as the backward pass needs them; tests compare them with what autograd keeps.
 
-Shapes: X tokens of a pass, S keys, A width of all heads together, D d_model, I d_inner.
+Shapes: B rows, T tokens of a segment, X = B T, M positions of memory, S keys, A width of all heads together, D d_model.
 """
 
 from dataclasses import dataclass
@@ -23,26 +23,22 @@ class Memory:
     weights: int  # in fp32
     gradients: int  # in fp32
     optimizer: int  # moments and counters
-    mems: int  # the memory of all lanes: hidden states, those of before the step and those of after it
-    activations: int  # what is kept for the backward pass, and what one layer works with
-    logits: int  # scores of the vocabulary, of as many tokens as are scored at once
+    mems: int  # hidden states that all lanes remember, before the step and after it
+    activations: int  # kept for the backward pass, and the working memory of one layer
+    logits: int  # scores of the vocabulary for the tokens that are scored at once
     lowered: int  # copies of the weights in the precision of the products
-    gathered: int = 0  # weights and gradients of other processes, where they are divided
+    gathered: int = 0  # weights and gradients of other processes, if these are divided
 
     @property
     def total(self) -> int:
-        """All of it. An upper bound: with `train.accumulate = 1` gradients come only as activations go."""
+        """All of it: an upper bound, because with `train.accumulate = 1` gradients appear while activations are freed."""
         return sum(vars(self).values())
 
 
 def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: int = 1) -> Memory:
-    """Count the memory of a process.
+    """Count the memory of a process whose steps have `n_group` passes, each over its own lanes.
 
-    Args:
-        work: one pass.
-        optim: the optimizer.
-        n_group: passes of a step, each over its own lanes.
-        n_share: processes among which weights, gradients and optimizer are divided.
+    Weights, gradients and optimizer are divided among `n_share` processes.
     """
     size = _FP32 * sum(p.numel() for p in work.model.parameters())
     return Memory(
@@ -58,34 +54,31 @@ def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: i
 
 
 def mems_bytes(work: Work) -> int:
-    """Return the bytes of hidden states that a memory occupies.
-
-    It is the end of a longer tensor: of the segment's states, or of memory and segment joined.
-    """
+    """Return the bytes of the tensors whose ends a memory is: of the segment's states, or of memory and segment joined."""
     M, T = work.model.mem_len, work.tgt_len
     n_kept = T if T >= M else M + T
     return work.model.config.n_layer * work.rows * n_kept * work.model.config.d_model * _FP32
 
 
 def activation_bytes(work: Work) -> int:
-    """Return the bytes that all layers keep for the backward pass."""
+    """Return the bytes of what all layers keep for the backward pass."""
     config = work.model.config
     n_layer = config.n_layer * work.segments
     # the backward pass reads the memories between the segments of a pass, where they are not changed before they are read
     is_read, is_joined = config.pre_lnorm or work.checkpointing, work.tgt_len < work.model.mem_len
     linked = (work.segments - 1) * mems_bytes(work) if is_read and is_joined else 0
-    if work.checkpointing:  # what enters each layer, and one layer's while its gradients are computed
+    if work.checkpointing:  # the input of each layer, and one layer's activations while its gradients are computed
         return linked + n_layer * work.n_token * config.d_model * _FP32 + layer_bytes(work)
     return linked + n_layer * layer_bytes(work)
 
 
 def layer_bytes(work: Work) -> int:
-    """Return the bytes that one layer keeps for the backward pass."""
+    """Return the bytes of what one layer keeps for the backward pass."""
     return _attention_bytes(work) + _feed_forward_bytes(work)
 
 
 def logits_bytes(work: Work) -> int:
-    """Return the bytes of scores: log-probabilities that are kept, and the gradients of one chunk of them."""
+    """Return the bytes of log-probabilities that are kept, and of the gradients of one chunk of them."""
     kept, largest = 0.0, 0.0
     for cluster in clusters(work.model, work.shares):
         n = work.n_token * cluster.share
@@ -100,9 +93,9 @@ def _attention_bytes(work: Work) -> int:
     D, A, M, e = config.d_model, work.attention_width, work.model.mem_len, work.element
     kind, is_lowered = config.attention_kind, e != _FP32
     n = _entering_bytes(work)
-    n += X * D * e if is_lowered else 0  # queries are projected apart from keys and values: two copies
+    n += X * D * e if is_lowered else 0  # a second copy, because queries are projected apart from keys and values
     n += S * _INDEX if kind.adds_positions_to_layers else 0  # of positions in their table
-    # the memory's states, unless Mems has them as they are read: in one piece
+    # a copy of the memory's states, unless they can be read from Mems as they are
     n += B * M * D * e if is_lowered or work.changes_memory or (work.tgt_len != M and B > 1) else 0
     n += B * M * _NORM if config.pre_lnorm else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
@@ -117,18 +110,18 @@ def _attention_bytes(work: Work) -> int:
 
 
 def _scores_bytes(work: Work) -> int:
-    """Return what a backend keeps besides queries, keys and values."""
+    """Return the bytes that a backend keeps besides queries, keys and values."""
     config, T, e = work.model.config, work.tgt_len, work.element
     if work.backend == "triton":
         return work.n_token * config.n_head * _FP32 + work.n_token * _FP32  # a sum, and the first key, for each query
     n_weight = work.rows * config.n_head * T * work.n_key
     kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)
-    # heads first, and once more as the output map reads it; and which keys of the segment are hidden
+    # the result a second time, as the output projection reads it; weights; the mask of hidden keys
     return work.n_token * work.attention_width * e + kept + T * T * e
 
 
 def _weights_bytes(work: Work) -> int:
-    """Return what plain code keeps of attention weights: its own, dropped ones, a mask."""
+    """Return the bytes that plain code keeps of attention weights: before and after dropout, and the mask."""
     config, e = work.model.config, work.element
     n_weight = work.rows * config.n_head * work.tgt_len * work.n_key
     widened = 0 if work.on_cpu or e == _FP32 else _FP32  # a GPU's softmax is in fp32
@@ -144,10 +137,10 @@ def _feed_forward_bytes(work: Work) -> int:
 
 
 def _entering_bytes(work: Work) -> int:
-    """Return the bytes of what a block's first product reads, and of the layer norm before it."""
+    """Return the bytes of the input of a block's first product, and of the layer norm before it."""
     X, D, e = work.n_token, work.model.config.d_model, work.element
     if work.model.config.pre_lnorm:
-        return X * D * (_FP32 + e) + X * _NORM  # the norm's input and its result, lowered
+        return X * D * (_FP32 + e) + X * _NORM  # the norm's input, and its result in the precision of the products
     return X * D * e
 
 
@@ -159,7 +152,7 @@ def _closing_bytes(work: Work) -> int:
 
 
 def _working_bytes(work: Work) -> int:
-    """Return the bytes of gradients and intermediate results of the layer at work: feed-forward, or attention."""
+    """Return the bytes of gradients and intermediate results in the larger block of a layer."""
     config, X, e = work.model.config, work.n_token, work.element
     feed_forward = X * (2 * config.d_inner * e + 2 * config.d_model * _FP32)
     n_weight = 0 if work.backend == "triton" else work.rows * config.n_head * work.tgt_len * work.n_key
@@ -172,11 +165,11 @@ def lowered_bytes(work: Work) -> int:
     if work.precision == "fp32":
         return 0
     config, A, K = work.model.config, work.attention_width, work.segments
-    # of those that project the memory only where its states have a gradient; of those for distances never
+    # weights that project the memory are kept only if its states have a gradient; those for distances never are
     n_memory = K if work.changes_memory else K - 1
     layer = config.d_model * (K * (4 * A + 2 * config.d_inner) + n_memory * 2 * A)
     vocabulary = sum(cluster.n_class * cluster.width for cluster in clusters(work.model, work.shares))
-    return work.element * (config.n_layer * layer + K * vocabulary)  # each segment lowers them anew
+    return work.element * (config.n_layer * layer + K * vocabulary)  # each segment makes new copies
 
 
 def _largest_unit(work: Work) -> int:

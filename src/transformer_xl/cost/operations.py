@@ -1,12 +1,12 @@
 """The one count of floating-point operations: those of matrix products, a multiplication and an addition counted as two.
 
-`products` counts a pass of any model by its own weights. Two readers of it say what is in a pass:
+`products` counts a forward pass of any model by its own weights. Two functions say what such a pass contains:
 
-    count_flops       what training computes: hidden keys, too, and the memory projected anew; what the gradients need;
-                      what the backward pass computes again
-    flops_per_token   what scoring a text needs at least: each token projected once, and compared with the keys that it may see
+    count_flops       what training computes: hidden keys too, the memory projected anew, gradients, and what the backward pass
+                      repeats
+    flops_per_token   what scoring a text needs at least: each token projected once and compared with the keys that it may see
 
-Sums, norms and softmaxes are left out, as by `torch.utils.flop_counter`, with which tests compare.
+Sums, norms and softmaxes are left out, as in `torch.utils.flop_counter`, with which tests compare.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ from transformer_xl.model.softmax import Embedding
 from transformer_xl.model_config import AttentionConfig
 
 Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]
-"""What a product is for: projecting tokens, remembered states or distances; scores by content and by distance, and averages of
-values; vectors of tokens on the way in and on the way out."""
+"""The purpose of a product: projecting tokens, remembered states or distances; scores by content and by distance, averages of
+values; embedding tokens and scoring them."""
 
 _ATTENTION: frozenset[Part] = frozenset({"content", "distance", "values"})
 _VOCABULARY: frozenset[Part] = frozenset({"embedding", "softmax"})
@@ -33,14 +33,14 @@ class Flops:
     """Operations of a training pass, or of a token of it."""
 
     forward: float  # of the forward pass
-    backward: float  # what the gradients need
-    repeated: float  # what is computed again in the backward pass to save memory
-    attention: float  # the part of forward and backward that compares with keys and averages values
-    memory: float  # the part of forward and backward that there is for the memory: projecting it and attending to it
+    backward: float  # for the gradients
+    repeated: float  # in the backward pass, to save memory
+    attention: float  # part of forward and backward: comparing with keys and averaging values
+    memory: float  # part of forward and backward: projecting the memory and attending to it
 
     @property
     def needed(self) -> float:
-        """Forward and backward, whatever is computed again."""
+        """Forward and backward, without what is repeated."""
         return self.forward + self.backward
 
     def __truediv__(self, n: float) -> "Flops":
@@ -49,15 +49,15 @@ class Flops:
 
 @dataclass(frozen=True)
 class Pass:
-    """A forward pass, in the numbers that its operations depend on."""
+    """The numbers that the operations of a forward pass depend on."""
 
     n_read: float  # tokens that the layers read
     n_scored: float  # tokens that are scored
-    n_pair: float  # pairs of a query and a key, in a layer
-    n_apart: float  # pairs that are compared by distance
-    shares: Sequence[float]  # of the tokens, by cluster of the softmax, head first
-    n_remembered: float = 0  # states of the memory that each layer projects again; 0 where keys and values are kept
-    n_distance: float = 0  # distances whose keys each layer projects again; 0 where they are kept
+    n_pair: float  # pairs of a query and a key in a layer
+    n_apart: float  # those pairs that are compared by distance
+    shares: Sequence[float]  # of the tokens in each cluster of the softmax, head first
+    n_remembered: float = 0  # states of the memory that each layer projects again; 0 if keys and values are kept
+    n_distance: float = 0  # distances whose keys each layer projects again; 0 if they are kept
     everywhere: bool = False  # every token is looked up in every cluster of the embedding, not only in its own
 
 
@@ -66,8 +66,8 @@ class Product:
     """Matrix products of a forward pass."""
 
     part: Part
-    flops: float  # operations of all of them
-    in_chunks: bool = False  # training computes them again in the backward pass, because they are too large to be kept
+    flops: float
+    in_chunks: bool = False  # training computes them again in the backward pass, because they are too large to keep
 
 
 def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
@@ -96,7 +96,7 @@ def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
 
 
 def count_flops(work: Work) -> Flops:
-    """Count the operations of a training pass, of all its segments."""
+    """Count the operations of a training pass over all its segments."""
     M, S, K = work.model.mem_len, work.n_key, work.segments
     n_pair = work.n_token * S
     done = Pass(
@@ -106,10 +106,10 @@ def count_flops(work: Work) -> Flops:
         n_apart=n_pair if work.model.config.attention_kind.compares_distances else 0,
         shares=work.shares,
         n_remembered=work.rows * M,
-        n_distance=S,  # once for all rows
+        n_distance=S,  # shared by all rows
         everywhere=True,
     )
-    # states of the first memory need no gradient, unless learned numbers change them first; sinusoids of distances never do
+    # the first segment's memory needs no gradient unless weights change it first; sinusoids never need one
     n_gradient: dict[Part, float] = {"memory": 2 if work.changes_memory else 2 - 1 / K, "distances": 1}
     of_memory: dict[Part, float] = {"memory": 1.0, **dict.fromkeys(_ATTENTION, M / S)}
     again = _repeats(work)
@@ -126,11 +126,11 @@ def count_flops(work: Work) -> Flops:
 
 
 def _repeats(work: Work) -> dict[Part, int]:
-    """Return how many products the backward pass of attention repeats.
+    """Return how often the backward pass of attention repeats each product.
 
-    Only the paper's attention has backends that repeat any. The fused ones have three kernels, for queries, keys and distances.
-    Each computes its scores and their gradients itself; the last two compute scores by distance in two halves, and the last
-    one its gradient, too.
+    Only the paper's attention has backends that repeat any. The fused backend has three kernels, for queries, keys and
+    distances. Each computes scores and their gradients itself. The last two compute scores by distance in two halves, and the
+    last one also their gradient.
     """
     if not work.model.config.has_backends:
         return {}
@@ -141,18 +141,10 @@ def _repeats(work: Work) -> dict[Part, int]:
 
 
 def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> float:
-    """Count what scoring a text needs per token, whatever a program does beyond it.
+    """Count what scoring the text `ids` (N,) needs per token on average, however a program does it.
 
-    Every token is projected once, compared with the keys that it may see, and scored; a tail of an adaptive softmax counts for
-    the tokens that belong to it.
-
-    Args:
-        model: with the memory that it reads with.
-        ids: integers (N,), the text.
-        tgt_len: tokens per segment.
-
-    Returns:
-        Floating-point operations on average, a multiplication and an addition counted as two.
+    Every token is projected once, compared with the keys that it may see, and scored. A tail of an adaptive softmax counts only
+    for the tokens that belong to it.
     """
     length = tgt_len + model.ext_len
     n_read = length / tgt_len

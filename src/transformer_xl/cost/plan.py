@@ -1,34 +1,36 @@
-"""A run on paper: what it holds, computes and sends, how long that takes, and what to change where it does not fit."""
+"""A run on paper: the memory that it needs, what it computes and sends, its time, and what to change if it does not fit."""
 
 import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from transformer_xl.config import RunConfig
 from transformer_xl.cost.hardware import Hardware
 from transformer_xl.cost.memory import Memory, count_memory
 from transformer_xl.cost.operations import Flops, count_flops
-from transformer_xl.cost.traffic import Division, Traffic, count_traffic
 from transformer_xl.cost.work import Backend, Work, build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig
 
+Division = Literal["ddp", "fsdp"]
+"""ddp: every process has all weights. fsdp: each has its share of weights, gradients and optimizer (FSDP2, full sharding)."""
+
 USABLE = 0.92
-"""Share of a device's memory that can be planned with; the rest is for its libraries and for gaps between tensors."""
+"""Share of a device's memory that a plan may use; libraries and gaps between tensors take the rest."""
 
 _WIDE = 1024
 _LESS_SENT = {"ddp": "more lanes a step (train.batch_size)", "fsdp": "a smaller train.accumulate, --divide ddp if it fits"}
-_UPDATE_TOUCHES = 7  # weights and two moments are read and written, gradients read: so many numbers for each weight
+_UPDATE_TOUCHES = 7  # numbers per weight: weights and two moments are read and written, gradients read
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a step is divided."""
 
-    gpus: int  # processes, one for each device
-    per_machine: int  # of them on one machine
+    gpus: int  # processes, one per device
+    per_machine: int  # processes per machine
     division: Division
     accumulate: int  # groups of lanes, one after another
     checkpointing: bool  # layers are computed again in the backward pass
@@ -40,71 +42,84 @@ class Layout:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """Bytes that one process sends in a step.
+
+    Processes send in rings: each sends (n - 1)/n of what is gathered or summed. A ring enters and leaves every machine once, so
+    a machine sends to others as much as one of its processes does.
+    """
+
+    reduced: float = 0.0  # gradients, summed over all processes
+    gathered: float = 0.0  # weights, collected for the forward and for the backward pass of each group of lanes
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.reduced + self.gathered
+
+
+@dataclass(frozen=True)
 class Timing:
     """Seconds of a step."""
 
     compute: float  # matrix products, at the efficiency of the hardware
-    update: float  # of the weights, as fast as memory is read and written
-    send: float  # between devices
-    overlapped: float  # the step if sending hides behind computing
-    serial: float  # the step if nothing overlaps
+    update: float  # updating weights, as fast as memory is read and written
+    send: float  # sending between devices
+    overlapped: float  # a step if sending hides behind computing
+    serial: float  # a step if nothing overlaps
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What the recipe asks for."""
+    """Tokens, steps and seconds of the whole run; None if they depend on the length of the corpus."""
 
-    tokens: float | None  # read in all; None: only the length of the corpus tells
-    steps: float | None  # the same in steps
-    seconds: float | None  # that it takes
+    tokens: float | None
+    steps: float | None
+    seconds: float | None
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run on paper. Counts are per device unless they say otherwise; bytes, seconds, operations."""
+    """A run on paper: bytes, seconds and operations of one device, unless a comment says otherwise."""
 
     recipe: str
     model: TransformerXLConfig  # its settings, with the vocabulary
     parameters: int
-    layout: Layout  # how a step is divided
+    layout: Layout
     backend: Backend
     precision: str  # of the products
     tokens_per_step: int  # of all devices
     memory: Memory
-    flops: Flops
+    flops: Flops  # per token
     traffic: Traffic
     timing: Timing
     tokens_per_second: float  # of all devices, if sending hides behind computing
     budget: Budget
-    hardware: Hardware  # the device that it is planned for
+    hardware: Hardware
     advice: tuple[str, ...]  # what to change, and warnings
-    assumptions: tuple[str, ...]  # what the figures rest on
+    assumptions: tuple[str, ...]  # behind the figures
 
     @property
     def fits(self) -> bool:
-        """True if a device has that much memory."""
+        """Whether a device has enough memory."""
         return self.memory.total <= USABLE * self.hardware.memory
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON values."""
-        values = {name: value for name, value in vars(self).items() if name not in ("model", "flops")}
-        values |= {name: asdict(value) for name, value in values.items() if hasattr(value, "__dataclass_fields__")}
-        totals = {"memory": self.memory.total, "traffic": self.traffic.total}
-        for name, total in totals.items():
-            values[name] = values[name] | {"total": total}
-        return values | {
+        parts = {name: value for name, value in vars(self).items() if name not in ("model", "flops")}
+        parts = {name: asdict(value) if hasattr(value, "__dataclass_fields__") else value for name, value in parts.items()}
+        parts["memory"]["total"], parts["traffic"]["total"] = self.memory.total, self.traffic.total
+        return parts | {
             "model": self.model.model_dump(mode="json"),
             "flops_per_token": asdict(self.flops) | {"needed": self.flops.needed},
             "machines": self.layout.machines,
             "fits": self.fits,
-            "advice": list(self.advice),
-            "assumptions": list(self.assumptions),
         }
 
 
 @dataclass(frozen=True)
 class _Case:
-    """What does not change between the ways of dividing a step."""
+    """A run and a device, whatever way a step is divided."""
 
     config: RunConfig
     work: Work
@@ -127,52 +142,25 @@ class _Case:
 def make_plan(
     config: RunConfig, hardware: Hardware, *, gpus: int = 1, per_machine: int = 8, division: Division | None = None
 ) -> Plan:
-    """Plan a run.
-
-    Args:
-        config: of the run.
-        hardware: on which.
-        gpus: number of devices.
-        per_machine: of them in a machine.
-        division: what each holds; None: all weights if they fit, else a share.
+    """Plan a run; with `division` None every device has all weights if they fit, else a share.
 
     Raises:
-        ConfigError: lanes that cannot be divided, or a vocabulary that only the text can tell.
+        ConfigError: the lanes cannot be divided among the devices, or the size of the vocabulary is unknown without the text.
     """
     train = config.train
-    if gpus < 1 or per_machine < 1:
-        raise ConfigError(f"--gpus ({gpus}) and --per-machine ({per_machine}) must be at least 1")
-    n_group = gpus * train.accumulate
-    if train.batch_size % n_group:
-        raise ConfigError(
-            f"train.batch_size ({train.batch_size}) must be a multiple of --gpus ({gpus}) times train.accumulate "
-            f"({train.accumulate}), such as {math.ceil(train.batch_size / n_group) * n_group}"
-        )
+    _check_lanes(config, gpus, per_machine)
     model_config, origin = with_vocabulary(config)
-    backend: Backend = "triton" if hardware.fuses and train.attention in ("auto", "triton") else "matmul"
-    shares = zipf_shares(model_config.cutoffs, model_config.vocab_size or 1)
-    work = Work(
-        model=build(model_config),
-        rows=1,
-        tgt_len=train.tgt_len,
-        precision=hardware.precision,
-        backend=backend,
-        on_cpu=hardware.on_cpu,
-        checkpointing=False,
-        shares=shares,
-        segments=train.tbptt_segments,
-    )
-    case = _Case(config, work, hardware)
+    case = _Case(config, _one_lane(config, model_config, hardware), hardware)
     layout = Layout(gpus, per_machine, division or "ddp", train.accumulate, train.checkpoint_layers)
     if division is None and gpus > 1 and not case.fits(layout):
         layout = replace(layout, division="fsdp")
-    n_parameter = sum(p.numel() for p in work.model.parameters())
     work, memory = case.work_of(layout), case.memory_of(layout)
+    n_parameter = sum(p.numel() for p in work.model.parameters())
     of_pass, n_pass = count_flops(work), train.accumulate
-    # of layers that are divided, each segment gathers and reduces the weights by itself
+    # divided layers are gathered and reduced anew for each segment
     n_segment = n_pass * train.tbptt_segments
     traffic = count_traffic(n_parameter, n_process=gpus, division=layout.division, n_pass=n_segment)
-    # what kernels repeat is part of their efficiency; what checkpointing repeats is not
+    # operations that kernels repeat are part of their efficiency; those that checkpointing repeats are not
     n_flop = n_pass * (of_pass.needed + (of_pass.forward if layout.checkpointing else 0.0))
     timing = _timing(n_flop, memory, traffic, layout, hardware, n_segment)
     tokens_per_step = train.batch_size * train.tgt_len * train.tbptt_segments
@@ -182,7 +170,7 @@ def make_plan(
         model=model_config,
         parameters=n_parameter,
         layout=layout,
-        backend=backend,
+        backend=work.backend,
         precision=hardware.precision,
         tokens_per_step=tokens_per_step,
         memory=memory,
@@ -193,15 +181,54 @@ def make_plan(
         budget=_budget(config, tokens_per_step, rate),
         hardware=hardware,
         advice=tuple(_advice(case, layout, memory, timing)),
-        assumptions=tuple(_assumptions(config, model_config, origin, backend, layout, hardware)),
+        assumptions=tuple(_assumptions(config, model_config, origin, work.backend, layout, hardware)),
     )
+
+
+def _check_lanes(config: RunConfig, gpus: int, per_machine: int) -> None:
+    """Refuse numbers of devices among which the lanes cannot be divided."""
+    train = config.train
+    if gpus < 1 or per_machine < 1:
+        raise ConfigError(f"--gpus ({gpus}) and --per-machine ({per_machine}) must be at least 1")
+    n_group = gpus * train.accumulate
+    if train.batch_size % n_group:
+        raise ConfigError(
+            f"train.batch_size ({train.batch_size}) must be a multiple of --gpus ({gpus}) times train.accumulate "
+            f"({train.accumulate}), such as {math.ceil(train.batch_size / n_group) * n_group}"
+        )
+
+
+def _one_lane(config: RunConfig, model: TransformerXLConfig, hardware: Hardware) -> Work:
+    """Return the pass of a run with a single lane."""
+    return Work(
+        model=build(model),
+        rows=1,
+        tgt_len=config.train.tgt_len,
+        precision=hardware.precision,
+        backend="triton" if hardware.fuses and config.train.attention in ("auto", "triton") else "matmul",
+        on_cpu=hardware.on_cpu,
+        checkpointing=False,
+        shares=zipf_shares(model.cutoffs, model.vocab_size or 1),
+        segments=config.train.tbptt_segments,
+    )
+
+
+def count_traffic(n_parameter: int, *, n_process: int, division: Division, n_pass: int) -> Traffic:
+    """Count what a process sends in a step of `n_pass` forward and backward passes; weights and gradients travel in fp32.
+
+    DDP sums gradients after the last pass, FSDP after each.
+    """
+    ring = (n_process - 1) / n_process * 4 * n_parameter
+    if division == "ddp":
+        return Traffic(reduced=2 * ring)
+    return Traffic(reduced=n_pass * ring, gathered=2 * n_pass * ring)
 
 
 def _timing(n_flop: float, memory: Memory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int) -> Timing:
     compute = n_flop / (hardware.flops * hardware.efficiency)
     update = _UPDATE_TOUCHES * memory.weights / hardware.bandwidth
     send = traffic.total / (hardware.network if layout.machines > 1 else hardware.link)
-    # gradients of whole copies travel during the last backward pass alone, two thirds of it; shares of them all the time
+    # DDP sends during the last backward pass alone, which is two thirds of a pass; FSDP all the time
     behind = compute if layout.division == "fsdp" else compute * 2 / 3 / n_pass
     return Timing(compute, update, send, compute + max(send - behind, 0.0) + update, compute + send + update)
 

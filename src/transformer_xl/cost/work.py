@@ -1,6 +1,6 @@
-"""What a training pass is counted of: the lanes, the segment, the precision, and the model that reads them.
+"""What a training pass consists of, for the counters: the model, its lanes and segments, the precision, the vocabulary.
 
-The model is built on the meta device: it has every shape and no numbers, so every size is stated once, in the model's code.
+The model is built on the meta device, with every shape and no numbers. So the model's code alone says how large things are.
 """
 
 import math
@@ -19,7 +19,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
-"""Backends that are counted: the paper's equation (operations only), and those that `auto` takes."""
+"""Backends that can be counted: the paper's equation (operations only), and those that `auto` takes."""
 
 _VOCABULARIES = {  # corpus, kind of token: number of tokens, as docs/recipes.md counts them
     ("ptb", "word"): 10_000,
@@ -36,19 +36,19 @@ _BPE = 8192
 class Work:
     """One forward and backward pass of one process."""
 
-    model: TransformerXL  # on the meta device; its `mem_len` positions of memory are full
+    model: TransformerXL  # on the meta device; its memory is full
     rows: int  # B, lanes read at once
-    tgt_len: int  # T, tokens of a lane in a segment
+    tgt_len: int  # T, tokens per segment of a lane
     precision: Precision  # of the matrix products
     backend: Backend
-    on_cpu: bool  # a processor does it, whose dropout and attention keep other tensors than a GPU's
+    on_cpu: bool  # a CPU's dropout and attention keep other tensors than a GPU's
     checkpointing: bool  # layers are computed again in the backward pass instead of being kept
-    shares: tuple[float, ...]  # of the tokens, by cluster of the softmax, head first
-    segments: int = 1  # read one after another, with gradients through the memory between them
+    shares: tuple[float, ...]  # of the tokens in each cluster of the softmax, head first
+    segments: int = 1  # K, read one after another, with gradients through the memory between them
 
     @property
     def n_token(self) -> int:
-        """X, tokens of a segment in all lanes."""
+        """X, tokens per segment of all lanes."""
         return self.rows * self.tgt_len
 
     @property
@@ -63,23 +63,23 @@ class Work:
 
     @property
     def element(self) -> int:
-        """Bytes of a number in a matrix product."""
+        """e, bytes of a number in a matrix product."""
         return 4 if self.precision == "fp32" else 2
 
     @property
     def changes_memory(self) -> bool:
-        """Whether learned numbers change the memory before a layer projects it, so that its products have two gradients."""
+        """Whether weights change the memory before a layer projects it, so that the products with it have two gradients."""
         return self.model.config.pre_lnorm or self.model.config.attention_kind.adds_positions_to_layers
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """One cluster of the vocabulary, as the softmax scores it."""
+    """One cluster of the vocabulary in the softmax."""
 
-    n_class: int  # tokens; in the head, one more for each tail
-    width: int  # of their vectors
-    projected: bool  # hidden states are projected to that width first
-    share: float  # of all tokens that are scored here; the head scores all of them
+    n_class: int  # tokens, and in the head one class for each tail
+    width: int  # of the tokens' vectors
+    projected: bool  # whether hidden states are projected to that width first
+    share: float  # of all labels that it scores; the head scores all
 
     @property
     def tokens_at_once(self) -> int:
@@ -94,12 +94,7 @@ def build(config: TransformerXLConfig) -> TransformerXL:
 
 
 def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
-    """Return the clusters of a model's softmax, head first; a plain softmax has one.
-
-    Args:
-        model: on any device.
-        shares: of the tokens that belong to each cluster.
-    """
+    """Return the clusters of a model's softmax with the shares of tokens in each, head first; a plain softmax has one."""
     parts, classes = model.softmax.clusters(cast(Embedding, model.embedding))
     n_tail = 0 if classes is None else len(classes[0])
     return [
@@ -109,23 +104,23 @@ def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
-    """Return the settings of a model that can be planned with the size of the vocabulary, and where that is from.
+    """Return a run's model settings with the size of the vocabulary, and where that size comes from.
 
     Raises:
-        ConfigError: another kind of model, or only the text can tell.
+        ConfigError: the model is of another kind than can be planned, or the size is unknown without the text.
     """
     if not (config.model.attends and config.model.remembers == "positions"):
-        raise ConfigError(f"plans are of transformer_xl models, and '{config.name}' is of kind '{config.model.kind}'")
+        raise ConfigError(f"only transformer_xl models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
     model = cast(TransformerXLConfig, config.model)
     return model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
 
 
 def vocabulary(config: RunConfig) -> tuple[int, str]:
-    """Return how many tokens a run's vocabulary will have, and where that is from.
+    """Return the size that a run's vocabulary will have, and where that size comes from.
 
     Raises:
-        ConfigError: only the text can tell.
+        ConfigError: the size is unknown without the text.
     """
     model, tokenizer, corpus = config.model, config.tokenizer, config.data.corpus
     if model.vocab_size:
@@ -143,12 +138,12 @@ def vocabulary(config: RunConfig) -> tuple[int, str]:
 
 
 def zipf_shares(cutoffs: Sequence[int], vocab_size: int) -> tuple[float, ...]:
-    """Return the share of tokens of each cluster if the k-th most frequent token has a frequency proportional to 1/k.
+    """Return the share of tokens in each cluster if the k-th most frequent token has a frequency proportional to 1/k.
 
     Example:
         >>> [round(share, 2) for share in zipf_shares((20_000, 40_000, 200_000), 267_735)]
         [0.8, 0.05, 0.12, 0.02]
     """
     borders = [*cutoffs, vocab_size]
-    sums = [math.log(border) + 0.5772 + 0.5 / border for border in borders]  # of 1/k up to there
+    sums = [math.log(border) + 0.5772 + 0.5 / border for border in borders]  # of 1/k, up to each border
     return tuple((high - low) / sums[-1] for low, high in zip([0.0, *sums[:-1]], sums, strict=True))
