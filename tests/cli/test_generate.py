@@ -871,7 +871,7 @@ def test_a_small_file_cannot_ask_for_a_huge_memory(txl: Txl, monkeypatch: pytest
         forge("book", mem_len=mem_len)
         complaint = txl(*command).complaint
         assert complaint.startswith(f"--memory 'book' says that it was read with --mem-len {shown}, and more than 16,384 is ")
-        assert complaint.endswith("if it is meant, give --mem-len too")
+        assert complaint.endswith("if it is right, give --mem-len too")
     assert opened == []
     for mem_len in (-1, 4000.5, "4000", [4000], None):
         forge("book", mem_len=mem_len)

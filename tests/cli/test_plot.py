@@ -83,7 +83,7 @@ def test_a_run_that_has_logged_nothing(txl: Txl, workbench: Path) -> None:
         (("nothing",), "'nothing' holds no run"),
         (("ruin",), "'ruin' holds no run: config.json is missing; train one with txl train; did you mean 'run'?"),
         (("run", "--out", "plot.gif"), "--out 'plot.gif' must end in .png, .svg, .pdf"),
-        (("run", "--lengths", "3"), "--lengths (3) are of memory, and --against is tokens; use --against memory"),
+        (("run", "--lengths", "3"), "--lengths (3) are lengths of memory, and --against is tokens; use --against memory"),
         (("run", "--against", "memory", "--lengths", "-3"), "--lengths '-3' must be numbers of at least 0"),
         (("run", "--against", "position", "--tokens", "20"), "20 tokens are too few for means over stretches of 15"),
     ],

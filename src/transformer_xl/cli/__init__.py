@@ -1,4 +1,4 @@
-"""The command `txl`: a thin file per command that parses, calls and prints. Nothing heavy is imported before a command runs."""
+"""The command `txl`: each command is a file that parses, calls and prints. Nothing heavy is imported before a command runs."""
 
 import io
 import os
@@ -54,34 +54,34 @@ app.command(recl.recl)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `txl` and exit; errors that a user can mend are one line on stderr and status 1."""
+    """Run `txl` and exit; an error that the user can mend is one line on stderr and status 1."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model may write characters that a terminal cannot show
             stream.reconfigure(errors="replace")
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
-        if _speaks(error):
+        if _prints(error):
             print(f"txl: error: {one_line(error)}", file=sys.stderr)
-        if isinstance(error, LostContactError):  # threads still wait for those who are gone, and would abort the exit
+        if isinstance(error, LostContactError):  # threads still wait for lost processes, and would abort the exit
             sys.stderr.flush()
             os._exit(1)
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        if _speaks(error):
+        if _prints(error):
             print(f"txl: error: {one_line(error)} See {command} --help.", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is still buffered
         sys.exit(0)
 
 
-def _speaks(error: Exception) -> bool:
-    """Say whether this process tells of an error: where there are several, the first one does for all, if it can know of it."""
-    if not have_met():  # what all on a machine find wrong with the command that they were given
+def _prints(error: Exception) -> bool:
+    """Return whether this process prints an error: of several processes the first one does, if it knows of the error."""
+    if not have_met():  # all processes of a machine find the same fault in their command
         return local_rank() == 0
     return rank() == 0 or not isinstance(error, (ToldElsewhereError, LostContactError))

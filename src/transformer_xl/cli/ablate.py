@@ -4,8 +4,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from transformer_xl.analysis.ablation.worker import Worker
 
 _VALIDATIONS = 10
-"""Of each run, for its curve, unless its recipe is told otherwise."""
+"""Validations of each run, for its curve, unless --set says how many."""
 
 
 def ablate(
@@ -42,8 +41,8 @@ def ablate(
 ) -> None:
     """Train variants of recipes at equal budget, score them, and compare them in one table.
 
-    One recipe alone is compared with and without recurrence, with all kinds of
-    attention, learning from all tokens and from half of them. Ctrl-C loses
+    A single recipe is compared with and without recurrence, with all kinds of
+    attention, and learning from all tokens or from half of them. Ctrl-C loses
     nothing; the same command goes on, and --out alone does, too. The same
     command in a second terminal takes a share of the work.
 
@@ -55,25 +54,25 @@ def ablate(
         txl ablate mine.toml other.toml --minutes 10 --out runs/mine-or-other
         txl ablate --out runs/ablate-quickstart
 
-    Equal time is made of steps: the time of a step of each variant is measured
-    first, all in turn, and each is given as many as fit. So what else the
-    machine does changes no result. docs/ablations.md says more.
+    A budget of time becomes one of steps: the time of a step is measured first,
+    for all variants in turn, and each variant gets as many steps as fit. So
+    other load on the machine changes no result. docs/ablations.md says more.
 
     Args:
         recipes: names (docs/recipes.md) or TOML files, of any kind of model.
         recurrence: yes, no or both; no: a model without memory.
         attention: transformer_xl, shaw, vaswani, al_rfou, with commas between.
-        loss: full, half or both; half: only the later half of each segment is learned from.
+        loss: full, half or both; half: learn only from the later half of each segment.
         steps: budget of each run in steps.
         minutes: budget of each run in minutes of training. Default: the recipe's own budget.
-        seeds: train each variant so often, with other random numbers. Default: 1.
+        seeds: train each variant this many times, with other random numbers. Default: 1.
         set_: section.key=value laid over all recipes; may be repeated.
         corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
         out: directory of the ablation. Default: runs/ablate-RECIPE.
         lengths: attention lengths to score, with commas between. Default: 0, 1/2, 1, 2 and 4 times that of training; of a
             vanilla model 0, 1/2 and 3/4 of its max_len. That of txl eval is always scored.
-        exact: score vanilla models one position at a time, too; slow.
-        tokens: score at most so many tokens of the test split.
+        exact: also score vanilla models one position at a time; slow.
+        tokens: score at most this many tokens of the test split.
         measure_only: measure the time of a step of each variant, print it, and stop.
         dry_run: print variants, parameters, steps and time; write nothing.
         quiet: show warnings and the table only.
@@ -84,8 +83,26 @@ def ablate(
     from transformer_xl.process import keep_freed_memory
 
     axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
-    asked = _Asked(axes, steps, minutes, seeds, tuple(set_ or ()), corpus, lengths, tokens, exact)
-    plan, directory = asked.plan(recipes, out) if recipes else asked.stored_plan(out)
+    if recipes:
+        plan = _new_plan(
+            recipes,
+            axes,
+            steps=steps,
+            minutes=minutes,
+            seeds=seeds,
+            overrides=set_ or [],
+            corpus=corpus,
+            lengths=lengths,
+            tokens=tokens,
+            exact=exact,
+        )
+        directory = out or Path("runs") / "-".join(["ablate", *dict.fromkeys(each.recipe for each in plan.variants)])
+    elif out is None:
+        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
+    else:
+        budget = {"steps": steps, "minutes": minutes, "seeds": seeds}
+        scoring = {"lengths": lengths, "tokens": tokens, "exact": exact}
+        plan, directory = _stored_plan(out, axes | budget | {"set": set_, "corpus": corpus} | scoring), out
     keep_freed_memory()
     ablation = Ablation(directory, plan)
     worker = Worker(ablation, quiet=quiet)
@@ -107,62 +124,53 @@ def ablate(
     _conclude(ablation, busy, json_=json_, quiet=quiet)
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What the command line says of a plan."""
+def _new_plan(
+    recipes: Sequence[str],
+    axes: Mapping[str, str | None],
+    *,
+    steps: int | None,
+    minutes: float | None,
+    seeds: int | None,
+    overrides: Sequence[str],
+    corpus: str | None,
+    lengths: str | None,
+    tokens: int | None,
+    exact: bool,
+) -> "AblationPlan":
+    """Return the plan of an ablation of recipes."""
+    from transformer_xl.analysis.ablation.plan import AXES, AblationPlan, make_variants
 
-    axes: dict[str, str | None]
-    steps: int | None
-    minutes: float | None
-    seeds: int | None
-    set: tuple[str, ...]
-    corpus: str | None
-    lengths: str | None
-    tokens: int | None
-    exact: bool
+    check_least({"steps": (steps, 1), "seeds": (seeds, 1), "tokens": (tokens, 1)})
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise ConfigError(f"--minutes ({minutes:g}) must be a number above 0")
+    if steps is not None and minutes is not None:
+        raise ConfigError(f"--steps ({steps}) and --minutes ({minutes:g}) are two budgets; give one of them")
+    values = {axis: None if text is None else names_of(axis, text, AXES[axis]) for axis, text in axes.items()}
+    has_own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in overrides)
+    return AblationPlan(
+        make_variants(recipes, **values, overrides=overrides, corpus=corpus),
+        seeds=seeds or 1,
+        steps=steps,
+        minutes=minutes,
+        validations=None if has_own_validations else _VALIDATIONS,
+        lengths=None if lengths is None else tuple(sorted(numbers_of("lengths", lengths, least=0))),
+        exact=exact,
+        tokens=tokens,
+    )
 
-    def plan(self, recipes: Sequence[str], out: Path | None) -> "tuple[AblationPlan, Path]":
-        """Return the plan of an ablation of recipes, and where it goes."""
-        from transformer_xl.analysis.ablation.plan import AXES, AblationPlan, make_variants
 
-        check_least({"steps": (self.steps, 1), "seeds": (self.seeds, 1), "tokens": (self.tokens, 1)})
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ConfigError(f"--minutes ({self.minutes:g}) must be a number above 0")
-        if self.steps is not None and self.minutes is not None:
-            raise ConfigError(f"--steps ({self.steps}) and --minutes ({self.minutes:g}) are two budgets; give one of them")
-        axes = {axis: None if text is None else names_of(axis, text, AXES[axis]) for axis, text in self.axes.items()}
-        variants = make_variants(recipes, **axes, overrides=self.set, corpus=self.corpus)
-        own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in self.set)
-        plan = AblationPlan(
-            variants,
-            seeds=self.seeds or 1,
-            steps=self.steps,
-            minutes=self.minutes,
-            validations=None if own_validations else _VALIDATIONS,
-            lengths=None if self.lengths is None else tuple(sorted(numbers_of("lengths", self.lengths, least=0))),
-            exact=self.exact,
-            tokens=self.tokens,
-        )
-        return plan, out or Path("runs") / "-".join(["ablate", *dict.fromkeys(variant.recipe for variant in variants)])
+def _stored_plan(out: Path, options: Mapping[str, object]) -> "AblationPlan":
+    """Return the plan of an ablation that goes on, and refuse options that would change it."""
+    from transformer_xl.analysis.ablation.ablation import Ablation
 
-    def stored_plan(self, out: Path | None) -> "tuple[AblationPlan, Path]":
-        """Return the plan of an ablation that goes on; without a recipe nothing else can be said of it."""
-        from transformer_xl.analysis.ablation.ablation import Ablation
-
-        if out is None:
-            raise ConfigError(
-                "name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on"
-            )
-        for option, value in {**self.axes, **vars(self)}.items():
-            if value and option != "axes":
-                raise ConfigError(
-                    f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out"
-                )
-        return Ablation.open(out).plan, out
+    for option, value in options.items():
+        if value:
+            raise ConfigError(f"--{option} is part of a plan, and '{out}' has its own; name the recipe, too, or leave it out")
+    return Ablation.open(out).plan
 
 
 def _print_forecast(worker: "Worker", *, rounds: int | None, json_: bool) -> None:
-    """Print what will be trained and how long that takes; with `rounds`, from a measurement that nobody keeps."""
+    """Print what will be trained and how long that takes; with `rounds`, after a measurement that is not kept."""
     from transformer_xl.analysis.ablation.table import forecast_text
 
     ablation, rows = worker.ablation, worker.forecast(rounds=rounds)
@@ -170,7 +178,7 @@ def _print_forecast(worker: "Worker", *, rounds: int | None, json_: bool) -> Non
 
 
 def _conclude(ablation: "Ablation", busy: list[str], *, json_: bool, quiet: bool) -> None:
-    """Write and print the table, and say what is missing."""
+    """Write the table and pictures, print the table, and say what is missing."""
     from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
     from transformer_xl.analysis.ablation.table import as_markdown, as_text, make_table
     from transformer_xl.files import replace_file

@@ -1,16 +1,14 @@
 """`txl convert`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import Parameter
-
+from transformer_xl.cli.options import Json, Overrides
 from transformer_xl.console import progress, say, warn
+from transformer_xl.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
-    from transformer_xl.console import Bar
     from transformer_xl.conversion.convert import Converted
 
 
@@ -23,13 +21,13 @@ def convert(
     kind: Literal["huggingface", "authors", "nvidia", "tensorflow"] | None = None,
     vocabulary: Path | None = None,
     moses: str | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative="")] = None,
+    set_: Overrides = None,
     tgt_len: int = 128,
-    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    json_: Json = False,
 ) -> None:
     """Convert a checkpoint of another program, or write one for it; nothing in it is executed.
 
-    Recognized are directories and files of Hugging Face (pytorch_model.bin or model.safetensors with config.json), of the
+    It recognizes directories and files of Hugging Face (pytorch_model.bin or model.safetensors with config.json), of the
     authors' PyTorch code (model.pt) and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt).
 
     Common uses:
@@ -49,102 +47,101 @@ def convert(
         tgt_len: --to onnx: tokens per step; --to authors: their argument of that name.
         json_: print one JSON object.
     """
-    from transformer_xl.errors import ConfigError
-
     if to != "native":
-        given = {"--kind": kind, "--vocabulary": vocabulary, "--moses": moses, "--set": set_}
-        for option, value in given.items():
+        foreign_only = {"--kind": kind, "--vocabulary": vocabulary, "--moses": moses, "--set": set_}
+        for option, value in foreign_only.items():
             if value is not None:
                 raise ConfigError(f"{option} is for checkpoints of other programs; leave it out with --to {to}")
-        _write_for_others(source, destination, to, tgt_len, json_)
+        if to == "onnx":
+            _write_onnx(source, destination, tgt_len, json_=json_)
+        else:
+            _write_checkpoint(source, destination, to, tgt_len, json_=json_)
         return
     from transformer_xl.config import merge, parse_override
     from transformer_xl.conversion.convert import convert as convert_checkpoint
-    from transformer_xl.conversion.programs import PROGRAMS
 
     settings: dict[str, object] = {}
     for override in set_ or []:
         settings = merge(settings, parse_override(override.removeprefix("model.")))
     with progress("converting", unit="bytes") as bar:
-        done = convert_checkpoint(
+        written = 0
+
+        def advance(done: int, total: int) -> None:
+            nonlocal written
+            if not written:
+                bar.begin("converting", total)
+            bar.advance(done - written)
+            written = done
+
+        converted = convert_checkpoint(
             source,
             destination,
             kind=kind,
             vocabulary=vocabulary,
             moses=moses,
             settings=settings,
-            on_progress=_telling(bar),
+            on_progress=advance,
         )
+    _print_converted(converted, destination, json_=json_)
+
+
+def _print_converted(converted: "Converted", destination: Path, *, json_: bool) -> None:
+    from transformer_xl.conversion.programs import PROGRAMS
+
+    config, tokenizer = converted.config, converted.tokenizer
     if json_:
-        print(json.dumps(_figures(done, destination)))
+        facts = {
+            "kind": converted.kind,
+            "weights": str(converted.weights),
+            "parameters": converted.n_parameters,
+            "bytes": converted.n_bytes,
+            "tokenizer": None if tokenizer is None else tokenizer.kind,
+            "destination": str(destination),
+            "model": config.model_dump(mode="json"),
+        }
+        print(json.dumps(facts))
         return
-    config = done.config
     print(
-        f"{done.kind} checkpoint '{done.weights}': {done.n_parameters:,} parameters, {config.n_layer} layers, vocabulary "
-        f"{config.vocab_size:,}, memory {config.mem_len:,}"
+        f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, {config.n_layer} layers, "
+        f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}"
         f"{', ' + config.attention if config.attention != 'transformer_xl' else ''}"
     )
-    if done.tokenizer is None:
-        warn(f"no vocabulary, so '{destination}' has no tokenizer; {PROGRAMS[done.kind].vocabulary}")
+    if tokenizer is None:
+        warn(f"no vocabulary, so '{destination}' has no tokenizer; {PROGRAMS[converted.kind].vocabulary}")
         print(f"written to {destination}")
         return
-    if done.tokenizer.loses:
-        print(f"not kept of a text: {done.tokenizer.loses}")
+    if tokenizer.loses:
+        print(f"not kept of a text: {tokenizer.loses}")
     print(f"written to {destination}; try: txl eval {destination} --file TEXT, txl generate {destination} --prompt TEXT")
 
 
-def _telling(bar: "Bar") -> Callable[[int, int], None]:
-    """Return what tells a bar of bytes written so far and in all."""
-    shown = 0
-
-    def tell(done: int, total: int) -> None:
-        nonlocal shown
-        if not shown:
-            bar.begin("converting", total)
-        bar.advance(done - shown)
-        shown = done
-
-    return tell
-
-
-def _figures(done: "Converted", destination: Path) -> dict[str, object]:
-    return {
-        "kind": done.kind,
-        "weights": str(done.weights),
-        "parameters": done.n_parameters,
-        "bytes": done.n_bytes,
-        "tokenizer": None if done.tokenizer is None else done.tokenizer.kind,
-        "destination": str(destination),
-        "model": done.config.model_dump(mode="json"),
-    }
-
-
-def _write_for_others(
-    source: str, destination: Path, to: Literal["huggingface", "authors", "onnx"], tgt_len: int, json_: bool
+def _write_checkpoint(
+    source: str, destination: Path, kind: Literal["huggingface", "authors"], tgt_len: int, *, json_: bool
 ) -> None:
-    if to == "onnx":
-        from transformer_xl.conversion.export import load_model
-        from transformer_xl.errors import CheckpointError
-        from transformer_xl.onnx import describe, export_onnx
+    from transformer_xl.conversion.export import export
 
-        if destination.exists():
-            raise CheckpointError(f"'{destination}' exists already; choose another destination, or remove it")
-        model = load_model(source)[0]
-        export_onnx(model, destination, tgt_len=tgt_len)
-        facts = describe(model, tgt_len)
-        if json_:
-            print(json.dumps({"destination": str(destination), **facts}))
-            return
+    exported = export(source, destination, kind=kind, tgt_len=tgt_len)
+    if json_:
+        facts = {"kind": kind, "parameters": exported.n_parameters, "destination": str(destination), "notes": exported.notes}
+        print(json.dumps(facts))
+        return
+    for note in exported.notes:
+        say(f"note: {note}")
+    print(f"{exported.n_parameters:,} parameters written to {destination}")
+
+
+def _write_onnx(source: str, destination: Path, tgt_len: int, *, json_: bool) -> None:
+    from transformer_xl.conversion.export import load_model
+    from transformer_xl.onnx import describe, export_onnx
+
+    if destination.exists():
+        raise CheckpointError(f"'{destination}' exists already; choose another destination, or remove it")
+    model = load_model(source)[0]
+    export_onnx(model, destination, tgt_len=tgt_len)
+    facts = describe(model, tgt_len)
+    if json_:
+        print(json.dumps({"destination": str(destination), **facts}))
+    else:
         print(
             f"written to {destination}; {', '.join(f'{name} {value}' for name, value in facts.items())} (in its metadata too)"
         )
-        return
-    from transformer_xl.conversion.export import export
-
-    done = export(source, destination, kind=to, tgt_len=tgt_len)
-    if json_:
-        print(json.dumps({"kind": to, "parameters": done.n_parameters, "destination": str(destination), "notes": done.notes}))
-        return
-    for note in done.notes:
-        say(f"note: {note}")
-    print(f"{done.n_parameters:,} parameters written to {destination}")

@@ -2,18 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App
 
-if TYPE_CHECKING:
-    from transformer_xl.data.prepare import TokenSplit
+from transformer_xl.cli.options import Flag, Json
 
 app = App(name="corpus", help="Find, download and encode texts.", help_format="plaintext")
 
 
 @app.command(name="list")
-def list_(*, json_: Annotated[bool, Parameter(name="--json", negative="")] = False) -> None:
+def list_(*, json_: Json = False) -> None:
     """List the named corpora: what they are, on what terms, and whether they are on this machine.
 
     Common uses:
@@ -36,7 +35,7 @@ def list_(*, json_: Annotated[bool, Parameter(name="--json", negative="")] = Fal
 
 @app.command
 def get(name: str, /) -> None:
-    """Download a named corpus, its size and SHA-256 checked; an interrupted download is resumed.
+    """Download a named corpus, and check its size and SHA-256; an interrupted download is resumed.
 
     Common uses:
         txl corpus get enwik8
@@ -60,12 +59,12 @@ def prepare(
     documents: Literal["files", "lines"] = "files",
     search: Path | None = None,
     workers: int | None = None,
-    verify: Annotated[bool, Parameter(negative="")] = False,
-    json_: Annotated[bool, Parameter(name="--json", negative="")] = False,
+    verify: Flag = False,
+    json_: Json = False,
 ) -> None:
     """Encode a corpus once, as training would; later runs start at once.
 
-    What was interrupted goes on where it was; what is missing or has changed since is encoded again.
+    An interrupted command goes on where it was; what is missing or has changed is encoded again.
 
     Common uses:
         txl corpus prepare my.txt
@@ -88,11 +87,19 @@ def prepare(
     from transformer_xl.data.prepare import prepare as encode
 
     settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)
-    named = absolute_corpus(corpus)  # as training names it, so that training finds what is prepared here
-    data = DataConfig(corpus=named, documents=documents)
+    # the corpus has the name that training gives it, so that training finds what is prepared here
+    data = DataConfig(corpus=absolute_corpus(corpus), documents=documents)
     searched = [search] if search else []
     prepared = encode(data, settings, search=searched, n_workers=workers, verify=verify, repair=True)
-    counts = {name: _counts(split) for name, split in prepared.splits.items()}
+    counts = {
+        name: {
+            "tokens": len(split.ids),
+            "characters": split.n_characters,
+            "bytes": split.n_bytes,
+            "documents": len(split.document_starts),
+        }
+        for name, split in prepared.splits.items()
+    }
     vocab_size = prepared.tokenizer.vocab_size
     if json_:
         print(json.dumps({"directory": str(prepared.directory), "vocab_size": vocab_size, "splits": counts}))
@@ -101,12 +108,3 @@ def prepare(
     print(f"{corpus} in {prepared.directory}: vocabulary {vocab_size:,} ({tokenizer}){loses}")
     for name, count in counts.items():
         print(f"  {name:6}" + "  ".join(f"{value:>13,} {unit}" for unit, value in count.items()))
-
-
-def _counts(split: "TokenSplit") -> dict[str, int]:
-    return {
-        "tokens": len(split.ids),
-        "characters": split.n_characters,
-        "bytes": split.n_bytes,
-        "documents": len(split.document_starts),
-    }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least
 from transformer_xl.console import progress, warn
+from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformer_xl.reading.evaluation import Reading, Score
@@ -52,7 +53,6 @@ def evaluate(
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
         json_: print one JSON object.
     """
-    from transformer_xl.errors import ConfigError
     from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.evaluation import evaluate as score_stream
@@ -118,8 +118,6 @@ def evaluate(
 
 
 def _check_writable(path: Path | None) -> None:
-    from transformer_xl.errors import ConfigError
-
     if path is not None and not path.absolute().parent.is_dir():
         raise ConfigError(f"--per-token '{path}': the directory '{path.absolute().parent}' does not exist; make it first")
 

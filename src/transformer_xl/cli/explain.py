@@ -8,7 +8,7 @@ from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_leas
 from transformer_xl.errors import ConfigError, room_for
 
 _MOST_TOP = 100
-"""Likely tokens that a page can be asked for: it stores them for every token, and shows them as a list."""
+"""Most likely tokens that a page may show: it stores them for every token."""
 
 
 def explain(
@@ -38,7 +38,7 @@ def explain(
         run: directory of a run or of an exported model.
         file: text file, plain or compressed.
         out: directory for the page; an earlier explanation there is replaced. Default: FILE.explained here.
-        top: tokens shown that the model found most likely, for each token; 100 at most.
+        top: how many of the likeliest tokens are shown for each token; 100 at most.
         tgt_len: tokens per segment. Default: as txl eval reads.
         mem_len: positions of memory. Default: as txl eval reads.
         most: tokens read from the beginning of the file, at most.

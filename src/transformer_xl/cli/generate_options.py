@@ -1,4 +1,4 @@
-"""What `txl generate` can be asked for: its options in groups, what is checked of them, and what they stand for."""
+"""The options of `txl generate` in groups, with their checks and meanings."""
 
 import json
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from transformer_xl.generation.stopping import Stopping
 
 _TRUSTED_MEM_LEN = 16_384
-"""Memory that a file is believed to need, unless the model's own is longer: four times the longest of the papers."""
+"""The longest memory that a file may ask for, unless the model's own is longer: four times the longest of the papers."""
 
 _MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
 _RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False, allow_leading_hyphen=True)]
@@ -36,7 +36,7 @@ class Source:
     Args:
         prompt: text to go on from. Default: what is piped in, else a line end.
         prompt_file: take the prompt from this file, as it is; - is standard input. A text of any length is read.
-        prompts: many prompts: one a line, or JSON lines {"prompt": TEXT, "seed": NUMBER}; - is standard input.
+        prompts: many prompts: one per line, or JSON lines {"prompt": TEXT, "seed": NUMBER}; - is standard input.
         interactive: type lines and let the model go on after each; /help says more.
     """
 
@@ -46,17 +46,17 @@ class Source:
     interactive: Flag = False
 
     @property
-    def n_given(self) -> int:
-        """How many of them are given that exclude each other."""
-        return sum(given is not None for given in (self.prompt, self.prompt_file, self.prompts))
+    def n_source(self) -> int:
+        """How many of the options that exclude each other are set."""
+        return sum(option is not None for option in (self.prompt, self.prompt_file, self.prompts))
 
     @property
     def is_stdin(self) -> bool:
-        """Whether what to go on from comes from standard input."""
-        return STDIN in (self.prompt_file, self.prompts) or (self.n_given == 0 and is_piped())
+        """Whether prompts come from standard input."""
+        return STDIN in (self.prompt_file, self.prompts) or (self.n_source == 0 and is_piped())
 
     def read(self, tokenizer: "Tokenizer", *, goes_on: bool) -> list[Prompt]:
-        """Return the prompts; where none is given, what to begin with, or nothing if something was read before."""
+        """Return the prompts; by default a beginning, or an empty prompt if a session goes on."""
         if self.prompts is not None:
             return many(self.prompts, tokenizer)
         if self.prompt is not None:
@@ -91,12 +91,12 @@ class Length:
     stop_token: _RepeatedText = None
 
     def stopping(self, tokenizer: "Tokenizer | None" = None) -> "Stopping":
-        """Return what ends a text; without a tokenizer the strings alone, to complain of them early."""
+        """Return what ends a text; without a tokenizer only the strings, to check them early."""
         from transformer_xl.generation.stopping import Stopping
 
         if tokenizer is None:
             return Stopping(strings=self.stop or [])
-        tokens = [_token(given, tokenizer, "--stop-token") for given in self.stop_token or []]
+        tokens = [_token(text, tokenizer, "--stop-token") for text in self.stop_token or []]
         stopping = Stopping(strings=self.stop or [], tokens=tokens)
         stopping.check(tokenizer.vocab_size)
         return stopping
@@ -111,9 +111,9 @@ class Choice:
         temperature: 1 draws as the model believes, lower is safer, 0 takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability.
-        min_p: draw from tokens at least so many times as likely as the likeliest.
-        repetition_penalty: above 1 makes tokens that were there less likely.
-        repetition_window: how many of the last tokens count as being there.
+        min_p: draw from tokens at least this many times as likely as the likeliest.
+        repetition_penalty: above 1 makes recent tokens less likely.
+        repetition_window: how many of the last tokens count as recent.
         bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
         seed: the same seed gives the same text. Default: --memory goes on with its random numbers; else another each time.
     """
@@ -129,25 +129,25 @@ class Choice:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Those of the sampling that need no tokenizer."""
+        """The settings of the sampling that need no tokenizer."""
         names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
         return {name: getattr(self, name) for name in names}
 
     def sampling(self, tokenizer: "Tokenizer | None" = None) -> "Sampling":
-        """Return how tokens are drawn; without a tokenizer all but the biases, to complain early."""
+        """Return how tokens are drawn; without a tokenizer all but the biases, to check them early."""
         from transformer_xl.generation.sampling import Sampling
 
         if tokenizer is None:
             return Sampling(**self.settings)
         biases = {}
-        for given in self.bias or []:
-            token, equals, number = given.rpartition("=")
+        for text in self.bias or []:
+            token, equals, number = text.rpartition("=")
             try:
                 value = float(number)
             except ValueError:
                 value = None
             if not equals or not token or value is None:
-                raise ConfigError(f"--bias '{given}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
+                raise ConfigError(f"--bias '{text}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
             biases[_token(token, tokenizer, "--bias")] = value
         sampling = Sampling(**self.settings, logit_bias=biases)
         sampling.check(tokenizer.vocab_size)
@@ -160,7 +160,7 @@ class Output:
     """What is printed.
 
     Args:
-        stream: print text as it comes. Default: if there is one; with --json: also a line for each token.
+        stream: print text as it comes. Default: if there is only one text; with --json: also a line for each token.
         echo: print the prompt too. Default: if it was typed.
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
@@ -180,7 +180,7 @@ class Remembered:
     """What is remembered from call to call.
 
     Args:
-        memory: go on from what this file remembers, if there is one, and save there what was read and written.
+        memory: go on from this file, if it exists, and save to it what was read and written.
         read_only: with --memory: leave the file as it is; many texts each go on from it.
         mem_len: positions of memory. Default: as in training, or that of --memory.
     """
@@ -190,7 +190,7 @@ class Remembered:
     mem_len: int | None = None
 
     def existing_file(self) -> Path | None:
-        """Return the file if it exists; complain before anything is read if it could not be loaded or saved."""
+        """Return the file if it exists; refuse one that cannot be loaded or saved before anything is read."""
         file = self.memory
         if file is None:
             return None
@@ -208,9 +208,9 @@ class Remembered:
         return file if file.exists() else None
 
     def read_with(self, file: Path, model_mem_len: int) -> tuple[int | None, str | None]:
-        """Return memory length and precision that a session was read with, as far as they can be meant.
+        """Return the memory length and precision of a session's file, each None if it is not plausible.
 
-        Anybody can write a small file that says that it needs a huge memory.
+        A small file may claim a huge memory, so a length is refused unless the user asks for as much.
         """
         from transformer_xl.generation.session_file import describe_session
 
@@ -221,7 +221,7 @@ class Remembered:
         if mem_len is not None and mem_len > trusted:
             raise CheckpointError(
                 f"--memory '{file}' says that it was read with --mem-len {reprlib.repr(mem_len)}, and more than "
-                f"{trusted:,} is taken over only if it is asked for; if it is meant, give --mem-len too"
+                f"{trusted:,} is accepted only if you ask for it; if it is right, give --mem-len too"
             )
         return mem_len, precision if precision in ("fp32", "bf16", "fp16", "int8") else None
 
@@ -236,7 +236,7 @@ class Machine:
 
     Args:
         batch_size: texts written side by side. Default: 8, or as many as there are.
-        precision: of weights and memory; auto takes fp32 or bf16, what is faster here. Default: fp32, or that of --memory.
+        precision: of weights and memory; auto takes fp32 or bf16, whichever is faster here. Default: fp32, or that of --memory.
         compile: compile the model first, which takes seconds and needs a C++ compiler; auto: for many tokens.
     """
 
@@ -246,11 +246,11 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """All that one call of `txl generate` asks for.
+class Options:
+    """All options of one call of `txl generate`.
 
     Raises:
-        ConfigError: options that are out of range or cannot be combined.
+        ConfigError: options are out of range or cannot be combined.
     """
 
     run: str
@@ -265,7 +265,7 @@ class Asked:
     def __post_init__(self) -> None:
         source, output, n, memory = self.source, self.output, self.length.n, self.remembered.memory
         has_several = n > 1 or source.prompts is not None
-        refuse(source.n_given > 1, "--prompt, --prompt-file and --prompts: give one")
+        refuse(source.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
         check_least(
             {
                 "tokens": (self.length.tokens, 0),
@@ -297,25 +297,25 @@ class Asked:
 
 
 def refuse(wrong: bool, complaint: str) -> None:
-    """Raise a complaint if something is wrong."""
+    """Raise a `ConfigError` if something is wrong."""
     if wrong:
         raise ConfigError(complaint)
 
 
-def _token(given: str, tokenizer: "Tokenizer", option: str) -> int:
-    """Return the id of a token, given as such, as its text, or as its text in JSON."""
-    if given.isdecimal():
-        return int(given)
-    text = given
-    if len(given) > 1 and given[0] == given[-1] == '"':
+def _token(text: str, tokenizer: "Tokenizer", option: str) -> int:
+    """Return the id of a token from its id, its text, or its text in JSON."""
+    if text.isdecimal():
+        return int(text)
+    typed = text
+    if len(text) > 1 and text[0] == text[-1] == '"':
         try:
-            text = json.loads(given)
+            text = json.loads(text)
         except ValueError:
-            raise ConfigError(f'{option} {given}: not text in JSON; write it as "text", or give the token\'s id') from None
+            raise ConfigError(f'{option} {typed}: not text in JSON; write it as "text", or give the token\'s id') from None
     try:
         ids = tokenizer.encode(text).tolist()
     except TokenizerError as error:
-        raise ConfigError(f"{option} {given!a}: {error}") from None
+        raise ConfigError(f"{option} {typed!a}: {error}") from None
     if len(ids) != 1:
-        raise ConfigError(f"{option} {given!a} is {len(ids)} tokens ({ids[:8]}) for this model, not one; give the token's id")
+        raise ConfigError(f"{option} {typed!a} is {len(ids)} tokens ({ids[:8]}) for this model, not one; give the token's id")
     return ids[0]

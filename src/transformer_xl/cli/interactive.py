@@ -1,4 +1,4 @@
-"""`txl generate --interactive`: type lines, and let a model go on after each; it remembers all of it."""
+"""`txl generate --interactive`: a person types lines, a model goes on after each, and remembers all of it."""
 
 import contextlib
 import dataclasses
@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.cli.generate_options import Remembered
+from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
 from transformer_xl.cli.prompts import beginning, line_end, nothing, typed
-from transformer_xl.cli.showing import StreamPrinter, reading_bar
 from transformer_xl.console import say
-from transformer_xl.errors import ConfigError, TxlError, did_you_mean
+from transformer_xl.errors import ConfigError, TxlError, did_you_mean, one_line
 from transformer_xl.generation.job import Interrupts, Job, StoppedReading
 from transformer_xl.generation.requests import Prompt, check_seed, text_seed
 from transformer_xl.generation.session import TextSession
@@ -31,6 +31,8 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 /quit            leave; so do the end of input and Ctrl-C, twice
 //TEXT           text that begins with a slash"""
 
+_COMMANDS = ("help", "load", "quit", "reset", "save", "set")
+
 _SETTINGS = {
     "tokens": int,
     "seed": int,
@@ -46,34 +48,25 @@ _OPTIONAL = ("top_k", "top_p", "min_p", "repetition_window", "stop")
 
 
 class Conversation:
-    """Lines of a person and what a model makes of them.
+    """Lines of a person and how a model goes on after each.
 
     Args:
-        session: remembers.
-        job: writes.
-        remembered: where the session is saved at the end, if anywhere.
+        session: remembers them.
+        job: writes after them.
+        remembered: says where to save the session at the end, if anywhere.
         quiet: no greeting, and no figures at the end.
-        machine: how it computes, for the figures.
     """
 
-    def __init__(self, session: TextSession, job: Job, remembered: Remembered, *, quiet: bool, machine: str) -> None:
-        self._session, self._job, self._file, self._quiet, self._machine = session, job, remembered.memory, quiet, machine
+    def __init__(self, session: TextSession, job: Job, remembered: Remembered, *, quiet: bool) -> None:
+        self._session, self._job, self._file, self._quiet = session, job, remembered.memory, quiet
         self._saves = remembered.memory is not None and not remembered.read_only
         self._seed, self._turn = job.seed, 0
-        self._commands = {
-            "help": self._help,
-            "load": self._load,
-            "quit": self._quit,
-            "reset": self._reset,
-            "save": self._save,
-            "set": self._set,
-        }
 
-    def run(self, given: list[Prompt]) -> None:
-        """Read what is given, then lines until there are no more, and save the session."""
+    def run(self, prompts: list[Prompt]) -> None:
+        """Read the first prompt, if any, then lines until there are no more, and save the session."""
         _edit_lines()
-        if given:
-            self._write(given[0], n_tokens=0)
+        if prompts:
+            self._write(prompts[0], n_tokens=0)
         say(
             "Type text, and the model goes on; an empty line lets it go on as it is. /help lists what else there is.",
             quiet=self._quiet,
@@ -96,9 +89,9 @@ class Conversation:
                 with interrupts:
                     goes_on = self._answer(line)
             except TxlError as error:
-                say(f"error: {' '.join(str(error).split())}")
+                say(f"error: {one_line(error)}")
                 goes_on = True
-            except KeyboardInterrupt:  # a second one, in the middle of something: what is remembered may be half of it
+            except KeyboardInterrupt:  # a second one, in the middle of something: the session may hold half of it
                 say(f"\nbroken off{f'; {self._file} stays as it was' if self._saves else ''}")
                 raise
             if not goes_on:
@@ -109,14 +102,33 @@ class Conversation:
         self._leave()
 
     def _answer(self, line: str) -> bool:
-        """Do what a line says; return whether to go on."""
+        """Carry out a line; return whether to go on."""
         if not line.startswith("/") or line.startswith("//"):
             self._write(self._prompt(line.removeprefix("/")), n_tokens=self._job.n_tokens)
             return True
         name, _, argument = line[1:].strip().partition(" ")
-        if name not in self._commands:
-            raise ConfigError(f"/{name} is no command; {did_you_mean(name, self._commands)}")
-        return self._commands[name](argument.strip()) is not False
+        argument = argument.strip()
+        match name:
+            case "help":
+                say(HELP)
+            case "load":
+                if not argument:
+                    raise ConfigError("/load needs a file: /load FILE")
+                self._session.load(Path(argument))
+                say(f"{self._session.n_tokens:,} tokens are remembered")
+            case "quit":
+                return False
+            case "reset":
+                self._session.reset()
+                self._turn = 0
+                say("forgotten")
+            case "save":
+                self._save(argument)
+            case "set":
+                self._set(argument)
+            case _:
+                raise ConfigError(f"/{name} is no command; {did_you_mean(name, _COMMANDS)}")
+        return True
 
     def _prompt(self, text: str) -> Prompt:
         """Return a line as a prompt; after a text that does not end in a line end, it begins with one."""
@@ -142,27 +154,15 @@ class Conversation:
             say("")
 
     def _leave(self) -> None:
-        """Save the session; but one that remembers nothing, as after /reset, is not what a file is to be replaced by."""
+        """Print figures and save the session; but an empty one, as after /reset, does not replace a file."""
         totals = self._job.totals
-        say(
-            totals.line(self._machine, self._seed, interrupted=False), quiet=self._quiet or not totals.n_read + totals.n_written
-        )
+        line = totals.line(describe_decoder(self._job.decoder), self._seed, interrupted=False)
+        say(line, quiet=self._quiet or not totals.n_read + totals.n_written)
         if self._saves and self._session.n_tokens > 0:
             with Interrupts():
                 self._save("")
         elif self._saves:
             say(f"nothing is remembered, so {self._file} stays as it was", quiet=self._quiet)
-
-    def _help(self, argument: str) -> None:
-        say(HELP)
-
-    def _quit(self, argument: str) -> bool:
-        return False
-
-    def _reset(self, argument: str) -> None:
-        self._session.reset()
-        self._turn = 0
-        say("forgotten")
 
     def _save(self, argument: str) -> None:
         path = Path(argument) if argument else self._file
@@ -171,23 +171,17 @@ class Conversation:
         self._session.save(path)
         say(f"{self._session.n_tokens:,} tokens saved to {path}", quiet=self._quiet)
 
-    def _load(self, argument: str) -> None:
-        if not argument:
-            raise ConfigError("/load needs a file: /load FILE")
-        self._session.load(Path(argument))
-        say(f"{self._session.n_tokens:,} tokens are remembered")
-
     def _set(self, argument: str) -> None:
         if not argument:
             settings = dataclasses.asdict(self._job.sampling) | {"tokens": self._job.n_tokens, "seed": self._seed}
-            settings["stop"] = _shown(list(self._job.stopping.strings))
+            settings["stop"] = _as_typed(list(self._job.stopping.strings))
             say("\n".join(f"{name} {'none' if settings[name] is None else settings[name]}" for name in _SETTINGS))
             return
-        name, _, given = re.split(r"(\s*=\s*|\s+|$)", argument, maxsplit=1)
+        name, _, text = re.split(r"(\s*=\s*|\s+|$)", argument, maxsplit=1)
         name = name.replace("-", "_")
         if name not in _SETTINGS:
             raise ConfigError(f"{name} cannot be set; {did_you_mean(name, _SETTINGS)}")
-        value = self._value(name, given)
+        value = _value(name, text)
         if name == "seed":
             self._seed, self._turn = check_seed(value), 0
         elif name == "tokens":
@@ -198,34 +192,36 @@ class Conversation:
         else:
             self._job = dataclasses.replace(self._job, sampling=dataclasses.replace(self._job.sampling, **{name: value}))
 
-    def _value(self, name: str, given: str) -> Any:
-        if given == "none" and name in _OPTIONAL:
-            return None
-        kind = _SETTINGS[name]
-        try:
-            value = kind(given)
-        except ValueError:
-            what = {int: "a whole number", float: "a number"}[kind]
-            raise ConfigError(f"{name} ({given!a}) must be {what}{' or none' if name in _OPTIONAL else ''}") from None
-        if name == "tokens" and value < 0:
-            raise ConfigError(f"tokens ({value}) must be at least 0")
-        return value
+
+def _value(name: str, text: str) -> Any:
+    """Return the value of a setting that a person typed."""
+    if text == "none" and name in _OPTIONAL:
+        return None
+    kind = _SETTINGS[name]
+    try:
+        value = kind(text)
+    except ValueError:
+        what = {int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{name} ({text!r}) must be {what}{' or none' if name in _OPTIONAL else ''}") from None
+    if name == "tokens" and value < 0:
+        raise ConfigError(f"tokens ({value}) must be at least 0")
+    return value
 
 
-def _strings(given: str | None) -> list[str]:
+def _strings(text: str | None) -> list[str]:
     """Return stop strings: a text as it is or in JSON, or a list of them in JSON."""
-    if given is None:
+    if text is None:
         return []
     try:
-        read = json.loads(given)
+        read = json.loads(text)
     except (ValueError, RecursionError):
-        return [given]
+        return [text]
     strings = read if isinstance(read, list) else [read]
-    return strings if all(isinstance(string, str) for string in strings) else [given]
+    return strings if all(isinstance(string, str) for string in strings) else [text]
 
 
-def _shown(strings: list[str]) -> str | None:
-    """Return stop strings in JSON, as they can be typed again."""
+def _as_typed(strings: list[str]) -> str | None:
+    """Return stop strings in JSON, as they can be typed."""
     if not strings:
         return None
     return json.dumps(strings[0] if len(strings) == 1 else strings, ensure_ascii=False)

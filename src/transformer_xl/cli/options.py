@@ -1,4 +1,4 @@
-"""Options that several commands have: their types, groups of them, and what is checked of them."""
+"""Options that several commands share: their types, groups and checks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ Json = Annotated[bool, Parameter(name="--json", negative="")]
 """Whether JSON is printed; the parameter is called `json_`."""
 
 Repeated = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)]
-"""Values of an option that may be given several times, with one value each time."""
+"""Values of an option that may be repeated, with one value each time."""
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
 """Settings laid over a recipe, such as train.steps=100; the parameter is called `set_`."""
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
-"""The precision in which a model is used: its name, or auto."""
+"""The precision in which a model is used."""
 
 FloatPrecision = Literal["auto", "fp32", "bf16", "fp16"]
-"""The same where weights cannot be rounded to int8."""
+"""The same for commands that cannot round weights to int8."""
 
 Split = Literal["train", "valid", "test"]
 """A split of a corpus."""
@@ -74,16 +74,16 @@ class TextChoice:
     file: Path | None = None
 
     def check(self) -> None:
-        """Refuse a file and a split at once, before a large model is loaded.
+        """Refuse a file together with a split or corpus, before a large model is loaded.
 
         Raises:
-            ConfigError: both are given.
+            ConfigError: both are set.
         """
         if self.file is not None and (self.split is not None or self.corpus is not None):
             raise ConfigError("--file scores a whole file; leave --split and --corpus out")
 
     def text(self, opened: "Opened") -> "Text":
-        """Return the text, as the tokens of what was opened."""
+        """Return the text, in tokens of the opened model."""
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
 
@@ -91,7 +91,7 @@ def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
     """Return the numbers that an option lists, each once.
 
     Raises:
-        ConfigError: anything else than numbers of at least `least` with commas between.
+        ConfigError: the text is not numbers of at least `least` with commas between.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= least for part in parts):
@@ -103,7 +103,7 @@ def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
     """Return the names that an option lists, each once.
 
     Raises:
-        ConfigError: a name that is not among the known ones.
+        ConfigError: a name is unknown.
     """
     chosen = [part.strip() for part in text.split(",")]
     for name in chosen:
@@ -113,13 +113,10 @@ def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def check_least(limits: dict[str, tuple[int | None, int]]) -> None:
-    """Refuse options below their least values.
-
-    Args:
-        limits: value and least value by option; None is not checked.
+    """Refuse options below their least values; `limits` holds value, or None, and least value by option.
 
     Raises:
-        ConfigError: one is below.
+        ConfigError: a value is too low.
     """
     for option, (value, least) in limits.items():
         if value is not None and value < least:

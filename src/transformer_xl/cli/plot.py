@@ -44,10 +44,10 @@ def plot(
         out: the picture, .png, .svg or .pdf.
         lengths: of memory, with commas between. Default: 0, 1/4, 1/2, 1, 2, 4 and 8 times that of training.
         segments: position: how many segments are shown.
-        split: that is scored. Default: test, or valid where there is none.
+        split: which one is scored. Default: test, or valid where there is none.
         corpus: another corpus than the runs', or a directory that holds their named one.
-        tokens: at most so many of the split are scored.
-        json_: print the numbers that are drawn.
+        tokens: score at most this many tokens of the split.
+        json_: print the drawn numbers as JSON.
     """
     if not runs:
         raise ConfigError("name a run, such as txl plot runs/quickstart; txl train makes one")
@@ -55,7 +55,7 @@ def plot(
     check_picture(out, option="out")
     wanted = None if lengths is None else sorted(numbers_of("lengths", lengths, least=0))
     if wanted and against != "memory":
-        raise ConfigError(f"--lengths ({lengths}) are of memory, and --against is {against}; use --against memory")
+        raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
 
     from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
     from transformer_xl.analysis.plots.curves import XLABELS, learning_curves

@@ -1,4 +1,4 @@
-"""What `txl generate` goes on from: text given on the command line, in files, or on standard input."""
+"""Prompts of `txl generate`: from the command line, files, or standard input."""
 
 import json
 import os
@@ -7,17 +7,18 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.generation.requests import Prompt
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
+from transformer_xl.generation.requests import Prompt, check_seed
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
 
 STDIN = Path("-")
-"""What stands for standard input."""
+"""The name of standard input."""
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
-    """Return what was given on the command line.
+    """Return a prompt from the command line.
 
     Raises:
         TokenizerError: a character that the tokenizer cannot represent.
@@ -26,13 +27,11 @@ def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
 
 
 def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
-    """Return a whole file, plain or compressed, as it is; `-` is standard input.
+    """Return a whole file, plain or compressed, as a prompt; `-` is standard input.
 
     Raises:
-        CorpusError: no such file, unreadable, damaged, or text that the tokenizer cannot represent.
+        CorpusError: the file is missing, unreadable or damaged, or the tokenizer cannot represent its text.
     """
-    from transformer_xl.errors import CorpusError, TokenizerError
-
     data = _content(path)
     try:
         return Prompt(tokenizer.encode_bytes(data), {"prompt_file": str(path)})
@@ -41,15 +40,13 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
 
 
 def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
-    """Return the prompts of a file: one a line, or JSON lines {"prompt": …, "seed": …}; all are checked before any is used.
+    """Return all prompts of a file: one per line, or JSON lines {"prompt": …, "seed": …}.
 
-    JSON lines are recognized by the name ending .jsonl, .ndjson or .json, or by the first line.
+    JSON lines are recognized by the file's ending .jsonl, .ndjson or .json, or by the first line.
 
     Raises:
-        CorpusError: as for `from_file`, or a line that is no prompt.
+        CorpusError: as for `from_file`, or a line is no prompt.
     """
-    from transformer_xl.errors import CorpusError, TokenizerError
-
     try:
         text = _content(path).decode("utf-8")
     except UnicodeDecodeError as error:
@@ -61,18 +58,18 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     prompts = []
     for number, line in lines:
         try:
-            given: dict[str, Any] = _fields(line) if as_json else {"prompt": line.removesuffix("\r")}
-            ids = tokenizer.encode(given["prompt"])
+            fields: dict[str, Any] = _fields(line) if as_json else {"prompt": line.removesuffix("\r")}
+            ids = tokenizer.encode(fields["prompt"])
             if len(ids) == 0:
                 raise TokenizerError("the prompt is empty; give at least one token, of text that the tokenizer keeps")
         except (TokenizerError, CorpusError) as error:
             raise CorpusError(f"{_name(path)}, line {number}: {error}") from None
-        prompts.append(Prompt(ids, {"prompt": given["prompt"]}, seed=given.get("seed"), shown=True))
+        prompts.append(Prompt(ids, {"prompt": fields["prompt"]}, seed=fields.get("seed"), shown=True))
     return prompts
 
 
 def beginning(tokenizer: "Tokenizer") -> Prompt:
-    """Return what to begin with where nothing is given: a line end, else a space, else the first token of the vocabulary."""
+    """Return a prompt to begin with: a line end, else a space, else the first token of the vocabulary."""
     import numpy as np
 
     separator = line_end(tokenizer)
@@ -85,16 +82,14 @@ def beginning(tokenizer: "Tokenizer") -> Prompt:
 
 
 def nothing() -> Prompt:
-    """Return a prompt without tokens, for going on from what was read before."""
+    """Return a prompt without tokens, to go on from what was read before."""
     import numpy as np
 
     return Prompt(np.zeros(0, np.int64), {})
 
 
 def line_end(tokenizer: "Tokenizer") -> str:
-    """Return what separates two lines in this vocabulary: a line end, a space, or nothing."""
-    from transformer_xl.errors import TokenizerError
-
+    """Return the separator of lines in this vocabulary: a line end, a space, or nothing."""
     for text in ("\n", " "):
         try:
             if len(tokenizer.encode(text)):
@@ -105,7 +100,7 @@ def line_end(tokenizer: "Tokenizer") -> str:
 
 
 def is_piped() -> bool:
-    """Say whether something was piped in; not every program that calls another closes its standard input."""
+    """Return whether standard input is a pipe or a file; callers may leave other kinds of it open without writing."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode
     except (OSError, ValueError, AttributeError):
@@ -115,7 +110,6 @@ def is_piped() -> bool:
 
 def _content(path: Path) -> bytes:
     from transformer_xl.data.text_files import Piece, read_blocks
-    from transformer_xl.errors import CorpusError
 
     if path == STDIN:
         if sys.stdin is None:
@@ -145,21 +139,18 @@ def _is_object(line: str) -> bool:
 
 
 def _fields(line: str) -> dict[str, Any]:
-    from transformer_xl.errors import ConfigError, CorpusError, did_you_mean
-    from transformer_xl.generation.requests import check_seed
-
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise CorpusError(f'it is not JSON ({error}); write {{"prompt": "text"}}') from None
-    if not isinstance(given, dict) or not isinstance(given.get("prompt"), str):
+    if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
         raise CorpusError('it has no "prompt" that is text; write {"prompt": "text"}')
-    for name in given.keys() - {"prompt", "seed"}:
+    for name in fields.keys() - {"prompt", "seed"}:
         raise CorpusError(f"{name!a} is not known; {did_you_mean(name, ['prompt', 'seed'])}")
-    seed = given.get("seed")
+    seed = fields.get("seed")
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise CorpusError(f"seed ({seed!a}) must be a whole number")
     try:
-        return given | {"seed": None if seed is None else check_seed(seed)}
+        return fields | {"seed": None if seed is None else check_seed(seed)}
     except ConfigError as error:
         raise CorpusError(str(error)) from None

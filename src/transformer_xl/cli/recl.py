@@ -1,16 +1,21 @@
 """`txl recl`."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.options import Json, Opening, Repeated, TextChoice, check_least
+from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_xl.analysis.recl.context_losses import Blocks
     from transformer_xl.analysis.recl.measure import Recl
+    from transformer_xl.model.language_model import LanguageModel
 
 
 def recl(
@@ -46,13 +51,13 @@ def recl(
     Args:
         runs: directories of the runs of a group, or with --file or --corpus of exported models.
         group: runs of a further group, with commas between; may be repeated.
-        r: shares of tokens that are looked at, the hardest ones, with commas between.
+        r: shares of the tokens to look at, the hardest ones, with commas between.
         delta: tokens by which the context grows.
         threshold: least gain of a step, as a share of the perplexity.
         start: first context. Default: --delta.
         max_context: longest context.
-        tokens: how many are scored, at most, spread evenly over the text.
-        block: tokens scored together, the first after exactly that context, the last after so many more. Default: a fifth of
+        tokens: how many tokens are scored, at most, spread evenly over the text.
+        block: tokens scored together: the first has exactly that context, each further one a token more. Default: a fifth of
             --delta; 1 is exact and slowest.
         text: which text is read.
         tgt_len: tokens per segment of transformer_xl runs. Default: as evaluated.
@@ -78,23 +83,19 @@ def recl(
     text.check()
 
     from transformer_xl.analysis.comparison import check_same_text
-    from transformer_xl.analysis.recl.cached_losses import CachedLosses
     from transformer_xl.analysis.recl.context_losses import open_reading, remembers_positions, spread_blocks
-    from transformer_xl.analysis.recl.measure import measure_groups
     from transformer_xl.analysis.recl.report import as_dict, as_text, draw_recl
     from transformer_xl.checkpoint.run_directory import short_names
-    from transformer_xl.console import progress, warn
-    from transformer_xl.data.corpora import cache_dir
     from transformer_xl.process import keep_freed_memory
 
     sources = list(dict.fromkeys(name for names in groups for name in names))
     short = dict(zip(sources, short_names(sources), strict=True))
     by_source = {source: opening.open(source) for source in sources}
     check_same_text(by_source, corpus=text.corpus, from_file=text.file is not None)
-    given = [option for option, value in {"tgt-len": tgt_len, "mem-len": mem_len}.items() if value is not None]
-    if given and not any(map(remembers_positions, by_source.values())):
+    lengths = [option for option, value in {"tgt-len": tgt_len, "mem-len": mem_len}.items() if value is not None]
+    if lengths and not any(map(remembers_positions, by_source.values())):
         kinds = ", ".join(sorted({each.config.model.kind for each in by_source.values()}))
-        raise ConfigError(f"--{given[0]} is of transformer_xl runs, and these are {kinds}; leave it out")
+        raise ConfigError(f"--{lengths[0]} is for transformer_xl runs, and these are {kinds}; leave it out")
     opened = {short[source]: each for source, each in by_source.items()}
     groups = [[short[source] for source in names] for names in groups]
     readings = {name: open_reading(each, tgt_len=tgt_len, mem_len=mem_len) for name, each in opened.items()}
@@ -102,14 +103,44 @@ def recl(
     keep_freed_memory()
     longest = first + (max_context - first) // delta * delta
     blocks = spread_blocks(len(read.ids), longest=longest, n_token=tokens, size=size)
-    known: list[Recl] = []
-    interrupted = False
     what = f"contexts of {longest:,} tokens, {batch_size:,} side by side,"
-    with progress() as bar, room_for(what, "lower --max-context, --mem-len or --batch-size"):
+    with room_for(what, "lower --max-context, --mem-len or --batch-size"):
+        known, interrupted = _measure(groups, readings, read.ids, blocks, batch_size=batch_size, **steps)
+    title = f"{read.what}, {blocks.n_token:,} tokens"
+    if plot:
+        draw_recl(plot, known, threshold=threshold, title=f"{title}, steps of {delta:,}")
+    if json_:
+        facts = {"text": read.what, "tokens": blocks.n_token, "block": size, **steps}
+        print(json.dumps(facts | {"groups": [as_dict(found, opened) for found in known], "interrupted": interrupted}))
+    else:
+        print(
+            f"{title}; context grows by {delta:,} while that gains {100 * threshold:g} % of perplexity on the hardest share r\n"
+        )
+        print(as_text(known, opened, n_group=len(groups), longest=longest, interrupted=interrupted))
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _measure(
+    groups: list[list[str]],
+    readings: "Mapping[str, tuple[LanguageModel, int]]",
+    ids: "np.ndarray",
+    blocks: "Blocks",
+    *,
+    batch_size: int,
+    **steps: Any,
+) -> "tuple[list[Recl], bool]":
+    """Measure all groups; return what is known at the end or when interrupted, and whether it was."""
+    from transformer_xl.analysis.recl.cached_losses import CachedLosses
+    from transformer_xl.analysis.recl.measure import measure_groups
+    from transformer_xl.data.corpora import cache_dir
+
+    known: list[Recl] = []
+    with progress() as bar:
         losses = {
             name: CachedLosses(
                 view,
-                read.ids,
+                ids,
                 blocks,
                 tgt_len=length,
                 directory=cache_dir() / "recl",
@@ -128,20 +159,8 @@ def recl(
         except KeyboardInterrupt:
             if not known:
                 raise
-            interrupted = True
-    title = f"{read.what}, {blocks.n_token:,} tokens"
-    if plot:
-        draw_recl(plot, known, threshold=threshold, title=f"{title}, steps of {delta:,}")
-    if json_:
-        facts = {"text": read.what, "tokens": blocks.n_token, "block": size, **steps}
-        print(json.dumps(facts | {"groups": [as_dict(found, opened) for found in known], "interrupted": interrupted}))
-    else:
-        print(
-            f"{title}; context grows by {delta:,} while that gains {100 * threshold:g} % of perplexity on the hardest share r\n"
-        )
-        print(as_text(known, opened, n_group=len(groups), longest=longest, interrupted=interrupted))
-    if interrupted:
-        raise KeyboardInterrupt
+            return known, True
+    return known, False
 
 
 def _shares(text: str) -> list[float]:

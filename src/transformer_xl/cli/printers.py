@@ -1,4 +1,4 @@
-"""What `txl generate` prints: text as it comes, finished texts in order, or JSON lines; and a bar while it reads."""
+"""Output of `txl generate`: text as it comes, finished texts in order, or JSON lines; and a bar while it reads."""
 
 import io
 import json
@@ -11,31 +11,32 @@ from transformer_xl.console import Bar, progress
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.job import Sample
     from transformer_xl.generation.requests import Chosen, Finished
     from transformer_xl.world import World
 
 _BAR_FROM = 4096
-"""Tokens from which on reading a prompt takes long enough to show how far it is."""
+"""Tokens from which on reading a prompt takes long enough to show a bar."""
 
 _UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
 
 def show(text: str) -> None:
-    """Write to standard output at once; control characters that would act on a terminal are spelled out there."""
+    """Write to standard output at once; on a terminal, spell out control characters that would act on it."""
     if text:
         sys.stdout.write(text.translate(_UNPRINTABLE) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 
 class StreamPrinter:
-    """One text, as it comes."""
+    """Prints one text as it comes."""
 
     def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer") -> None:
         self._echo, self._tokenizer, self._last = echo, tokenizer, "\n"
 
     def begin(self, text: "Sample") -> None:
-        """Show the prompt as the model reads it, if it was typed."""
+        """Show the prompt, if it is to be shown."""
         self._show(_echoed(text, self._echo, self._tokenizer))
 
     def token(self, text: "Sample", chosen: "Chosen") -> None:
@@ -54,7 +55,7 @@ class StreamPrinter:
 
 
 class TextPrinter:
-    """Finished texts in order, with their number and seed if there are several."""
+    """Prints finished texts in order, with number and seed if there are several."""
 
     def __init__(self, *, echo: bool | None, tokenizer: "Tokenizer", several: bool, first: int = 0) -> None:
         self._echo, self._tokenizer, self._several = echo, tokenizer, several
@@ -63,7 +64,7 @@ class TextPrinter:
         self._next = first
 
     def begin(self, text: "Sample") -> None:
-        """Begin with the prompt, if it is shown."""
+        """Begin with the prompt, if it is to be shown."""
         self._pieces[text.number] = [_echoed(text, self._echo, self._tokenizer)]
 
     def token(self, text: "Sample", chosen: "Chosen") -> None:
@@ -71,7 +72,7 @@ class TextPrinter:
         self._pieces[text.number].append(text.piece)
 
     def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
-        """Show all texts whose turn it is."""
+        """Show all texts that are next in order."""
         whole = "".join([*self._pieces.pop(text.number), rest])
         interrupted = ", interrupted" if finished.reason == "interrupted" else ""
         head = f"=== {text.number + 1} (seed {text.seed}{interrupted}) ===\n" if self._several else ""
@@ -82,7 +83,7 @@ class TextPrinter:
 
 
 class JsonPrinter:
-    """One JSON line for each finished text, as soon as it is finished; if streaming, also one for each token."""
+    """Prints a JSON line for each text as soon as it is finished; if streaming, also one for each token."""
 
     def __init__(self, *, tokenizer: "Tokenizer", stream: bool, logprobs: bool) -> None:
         self._tokenizer, self._stream, self._logprobs = tokenizer, stream, logprobs
@@ -133,36 +134,35 @@ class JsonPrinter:
         sys.stdout.flush()
 
 
+def describe_decoder(decoder: "Decoder") -> str:
+    """Return a decoder's precision, and whether it is compiled and why."""
+    return f"{decoder.precision}, {'compiled' if decoder.compiled else 'not compiled'} ({decoder.reason})"
+
+
 @contextmanager
 def reading_bar(n_token: int, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Show how far a long prompt is read, on a terminal.
+    """Show on a terminal how far a long prompt is read; yield a function to call with the number of tokens just read.
 
-    Args:
-        n_token: how many tokens are read.
-        hidden: show nothing.
-
-    Yields:
-        What to call with the number of tokens just read. The bar comes with the first and goes with the last, because the
-        prompt is printed before, and the text after.
+    The bar appears with the first tokens and goes with the last, because the prompt is printed before and the text after.
     """
     bar, n_read = Bar(None), 0
-    with ExitStack() as shown:
+    with ExitStack() as stack:
 
         def advance(n: int) -> None:
             nonlocal bar, n_read
             if n_read == 0:
-                bar = shown.enter_context(progress("reading", n_token, hidden=hidden or n_token < _BAR_FROM))
+                bar = stack.enter_context(progress("reading", n_token, hidden=hidden or n_token < _BAR_FROM))
             bar.advance(n)
             n_read += n
             if n_read >= n_token:
-                shown.close()
+                stack.close()
 
         yield advance
 
 
 @contextmanager
 def gathered_output(world: "World") -> Iterator[None]:
-    """Print in the first process what all of several print in the block, by rank, when it ends everywhere."""
+    """Let the first of several processes print what all print in the block, by rank, once all have ended it."""
     if world.alone:
         yield
         return
@@ -176,7 +176,7 @@ def gathered_output(world: "World") -> Iterator[None]:
 def _echoed(text: "Sample", echo: bool | None, tokenizer: "Tokenizer") -> str:
     """Return the prompt as the model reads it, if it is to be shown; by default, if it was typed.
 
-    A character that it ends within is completed by the text.
+    If it ends within a character, the text completes it.
     """
     if not (text.prompt.shown if echo is None else echo):
         return ""
