@@ -1,4 +1,4 @@
-"""Recipes and overrides: what comes out, and that every mistake is one line with key, value and remedy."""
+"""Recipes and overrides: the settings that they make, and mistakes in one line with key, value and remedy."""
 
 from pathlib import Path
 from typing import Any, get_args

@@ -1,4 +1,4 @@
-"""The exported graph: what the model says, over several segments of rows of different age and length."""
+"""The exported graph computes what the model computes, over several segments of rows of different age and length."""
 
 from collections.abc import Callable
 from copy import deepcopy

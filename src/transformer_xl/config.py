@@ -83,7 +83,7 @@ class OptimConfig(Settings):
     )
     momentum: Probability = Field(default=0.95, description="sgd and muon")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="of what decayed says; decoupled with adamw, muon and lamb"
+        default=0.0, description="decay of the weights that decayed names; decoupled with adamw, muon and lamb"
     )
     decayed: Literal["matrices", "layers", "all"] = Field(
         default="matrices", description="matrices: embeddings and softmax too; layers: only matrices of layers; all: everything"
@@ -116,7 +116,7 @@ class TrainConfig(Settings):
     )
     max_minutes: Annotated[float, Field(gt=0)] | None = Field(default=None, description="budget in minutes of training steps")
     reset_at_documents: bool = Field(default=False, description="training: a new document starts with an empty memory")
-    seed: Natural = Field(default=0, description="of weights and dropout")
+    seed: Natural = Field(default=0, description="random seed of weights and dropout")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:N, mps")
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(default="auto", description="auto: what the processor does fast")
     log_interval: Positive = Field(default=50, description="steps between lines of metrics.jsonl")
@@ -151,10 +151,11 @@ class TrainConfig(Settings):
     compile: bool = Field(default=False, description="compile the model's part of a step with torch.compile")
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time")
     average: Literal["none", "ema", "swa"] = Field(
-        default="none", description="keep an average of the weights, too: of all steps, fading, or of the last ones, equally"
+        default="none",
+        description="also keep an average of the weights; ema: of all steps, fading; swa: of the last steps, equally",
     )
     average_decay: Annotated[float, Field(gt=0, lt=1)] = Field(
-        default=0.999, description="ema: what is left of the average after a step"
+        default=0.999, description="ema: factor of the old average at each step"
     )
     average_start: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.75, description="swa: share of the budget after which averaging begins"
@@ -183,7 +184,9 @@ class EvalConfig(Settings):
     batch_size: Positive = Field(default=8, description="lanes read side by side, each warmed up on the text before it")
     clamp_len: Positive | None = Field(default=None, description="largest distance told apart")
     same_length: bool | None = Field(default=None, description="the same number of keys for every query")
-    ext_len: Natural = Field(default=0, description="tokens before each segment read again with it, and remembered only then")
+    ext_len: Natural = Field(
+        default=0, description="tokens before each segment that are read again with it, and enter the memory only then"
+    )
     max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most so many tokens")
 
 
@@ -194,7 +197,8 @@ class RunConfig(Settings):
     description: str = Field(default="", description="what the recipe is for, in one line")
     source: str = Field(default="", description="where its settings come from")
     compared_with: str | None = Field(
-        default=None, description="recipe of the model that this one is compared with: numbers of parameters stand side by side"
+        default=None,
+        description="recipe whose model this one is compared with; their numbers of parameters are shown side by side",
     )
     model: ModelConfig = Field(default_factory=TransformerXLConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)

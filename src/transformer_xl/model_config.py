@@ -37,30 +37,30 @@ class ModelConfig(Settings):
 
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
-    d_model: Positive = Field(default=512, description="width of what the softmax reads; transformer_xl: even")
+    d_model: Positive = Field(default=512, description="width of the input of the softmax; transformer_xl: even")
     d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     locked_dropout: bool = Field(
         default=False, description="dropout on activations is the same at all positions of a row and segment (variational)"
     )
     dropinput: Probability | None = Field(
-        default=None, description="dropout on what enters the first layer; None means dropout"
+        default=None, description="dropout on the input of the first layer; None means dropout"
     )
-    dropoutput: Probability | None = Field(default=None, description="dropout on what the softmax reads; None means dropout")
-    dropemb: Probability = Field(default=0.0, description="dropout of whole words of the vocabulary from the input")
+    dropoutput: Probability | None = Field(default=None, description="dropout on the input of the softmax; None means dropout")
+    dropemb: Probability = Field(default=0.0, description="dropout of whole words from the input")
     dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
     cutoffs: tuple[int, ...] = Field(
         default=(),
         description="first ids of the tails of an adaptive softmax (ids sorted by frequency, as of words); empty: one softmax",
     )
-    div_val: Positive = Field(default=1, description="each cluster's vectors are so many times narrower than those before")
+    div_val: Positive = Field(default=1, description="factor between the widths of the vectors of a cluster and the next")
     tie_projs: tuple[bool, ...] | None = Field(
         default=None, description="per cluster, from the head: the softmax projects with the embedding's projection; None: none"
     )
-    proj_share_all_but_first: bool = Field(default=False, description="short for tie_projs of all clusters but the head")
+    proj_share_all_but_first: bool = Field(default=False, description="the same as tie_projs for all clusters but the head")
     proj_same_dim: bool = Field(
-        default=True, description="div_val > 1: project also those clusters whose vectors have width d_model already"
+        default=True, description="div_val > 1: also project clusters whose vectors already have width d_model"
     )
     init: Literal["normal", "uniform"] = Field(default="normal", description="distribution of initial weights")
     init_range: Annotated[float, Field(gt=0)] = Field(default=0.1, description="half-width when init = 'uniform'")
@@ -212,7 +212,7 @@ class TransformerXLConfig(AttentionConfig):
         description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
     )
     max_klen: Positive | None = Field(
-        default=None, description="shaw, al_rfou: distances with a learned vector of their own; None: train.tgt_len + mem_len"
+        default=None, description="shaw, al_rfou: number of learned positions; None: train.tgt_len + mem_len"
     )
     clamp_len: Positive | None = Field(
         default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
@@ -223,7 +223,8 @@ class TransformerXLConfig(AttentionConfig):
         default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
     )
     zero_first_memory: bool = Field(
-        default=False, description="a stream begins after mem_len zero vectors that are attended to, as in Hugging Face and TF"
+        default=False,
+        description="a stream begins with a memory of mem_len zeros that queries attend to, as in Hugging Face and TF",
     )
     untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
 
@@ -284,7 +285,7 @@ class VanillaConfig(AttentionConfig):
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "nothing"
 
     max_len: Positive | None = Field(
-        default=None, description="positions that are told apart, and so the longest segment; None: train.tgt_len"
+        default=None, description="number of learned positions, and so the longest segment; None: train.tgt_len"
     )
     intermediate_losses: bool = Field(
         default=False, description="all layers predict, layer l of n in the first l / 2n of training (their section 2.1)"

@@ -163,7 +163,7 @@ def test_linear_nll_in_double_precision_stays_double(monkeypatch):
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("variant", [{}, {"cutoffs": (4, 9)}])
 def test_no_more_scores_than_allowed_are_held_at_once(variant, autocast, monkeypatch):
-    """Whoever computes scores is asked for at most so many tokens that tokens x classes stay within the bound."""
+    """Scores are computed for so few tokens at a time that tokens x classes stay within the bound."""
     held, own, library = [], softmax._nll, torch.nn.functional.linear_cross_entropy
 
     def count(h, vectors, *rest):

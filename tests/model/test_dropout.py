@@ -87,7 +87,7 @@ def test_it_prints_its_probability() -> None:
 
 
 def n_bytes_saved(function: Callable[[], Tensor]) -> int:
-    """Bytes kept for the backward pass of what `function` computes, each storage counted once."""
+    """Bytes that `function` keeps for the backward pass, each storage counted once."""
     saved: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -184,13 +184,13 @@ def test_the_vectors_of_dropped_words_get_no_gradient() -> None:
 
 
 def test_words_are_not_copied() -> None:
-    """The matrix of a large vocabulary is many times larger than what is looked up in it."""
+    """The matrix of a large vocabulary is many times larger than the vectors looked up in it."""
     embedded, ids = torch.randn(2, 5, 8, requires_grad=True), torch.randint(10_000, (2, 5))
     assert n_bytes_saved(lambda: WordDropout(0.5, vocab_size=10_000)(embedded, ids)) == 2 * 5 * 4
 
 
 def drawn_weights(linear: DropConnectLinear, width: int) -> Tensor:
-    """The weights that a call multiplies by, read off its output; no biases."""
+    """The weights of one call without biases, computed from its output."""
     return (linear(torch.eye(width, dtype=linear.weight.dtype)) - (0 if linear.bias is None else linear.bias)).T
 
 

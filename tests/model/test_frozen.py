@@ -1,4 +1,4 @@
-"""Weights as inference multiplies by them, and the softmax over them: rounded as promised, else the model's own numbers."""
+"""Frozen weights and the softmax with them: rounded as promised, and otherwise the model's own numbers."""
 
 from functools import partial
 from typing import Any, cast
@@ -50,7 +50,7 @@ def test_int8_of_zeros_is_zeros() -> None:
 
 @pytest.mark.parametrize("wrong", [float("inf"), float("-inf"), float("nan")])
 def test_int8_does_not_hide_weights_that_are_not_finite(wrong: float) -> None:
-    """Their output is not finite either, and other outputs are as ever."""
+    """Their output is not finite either, and other outputs do not change."""
     matrix = freeze(torch.tensor([[wrong, 1.0], [0.5, 1.0]]), "int8")
     y = product(torch.ones(1, 2), matrix, torch.float32)
     assert not y[0, 0].isfinite() and abs(float(y[0, 1]) - 1.5) < 0.01
@@ -164,7 +164,7 @@ def test_labels_outside_the_vocabulary_are_refused(name: str, wrong: int) -> Non
 @pytest.mark.parametrize("name", ["plain", "cutoffs, div_val 2", "cutoffs, d_embed"])
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-6), ("bf16", 0.02), ("int8", 0.05)])
 def test_the_head_for_a_compiler_is_the_head(name: str, precision: InferencePrecision, tolerance: float) -> None:
-    """And in a narrower precision near that of fp32; log-probabilities still add up to 1."""
+    """In a narrower precision it is near that of fp32, and probabilities still add up to 1."""
     model, h = tiny_model(**SOFTMAXES[name]), torch.randn(3, 10)
     softmax, full = parts(model, precision), parts(model)
     streamed_head = partial(compute_head, product=streamed_product)
@@ -179,7 +179,7 @@ def test_the_head_for_a_compiler_is_the_head(name: str, precision: InferencePrec
 
 
 def test_int8_softmax_is_smaller() -> None:
-    """All matrices of head, tails and projections are rounded, not the head's alone."""
+    """All matrices of head, tails and projections are rounded, not only the head's."""
     model = tiny_model(cutoffs=(4, 9), div_val=2)
     softmax = parts(model, "int8")
     matrices = [m for cluster in softmax.clusters for m in (cluster.projection, cluster.vectors) if m is not None]

@@ -1,4 +1,4 @@
-"""`KeyValueMemory`: rows in ring buffers; what they hold, how much that is, and that nothing is left of what was forgotten."""
+"""`KeyValueMemory`: what its ring buffers hold, how many bytes that is, and that a reset leaves nothing of the old text."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What all kinds of model have in common: what a call may be given."""
+"""All kinds of model check the shapes of a call."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""An LSTM read in segments is `torch.nn.LSTM` read at once, whatever lies between the segments."""
+"""An LSTM that reads in segments computes what `torch.nn.LSTM` computes at once, wherever the segments are cut."""
 
 import pytest
 import torch

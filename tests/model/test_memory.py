@@ -1,4 +1,4 @@
-"""Memory: rows are reset, chosen, joined and saved."""
+"""Memory: rows are reset, selected, joined and saved."""
 
 import pytest
 import torch

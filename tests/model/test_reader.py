@@ -1,4 +1,4 @@
-"""`Reader` over a `KeyValueMemory` says what the model says over hidden states, however a text is cut and rows are fed."""
+"""A `Reader` with a `KeyValueMemory` computes what the model computes with `Mems`, however text is cut and rows are fed."""
 
 import shutil
 from collections.abc import Iterator
@@ -121,7 +121,7 @@ def test_rings_are_as_long_as_they_must_be(mem_len: int, tgt_len: int, same_leng
 
 
 def test_a_window_limits_what_tokens_see_where_training_did_not() -> None:
-    """With a window, segments say what single steps say."""
+    """With a window, segments give the numbers of single steps."""
     model = tiny_model().double()
     one, other = (Reader(model, tgt_len=7, window=model.mem_len + 1) for _ in range(2))
     memory, steps = one.empty_memory(2), other.empty_memory(2)
@@ -164,7 +164,7 @@ def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", ["paper", "same_length", "shaw", "zero first memory"])
 def test_a_step_that_rows_sit_out_leaves_them_as_they_were(name: str) -> None:
-    """To the last bit, over and over, at every place of the ring."""
+    """To the last bit, many times, at every slot of the ring."""
     reader = Reader(model_of(name, torch.float32), tgt_len=3)
     sitting, reading = (reader.empty_memory(3) for _ in range(2))
     active = torch.tensor([True, False, True])
@@ -185,7 +185,7 @@ def test_a_step_that_rows_sit_out_leaves_them_as_they_were(name: str) -> None:
 @pytest.mark.parametrize("window", [None, 6])
 @pytest.mark.parametrize("n_read", [0, 2, 5, 11, 16, 30])
 def test_what_is_out_of_sight_has_no_effect_at_all(n_read: int, window: int | None) -> None:
-    """Slots older than the window, never written, or written by a row that did not read: whatever lies there."""
+    """Whatever lies in slots that are older than the window, never written, or written by a row that did not read."""
     reader = Reader(tiny_model(), tgt_len=9, window=window)
     memory = reader.empty_memory(1)
     for token in tokens(n_read):
@@ -303,7 +303,7 @@ def test_a_row_that_went_wrong_harms_no_other_and_heals_by_a_reset() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [SINGLE, DOUBLE])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_hidden_states_become_keys(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Of rows of different ages; what is read afterwards is what the model reads after the same hidden states."""
+    """Rows have different ages; reading on gives the model's numbers after the same hidden states."""
     model = model_of(name, dtype)
     parts = [model(tokens(1, n), mems=model.init_mems(1)).mems if n else model.init_mems(1) for n in (0, 2, 30)]
     mems = Mems.concatenate(parts)
@@ -330,7 +330,7 @@ def test_of_a_longer_memory_the_last_positions_count() -> None:
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_keys_become_hidden_states(name: str, dtype: torch.dtype, tolerance: float) -> None:
-    """Of rows at different places and of different ages; the model goes on from them as the reader does."""
+    """Rows have different slots and ages; the model reads on from the states as the reader does."""
     model = model_of(name, dtype)
     rows = Rows(model, batch_size=3, tgt_len=5)
     for row, n in enumerate((0, 3, 43)):
@@ -351,7 +351,7 @@ def test_keys_become_hidden_states(name: str, dtype: torch.dtype, tolerance: flo
 
 
 def test_hidden_states_come_back_as_they_went_in() -> None:
-    """Where no layer norm stands before the projection, the very states, not only ones with the same keys."""
+    """Without a layer norm before the projection they are the same states, not only ones with the same keys."""
     model = tiny_model().double()
     with torch.no_grad():
         mems = model(tokens(2, 9), mems=model.init_mems(2)).mems
@@ -390,7 +390,7 @@ def loss(model: TransformerXL, precision: InferencePrecision) -> tuple[Reader, f
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.005), ("int8", 0.01)])
 @pytest.mark.parametrize("name", ["paper", "pre_lnorm", "shaw", "cutoffs, div_val 2"])
 def test_narrower_numbers_cost_little(name: str, precision: InferencePrecision, bound: float) -> None:
-    """Nats per token; and they are in use, or the losses would be equal."""
+    """In nats per token; and the precision is really used, because the losses differ."""
     model = model_of(name, torch.float32)
     full, narrow = loss(model, "fp32")[1], loss(model, precision)[1]
     assert 0 < abs(narrow - full) < bound
@@ -422,7 +422,7 @@ def test_fp32_stands_for_the_type_of_the_weights() -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("name", ["pre_lnorm, final_norm, gelu", "cutoffs, div_val 2", "shaw"])
 def test_models_whose_weights_are_bf16_are_read_too(name: str, precision: InferencePrecision) -> None:
-    """Products are rounded to bf16; what layers add to, norms and scores are not, as in the other precisions."""
+    """Products are rounded to bf16; hidden states, norms and scores are not, as in the other precisions."""
     full, narrow = loss(model_of(name, torch.float32), "fp32")[1], loss(model_of(name, torch.bfloat16), precision)
     assert 0 < abs(narrow[1] - full) < 0.02
     memory = narrow[0].empty_memory(1)
@@ -454,7 +454,7 @@ def two_threads() -> Iterator[None]:
 )
 @pytest.mark.usefixtures("two_threads")
 def test_compiled_steps_are_the_interpreted_ones(precision: InferencePrecision, batch_size: int, tolerance: float) -> None:
-    """Around the ring, with rows that sit out. Compiled products are rounded to bf16 less often, hence the wider bounds."""
+    """Around the ring, with rows that do not read. The bounds are wide because compiled products round to bf16 less often."""
     model = tiny_model(vocab_size=29, cutoffs=(11,))
     compiled, plain = (Reader(model, tgt_len=2, precision=precision) for _ in range(2))
     compiled.compile()
@@ -477,7 +477,7 @@ def test_compiled_steps_are_the_interpreted_ones(precision: InferencePrecision, 
 
 @pytest.fixture
 def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let compiled functions be taken as graphs, but not turned into machine code, which takes seconds."""
+    """Trace compiled functions as graphs without turning them into machine code, which takes seconds."""
     compile = torch.compile
     monkeypatch.setattr(torch, "compile", lambda function, **options: compile(function, **options, backend="eager"))
     compiled_functions.cache_clear()
@@ -487,7 +487,7 @@ def graphs_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("graphs_only")
 def test_compiled_shapes_may_be_many() -> None:
-    """A process compiles for as many sizes and numbers of rows as it likes; the library's own limit is eight."""
+    """A process may compile for many sizes and numbers of rows; the library's own limit is eight."""
     model = tiny_model()
     for batch_size in range(1, 13):
         reader = Reader(model, tgt_len=2)

@@ -1,4 +1,4 @@
-"""What the options of dropout do to a whole model: where they apply, what they share, and what they leave alone."""
+"""The options of dropout in a whole model: where they apply, what shares a mask, and what is never dropped."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def nll(model: TransformerXL, **settings: Any) -> Tensor:
 
 
 class Recorder:
-    """What went into every dropout of a model and what came out, by name, in the order of the calls that drop anything."""
+    """Input and output of every dropout of a model, by name, in the order of the calls that drop anything."""
 
     def __init__(self, model: nn.Module) -> None:
         self.calls: dict[str, list[tuple[Tensor, Tensor]]] = {}

@@ -1,4 +1,4 @@
-"""A Transformer-XL reads segment by segment; padding, documents and rows of mixed age see nothing that is not their own."""
+"""A Transformer-XL reads segment by segment; padding, documents and rows of mixed age see only their own text."""
 
 import pytest
 import torch

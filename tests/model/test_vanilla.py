@@ -118,7 +118,7 @@ def test_scored_as_the_paper_scores_it() -> None:
 
 @pytest.mark.parametrize(("progress", "predicting"), [(0.0, 3), (0.16, 3), (0.17, 2), (0.33, 2), (0.34, 1), (0.5, 1), (1.0, 1)])
 def test_layers_stop_predicting_one_after_another(progress: float, predicting: int) -> None:
-    """Of three, the first until 1/6 of the training, the second until 2/6, the last one always."""
+    """The first of three until 1/6 of the training, the second until 2/6, the last one always."""
     model, tokens, labels = build(intermediate_losses=True).train(), ids(2, 7), ids(2, 7, seed=1)
     out = model(tokens, labels=labels, progress=progress)
     plain = model.eval()(tokens, labels=labels)
@@ -163,7 +163,7 @@ def test_a_decoder_reads_the_last_positions_again() -> None:
 
 
 def test_only_what_is_scored_meets_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where text is read again, its scores are not computed: the vocabulary is most of the work of a word model."""
+    """Scores of text that is read again are not computed, because they are most of the work of a word model."""
     model, tokens = build(), ids(2, 6)
     labels = torch.full((2, 6), -100)
     labels[0, 4:], labels[1, 5] = 3, 7

@@ -35,7 +35,7 @@ def feed_forward(h, w, prefix, config):
 
 
 def score(q, k, n, distance, w, layer, config):
-    """One head's score of one key; W_kR R, learned distances, or positions that are in the states already."""
+    """One head's score of one key; with W_kR R, learned distances, or positions that were added to the states."""
     kind = config.attention
     if kind == "transformer_xl":
         owner = layer if config.untie_r else 0
@@ -93,7 +93,7 @@ def embed(token, w, config):
 
 
 def log_probabilities(h, w, config):
-    """Of every token, by the chain rule: which cluster, then which token in it."""
+    """Log-probability of every token by the chain rule: of its cluster, then of the token in it."""
     head, *tails = [cluster_scores(i, h, w, config) for i in range(len(config.cutoffs) + 1)]
     if config.cutoffs:
         projected = project(0, h, w, config)

@@ -107,7 +107,7 @@ def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
 
 @dataclass
 class Segment:
-    """What was read, (rows, tokens), and by row what the loops say: (tokens, V), (tokens,) and each layer's memory."""
+    """The ids read, (rows, tokens), and for each row the loops' results: (tokens, V), (tokens,) and each layer's memory."""
 
     ids: Tensor
     labels: Tensor
@@ -118,7 +118,7 @@ class Segment:
 
 @dataclass
 class Reading:
-    """What rows had read before, the segments that they read together, and the gradient of every parameter."""
+    """What rows read before, the segments that they read together, and the gradient of every parameter."""
 
     past: list[Tensor]
     segments: list[Segment]
@@ -178,5 +178,5 @@ def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: st
 
 
 def weighted(nll: Tensor) -> Tensor:
-    """Sum losses (rows, tokens) with a weight for each place, so that none stands for another."""
+    """Sum losses (rows, tokens) with a different weight for each, so that swapped losses change the sum."""
     return (nll * torch.arange(1.0, nll.shape[1] + 1)).sum()

@@ -1,4 +1,4 @@
-"""What the loops of tests/reference leave out of the kinds of attention: dropout and initial weights."""
+"""Dropout and initial weights of the kinds of attention, which the loops of tests/reference leave out."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_attention_weights_are_dropped_in_training_only(kind):
 
 @pytest.mark.parametrize("kind", ["transformer_xl", "shaw", "vaswani"])
 def test_what_enters_the_first_layer_is_dropped_once(kind, monkeypatch):
-    """The originals drop embeddings, vaswani their sum with positions: half of the numbers are zero, and others doubled."""
+    """Dropout zeros half of the numbers and doubles the others: of embeddings, and with vaswani of their sum with positions."""
     model = tiny_model(**KINDS[kind], dropout=0.5, d_model=60, n_layer=1).train()
     entered, project = [], AttentionBlock.project
     monkeypatch.setattr(AttentionBlock, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))

@@ -10,7 +10,7 @@ from transformer_xl.model.backends import Attention
 
 @dataclass
 class Case:
-    """What one call is given; keys of a row begin where its memory does."""
+    """Arguments of one call; the keys of a row begin where its memory does."""
 
     inputs: dict[str, Tensor]
     first_BT: Tensor  # noqa: N815
@@ -20,7 +20,7 @@ class Case:
     def draw(
         cls, B: int, T: int, M: int, N: int, H: int, *, window: int | None = None, ages: str = "unequal", dtype=torch.float32
     ) -> "Case":
-        """Draw one; `ages` of the rows: full, equal (of one row for all), unequal, or documents that begin in the segment."""
+        """Draw a case; `ages` of rows: full, equal (one row of `first_BT`), unequal, or documents (begun in the segment)."""
         shapes = {"q": (B, T, N, H), "k": (B, M + T, N, H), "v": (B, M + T, N, H), "r": (M + T, N, H), "u": (N, H), "w": (N, H)}
         inputs = {name: torch.randn(shape).to(dtype).requires_grad_() for name, shape in shapes.items()}
         own_T = torch.arange(M, M + T)

@@ -127,7 +127,7 @@ def test_rows_and_heads_are_counted_where_a_grid_has_room(monkeypatch):
 
 @pytest.mark.parametrize(("set_as", "expected"), [("tf32", "tf32"), ("ieee", "ieee")])
 def test_products_in_fp32_are_as_exact_as_pytorchs(set_as, expected):
-    """However it was set: PyTorch's older property refuses to be read once the newer was written."""
+    """Whichever property set it: PyTorch's older one cannot be read once the newer one was written."""
     q, before = torch.zeros(1, 1, 1, 1), torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = set_as
     try:
@@ -152,7 +152,7 @@ def test_wide_heads_in_fp32_take_smaller_tiles(monkeypatch):
 
 @pytest.mark.slow
 def test_kernels_compile_for_gpus():
-    """What the interpreter takes, the compiler may not; it needs no GPU to say so."""
+    """The compiler may refuse what the interpreter accepts, and it needs no GPU to do so."""
     environment = os.environ | {"TRITON_INTERPRET": "0"}
     script = Path(__file__).parents[3] / "benchmarks" / "gpu" / "registers.py"
     command = [sys.executable, "-W", "ignore", str(script), "--dtypes", "bf16", "--dropout"]

@@ -33,7 +33,7 @@ def test_backend_equals_the_equation(name, shape):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_flex_equals_the_equation(shape):
-    """On a CPU it has no gradients, so there is its output alone to compare."""
+    """On a CPU it has no gradients, so only its output is compared."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     case = Case.draw(**SHAPES[shape]).to(device)
     with torch.no_grad():
