@@ -106,7 +106,7 @@ def test_a_state_is_refused_where_numbers_would_be_other_ones() -> None:
         decoder = decoder_of(**{name: value})
         feed(decoder, 1, TEXT[:9])
         before = decoder.scores.full()
-        with pytest.raises(ValueError, match=rf"the state is of a decoder that was opened otherwise: .*{name} \("):
+        with pytest.raises(ValueError, match=rf"the state is of a decoder with other settings: .*{name} \("):
             decoder.put(1, state)
         assert_same_bits(decoder.scores.full(), before)
     with pytest.raises(ValueError, match=r"row \(3\) must be one of 0 … 2"):

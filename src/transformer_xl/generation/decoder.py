@@ -12,12 +12,12 @@ from transformer_xl.generation.fastest import Compile, fastest_stream
 from transformer_xl.generation.inputs import (
     Ids,
     Mask,
-    Rows,
-    equally_many_for_each_row,
+    RowIds,
+    batch_ids,
     integers,
-    one_flag_for_each_row,
-    one_for_each_row,
-    some_for_each_row,
+    one_id_per_row,
+    ragged_ids,
+    row_mask,
 )
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import LAST, RowState, load_session, save_session
@@ -94,9 +94,9 @@ class Decoder:
 
     def _precision_of_reading_again(self, precision: str, compile: Compile) -> tuple[Precision, str]:
         if precision == "int8" or compile is True:
-            wish = "precision (int8)" if precision == "int8" else "compile (True)"
+            option = "precision (int8)" if precision == "int8" else "compile (True)"
             raise ConfigError(
-                f"{wish} needs keys that stay the same, and {self.model.config.reads_by} with mem_len ({self.mem_len}) has "
+                f"{option} needs keys that stay the same, and {self.model.config.reads_by} with mem_len ({self.mem_len}) has "
                 "none; leave it out"
             )
         return choose_precision(precision, self.model.device)
@@ -122,7 +122,7 @@ class Decoder:
         """Bytes of memory and position keys, which do not grow; 0 for models whose keys cannot be kept."""
         return 0 if self.kept is None else self.kept.memory.n_bytes + self.kept.reader.n_bytes
 
-    def feed(self, ids: Rows) -> Tensor:
+    def feed(self, ids: RowIds) -> Tensor:
         """Read on, and score what may come next.
 
         Args:
@@ -142,13 +142,13 @@ class Decoder:
         """
         return self.read(ids).full()
 
-    def read(self, ids: Rows) -> Scores:
+    def read(self, ids: RowIds) -> Scores:
         """Read on as `feed` does, and return scores that compute rare clusters only on demand."""
         if not isinstance(ids, Tensor):
-            rows = some_for_each_row(ids, self.batch_size)
+            rows = ragged_ids(ids, self.batch_size)
             self._check(torch.cat(rows))
             return self._read_rows(rows)
-        ids_BT = equally_many_for_each_row(ids, self.batch_size)
+        ids_BT = batch_ids(ids, self.batch_size)
         self._check(ids_BT)
         if ids_BT.shape[1] == 1:
             self._step(ids_BT[:, 0], None)
@@ -159,7 +159,7 @@ class Decoder:
         return self.scores
 
     @torch.no_grad()
-    def score(self, ids: Rows) -> list[Tensor]:
+    def score(self, ids: RowIds) -> list[Tensor]:
         """Read on, and return how surprising each token was.
 
         A row goes on afterwards as if it had read its ids by `read`. For models whose keys cannot be kept it takes much longer
@@ -176,7 +176,7 @@ class Decoder:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
             ValueError: ids of another shape, or no integers; nothing has been read then.
         """
-        rows = some_for_each_row(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, self.batch_size)
+        rows = ragged_ids(ids.cpu().numpy() if isinstance(ids, Tensor) else ids, self.batch_size)
         self._check(torch.cat(rows))
         before, nats = self._hidden, []
         if any(len(own) == 1 for own in rows):
@@ -208,10 +208,13 @@ class Decoder:
             ValueError: a row that does not exist, or ids that are no integers; nothing has been read then.
         """
         self._check_row(row)
-        piece = integers(ids, "ids").unsqueeze(0)
+        piece = integers(ids, "ids")
         self._check(piece)
-        self._hidden = self._hidden.clone()
-        self._hidden[row] = self._stream.advance(piece.to(self.model.device), rows=slice(row, row + 1))[0]
+        self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
+        self._advance(row, piece)
+
+    def _advance(self, row: int, ids: Tensor) -> None:
+        self._hidden[row] = self._stream.advance(ids.unsqueeze(0).to(self.model.device), rows=slice(row, row + 1))[0]
 
     def _read_rows(self, rows: Sequence[Tensor]) -> Scores:
         """Read int64 (T,) in each row, one row after another, but single tokens together."""
@@ -221,8 +224,7 @@ class Decoder:
         self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
         for row, own in enumerate(rows):
             if len(own) > 1:
-                piece = own.unsqueeze(0).to(self.model.device)
-                self._hidden[row] = self._stream.advance(piece, rows=slice(row, row + 1))[0]
+                self._advance(row, own)
         return self.scores
 
     def step(self, ids: Ids, *, active: Mask | None = None) -> Scores:
@@ -239,9 +241,9 @@ class Decoder:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
             ValueError: ids of another shape, or no integers, or no such mask; nothing has been read then.
         """
-        ids_B = one_for_each_row(ids, self.batch_size)
+        ids_B = one_id_per_row(ids, self.batch_size)
         self._check(ids_B)
-        self._step(ids_B, None if active is None else one_flag_for_each_row(active, self.batch_size, "active"))
+        self._step(ids_B, None if active is None else row_mask(active, self.batch_size, "active"))
         return self.scores
 
     def _step(self, ids: Tensor, active: Tensor | None) -> None:
@@ -273,7 +275,7 @@ class Decoder:
         """
         forget = torch.ones(self.batch_size, dtype=torch.bool)
         if rows is not None:
-            forget = one_flag_for_each_row(rows, self.batch_size, "rows").cpu()
+            forget = row_mask(rows, self.batch_size, "rows").cpu()
         self._stream.reset(forget)
         self._hidden = self._hidden.masked_fill(forget.to(self._hidden.device).unsqueeze(1), torch.nan)
 
@@ -296,7 +298,7 @@ class Decoder:
         """Let a row forget what it has read, and go on from what `take` returned.
 
         It goes on as the row that the state came from, to the last bit. The state may come from another row, and from another
-        decoder of the same model that was opened alike. Between decoders with different numbers of rows, pieces of text still
+        decoder of the same model and settings. Between decoders with different numbers of rows, pieces of text still
         give the same bits, but single tokens and scores are products of all rows, so a row's place may change how sums are
         rounded.
 
@@ -305,14 +307,14 @@ class Decoder:
             state: stays as it is.
 
         Raises:
-            ValueError: a row that does not exist, or a state of another model or of a decoder that was opened otherwise; the
-                row is then as it was.
+            ValueError: a row that does not exist, or a state of another model or of a decoder with other settings; the row
+                is then as it was.
         """
         self._check_row(row)
         ours = self._terms()
         if different := [name for name in ours if state.terms.get(name) != ours[name]]:
             values = ", ".join(f"{name} ({state.terms.get(name)} there, {ours[name]} here)" for name in different)
-            raise ValueError(f"the state is of a decoder that was opened otherwise: {values}; open this one alike")
+            raise ValueError(f"the state is of a decoder with other settings: {values}; open this one with the same")
         self._check_state(state.tensors)
         tensors = dict(state.tensors)
         hidden = self._hidden.clone()
@@ -420,7 +422,7 @@ class Decoder:
         return note
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of what all rows have read, from which this decoder, or one opened alike, can go on."""
+        """Return copies of what all rows have read, from which this decoder, or one with the same settings, can go on."""
         rows = enumerate(self.take(row).tensors for row in range(self.batch_size))
         return {f"{row}.{name}": x for row, tensors in rows for name, x in tensors.items()}
 
@@ -431,7 +433,7 @@ class Decoder:
             state: names and tensors.
 
         Raises:
-            ValueError: it is of a decoder that was opened otherwise; nothing is loaded then.
+            ValueError: it is of a decoder with other settings; nothing is loaded then.
         """
         rows = [RowState({}, self._terms()) for _ in range(self.batch_size)]
         for name, x in state.items():

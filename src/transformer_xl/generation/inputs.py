@@ -13,7 +13,7 @@ from torch import Tensor
 Ids = Tensor | np.ndarray | Sequence[int]
 """Token ids."""
 
-Rows = Tensor | np.ndarray | Sequence[Ids]
+RowIds = Tensor | np.ndarray | Sequence[Ids]
 """Token ids of each row."""
 
 Mask = Tensor | np.ndarray | Sequence[bool]
@@ -40,7 +40,7 @@ def integers(ids: object, what: str) -> Tensor:
     return found.to(torch.int64)
 
 
-def one_for_each_row(ids: object, n_row: int) -> Tensor:
+def one_id_per_row(ids: object, n_row: int) -> Tensor:
     """Return one token id of each row, int64 (B,), or raise a ValueError."""
     found = integers(ids, "ids")
     if found.shape != (n_row,):
@@ -48,7 +48,7 @@ def one_for_each_row(ids: object, n_row: int) -> Tensor:
     return found
 
 
-def equally_many_for_each_row(ids: Tensor, n_row: int) -> Tensor:
+def batch_ids(ids: Tensor, n_row: int) -> Tensor:
     """Return token ids, int64 (B, T) with T ≥ 1, or raise a ValueError."""
     found = integers(ids, "ids")
     if found.dim() != 2 or found.shape[0] != n_row or found.shape[1] == 0:
@@ -56,7 +56,7 @@ def equally_many_for_each_row(ids: Tensor, n_row: int) -> Tensor:
     return found
 
 
-def some_for_each_row(ids: object, n_row: int) -> list[Tensor]:
+def ragged_ids(ids: object, n_row: int) -> list[Tensor]:
     """Return the token ids of each row, int64 (T,) on the CPU, T = 0 in some rows but not in all, or raise a ValueError."""
     rows = []
     if isinstance(ids, Sequence | np.ndarray) and not isinstance(ids, str) and getattr(ids, "ndim", 1) > 0:
@@ -68,7 +68,7 @@ def some_for_each_row(ids: object, n_row: int) -> list[Tensor]:
     return [own.cpu() for own in rows]
 
 
-def one_flag_for_each_row(flags: object, n_row: int, what: str) -> Tensor:
+def row_mask(flags: object, n_row: int, what: str) -> Tensor:
     """Return bool (B,), or raise a ValueError in which `what` names the flags: row numbers must not pass for flags."""
     found = _tensor(flags)
     if found is None or found.dtype != torch.bool or found.shape != (n_row,):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.inputs import Ids, one_for_each_row
+from transformer_xl.generation.inputs import Ids, one_id_per_row
 from transformer_xl.model.softmax import check_ids
 
 ROUNDING = 1e-3
@@ -132,7 +132,7 @@ class Scores:
             ValueError: not one id for each row, or rows that do not exist.
         """
         rows = self._checked(rows)
-        tokens_R = one_for_each_row(ids, len(rows))
+        tokens_R = one_id_per_row(ids, len(rows))
         check_ids(tokens_R, vocab_size=self.vocab_size)
         asked = [(row, token, _cluster_of(self.borders, token)) for row, token in zip(rows, tokens_R.tolist(), strict=True)]
         for tail in range(self._tails.shape[1]):

@@ -51,11 +51,11 @@ _READ_WITH = ("clamp_len", "same_length", "ext_len")
 
 @dataclass(frozen=True)
 class RowState:
-    """What one row of a decoder has read; any row of a decoder of the same model, opened alike, can go on from it.
+    """What one row of a decoder has read; any row of a decoder with the same model and settings can go on from it.
 
     Attributes:
         tensors: of the stream (`Stream.take`), and `last`, its last hidden state.
-        terms: how the decoder was opened; JSON.
+        terms: settings of the decoder; JSON.
     """
 
     tensors: dict[str, Tensor]

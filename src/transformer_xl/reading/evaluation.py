@@ -1,4 +1,4 @@
-"""Score a model on a text: the sum of its nats, how the text is read for it, and the nats of each token.
+"""Score a model on a text: how the text is read, the sum of its nats, and the nats of each token.
 
 The text is one stream. Every token but the very first is predicted once, the first token of each segment too. If the text is
 read in several lanes side by side, each lane first reads the tokens before its part without counting them, so that its memory
@@ -104,8 +104,8 @@ class Score:
     Attributes:
         nats: total negative log-likelihood, summed in float64.
         tokens: predicted tokens.
-        n_characters: characters that these tokens stand for; the number of tokens where it was not given.
-        n_bytes: UTF-8 bytes that they stand for; None where it was not given.
+        n_characters: characters of these tokens; the number of tokens if it is not known.
+        n_bytes: UTF-8 bytes of these tokens; None if it is not known.
         seconds: time it took.
         token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
     """

@@ -123,7 +123,7 @@ class Stream(ABC):
 
     @abstractmethod
     def put(self, row: int, state: dict[str, Tensor]) -> None:
-        """Let a row forget, and go on from what `take` returned for any row of a stream opened alike; see `check`."""
+        """Let a row forget, and go on from what `take` returned for any row of a stream with the same settings; see `check`."""
 
     def n_rewindable(self, row: int) -> int:
         """Return by how many tokens a row can go back, so that it reads on as if it had never read them."""
@@ -417,7 +417,7 @@ def open_stream(
     With `token_by_token` every token sees the `mem_len` tokens before it (with `same_length` the model's window), so it makes
     no difference how a text is cut. Without it, each `read` is one segment, which sees what segments see in training.
     """
-    # without a memory, what a token sees begins anew with each segment
+    # without a memory, a token sees only its own segment
     if model.keeps_keys and model.ext_len == 0 and not model.is_sharded and (model.mem_len or not token_by_token):
         window = (model.window or model.mem_len + 1) if token_by_token else None
         return KeptKeys(cast(TransformerXL, model), batch_size, tgt_len=tgt_len, precision=precision, window=window)
