@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.cost import rereading
+from transformer_xl.cost import eval_speed
 
 ONE = ("bench", "eval-speed", "tiny.toml", "--lengths", "12,7", "--tgt-len", "4", "--repeats", "1", "--precision", "fp32")
 
@@ -52,7 +52,7 @@ def test_picture(txl: Txl, workbench: Path) -> None:
 
 
 def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, left = rereading.seconds_of, [3]  # vanilla and ours of the first length, vanilla of the second
+    original, left = eval_speed.seconds_of, [3]  # vanilla and ours of the first length, vanilla of the second
 
     def interrupted(*arguments: Any) -> float:
         if left[0] == 0:
@@ -60,7 +60,7 @@ def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPa
         left[0] -= 1
         return original(*arguments)
 
-    monkeypatch.setattr(rereading, "seconds_of", interrupted)
+    monkeypatch.setattr(eval_speed, "seconds_of", interrupted)
     answer = txl(*ONE, "--json")
     assert (answer.status, answer.err.strip()) == (130, "")
     result = json.loads(answer.out)

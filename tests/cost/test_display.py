@@ -5,17 +5,17 @@ from pathlib import Path
 import pytest
 
 from tests.cost.test_bench import DECODING
-from tests.cost.test_rereading import measured as race_figures
+from tests.cost.test_eval_speed import measured as eval_speed_examples
 from transformer_xl.config import load_recipe
 from transformer_xl.cost.bench import Decoding, Scoring, decoding_figures, scoring_figures
 from transformer_xl.cost.display import (
     Figures,
     decoding_tables,
     draw_decoding,
-    draw_rereading,
+    draw_eval_speed,
+    eval_speed_table,
     loss_table,
     plan_table,
-    rereading_table,
     scoring_table,
 )
 from transformer_xl.cost.hardware import gpu
@@ -75,8 +75,8 @@ def test_picture(tmp_path: Path) -> None:
         draw_decoding(tmp_path / "gone" / "a.png", figures(), title="", machine="")
 
 
-def test_table_of_rereading() -> None:
-    lines = rereading_table(race_figures()).splitlines()
+def test_table_of_eval_speed() -> None:
+    lines = eval_speed_table(eval_speed_examples()).splitlines()
     assert lines[1].split()[:6] == ["10", "3,000", "10.0", "300", "200–400", "-"]
     assert lines[2].split()[:6] == ["800", "20,000", "10.0", "2,000", "2,000–2,000", "363"]
     assert lines[0].split("  ")[-2:] == ["every 3: ms", "slowdown"]
@@ -84,9 +84,9 @@ def test_table_of_rereading() -> None:
     assert "medians of 1–3 rounds" in lines[3]
 
 
-def test_picture_of_rereading(tmp_path: Path) -> None:
+def test_picture_of_eval_speed(tmp_path: Path) -> None:
     path = tmp_path / "speed.svg"
-    draw_rereading(path, race_figures(), title="a token", machine="a machine")
+    draw_eval_speed(path, eval_speed_examples(), title="a token", machine="a machine")
     text = path.read_text(encoding="utf-8")
     for shown in ("a token", "a machine", "measured here", "operations", "table 9", "3 tokens at a time"):
         assert f"<!-- {shown}" in text or shown in text, shown

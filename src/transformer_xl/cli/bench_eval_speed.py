@@ -60,9 +60,9 @@ def eval_speed(
     check_least({"tgt-len": (tgt_len, 1), "stride": (stride, 1), "repeats": (repeats, 1)})
     check_picture(plot)
     from transformer_xl.config import load_recipe
-    from transformer_xl.cost.display import draw_rereading, processor_and_threads, rereading_table
+    from transformer_xl.cost.display import draw_eval_speed, eval_speed_table, processor_and_threads
+    from transformer_xl.cost.eval_speed import Times, count_parameters, eval_speed_figures, make_sides, run
     from transformer_xl.cost.hardware import describe
-    from transformer_xl.cost.rereading import Race, count_parameters, make_sides, rereading_figures, run
     from transformer_xl.model.precision import choose_device, choose_precision
     from transformer_xl.process import keep_freed_memory
 
@@ -81,14 +81,14 @@ def eval_speed(
         sides = make_sides(
             model, ids, lengths=numbers, precision=chosen, tgt_len=tgt_len, stride=stride, clamp_len=clamp_len, device=place
         )
-    races, interrupted = [Race(length) for length in numbers], False
+    times, interrupted = [Times(length) for length in numbers], False
     with progress(total=repeats * len(numbers), unit=None, threaded=False) as bar, room_for(*room):
         try:
             clock = time.process_time if cpu_time else time.perf_counter
-            run(sides, races, n_round=repeats, clock=clock, report=bar.next)
+            run(sides, times, n_round=repeats, clock=clock, report=bar.next)
         except KeyboardInterrupt:
             interrupted = True
-    figures = [rereading_figures(entry, sides) for entry in races if entry.ours]
+    figures = [eval_speed_figures(entry, sides) for entry in times if entry.ours]
     if not figures:
         raise KeyboardInterrupt
     parameters = count_parameters(sides, max_len=config.train.tgt_len)
@@ -103,11 +103,11 @@ def eval_speed(
     }
     if plot:
         where = f"{processor_and_threads(machine)}, {chosen}"
-        draw_rereading(plot, figures, title=f"a token of a vanilla Transformer, against {config.name}", machine=where)
+        draw_eval_speed(plot, figures, title=f"a token of a vanilla Transformer, against {config.name}", machine=where)
     if json_:
         print(json.dumps(facts | {"figures": figures, "interrupted": interrupted}))
     else:
-        print(f"{_describe(config, facts)}\n\n{rereading_table(figures)}")
+        print(f"{_describe(config, facts)}\n\n{eval_speed_table(figures)}")
     if interrupted:
         raise KeyboardInterrupt
 

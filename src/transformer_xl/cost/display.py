@@ -112,7 +112,7 @@ def scoring_table(measured: Sequence[Figures]) -> str:
     return f"{table([head, *rows])}\n{limit}"
 
 
-def rereading_table(measured: Sequence[Figures]) -> str:
+def eval_speed_table(measured: Sequence[Figures]) -> str:
     """Return a table of times and operations per token of both sides."""
     strides = {entry["stride"]["tokens"] for entry in measured if "stride" in entry}
     head = ["length", "vanilla ms", "ours ms", "slowdown", "min–max", "paper", "vanilla GFLOP", "ours MFLOP", "ratio"]
@@ -146,7 +146,7 @@ def rereading_table(measured: Sequence[Figures]) -> str:
     )
 
 
-def draw_rereading(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
+def draw_eval_speed(path: Path, measured: Sequence[Figures], *, title: str, machine: str) -> None:
     """Draw by attention length how many times longer the vanilla model takes: measured, counted and published.
 
     Raises:

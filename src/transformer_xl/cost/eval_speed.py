@@ -39,7 +39,7 @@ _SEGMENTS = 2
 
 
 @dataclass
-class Race:
+class Times:
     """Seconds per token of both sides at one attention length, one value per round."""
 
     length: int  # positions that a token sees, itself among them
@@ -120,17 +120,17 @@ def count_parameters(sides: Sides, *, max_len: int) -> dict[str, int]:
 
 def run(
     sides: Sides,
-    races: Sequence[Race],
+    times: Sequence[Times],
     *,
     n_round: int,
     clock: Clock = time.perf_counter,
     report: Callable[[str], object] = lambda _: None,
 ) -> None:
-    """Fill in the races round by round. Both sides take turns at all lengths, so that what slows the machine slows all."""
-    runners = [_Runner(sides, entry.length) for entry in races]
+    """Fill in the times round by round. Both sides take turns at all lengths, so that what slows the machine slows all."""
+    runners = [_Runner(sides, entry.length) for entry in times]
     device, stride = sides.ours.device, sides.stride
     with torch.no_grad():
-        for i, (entry, runner) in itertools.product(range(n_round), zip(races, runners, strict=True)):
+        for i, (entry, runner) in itertools.product(range(n_round), zip(times, runners, strict=True)):
             report(f"round {i + 1} of {n_round}, attention length {entry.length:,}")
             vanilla = seconds_of(partial(runner.read_anew, 1), device, clock)
             strided = [seconds_of(partial(runner.read_anew, stride), device, clock) / stride] if stride else []
@@ -141,9 +141,9 @@ def run(
             entry.ours.append(ours)
 
 
-def rereading_figures(race: Race, sides: Sides) -> dict[str, Any]:
+def eval_speed_figures(times: Times, sides: Sides) -> dict[str, Any]:
     """Return times and operations per token of both sides at one attention length, after at least one round."""
-    length, ids = race.length, sides.text
+    length, ids = times.length, sides.text
 
     def vanilla_flops(n_predicted: int) -> float:
         return flops_per_token(sides.vanilla.with_context(ext_len=length - n_predicted), ids, tgt_len=n_predicted)
@@ -151,16 +151,16 @@ def rereading_figures(race: Race, sides: Sides) -> dict[str, Any]:
     theirs, ours = vanilla_flops(1), flops_per_token(with_length(sides.ours, length), ids, tgt_len=sides.tgt_len)
     strided = sides.stride and {
         "tokens": sides.stride,
-        "vanilla_seconds": _spread(race.strided),
-        "slowdown": _spread(race.strided_slowdowns),
+        "vanilla_seconds": _spread(times.strided),
+        "slowdown": _spread(times.strided_slowdowns),
         "flops_ratio": vanilla_flops(sides.stride) / ours,
     }
     return {
         "length": length,
-        "rounds": len(race.ours),
-        "vanilla_seconds": _spread(race.vanilla),
-        "our_seconds": _spread(race.ours),
-        "slowdown": _spread(race.slowdowns),
+        "rounds": len(times.ours),
+        "vanilla_seconds": _spread(times.vanilla),
+        "our_seconds": _spread(times.ours),
+        "slowdown": _spread(times.slowdowns),
         "published_slowdown": PUBLISHED.get(length),
         "vanilla_flops": theirs,
         "our_flops": ours,

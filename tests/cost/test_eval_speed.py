@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.cost.clock import Clock
 from tests.helpers import TINY
 from transformer_xl.config import load_recipe
-from transformer_xl.cost import rereading
-from transformer_xl.cost.display import Figures, rereading_table
-from transformer_xl.cost.rereading import Race, Sides, count_parameters, make_sides, rereading_figures, run, with_length
+from transformer_xl.cost import eval_speed
+from transformer_xl.cost.display import Figures, eval_speed_table
+from transformer_xl.cost.eval_speed import Sides, Times, count_parameters, eval_speed_figures, make_sides, run, with_length
 from transformer_xl.errors import ConfigError
 from transformer_xl.model_config import TransformerXLConfig, VanillaConfig
 
@@ -37,10 +37,10 @@ def sides(config: dict[str, Any] | None = None, **options: Any) -> Sides:
 def test_what_is_timed_is_what_torch_counts(config: dict[str, Any], clamp_len: int | None) -> None:
     """Operations stand for seconds. Besides what is needed, plain code computes what is hidden."""
     both = sides(config, clamp_len=clamp_len)
-    entry = Race(LENGTH)
+    entry = Times(LENGTH)
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         run(both, [entry], n_round=2, clock=counter.get_total_flops)
-    figures = rereading_figures(entry, both)
+    figures = eval_speed_figures(entry, both)
     n_layer = both.ours.config.n_layer
     later = n_layer * 2 * 2 * WIDTH * LENGTH * (LENGTH - 1) // 2  # keys after a query, in both products
     n_slot = 16
@@ -91,23 +91,23 @@ def test_the_sides_take_turns_at_all_lengths(monkeypatch: pytest.MonkeyPatch) ->
             clock.pass_(0.5 * n_segment)
 
     clock = Clock()
-    monkeypatch.setattr(rereading, "_Runner", Runner)
-    races, said = [Race(7), Race(9)], []
-    run(sides(lengths=[7, 9]), races, n_round=2, clock=clock, report=said.append)
+    monkeypatch.setattr(eval_speed, "_Runner", Runner)
+    times, said = [Times(7), Times(9)], []
+    run(sides(lengths=[7, 9]), times, n_round=2, clock=clock, report=said.append)
     one = [[("anew 1", n), ("anew 3", n), ("on 1", n), ("on 2", n)] for n in (7, 9)]
     assert done == [*one[0], *one[1]] * 2
     assert said[1:3] == ["round 1 of 2, attention length 9", "round 2 of 2, attention length 7"]
-    assert races[0] == Race(7, vanilla=[7, 7], ours=[0.125, 0.125], strided=[7 / 3, 7 / 3])
-    assert races[1].slowdowns == [72, 72]
+    assert times[0] == Times(7, vanilla=[7, 7], ours=[0.125, 0.125], strided=[7 / 3, 7 / 3])
+    assert times[1].slowdowns == [72, 72]
 
 
 def test_without_a_stride_nothing_is_strided() -> None:
-    both, entry = sides(stride=None), Race(LENGTH)
+    both, entry = sides(stride=None), Times(LENGTH)
     run(both, [entry], n_round=1)
     assert not entry.strided
     assert min(entry.vanilla + entry.ours) > 0
-    assert "stride" not in rereading_figures(entry, both)
-    assert "every" not in rereading_table([rereading_figures(entry, both)])
+    assert "stride" not in eval_speed_figures(entry, both)
+    assert "every" not in eval_speed_table([eval_speed_figures(entry, both)])
 
 
 def test_a_stride_is_part_of_what_is_read() -> None:
@@ -121,12 +121,12 @@ def test_what_is_read_is_of_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     read = type(both.vanilla).read
     monkeypatch.setattr(type(both.vanilla), "read", lambda self, ids: seen.append(ids) or read(self, ids))
     both = replace(both, text=np.array([2, 2, 5]))
-    run(both, [Race(LENGTH)], n_round=1)
+    run(both, [Times(LENGTH)], n_round=1)
     assert {int(i) for ids in seen for i in ids.flatten()} == {2, 5}
 
 
 def test_bf16_is_of_both() -> None:
-    both, entry = sides(precision="bf16"), Race(LENGTH)
+    both, entry = sides(precision="bf16"), Times(LENGTH)
     seen = []
     both.vanilla.layers[0].register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
     run(both, [entry], n_round=1)
@@ -137,8 +137,8 @@ def test_bf16_is_of_both() -> None:
 
 def measured() -> list[Figures]:
     both = sides()
-    known, other = Race(10, [2.0, 4.0, 3.0], [0.01, 0.01, 0.01], [0.5, 0.5, 0.5]), Race(800, [20.0], [0.01], [1.0])
-    return [rereading_figures(entry, both) for entry in (known, other)]
+    known, other = Times(10, [2.0, 4.0, 3.0], [0.01, 0.01, 0.01], [0.5, 0.5, 0.5]), Times(800, [20.0], [0.01], [1.0])
+    return [eval_speed_figures(entry, both) for entry in (known, other)]
 
 
 def test_figures() -> None:
