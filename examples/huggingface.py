@@ -1,6 +1,6 @@
-"""Use a model with transformers 5: generate, train with its Trainer, and load the result with txl again.
+"""Train a model with the Trainer of transformers 5, generate text with it, and load it with txl again.
 
-python examples/huggingface.py            a tiny random model, made on the way
+python examples/huggingface.py            a tiny random model, created first
 python examples/huggingface.py MODEL      a directory, a hub id, or an old `transfo-xl` directory
 """
 
@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import transformer_xl as txl
-import transformer_xl.huggingface  # registers the classes
+import transformer_xl.huggingface  # registers the model with transformers
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 
@@ -26,7 +26,7 @@ TEXT = "The memory of a stream has a fixed size, whatever was read before.\n" * 
 
 
 def tiny_model(folder: Path) -> str:
-    """Save a random model of bytes as `txl` does."""
+    """Save a random byte model as `txl` does, and return its directory."""
     config = txl.TransformerXLConfig(vocab_size=256, n_layer=2, d_model=64, n_head=2, d_head=32, d_inner=128, mem_len=64)
     txl.TransformerXL(config).save_pretrained(folder)
     train_tokenizer(TokenizerConfig(kind="byte"), [TEXT]).save(folder / "tokenizer.json")
