@@ -193,7 +193,10 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         ("train tiny.toml --out new --set train.max_step=3", "unknown key 'max_step'; did you mean 'max_steps'?"),
         ("train tiny.toml --out new --set trian.max_steps=3", "unknown key 'trian'; did you mean 'train'?"),
         ("train tiny.toml --out new --set max_steps", "--set 'max_steps' must have the form section.key=value"),
-        ("train tiny.toml --out new --set model.d_model=7", "d_model (7) must be even, because its sinusoids come in pairs; use 8"),
+        (
+            "train tiny.toml --out new --set model.d_model=7",
+            "d_model (7) must be even, because its sinusoids come in pairs; use 8",
+        ),
         ("train tiny.toml --out new --set model.mem_len=-1", "mem_len (-1) must be greater than or equal to 0"),
         ("train tiny.toml --out new --set model.cutoffs=[9,3]", "cutoffs (9, 3) must increase"),
         ("train tiny.toml --out new --set model.n_layer=two", "n_layer ('two') must be a valid integer"),

@@ -885,7 +885,7 @@ def test_a_long_memory_that_is_asked_for_is_had(txl: Txl) -> None:
     command = ("generate", "run", "--tokens", "3", "--memory", "book")
     assert txl(*command, "--prompt", "the", "--mem-len", "20000").status == 0
     assert "--mem-len 20000, and more than 16,384 is accepted only if" in txl(*command).complaint
-    assert "--mem-len 20000, and more than 19,000 is taken over only if" in txl(*command, "--mem-len", "19000").complaint
+    assert "--mem-len 20000, and more than 19,000 is accepted only if" in txl(*command, "--mem-len", "19000").complaint
     assert "--mem-len (20001): 'book' was read with 20000" in txl(*command, "--mem-len", "20001").complaint
     assert txl(*command, "--mem-len", "20000").status == 0
 
