@@ -223,6 +223,7 @@ def test_sampling_options_reach_the_sampling(txl: Txl) -> None:
         assert text(*options.split()) != plain
     penalty = ("--repetition-penalty", "2")
     assert text(*penalty, "--repetition-window", "1") != text(*penalty)
+    assert text(*penalty, "--repetition-window", "none") == text(*penalty, "--repetition-window", "1000")
     assert text("--max-tokens", "10") == text("--tokens", "10")
     assert len(text("--top-k", "1")) == len(text("--temperature", "0")) == 62
 

@@ -113,7 +113,7 @@ class Choice:
         top_p: draw from the likeliest tokens that together have this probability.
         min_p: draw from tokens at least this many times as likely as the likeliest.
         repetition_penalty: above 1 makes recent tokens less likely.
-        repetition_window: how many of the last tokens count as recent.
+        repetition_window: how many of the last tokens count as recent; none: all.
         bias: TOKEN=NUMBER, added to the score of a token, given by its text or its id; -inf bans it; may be repeated.
         seed: the same seed gives the same text. Default: --memory goes on with its random numbers; else another each time.
     """
@@ -123,15 +123,14 @@ class Choice:
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
-    repetition_window: int = 64
+    repetition_window: int | None = 64
     bias: _RepeatedText = None
     seed: int | None = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the sampling that need no tokenizer."""
-        names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repetition_window")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name not in ("bias", "seed")}
 
     def sampling(self, tokenizer: "Tokenizer | None" = None) -> "Sampling":
         """Return how tokens are drawn; without a tokenizer all but the biases, to check them early."""

@@ -7,9 +7,10 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
-from transformer_xl.cli.generate_options import Remembered
+from transformer_xl.cli.generate_options import Choice, Remembered
 from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
 from transformer_xl.cli.prompts import beginning, line_end, nothing, typed
 from transformer_xl.console import say
@@ -33,18 +34,8 @@ Ctrl-C ends what it is writing; it remembers what was read and shown.
 
 _COMMANDS = ("help", "load", "quit", "reset", "save", "set")
 
-_SETTINGS = {
-    "tokens": int,
-    "seed": int,
-    "temperature": float,
-    "top_k": int,
-    "top_p": float,
-    "min_p": float,
-    "repetition_penalty": float,
-    "repetition_window": int,
-    "stop": str,
-}
-_OPTIONAL = ("top_k", "top_p", "min_p", "repetition_window", "stop")
+_TYPES = get_type_hints(Choice)
+_SETTINGS = {"tokens": int, "seed": int, **{name: _TYPES[name] for name in Choice().settings}, "stop": str | None}
 
 
 class Conversation:
@@ -195,14 +186,14 @@ class Conversation:
 
 def _value(name: str, text: str) -> Any:
     """Return the value of a setting that a person typed."""
-    if text == "none" and name in _OPTIONAL:
+    kinds = get_args(_SETTINGS[name]) or (_SETTINGS[name],)
+    if text == "none" and NoneType in kinds:
         return None
-    kind = _SETTINGS[name]
     try:
-        value = kind(text)
+        value = kinds[0](text)
     except ValueError:
-        what = {int: "a whole number", float: "a number"}[kind]
-        raise ConfigError(f"{name} ({text!r}) must be {what}{' or none' if name in _OPTIONAL else ''}") from None
+        what = {int: "a whole number", float: "a number"}[kinds[0]]
+        raise ConfigError(f"{name} ({text!r}) must be {what}{' or none' if NoneType in kinds else ''}") from None
     if name == "tokens" and value < 0:
         raise ConfigError(f"tokens ({value}) must be at least 0")
     return value
