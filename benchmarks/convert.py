@@ -89,6 +89,7 @@ def write_checkpoint(folder: Path, form: str, tiny: bool) -> None:
             "n_head": 2,
         }
     config: TransformerXLConfig = huggingface.config_of(values)
+    assert config.vocab_size is not None
     tensors = {}
     for part in huggingface.key_map(config).parts():
         tensors[part.name] = torch.randn(part.shape) * 0.02

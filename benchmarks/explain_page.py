@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
+from typing import Any
 
 import torch
 from common.machine import describe
@@ -27,7 +28,7 @@ from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import Reading
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SIZES = {"n_layer": 4, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "mem_len": 128}
+SIZES: dict[str, Any] = {"n_layer": 4, "d_model": 64, "n_head": 4, "d_head": 16, "d_inner": 128, "mem_len": 128}
 SHORT = 1000
 
 

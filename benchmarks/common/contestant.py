@@ -6,7 +6,7 @@ would run the same one of torch, and it would only hide their difference.
 
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from common.machine import peak_mb, reset_peak, resident_mb
 from common.shapes import SHAPES, Shape
 
+ModelT = TypeVar("ModelT", bound=nn.Module)
 
-class Contestant(ABC):
+
+class Contestant(ABC, Generic[ModelT]):
     """A model that trains on request; see `common.wire`."""
 
-    model: nn.Module
+    model: ModelT
     mems: Any
 
     def __init__(self) -> None:

@@ -15,16 +15,17 @@ from common.shapes import Shape
 from common.wire import serve
 from transformer_xl.conversion.key_maps.huggingface import key_map
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.precision import autocast, choose_precision
+from transformer_xl.model.precision import Precision, autocast, choose_precision
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
 CPU = torch.device("cpu")
 
 
-class Ours(Contestant):
+class Ours(Contestant[TransformerXL]):
     def __init__(self, precision: str) -> None:
         super().__init__()
+        self.precision: Precision
         self.precision, self.reason = choose_precision(precision, CPU)
 
     def versions(self) -> dict[str, str]:
@@ -48,7 +49,7 @@ class Ours(Contestant):
             dropout=shape.dropout,
             zero_first_memory=True,  # the peer attends to the zeros it starts with
         )
-        self.model: TransformerXL = TransformerXL(config)
+        self.model = TransformerXL(config)
         self.key_map = key_map(config)
         theirs = load_file(weights)
         shapes = {name: tuple(parameter.shape) for name, parameter in self.model.named_parameters()}
@@ -65,7 +66,7 @@ class Ours(Contestant):
         return out.nll.sum() / ids[:, 1:].numel()
 
     def _peer_named_gradients(self) -> dict[str, Tensor]:
-        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        gradients = {name: parameter.grad for name, parameter in self.model.named_parameters() if parameter.grad is not None}
         return {part.name: self.key_map.foreign(part.name, gradients.__getitem__) for part in self.key_map.parts()}
 
 

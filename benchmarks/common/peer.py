@@ -22,7 +22,7 @@ from common.wire import serve
 SEED = 0
 
 
-class Peer(Contestant):
+class Peer(Contestant[TransfoXLLMHeadModel]):
     def versions(self) -> dict[str, str]:
         return {
             "transformers": transformers.__version__,
@@ -52,7 +52,7 @@ class Peer(Contestant):
             attn_type=0,
         )
         torch.manual_seed(SEED)
-        self.model: TransfoXLLMHeadModel = TransfoXLLMHeadModel(config)
+        self.model = TransfoXLLMHeadModel(config)
         # each parameter once, under the first of its names: u and v belong to the model and to every layer
         save_file({name: p.detach().contiguous() for name, p in self.model.named_parameters()}, weights)
 

@@ -7,9 +7,10 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
-def main(kind: str, text: str, cache: str) -> None:
+def main(kind: Any, text: str, cache: str) -> None:
     from transformer_xl.config import DataConfig, TokenizerConfig
     from transformer_xl.data.prepare import prepare
 
