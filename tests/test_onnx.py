@@ -52,7 +52,7 @@ class Runner:
         assert names == ["ids", "n_pad", "n_valid", *(f"mems.{i}" for i in range(model.config.n_layer))]
         self.outputs = [node.name for node in self.session.get_outputs()]
         n_valid = model.mem_len if model.config.zero_first_memory else 0
-        self.memory = {"n_valid": np.full(batch_size, n_valid, np.int64)}
+        self.memory: dict[str, np.ndarray] = {"n_valid": np.full(batch_size, n_valid, np.int64)}
         for name in names[3:]:
             self.memory[name] = np.zeros((batch_size, model.mem_len, model.config.d_model), np.float32)
 

@@ -102,6 +102,7 @@ def test_memory_of_another_length(txl: Txl, read: list[Any]) -> None:
 def test_what_is_read(txl: Txl, workbench: Path, read: list[Any]) -> None:
     one = ("--precision", "fp32")
     model, tokenizer = load("run")
+    assert isinstance(model, TransformerXL)
     export(model, tokenizer, workbench / "exported")
     text = (workbench / "text.txt").read_bytes()
     assert "; reads validation split of " in txl(*DECODE, *one).out.splitlines()[0]

@@ -12,6 +12,7 @@ import torch
 from tests.cli.conftest import Txl
 from tests.helpers import tiny_model
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.model.transformer_xl import TransformerXL
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 
@@ -165,6 +166,7 @@ def test_a_run_is_written_for_others_and_comes_back(txl: Txl, place: Path, kind:
         assert notes[0].startswith("note: Hugging Face begins every stream after mem_len zero vectors")
         assert txl("convert", "foreign", "again").status == 0
         again, _ = load("again")
+        assert isinstance(again, TransformerXL)
         assert again.config.zero_first_memory
         for name, tensor in model.state_dict().items():
             assert torch.equal(again.state_dict()[name], tensor), name

@@ -36,7 +36,7 @@ def test_they_print_what_one_prints_and_refuse_in_one_line(workbench: Path, txl:
         "lanes": ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--out", f"{workbench}/new"],
         "held": ["train", str(workbench / "tiny.toml"), "--corpus", str(workbench / "text.txt"), "--out", run],
     }
-    jobs = {name: ("tests.world_cases:txl", *arguments) for name, arguments in commands.items()}
+    jobs: dict[str, tuple[Any, ...]] = {name: ("tests.world_cases:txl", *arguments) for name, arguments in commands.items()}
     jobs["interrupted"] = ("tests.world_cases:interrupted_while_it_waits", 1, *written[1:])
     lanes = ["--set", "train.batch_size=3", "--set", "eval.batch_size=1", "--set", "train.max_bad_steps=2"]
     jobs["bad"] = (

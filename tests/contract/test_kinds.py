@@ -34,7 +34,7 @@ def _registered() -> Iterator[None]:
 def test_a_run_is_trained_loaded_scored_and_written_on(settings: dict[str, Any], tmp_path: Path) -> None:
     changes = [f"model.{name}={value}" for name, value in settings.items()]
     steps = ["train.max_steps=12", "train.eval_interval=8", "train.checkpoint_interval=8", "train.average=ema"]
-    recipe, corpus = write_recipe(tmp_path / "tiny.toml"), str(write_text(tmp_path / "text.txt"))
+    recipe, corpus = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
     txl.train(recipe, out=tmp_path / "run", overrides=[*changes, *steps], corpus=corpus, display=Display(quiet=True))
     model, tokenizer = txl.load(tmp_path / "run")
     assert {name: getattr(model.config, name) for name in settings} == settings

@@ -78,7 +78,7 @@ class Fading(LanguageModel):
     """A trace to which every token adds its vector, and which fades, then a network on top of it."""
 
     kind = FadingConfig.kind
-    config: FadingConfig
+    config: FadingConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
 
     def __init__(self, config: FadingConfig) -> None:
         super().__init__(config)
@@ -92,7 +92,7 @@ class Fading(LanguageModel):
     def reach(self, tgt_len: int) -> int:
         return -(-64 // tgt_len) * tgt_len
 
-    def read(
+    def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
         self,
         ids: Tensor,
         *,

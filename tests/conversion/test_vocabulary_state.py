@@ -139,7 +139,9 @@ def test_what_the_symbols_are() -> None:
 
 def test_unknown_words_are_found_as_hugging_face_finds_them() -> None:
     def unknown(words: list[str], **state) -> str | None:
-        return from_vocab_state({"idx2sym": words, **state}).unknown
+        tokenizer = from_vocab_state({"idx2sym": words, **state})
+        assert isinstance(tokenizer, WordTokenizer)
+        return tokenizer.unknown
 
     assert unknown(["<UNK>", "<unk>", "oov"]) == "<unk>"
     assert unknown(["<UNK>", "<unk>", "oov"], unk_idx=2) == "oov"

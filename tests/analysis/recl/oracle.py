@@ -32,7 +32,7 @@ class OracleConfig(ModelConfig):
 class Oracle(LanguageModel):
     """Predicts the next value if the token that it repeats is in the segment or the memory, else anything alike."""
 
-    config: OracleConfig  # pyright: ignore[reportIncompatibleVariableOverride]
+    config: OracleConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
 
     def __init__(self, lags: list[int], *, mem_len: int) -> None:
         n_token = len(lags) * N_VALUE
@@ -40,7 +40,7 @@ class Oracle(LanguageModel):
         self.lags = torch.tensor(lags)
         self.softmax = make_softmax(self.config)
         with torch.no_grad():
-            self.embedding.weight.copy_(torch.eye(n_token))
+            self.get_parameter("embedding.weight").copy_(torch.eye(n_token))
             self.softmax.bias.zero_()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
@@ -49,7 +49,9 @@ class Oracle(LanguageModel):
     def reach(self, tgt_len: int) -> int:
         return self.mem_len
 
-    def read(self, ids: Tensor, *, mems: Mems | None = None, **_: Any) -> tuple[Tensor, Mems]:
+    def read(  # pyright: ignore[reportIncompatibleMethodOverride]  # it gets its own memory back
+        self, ids: Tensor, *, mems: Mems | None = None, **_: Any
+    ) -> tuple[Tensor, Mems]:
         mems = self.init_mems(len(ids)) if mems is None else mems
         tokens = torch.cat([mems.hidden[0].squeeze(2).long(), ids], dim=1)
         place = torch.arange(mems.length, tokens.shape[1]) + 1 - self.lags[ids // N_VALUE]

@@ -113,7 +113,7 @@ def main() -> None:
     if where == "inside":
         torch_files.read_in_child = pickles.read_in_child = parse_inside
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28,) * 2)
+        resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
         report = {kind: fuzz(kind, n, random.Random(f"{kind} {where}"), path) for kind in KINDS}

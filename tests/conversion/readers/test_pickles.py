@@ -63,13 +63,16 @@ def test_plain_values(read, protocol):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_vocabulary(read, protocol, monkeypatch):
     fake = types.ModuleType("vocabulary")
-    fake.Vocab = type("Vocab", (), {"__module__": "vocabulary"})
+    vocab = type("Vocab", (), {"__module__": "vocabulary"})
+    vars(fake)["Vocab"] = vocab
     monkeypatch.setitem(sys.modules, "vocabulary", fake)
-    vocabulary = fake.Vocab()
-    vocabulary.counter = collections.Counter({"the": 5, "é": 1})
-    vocabulary.sym2idx = collections.OrderedDict([("<eos>", 0), ("the", 1)])
-    vocabulary.min_freq = np.int64(3)
-    vocabulary.rate = np.float32(0.5)
+    vocabulary = vocab()
+    vars(vocabulary).update(
+        counter=collections.Counter({"the": 5, "é": 1}),
+        sym2idx=collections.OrderedDict([("<eos>", 0), ("the", 1)]),
+        min_freq=np.int64(3),
+        rate=np.float32(0.5),
+    )
     found = read(vocabulary, protocol)
     assert found.name == "vocabulary.Vocab"
     assert found.state["counter"] == {"the": 5, "é": 1}

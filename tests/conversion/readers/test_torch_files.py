@@ -249,7 +249,7 @@ def test_a_plain_pickle_is_no_file_of_torch(tmp_path):
 
 def test_the_content_of_a_dict_survives_its_class(save):
     content = collections.OrderedDict(b=1, a=2)
-    content.extra = "lost"
+    vars(content)["extra"] = "lost"
     made = collections.defaultdict(list, {"x": [1]})
     found = read_torch(save({"ordered": content, "default": made, "nul": {"\0stub": 1}, "keys": {(1, "a"): None, 2: 0.5}}))
     assert list(found["ordered"].items()) == [("b", 1), ("a", 2)]
