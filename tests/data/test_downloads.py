@@ -5,6 +5,7 @@ import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +37,7 @@ class Server(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    server: Server
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]  # no other kind of server makes this handler
 
     def do_GET(self) -> None:
         server = self.server
@@ -55,7 +56,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body if server.cut_off is None else body[: server.cut_off])
 
-    def log_message(self, *args) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -70,7 +71,7 @@ def server():
     server.server_close()
 
 
-def _get(url, path, size=SIZE, sha256=SHA256) -> None:
+def _get(url: str | list[str], path: Path, size: int | None = SIZE, sha256: str | None = SHA256) -> None:
     download(url, path, size=size, sha256=sha256)
 
 

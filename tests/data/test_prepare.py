@@ -324,9 +324,11 @@ def test_of_many_processes_one_works_and_the_next_if_it_is_killed(text: Path) ->
         first = _who_builds(ranks)
         waiting = [rank for rank in ranks if rank is not first]
         for rank in waiting:
+            assert rank.stderr is not None
             assert b"another process is preparing" in rank.stderr.readline()
         first.kill()
         second = _who_builds(waiting)
+        assert second.stdin is not None
         second.stdin.write(b"\n")
         second.stdin.flush()
         printed = [rank.communicate(timeout=60)[0] for rank in waiting]
@@ -334,12 +336,13 @@ def test_of_many_processes_one_works_and_the_next_if_it_is_killed(text: Path) ->
     assert int(printed[0]) == len(_prepare(text).splits["train"].ids)
 
 
-def _who_builds(processes: list[subprocess.Popen]) -> subprocess.Popen:
+def _who_builds(processes: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
     """Return the only process that prints this."""
-    ready, _, _ = select.select([process.stdout for process in processes], [], [], 60)
-    (builder,) = [process for process in processes if process.stdout in ready]
-    assert builder.stdout.readline() == b"builds\n"
-    return builder
+    streams = {process.stdout: process for process in processes if process.stdout is not None}
+    ready, _, _ = select.select(list(streams), [], [], 60)
+    (stdout,) = ready
+    assert stdout.readline() == b"builds\n"
+    return streams[stdout]
 
 
 def test_where_files_cannot_be_locked_what_another_has_made_is_opened(text: Path, monkeypatch) -> None:

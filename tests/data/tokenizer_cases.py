@@ -1,5 +1,7 @@
 """Tokenizers of every kind, and texts for them."""
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from transformer_xl.config import TokenizerConfig
@@ -19,7 +21,7 @@ MIXED = st.text(st.sampled_from("the Theé1,x@-.\"'s \t\r\n_\x0b\x1c\x85\xa0\u20
 
 WORDS = ["<unk>", "<eos>", "<S>", "the", "The", "é", "1", "@,@", "@-@", "@.@", ",", '"', "'s", "x"]
 LETTERS = [chr(value) for value in range(0x21, 0x7F)] + ["é", "ß", "ss", "σ"]
-AS_OTHERS = {"any_line_end": True, "undo_joins": True}
+AS_OTHERS: dict[str, Any] = {"any_line_end": True, "undo_joins": True}
 
 TOKENIZERS: dict[str, Tokenizer] = {
     "byte": ByteTokenizer(),

@@ -13,6 +13,7 @@ from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.language_model import LanguageModel, make_model
+from transformer_xl.model.memory import Mems
 from transformer_xl.model_config import KINDS, model_config
 from transformer_xl.training.trainer import Trainer
 
@@ -87,6 +88,13 @@ def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str,
     )
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
     return Trainer(model, stream, train=train, optim=optim, precision=precision)  # pyright: ignore[reportArgumentType]
+
+
+def memories(trainer: Trainer) -> list[Mems]:
+    """The memory of each group of lanes of a trainer of a Transformer-XL."""
+    found = [mems for mems in trainer.mems if isinstance(mems, Mems)]
+    assert len(found) == len(trainer.mems)
+    return found
 
 
 def saved(trainer: Trainer) -> Checkpoint:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.checkpoint.helpers import as_bytes
 from tests.training.helpers import MODEL, OPTIM
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
@@ -166,5 +167,5 @@ def _state(trainer: Trainer) -> dict[str, str] | None:
     if checkpoint is None:
         return None
     tensors = {**checkpoint.model, **checkpoint.training}
-    bits = {name: hashlib.sha256(t.contiguous().view(-1).view(torch.uint8).numpy()).hexdigest() for name, t in tensors.items()}
+    bits = {name: hashlib.sha256(as_bytes(t)).hexdigest() for name, t in tensors.items()}
     return bits | {"state": str({k: v for k, v in checkpoint.state.items() if k != "seconds"})}

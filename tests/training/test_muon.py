@@ -1,5 +1,7 @@
 """Muon in fp32 is the library's Muon but for the precision of its orthogonalization."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from transformer_xl.training import muon
 from transformer_xl.training.muon import Muon, orthogonalized
 
-SETTINGS = {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.5}
+SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.5}
 SHAPES = [(6, 4), (4, 9), (5, 5), (1, 3)]
 
 

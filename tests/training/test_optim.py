@@ -134,7 +134,7 @@ def test_what_a_checkpoint_could_not_hold_is_refused() -> None:
     model = tiny_model()
     optimizers = Optimizers(model, OptimConfig(optimizer="sgd"))
     step(model, optimizers)
-    optimizers.parts[0].state[model.layers[0].attention.o_net.weight]["age"] = 1
+    optimizers.parts[0].state[model.get_parameter("layers.0.attention.o_net.weight")]["age"] = 1
     with pytest.raises(TypeError, match=r"SGD keeps age of layers\.0\.attention\.o_net\.weight as 1; keep it as a tensor"):
         optimizers.state_tensors()
 

@@ -17,6 +17,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.corpora import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.training import run as training_run
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import Best, Outcome, train
@@ -170,8 +171,9 @@ def test_a_table_of_positions_is_as_long_as_training_reaches(start: Start, tmp_p
     changes = [f"model.attention={kind}", "model.n_head=2", "model.d_head=4", "model.d_model=8", "train.max_steps=2"]
     start("run", *changes)
     config = RunDirectory(tmp_path / "run").config()
+    assert isinstance(config.model, TransformerXLConfig)
     assert config.model.max_klen == config.train.tgt_len + config.model.mem_len
-    assert load(tmp_path / "run")[0].r_emb.shape[1] == config.model.max_klen
+    assert load(tmp_path / "run")[0].get_parameter("r_emb").shape[1] == config.model.max_klen
 
 
 def test_validation_reads_with_extended_context(start: Start) -> None:
@@ -283,7 +285,9 @@ def test_a_backend_that_cannot_run_is_refused_before_anything_is_written(start: 
 
 def test_random_segments_lengthen_the_table_of_positions(start: Start, tmp_path: Path) -> None:
     start("run", "model.attention=shaw", "train.varlen=true", "train.max_steps=2")
-    assert RunDirectory(tmp_path / "run").config().model.max_klen == 5 + 15 + 6
+    config = RunDirectory(tmp_path / "run").config().model
+    assert isinstance(config, TransformerXLConfig)
+    assert config.max_klen == 5 + 15 + 6
 
 
 def test_validation_and_samples_leave_training_alone(start: Start, tmp_path: Path) -> None:
@@ -449,7 +453,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: range, *, weights: bool = Fal
         result = train_step(self)
         if weights and self.step in steps:
             with torch.no_grad():
-                self.model.softmax.bias += math.inf
+                self.model.softmax.bias.add_(math.inf)
         return result
 
     monkeypatch.setattr(Trainer, "_forward_backward", spoiled)

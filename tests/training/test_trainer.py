@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import never
-from tests.training.helpers import bits, differing, saved, tiny_trainer
+from tests.training.helpers import bits, differing, memories, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.training.trainer import Trainer
 
@@ -145,7 +145,7 @@ def test_memory_continues_the_lane_and_is_emptied_where_an_epoch_begins() -> Non
     ages = []
     for _ in range(8):
         trainer.train_step()
-        ages.append(trainer.mems[0].n_valid.tolist())
+        ages.append(memories(trainer)[0].n_valid.tolist())
     assert ages == [[5] * 4, *[[7] * 4] * 5, [5] * 4, [7] * 4]  # 6 segments an epoch, mem_len 7
 
 
@@ -155,7 +155,7 @@ def test_memory_is_emptied_where_a_document_begins() -> None:
     ages = []
     for _ in range(4):
         trainer.train_step()
-        ages.append(trainer.mems[0].n_valid.tolist())
+        ages.append(memories(trainer)[0].n_valid.tolist())
     assert ages == [[5, 5, 5, 4], [7, 7, 7, 7], [2, 7, 7, 7], [7, 2, 7, 7]]
 
 
@@ -182,7 +182,7 @@ def test_a_budget_in_minutes_counts_seconds_of_steps() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused() -> None:
-    checkpoint = tiny_trainer().checkpoint({})
+    checkpoint = saved(tiny_trainer())
     with pytest.raises(RuntimeError, match="size mismatch"):
         tiny_trainer(model={"d_inner": 10}).restore(checkpoint)
 

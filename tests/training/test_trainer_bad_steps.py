@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.helpers import bits, differing, saved, tiny_trainer
+from tests.training.helpers import bits, differing, memories, saved, tiny_trainer
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.language_model import ModelOutput
 from transformer_xl.training.trainer import Trainer
@@ -37,11 +37,11 @@ def spoil_gradient(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, value: flo
         grad.view(-1)[0] = value
         return grad
 
-    trainer.model.r_w_bias.register_hook(spoiled)
+    trainer.model.get_parameter("r_w_bias").register_hook(spoiled)
 
 
 def spoil_memory(trainer: Trainer, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    trainer.mems[-1].hidden[0][0, -1] = value
+    memories(trainer)[-1].hidden[0][0, -1] = value
 
 
 INJURIES: dict[str, Injury] = {"loss": spoil_loss, "gradient": spoil_gradient, "memory": spoil_memory}
@@ -157,7 +157,7 @@ def test_fp16_steps_and_keeps_its_scale() -> None:
     assert not trainer.train_step().skipped
     assert "model.embedding.weight" in differing(before, bits(trainer))
     assert trainer.scaler.get_scale() == 65536.0
-    assert trainer.mems[0].hidden[0].dtype == torch.float32
+    assert memories(trainer)[0].hidden[0].dtype == torch.float32
 
 
 def test_an_fp16_overflow_lowers_the_scale_and_is_not_bad(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tests.helpers import assert_close
 from tests.reference.loops import read_row
-from tests.training.helpers import random_ids, tiny_trainer
+from tests.training.helpers import memories, random_ids, tiny_trainer
 from transformer_xl.training.trainer import Trainer
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def trainer_of(n_segment: int, model: dict[str, Any], **train: Any) -> Trainer:
 def remembered(trainer: Trainer) -> list[list[list[Tensor]]]:
     """Per lane and layer, the states that are remembered."""
     rows = []
-    for mems in trainer.mems:
+    for mems in memories(trainer):
         for row, n_valid in enumerate(mems.n_valid.tolist()):
             rows.append([list(h[row, h.shape[1] - n_valid :].detach()) for h in mems.hidden])
     return rows
@@ -89,7 +89,7 @@ def test_a_window_ends_where_an_epoch_ends() -> None:
 def test_the_memory_after_a_step_holds_no_graph() -> None:
     trainer = trainer_of(3, {"attention": "al_rfou", "max_klen": 12})
     trainer.train_step()
-    assert not any(h.requires_grad for mems in trainer.mems for h in mems.hidden)
+    assert not any(h.requires_grad for mems in memories(trainer) for h in mems.hidden)
 
 
 @pytest.mark.parametrize("keep_graph", [False, True])
