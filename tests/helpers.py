@@ -3,14 +3,24 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
-TINY = {"vocab_size": 13, "n_layer": 2, "d_model": 10, "n_head": 3, "d_head": 4, "d_inner": 14, "dropout": 0.0, "mem_len": 5}
+TINY: dict[str, Any] = {
+    "vocab_size": 13,
+    "n_layer": 2,
+    "d_model": 10,
+    "n_head": 3,
+    "d_head": 4,
+    "d_inner": 14,
+    "dropout": 0.0,
+    "mem_len": 5,
+}
 
 THOROUGH = os.environ.get("TXL_THOROUGH") == "1"
 """Whether Hypothesis tries as many examples as it can find use for (`make test-slow`), or a few (`make test`)."""
@@ -29,6 +39,13 @@ def tiny_model(**changes) -> TransformerXL:
             norm_weight = name.endswith("norm.weight")
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if norm_weight else 0.0))
     return model
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    """The gradient of every parameter, by name; each has one."""
+    found = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    return found
 
 
 def assert_close(name: str, actual: Tensor, expected: Tensor, tolerance: float, *, least: float = 1.0) -> None:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, gradients, tiny_model
 from transformer_xl.model import softmax
 from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from transformer_xl.model.softmax import linear_nll
@@ -57,7 +57,7 @@ def test_chunks_change_neither_losses_nor_gradients(variant, autocast, monkeypat
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             nll = model(ids, labels=labels).nll
         (nll * weights).sum().backward()
-        results.append([nll.detach(), *(p.grad.clone() for p in model.parameters())])
+        results.append([nll.detach(), *(gradient.clone() for gradient in gradients(model).values())])
     tolerance = 2e-2 if autocast else 1e-5  # gradients of weights add up bf16 products of one chunk or of several
     for result in results[:-1]:
         for actual, expected in zip(result, results[-1], strict=True):
@@ -83,7 +83,7 @@ def test_a_model_in_bf16_scores_and_learns():
     out = model(ids, labels=labels)
     out.nll.sum().backward()
     assert out.nll.dtype == torch.float32
-    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+    assert all(gradient.isfinite().all() for gradient in gradients(model).values())
 
 
 def test_every_parameter_gets_a_gradient_even_if_no_token_falls_in_its_cluster():
@@ -125,11 +125,12 @@ def test_initial_weights_follow_the_authors_distributions():
     torch.manual_seed(0)
     model = tiny_model(**{**TAILS, "d_model": 64, "d_embed": 64, "proj_init_std": 0.5, "init_std": 0.02})
     model.init_weights()
-    assert model.embedding.projections[0].std().item() == pytest.approx(0.5, rel=0.1)
-    assert model.embedding.tables[0].std().item() == pytest.approx(0.02, rel=0.2)
-    assert model.softmax.projections[0].std().item() == pytest.approx(0.5, rel=0.1)
-    assert model.softmax.cluster_weight.std().item() == pytest.approx(0.02, rel=0.3)
-    assert not any(bias.any() for bias in [*model.softmax.biases, model.softmax.cluster_bias])
+    assert model.get_parameter("embedding.projections.0").std().item() == pytest.approx(0.5, rel=0.1)
+    assert model.get_parameter("embedding.tables.0").std().item() == pytest.approx(0.02, rel=0.2)
+    assert model.get_parameter("softmax.projections.0").std().item() == pytest.approx(0.5, rel=0.1)
+    assert model.get_parameter("softmax.cluster_weight").std().item() == pytest.approx(0.02, rel=0.3)
+    assert isinstance(model.softmax, AdaptiveSoftmax)
+    assert not any(bias.any() for bias in [*model.softmax.biases, model.get_parameter("softmax.cluster_bias")])
 
 
 @pytest.mark.parametrize("tie_weight", [True, False])
@@ -146,6 +147,7 @@ def test_clusters_of_one_width_share_one_parameter(tie_weight):
     step = model.softmax.bias.detach() - before
     assert step.norm().item() == pytest.approx(0.1 * before.norm().item(), rel=1e-4)
     plain = tiny_model(cutoffs=(4, 9), div_val=2)
+    assert isinstance(plain.softmax, AdaptiveSoftmax)
     assert [tuple(bias.shape) for bias in plain.softmax.biases] == [(4,), (5,), (4,)]
 
 

@@ -1,9 +1,12 @@
 """An LSTM that reads in segments computes what `torch.nn.LSTM` computes at once, wherever the segments are cut."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers import gradients
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.call import Rows
@@ -12,14 +15,14 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model_config import LstmConfig
 from transformer_xl.reading.evaluation import evaluate
 
-SIZES = {"vocab_size": 13, "n_layer": 3, "d_model": 6, "d_hidden": 10, "dropout": 0.0}
+SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 3, "d_model": 6, "d_hidden": 10, "dropout": 0.0}
 
 
 @pytest.fixture
 def model() -> Lstm:
     torch.manual_seed(1)
     model = Lstm(LstmConfig(**SIZES)).double().eval()
-    nn.init.normal_(model.embedding.weight)  # as small as it begins, what was read hardly matters
+    nn.init.normal_(model.get_parameter("embedding.weight"))  # as small as it begins, what was read hardly matters
     return model
 
 
@@ -95,12 +98,12 @@ def test_gradients_reach_the_segment_before_only_if_kept(model: Lstm, keep: bool
     before = ids(1, 4, seed=1)
     mems = model(before, keep_graph=keep).mems
     assert all(h.requires_grad == keep for h in mems.hidden)
-    gradients = []
+    found = []
     for each in (mems, mems.detach()):
         model.zero_grad()
         model(ids(1, 1), mems=each, labels=ids(1, 1, seed=2)).nll.sum().backward()
-        gradients.append(model.embedding.weight.grad.clone())
-    reached = (gradients[0] != gradients[1]).any(dim=1).nonzero().flatten()  # the softmax reaches all tokens, with either
+        found.append(gradients(model)["embedding.weight"].clone())
+    reached = (found[0] != found[1]).any(dim=1).nonzero().flatten()  # the softmax reaches all tokens, with either
     assert reached.tolist() == (before.unique().tolist() if keep else [])
 
 
@@ -110,7 +113,11 @@ def test_dropconnect_takes_hidden_weights_only_and_one_mask_a_segment() -> None:
     layer = model.layers[1]
     assert isinstance(layer, LstmLayer)
     seen: list[Tensor] = []
-    layer.drop_weight.register_forward_hook(lambda _, inputs, output: seen.extend([*inputs, output]))
+
+    def see(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.extend([*inputs, output])
+
+    layer.drop_weight.register_forward_hook(see)
     starts = torch.zeros(1, 8, dtype=torch.bool)
     starts[0, 3] = True  # two pieces
     model(ids(1, 8), rows=Rows(document_starts=starts))
@@ -124,12 +131,12 @@ def test_dropconnect_takes_hidden_weights_only_and_one_mask_a_segment() -> None:
 def test_forget_gates_begin_open(model: Lstm) -> None:
     for layer in model.layers:
         assert isinstance(layer, LstmLayer)
-        bias = layer.lstm.bias_ih_l0 + layer.lstm.bias_hh_l0
+        bias = layer.lstm.get_parameter("bias_ih_l0") + layer.lstm.get_parameter("bias_hh_l0")
         assert bias.tolist() == [1.0 if i // layer.lstm.hidden_size == 1 else 0.0 for i in range(len(bias))]
 
 
 @pytest.mark.parametrize("options", [{"mem_len": 2}, {"clamp_len": 3}, {"same_length": True}])
-def test_what_an_lstm_has_not_is_refused(model: Lstm, options: dict[str, int]) -> None:
+def test_what_an_lstm_has_not_is_refused(model: Lstm, options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ConfigError, match=name):
         model.with_context(**options)
@@ -157,8 +164,7 @@ def test_a_decoder_carries_the_state(model: Lstm) -> None:
     decoder.feed([text[0, :5].tolist(), text[1, :3].tolist()])
     decoder.feed([text[0, 5:].tolist(), text[1, 3:7].tolist()])
     active = torch.tensor([False, True])
-    for position in range(7, 11):
-        last = decoder.step(text[:, position], active=active)
+    *_, last = [decoder.step(text[:, position], active=active) for position in range(7, 11)]
     whole = by_torch(model, text)
     torch.testing.assert_close(last.full()[1].double(), whole[1, -1], rtol=0, atol=1e-6)
     state = decoder.state_dict()

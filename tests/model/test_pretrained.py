@@ -19,7 +19,7 @@ from transformer_xl.model.language_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig
 
-SIZES = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
+SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
 IDS = torch.arange(12).view(2, 6)
 
 
@@ -244,9 +244,9 @@ def test_a_model_without_tokenizer_says_how_to_load_it(tmp_path: Path, monkeypat
     ("config", "kind", "what"),
     [
         (TransformerXLConfig(**TINY), "A Transformer-XL", "2 layers of width 10, a memory of 5 tokens per layer"),
-        (TransformerXLConfig(**TINY | {"mem_len": 0}), "A Transformer-XL", "2 layers of width 10, no memory"),
+        (TransformerXLConfig(**dict(TINY, mem_len=0)), "A Transformer-XL", "2 layers of width 10, no memory"),
         (
-            VanillaConfig(**TINY | {"mem_len": 0}, max_len=8),
+            VanillaConfig(**dict(TINY, mem_len=0), max_len=8),
             "A Transformer without memory",
             "2 layers of width 10, separate segments of at most 8 tokens",
         ),

@@ -1,6 +1,7 @@
 """The vanilla Transformer, compared with its definition by loops; segments know nothing of each other."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.layers import DecoderLayer
+from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model_config import VanillaConfig
 from transformer_xl.reading.evaluation import evaluate
@@ -38,7 +40,7 @@ def norm(x: Tensor, module: nn.LayerNorm) -> Tensor:
 def by_loops(model: Vanilla, tokens: Tensor) -> Tensor:
     """Return the states (T, D) that the softmax reads, of one row."""
     pre = model.config.pre_lnorm
-    states = [model.embedding.weight[i] * math.sqrt(model.config.d_model) for i in tokens.tolist()]
+    states = [model.get_parameter("embedding.weight")[i] * math.sqrt(model.config.d_model) for i in tokens.tolist()]
     for layer, table in zip(model.layers, model.positions, strict=True):
         assert isinstance(layer, DecoderLayer)
         attention, feed = layer.attention, layer.feed_forward
@@ -98,7 +100,7 @@ def test_a_segment_longer_than_its_positions_is_refused() -> None:
 
 
 @pytest.mark.parametrize("options", [{"mem_len": 3}, {"clamp_len": 3}, {"same_length": True}])
-def test_what_it_has_not_is_refused(options: dict[str, int]) -> None:
+def test_what_it_has_not_is_refused(options: dict[str, Any]) -> None:
     (name,) = options
     with pytest.raises(ConfigError, match=name):
         build().with_context(**options)
@@ -136,6 +138,7 @@ def test_later_tokens_count_by_half() -> None:
     h_BTD = model._layers(tokens, Rows(), Execution())[-1]
     expected = 0.0
     for ahead, softmax in enumerate(model.later_targets, start=1):
+        assert isinstance(softmax, TokenSoftmax)
         logits = softmax.logits(h_BTD, model.embedding)
         for row in range(2):
             for t in range(7 - ahead):
@@ -156,8 +159,7 @@ def test_a_decoder_reads_the_last_positions_again() -> None:
     model, text = build(), ids(1, 20)
     decoder = Decoder(model)
     decoder.feed([text[0, :11].tolist()])
-    for token in text[0, 11:]:
-        scores = decoder.step(token[None])
+    *_, scores = [decoder.step(token[None]) for token in text[0, 11:]]
     expected = model.softmax.logits(by_loops(model, text[0, -8:])[None, -1:], model.embedding)[0, 0]
     torch.testing.assert_close(scores.full()[0].double(), expected, rtol=0, atol=1e-6)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.helpers import assert_close
+from tests.helpers import assert_close, gradients
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps.tensorflow import key_map
 from transformer_xl.model.call import Execution
@@ -31,7 +31,7 @@ def test_converted_model_computes_what_the_original_does(folder, backend, tmp_pa
     torch.set_default_dtype(torch.float64)  # of the sinusoids
     try:
         model = TransformerXL.from_pretrained(tmp_path / "native").double()
-        read, mems = partial(model, execution=Execution(backend)), None
+        read, mems, nll = partial(model, execution=Execution(backend)), None, None
         for s in range(sum(name.startswith("inputs.") for name in expected)):
             out = read(expected[f"inputs.{s}"].long(), mems=mems, labels=expected[f"targets.{s}"].long())
             mems, nll = out.mems, out.nll
@@ -39,15 +39,16 @@ def test_converted_model_computes_what_the_original_does(folder, backend, tmp_pa
             assert_close(f"nats of segment {s}", nll, expected[f"nats.{s}"], 1e-10)
             for layer, hidden in enumerate(mems.hidden):
                 assert_close(f"memory of layer {layer} after segment {s}", hidden, expected[f"memory.{s}.{layer}"], 1e-10)
+        assert nll is not None
         nll.mean().backward()
     finally:
         torch.set_default_dtype(torch.float32)
-    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    actual = gradients(model)
     names = {name.removeprefix("gradient.") for name in expected if name.startswith("gradient.")}
     assert names == {part.name for part in key_map(converted.config).parts()}
     for name in names:
-        actual = key_map(converted.config).foreign(name, gradients.__getitem__)
-        assert_close(f"gradient of {name}", actual, expected[f"gradient.{name}"], 1e-10, least=1e-6)
+        converted_back = key_map(converted.config).foreign(name, actual.__getitem__)
+        assert_close(f"gradient of {name}", converted_back, expected[f"gradient.{name}"], 1e-10, least=1e-6)
 
 
 def test_the_length_of_the_memory_must_be_said(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import assert_close, default_dtype, threads, tiny_model
+from tests.helpers import assert_close, default_dtype, gradients, threads, tiny_model
 from tests.reference.loops import read_row
 from transformer_xl.model.backends import matmul
 from transformer_xl.model.call import Execution
@@ -129,6 +129,7 @@ def read_by_loops(model: TransformerXL, *, ages: list[int]) -> Reading:
     """Read random segments with the loops in fp64, row by row; row b has read ages[b] tokens before."""
     with default_dtype(torch.float64):
         config = model.config
+        assert config.vocab_size is not None
         w = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
         past = [torch.randint(config.vocab_size, (1, age)) for age in ages]
         memories = []
@@ -173,8 +174,8 @@ def compare(model: TransformerXL, reading: Reading, dtype: torch.dtype, what: st
                         assert_close(f"{what}: memory", hidden[b, -n_valid:].double(), torch.stack(expected), tolerance)
         total.backward()
     assert reading.gradients.keys() == dict(model.named_parameters()).keys()
-    for name, parameter in model.named_parameters():
-        assert_close(f"{what}: gradient of {name}", parameter.grad.double(), reading.gradients[name], tolerance)
+    for name, gradient in gradients(model).items():
+        assert_close(f"{what}: gradient of {name}", gradient.double(), reading.gradients[name], tolerance)
 
 
 def weighted(nll: Tensor) -> Tensor:

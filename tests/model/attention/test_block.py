@@ -46,4 +46,4 @@ def test_initial_weights_are_those_of_the_authors(kind):
         if hasattr(model, name):
             assert getattr(model, name).std().item() == pytest.approx(0.3, rel=0.25), name
     if kind == "shaw":
-        assert not model.r_bias.any()
+        assert not model.get_parameter("r_bias").any()
