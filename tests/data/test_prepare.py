@@ -276,9 +276,14 @@ def test_what_was_interrupted_is_removed_after_a_week(text: Path) -> None:
     assert not left.exists()
 
 
-def test_who_comes_second_waits(text: Path, monkeypatch, capsys) -> None:
-    build, entered, go_on = prepare_module._build, threading.Event(), threading.Event()
+def test_who_comes_second_waits(text: Path, monkeypatch) -> None:
+    build, entered, waits, go_on = prepare_module._build, threading.Event(), threading.Event(), threading.Event()
     n_built = []
+
+    def say(message: str, *, quiet: bool = False) -> None:
+        assert message.startswith("another process is preparing")
+        assert not quiet
+        waits.set()
 
     def slow_build(*args, **kwargs):
         n_built.append(1)
@@ -287,12 +292,12 @@ def test_who_comes_second_waits(text: Path, monkeypatch, capsys) -> None:
         build(*args, **kwargs)
 
     monkeypatch.setattr(prepare_module, "_build", slow_build)
+    monkeypatch.setattr(prepare_module.console, "say", say)
     with ThreadPoolExecutor() as pool:
         first = pool.submit(_prepare, text)
         assert entered.wait(60)
         second = pool.submit(_prepare, text)
-        while "another process is preparing" not in capsys.readouterr().err:
-            assert not second.done()
+        assert waits.wait(60)
         go_on.set()
         assert first.result().directory == second.result().directory
     assert len(n_built) == 1
