@@ -20,7 +20,7 @@ from common.machine import describe
 from common.report import facts
 
 from transformer_xl.analysis.explain.explanation import explain
-from transformer_xl.analysis.explain.output import write_explanation
+from transformer_xl.analysis.explain.page import write_explanation
 from transformer_xl.console import say, table
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.transformer_xl import TransformerXL

@@ -123,7 +123,7 @@ def test_an_interrupted_explanation_leaves_the_one_before(txl, workbench, monkey
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("transformer_xl.analysis.explain.facts._note", interrupted)
+        patch.setattr("transformer_xl.analysis.explain.explanation._score_tokens", interrupted)
         assert txl("explain", "run", "text.txt", "--out", "out").status == 130
     assert {path.name: path.read_bytes() for path in (workbench / "out").iterdir()} == before
 

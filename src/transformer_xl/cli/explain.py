@@ -47,8 +47,8 @@ def explain(
         json_: print totals as one JSON object.
     """
     from transformer_xl.analysis.explain.explanation import explain as explain_text
-    from transformer_xl.analysis.explain.facts import remembers
-    from transformer_xl.analysis.explain.output import check_output, check_text, write_explanation
+    from transformer_xl.analysis.explain.explanation import remembers
+    from transformer_xl.analysis.explain.page import check_output, check_text, write_explanation
     from transformer_xl.console import progress, warn
     from transformer_xl.model.precision import choose_precision
     from transformer_xl.process import keep_freed_memory

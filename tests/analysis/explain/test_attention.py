@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.analysis.explain.models import ATTENTION, make
 from tests.helpers import assert_close
 from tests.reference.loops import attend, embed, feed_forward, layer_norm, score, sinusoid
-from transformer_xl.analysis.explain.attention import Distances, Looks, Shelf, visit_attention
+from transformer_xl.analysis.explain.attention import DetailStore, DistanceSums, SegmentDetails, visit_attention
 from transformer_xl.model.attention.equation import hidden_keys
 
 KINDS = [*ATTENTION, "vanilla", "vanilla, pre_lnorm"]
@@ -111,23 +111,23 @@ def test_looking_leaves_the_model_as_it_was():
 
 def test_a_wide_bin_is_not_looked_at_more():
     """Attention that is the same at all distances is shown so."""
-    distances = Distances(1, 1, 40)
+    distances = DistanceSums(1, 1, 40)
     distances.add(0, torch.full((1, 1, 40), 1 / 40), n_memory=0)
     binned = distances.binned()
     assert len(set(np.diff(binned.edges))) > 1
     np.testing.assert_allclose(binned.per_distance, 1 / 40)
 
 
-def test_shelf_holds_no_more_than_its_room():
+def test_a_store_holds_no_more_than_its_room():
     room = 1 << 18
-    shelf = Shelf(n_segment=10_000, tgt_len=64, n_head=12, n_bytes=room)
+    store = DetailStore(n_segment=10_000, tgt_len=64, n_head=12, n_bytes=room)
     n = 0
     for index in range(200):
-        if shelf.wants(index, score := float(torch.rand(()))):
-            looks = Looks(64)
-            looks.add(torch.rand(12, 64, 70), n_memory=10)
-            shelf.put(index, index * 64, score, looks)
+        if store.wants(index, score := float(torch.rand(()))):
+            segment = SegmentDetails(64)
+            segment.add(torch.rand(12, 64, 70), n_memory=10)
+            store.put(index, index * 64, score, segment)
             n += 1
-    found = shelf.details()
+    found = store.joined()
     assert found is not None
     assert room * 0.9 < found.distances.size * 3 + found.memory.size <= room and n < 200

@@ -1,8 +1,177 @@
-"""The passages of a text that gain most."""
+"""Facts about tokens, against `evaluate` and against attention computed once more, and the passages that gain most."""
+
+from typing import Any
 
 import numpy as np
+import pytest
+import torch
 
-from transformer_xl.analysis.explain.explanation import best_passages
+from tests.analysis.explain.models import make, reading
+from transformer_xl.analysis.explain import attention
+from transformer_xl.analysis.explain.attention import visit_attention
+from transformer_xl.analysis.explain.explanation import best_passages, find_facts, remembers
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.reading.evaluation import evaluate
+
+
+def facts_of(*arguments: Any, **options: Any) -> Any:
+    """What `find_facts` returns, without questions about what may be None."""
+    return find_facts(*arguments, **options)
+
+
+def token_nats(*arguments: Any, **options: Any) -> Any:
+    return evaluate(*arguments, **options, per_token=True).token_nats
+
+
+def stream(n, vocab_size=13):
+    return torch.randint(vocab_size, (n,)).numpy()
+
+
+@pytest.mark.parametrize("kind", ["paper", "same_length, clamp_len", "zero first memory", "shaw", "vaswani", "lstm"])
+@pytest.mark.parametrize("ext_len", [0, 3])
+def test_nats_are_those_of_evaluate(kind, ext_len):
+    model, ids = make(kind), stream(42)
+    how = reading(model, ext_len=ext_len)
+    facts = facts_of(model, ids, how)
+    same = {"same_length": how.same_length, "clamp_len": how.clamp_len, "ext_len": ext_len}
+    with_memory = token_nats(model, ids, tgt_len=4, mem_len=how.mem_len, **same)
+    without = token_nats(model, ids, tgt_len=4, mem_len=0, **{**same, "same_length": False})
+    np.testing.assert_allclose(facts.nats, with_memory, atol=2e-5)
+    np.testing.assert_allclose(facts.without, without, atol=2e-5)
+    np.testing.assert_allclose(facts.gain, without - with_memory, atol=4e-5)
+    assert np.abs(facts.gain).max() > 1e-3  # memory makes a difference, or nothing would be tested
+
+
+@pytest.mark.parametrize(("tgt_len", "ext_len"), [(4, 0), (8, 0), (1, 7), (3, 5)])
+def test_nats_of_a_model_without_memory(tgt_len, ext_len):
+    model, ids = make("vanilla"), stream(42)
+    how = reading(model, tgt_len=tgt_len, ext_len=ext_len)
+    facts = facts_of(model, ids, how)
+    expected = token_nats(model, ids, tgt_len=tgt_len, mem_len=0, ext_len=ext_len)
+    np.testing.assert_allclose(facts.nats, expected, atol=2e-5)
+    assert facts.without is None and facts.gain is None and not remembers(model, how)
+    assert facts.details is not None and (facts.details.memory == 0).all()
+
+
+def test_a_model_read_with_no_memory_has_nothing_to_compare():
+    model = make("paper")
+    facts = facts_of(model, stream(20), reading(model, mem_len=0, same_length=False))
+    assert facts.without is None and facts.distances.memory_share.max() == 0
+
+
+@pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9)}])
+def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
+    from tests.helpers import tiny_model
+
+    monkeypatch.setattr("transformer_xl.analysis.explain.explanation._SCORES_AT_ONCE", 13 * 3)  # chunks of three tokens
+    model, ids = tiny_model(**changes), stream(14)
+    facts = facts_of(model, ids, reading(model, tgt_len=13), top=4)
+    p = model(torch.from_numpy(ids[None, :-1])).logits[0].softmax(-1).detach()
+    np.testing.assert_allclose(facts.top_probabilities, p.topk(4).values, rtol=1e-4)
+    np.testing.assert_array_equal(facts.top_ids, p.topk(4).indices)
+    own = p.gather(1, torch.from_numpy(ids[1:, None]))
+    np.testing.assert_array_equal(facts.rank, (p > own).sum(1))
+    np.testing.assert_allclose(np.exp(-facts.nats), own[:, 0], rtol=1e-4)
+
+
+def test_more_alternatives_than_words():
+    model = make("paper")
+    assert facts_of(model, stream(9), reading(model), top=99).top_ids.shape == (8, 13)
+
+
+def looked(model, ids, how, place):
+    """Weights (L, N, keys) by which the token at `place` was predicted, and the places of the keys."""
+    view, mems, found = how.view(model), how.view(model).init_mems(1), {}
+    for begin in range(0, len(ids) - 1, how.tgt_len):
+        segment = torch.from_numpy(ids[begin : min(begin + how.tgt_len, len(ids) - 1)])[None]
+        if begin <= place - 1 < begin + segment.shape[1]:
+            visit_attention(view, segment, mems, lambda layer, weight: found.__setitem__(layer, weight[0]))
+            n_key = found[0].shape[-1]
+            return (
+                torch.stack([found[i][:, place - 1 - begin] for i in sorted(found)]),
+                begin + segment.shape[1] - n_key + np.arange(n_key),
+                begin,
+            )
+        with torch.no_grad():
+            mems = view.read(segment, mems=mems)[1]
+    raise AssertionError
+
+
+@pytest.mark.parametrize("kind", ["paper", "shaw", "same_length, clamp_len"])
+def test_details_say_where_the_heads_looked(kind):
+    model, ids = make(kind), stream(30)
+    how = reading(model)
+    found = facts_of(model, ids, how).details
+    assert found.places.tolist() == list(range(1, 30))
+    for place in (1, 4, 5, 18, 29):
+        weights, keys, begin = looked(model, ids, how, place)
+        row = place - 1
+        expected = weights.flatten(0, 1).numpy()
+        heaviest = np.pad(-np.sort(-expected), ((0, 0), (0, attention.KEYS)))[:, : attention.KEYS]
+        np.testing.assert_allclose(found.weights[row], heaviest, atol=1e-6)
+        for head in range(len(expected)):
+            for distance, weight in zip(found.distances[row, head], found.weights[row, head], strict=True):
+                if weight > 0:
+                    np.testing.assert_allclose(expected[head, keys == place - 1 - distance], weight, atol=1e-6)
+        np.testing.assert_allclose(found.memory[row], expected[:, keys < begin].sum(-1), atol=1e-6)
+
+
+def test_little_room_is_for_the_beginning_and_for_what_gains_most(monkeypatch):
+    model, ids = make("paper"), stream(401)
+    monkeypatch.setattr(attention.DetailStore.__init__, "__kwdefaults__", {"n_bytes": 8 * 4 * 6 * 25})  # eight segments
+    facts = facts_of(model, ids, reading(model))
+    gains = facts.gain.reshape(100, 4).sum(1)
+    best = {0, 1, *(np.argsort(-gains[2:])[:6] + 2)}
+    assert sorted({(place - 1) // 4 for place in facts.details.places.tolist()}) == sorted(best)
+    assert len(facts.details.places) == 32
+
+
+def test_attention_by_distance_is_the_mean_over_queries():
+    model, ids = make("paper"), stream(30)
+    how = reading(model)
+    binned = facts_of(model, ids, how).distances
+    assert binned.queries == 29
+    np.testing.assert_allclose(binned.mass.sum(-1), 1, atol=1e-6)
+    mass, far = np.zeros((2, 3, 9)), np.zeros((2, 3, 9))
+    for place in range(1, 30):
+        weights, keys, begin = looked(model, ids, how, place)
+        for key, weight in zip(keys, weights.unbind(-1), strict=True):
+            if key <= place - 1:
+                mass[:, :, place - 1 - key] += weight.numpy() / 29
+                far[:, :, place - 1 - key] += weight.numpy() / 29 * (key < begin)
+    assert binned.edges.tolist() == list(range(10))
+    np.testing.assert_allclose(binned.mass, mass, atol=1e-6)
+    np.testing.assert_allclose(binned.in_memory, far, atol=1e-6)
+    np.testing.assert_allclose(binned.memory_share, far.sum(-1), atol=1e-6)
+    assert 0.05 < far.sum() / 6 < 0.95
+
+
+def test_progress_counts_every_token_of_both_readings():
+    model, told = make("paper"), []
+    facts_of(model, stream(30), reading(model), on_tokens=told.append)
+    assert sum(told) == 2 * 29
+
+
+def test_the_mode_of_the_model_is_restored():
+    model = make("paper").train()
+    facts_of(model, stream(9), reading(model))
+    assert model.training
+
+
+def test_what_cannot_be_read():
+    model = make("paper")
+    with pytest.raises(CorpusError, match="has 1 tokens; at least 2"):
+        facts_of(model, stream(1), reading(model))
+    with pytest.raises(TokenizerError, match="99"):
+        facts_of(model, np.array([1, 99]), reading(model))
+    with pytest.raises(ConfigError, match="tgt_len \\(0\\)"):
+        facts_of(model, stream(9), reading(model, tgt_len=0))
+    with pytest.raises(ConfigError, match="vanilla model has no memory"):
+        facts_of(make("vanilla"), stream(9), reading(make("vanilla"), mem_len=3))
+    with torch.no_grad():
+        model.softmax.bias[3] = float("nan")
+    with pytest.raises(CheckpointError, match="no finite probabilities"):
+        facts_of(model, stream(9), reading(model))
 
 
 def test_passages_lie_inside_segments_and_the_best_come_first():

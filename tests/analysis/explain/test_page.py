@@ -17,8 +17,7 @@ import pytest
 from tests.analysis.explain.models import make, reading
 from transformer_xl.analysis.explain import attention
 from transformer_xl.analysis.explain.explanation import explain
-from transformer_xl.analysis.explain.output import write_explanation
-from transformer_xl.analysis.explain.page import page
+from transformer_xl.analysis.explain.page import page, write_explanation
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 
 HOSTILE = (

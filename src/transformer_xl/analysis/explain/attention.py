@@ -1,17 +1,18 @@
-"""Where each head looks: the attention weights of a segment, in detail for some tokens, and by distance for all.
+"""Where each head attends: in detail for the tokens of some segments, and by distance on average.
 
-The model reads the segment as always. Hooks see what enters each attention block, and the block computes its weights from it.
-Weights of only one layer are held at a time.
+The model reads a segment as always. Hooks see what enters each attention block, and the block computes its weights from it.
+Only the weights of one layer are held at a time.
 
-A page has room for the details of some segments: the first ones, and then those with the highest score. A segment is looked at
-when it is read, because its memory is there then, and dropped if later ones score higher.
+A page has room for the details of some segments: the first ones, and those with the highest score. The weights of a segment are
+computed when it is read, because its memory exists only then. They are dropped if later segments score higher.
 
 Shapes: B rows, T tokens read, S = memory + T keys, L layers, N heads, K keys kept, D distances.
 """
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,22 +22,21 @@ from torch import Tensor
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
+from transformer_xl.reading.evaluation import Reading
 
 BYTES = 8 << 20  # for details, before they are compressed
 KEYS = 8  # kept of each head
 
 
 def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visit: Callable[[int, Tensor], None]) -> None:
-    """Read a segment with a model whose layers attend; hand each layer and its weights (B, N, T, S) in fp32 to `visit`."""
-
-    def watcher(layer: int) -> Callable[..., None]:
-        def watch(block: AttentionBlock, arguments: tuple[Tensor, ...], told: dict[str, Any]) -> None:
-            visit(layer, block.weights(*arguments, **told).float())
-
-        return watch
-
+    """Read a segment with a model whose layers attend; call `visit` with each layer and its weights, fp32 (B, N, T, S)."""
     blocks = model.attention_blocks()
-    hooks = [block.register_forward_pre_hook(watcher(layer), with_kwargs=True) for layer, block in enumerate(blocks)]
+    layers = {block: layer for layer, block in enumerate(blocks)}
+
+    def hook(block: AttentionBlock, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+        visit(layers[block], block.weights(*arguments, **options).float())
+
+    hooks = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in blocks]
     try:
         with torch.no_grad():
             model.read(ids, mems=mems)
@@ -55,14 +55,7 @@ class Details:
     memory: np.ndarray  # float32 (n, L·N), share of each head's attention that falls on memory
 
 
-@dataclass(order=True)
-class _Kept:
-    score: float
-    begin: int
-    looks: "Looks" = field(compare=False)
-
-
-class Looks:
+class SegmentDetails:
     """The heaviest keys of the last `tgt_len` queries of a segment, gathered layer by layer."""
 
     def __init__(self, tgt_len: int) -> None:
@@ -78,45 +71,42 @@ class Looks:
         own_T1 = torch.arange(S - self.tgt_len, S, device=key.device).unsqueeze(1)
         missing = KEYS - key.shape[-1]
         pad = ((0, 0), (0, 0), (0, missing))
-        # a key of weight 0 may lie after the query, where nobody looks
+        # a key of weight 0 may lie after the query, where no query looks
         self._distances.append(np.pad((own_T1 - key).clamp(min=0).cpu().numpy(), pad))
         self._weights.append(np.pad(weight.float().cpu().numpy(), pad))
         self._memory.append(weight_NTS[..., :n_memory].sum(-1).float().cpu().numpy())
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return distances and weights (T, L·N, K), and the share of memory (T, L·N)."""
-        stacked = (np.concatenate(part) for part in (self._distances, self._weights, self._memory))
-        distances, weights, memory = stacked
+        distances, weights, memory = map(np.concatenate, (self._distances, self._weights, self._memory))
         return distances.swapaxes(0, 1), weights.swapaxes(0, 1), memory.T
 
 
-class Shelf:
-    """Room for the details of some segments of a text: `n_bytes` before compression. `n_head` counts heads of all layers."""
+class DetailStore:
+    """Keeps the details of some segments in `n_bytes` before compression. `n_head` counts the heads of all layers."""
 
     def __init__(self, n_segment: int, tgt_len: int, n_head: int, *, n_bytes: int = BYTES) -> None:
         room = max(2, n_bytes // (tgt_len * n_head * (3 * KEYS + 1)))
-        self.n_first = n_segment if room >= n_segment else max(1, int(room * 0.25))  # for the beginning
-        self._n_best = room - self.n_first
-        self._first: dict[int, Looks] = {}
-        self._best: list[_Kept] = []
+        self._n_first = n_segment if room >= n_segment else max(1, int(room * 0.25))  # for the beginning
+        self._n_best = room - self._n_first
+        self._first: dict[int, SegmentDetails] = {}  # by place of the first token
+        self._best: list[tuple[float, int, SegmentDetails]] = []  # a heap of scores; places differ, so details are not compared
 
     def wants(self, index: int, score: float) -> bool:
-        """Say whether a segment would be kept, at least for now."""
-        if index < self.n_first or len(self._best) < self._n_best:
-            return True
-        return score > self._best[0].score
+        """Return whether a segment would be kept, at least for now."""
+        return index < self._n_first or len(self._best) < self._n_best or score > self._best[0][0]
 
-    def put(self, index: int, begin: int, score: float, looks: Looks) -> None:
+    def put(self, index: int, begin: int, score: float, segment: SegmentDetails) -> None:
         """Keep a segment, perhaps instead of another one."""
-        if index < self.n_first:
-            self._first[begin] = looks
+        if index < self._n_first:
+            self._first[begin] = segment
             return
         push = heapq.heappush if len(self._best) < self._n_best else heapq.heappushpop
-        push(self._best, _Kept(score, begin, looks))
+        push(self._best, (score, begin, segment))
 
-    def details(self) -> Details | None:
-        """Return what is on the shelf in the order of the text; None if there is nothing."""
-        kept = {**self._first, **{entry.begin: entry.looks for entry in self._best}}
+    def joined(self) -> Details | None:
+        """Return the details of all kept segments in the order of the text; None if there are none."""
+        kept = self._first | {begin: segment for _, begin, segment in self._best}
         if not kept:
             return None
         begins = sorted(kept)
@@ -133,15 +123,15 @@ class DistanceBins:
     mass: np.ndarray  # float64 (L, N, bins), share of attention that goes to these distances
     in_memory: np.ndarray  # the same, for keys in memory only
     memory_share: np.ndarray  # float64 (L, N), share of attention that goes to memory
-    queries: int  # over how many the means are
+    queries: int  # number of queries that the means are over
 
     @property
     def per_distance(self) -> np.ndarray:
-        """Mean mass of a single distance of each bin (L, N, bins), so that a wide bin does not seem to be looked at more."""
+        """Mean mass of a single distance of each bin (L, N, bins), because a wide bin has more mass only by its width."""
         return self.mass / np.diff(self.edges)
 
 
-class Distances:
+class DistanceSums:
     """Adds up attention by distance, segment by segment.
 
     A distance is the number of positions from a query back to a key, 0 for its own; `n_distance` is the longest plus one.
@@ -170,6 +160,44 @@ class Distances:
         n = max(self._queries, 1)
         mass, in_memory = (np.add.reduceat(x.numpy(), edges[:-1], axis=-1) / n for x in (self._mass, self._in_memory))
         return DistanceBins(edges, mass, in_memory, self._in_memory.sum(-1).numpy() / n, self._queries)
+
+
+class AttentionWatch:
+    """Chooses the segments whose attention is computed, and keeps what is shown of it."""
+
+    def __init__(self, model: LanguageModel, reading: Reading, n_segment: int) -> None:
+        config = model.config
+        self._model = model
+        self._every = math.ceil(n_segment / 256)  # so that at most 256 segments are averaged by distance
+        n_distance = reading.tgt_len + reading.ext_len + reading.mem_len
+        self.distances = DistanceSums(config.n_layer, config.heads_per_layer, n_distance)
+        self.details = DetailStore(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)
+
+    def add(self, index: int, places_BT: np.ndarray, ids: Tensor, mems: Memory, scores: Sequence[float]) -> None:
+        """Add those rows whose details are kept or that are sampled for the distances.
+
+        The rows are segments `index`, `index` + 1, … of the text, with a score each. `places_BT` are their tokens that are
+        scored, the last ones of `ids`.
+        """
+        wanted = [self.details.wants(index + row, score) for row, score in enumerate(scores)]
+        sampled = [(index + row) % self._every == 0 for row in range(len(scores))]
+        if not any(wanted) and not any(sampled):
+            return
+        T = places_BT.shape[1]
+        details = [SegmentDetails(T) for _ in scores]
+
+        def visit(layer: int, weight_BNTS: Tensor) -> None:
+            n_memory = weight_BNTS.shape[-1] - ids.shape[1]
+            for row, weight_NTS in enumerate(weight_BNTS[:, :, -T:]):
+                if wanted[row]:
+                    details[row].add(weight_NTS, n_memory=n_memory)
+                if sampled[row]:
+                    self.distances.add(layer, weight_NTS, n_memory=n_memory)
+
+        visit_attention(self._model, ids, mems, visit)
+        for row, score in enumerate(scores):
+            if wanted[row]:
+                self.details.put(index + row, int(places_BT[row, 0]), score, details[row])
 
 
 def bin_edges(n_distance: int, *, growth: float = 1.12) -> np.ndarray:

@@ -1,20 +1,48 @@
-"""A text explained by facts, totals and the passages that gain most from memory; page and pictures show them."""
+"""A text explained: facts about every token, totals, and the passages that gain most from memory; page and pictures show them.
+
+The text is read once without memory, many segments side by side, and once in order with memory.
+"""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
-from transformer_xl.analysis.explain.facts import Facts, gather
-from transformer_xl.analysis.explain.shown import shown_text
+from transformer_xl.analysis.explain.attention import AttentionWatch, Details, DistanceBins
+from transformer_xl.analysis.explain.token_text import text_of
 from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import Precision
+from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.softmax import check_ids
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.evaluation import Reading
+from transformer_xl.reading.segments import Cut, segments
+from transformer_xl.reading.stream import CarriedState, scoring
+
+_SCORES_AT_ONCE = 1 << 24  # of tokens times vocabulary: 64 MB
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found about each token; arrays begin with the second token of the text, the first that is predicted."""
+
+    nats: np.ndarray  # float32 (n,)
+    without: np.ndarray | None  # float32 (n,), nats without memory; None: the model has no memory
+    rank: np.ndarray  # int64 (n,), how many tokens were likelier
+    top_ids: np.ndarray  # int64 (n, k), the likeliest tokens
+    top_probabilities: np.ndarray  # float32 (n, k)
+    details: Details | None  # attention of some tokens; None: the model does not attend
+    distances: DistanceBins | None  # attention by distance; None: the model does not attend
+
+    @property
+    def gain(self) -> np.ndarray | None:
+        """Nats that memory saved on each token; negative where it misled."""
+        return None if self.without is None else self.without - self.nats
 
 
 @dataclass(frozen=True)
@@ -54,8 +82,8 @@ class Explanation:
         facts, n_token = self.facts, len(self.facts.nats)
         n_characters = self.n_characters
         if not n_characters:
-            shown, first = (shown_text(self.tokenizer, ids).text for ids in (self.ids, self.ids[:1]))
-            n_characters = max(1, len(shown) - len(first))
+            text, first = (text_of(self.tokenizer, ids)[0] for ids in (self.ids, self.ids[:1]))
+            n_characters = max(1, len(text) - len(first))
         nats = float(facts.nats.sum(dtype=np.float64))
 
         def bpc(nats: float) -> float:
@@ -70,7 +98,7 @@ class Explanation:
 
     @property
     def heads(self) -> tuple[int, int] | None:
-        """Layers and heads per layer; None where nothing attends."""
+        """Layers and heads per layer; None if the model does not attend."""
         return (self.config.n_layer, self.config.heads_per_layer) if self.config.attends else None
 
 
@@ -88,15 +116,135 @@ def explain(
     precision: Precision = "fp32",
     on_tokens: Callable[[int], object] | None = None,
 ) -> Explanation:
-    """Read at most `most` tokens of a text with memory and without, and find what memory gained each; raises as `gather`.
+    """Read at most `most` tokens of a text with memory and without, and find what memory gained each; raises as `find_facts`.
 
     See `Explanation` for the other arguments; `top` is the number of likeliest tokens shown.
     """
     read = ids if most is None else ids[:most]
-    facts = gather(model, read, reading, top=top, precision=precision, on_tokens=on_tokens)
-    left_out = len(ids) - len(read)
-    known = None if left_out else n_characters
-    return Explanation(name, run, read, left_out, tokenizer, model.config, reading, precision, facts, known)
+    facts = find_facts(model, read, reading, top=top, precision=precision, on_tokens=on_tokens)
+    n_left_out = len(ids) - len(read)
+    known = None if n_left_out else n_characters
+    return Explanation(name, run, read, n_left_out, tokenizer, model.config, reading, precision, facts, known)
+
+
+def remembers(model: LanguageModel, reading: Reading) -> bool:
+    """Return whether the model has memory if it reads in this way."""
+    return reading.view(model).reach(reading.tgt_len) > 0
+
+
+def find_facts(
+    model: LanguageModel,
+    ids: np.ndarray,
+    reading: Reading,
+    *,
+    top: int = 5,
+    precision: Precision = "fp32",
+    on_tokens: Callable[[int], object] | None = None,
+) -> Facts:
+    """Read a text and find the facts about its tokens. Each is read and reported twice if there is memory.
+
+    Raises:
+        CorpusError: fewer than two tokens.
+        TokenizerError: ids outside the model's vocabulary.
+        ConfigError: lengths that cannot work together.
+        CheckpointError: a model whose losses are no numbers.
+    """
+    if len(ids) < 2:
+        raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
+    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    report = on_tokens or (lambda _: None)
+    with scoring(model):
+        without = _nats_without_memory(model, ids, reading, precision, report) if remembers(model, reading) else None
+        return _facts_with_memory(model, ids, reading, without, top, precision, report)
+
+
+def _nats_without_memory(
+    model: LanguageModel, ids: np.ndarray, reading: Reading, precision: Precision, report: Callable[[int], object]
+) -> np.ndarray:
+    rows = _rows(reading)
+    stream = CarriedState(reading.without_memory().view(model), rows, tgt_len=reading.tgt_len, precision=precision)
+    nats = np.zeros(len(ids) - 1, np.float32)
+    for cut in segments(ids, tgt_len=reading.tgt_len, ext_len=reading.ext_len, rows=rows):
+        h_BTD = stream.read(cut.ids.to(model.device), rows=slice(len(cut.ids)))[:, cut.n_context :]
+        nll = stream.nll(h_BTD, cut.labels[:, cut.n_context :].to(model.device))
+        nats[cut.places[:, cut.n_context :].numpy()] = nll.float().cpu().numpy()
+        report(nll.numel())
+    return nats
+
+
+def _rows(reading: Reading) -> int:
+    """Return how many segments are read side by side without memory."""
+    return max(1, 2048 // (reading.tgt_len + reading.ext_len))
+
+
+def _facts_with_memory(
+    model: LanguageModel,
+    ids: np.ndarray,
+    reading: Reading,
+    without: np.ndarray | None,
+    top: int,
+    precision: Precision,
+    report: Callable[[int], object],
+) -> Facts:
+    """Read the text with memory, and record the attention of the segments that are shown or sampled."""
+    n, view = len(ids) - 1, reading.view(model)
+    k = min(top, model.config.vocab_size or top)
+    facts = Facts(
+        nats=np.zeros(n, np.float32),
+        without=without,
+        rank=np.zeros(n, np.int64),
+        top_ids=np.zeros((n, k), np.int64),
+        top_probabilities=np.zeros((n, k), np.float32),
+        details=None,
+        distances=None,
+    )
+    watch = AttentionWatch(view, reading, math.ceil(n / reading.tgt_len)) if model.config.attends else None
+    rows = _rows(reading) if without is None else 1
+    # attention weights can be computed from hidden states, but not from kept keys
+    stream = CarriedState(view, rows, tgt_len=reading.tgt_len, precision=precision)
+    index = 0
+    for cut in segments(ids, tgt_len=reading.tgt_len, ext_len=reading.ext_len, rows=rows):
+        own_ids, mems = cut.ids.to(model.device), stream.mems.select(slice(len(cut.ids)))
+        h_BTD = stream.read(own_ids, rows=slice(len(cut.ids)))[:, cut.n_context :]
+        with autocast(model.device, precision):
+            _score_tokens(facts, cut, h_BTD, view)
+            if watch:
+                places_BT = cut.places[:, cut.n_context :].numpy()
+                scores = [_segment_score(facts, places_T) for places_T in places_BT]
+                watch.add(index, places_BT, own_ids, mems, scores)
+        index += len(cut.ids)
+        report(int(cut.is_scored.sum()))
+    if not np.isfinite(facts.nats).all():
+        raise CheckpointError("the model gives no finite probabilities for this text; choose another --checkpoint")
+    if watch is None:
+        return facts
+    return replace(facts, details=watch.details.joined(), distances=watch.distances.binned())
+
+
+def _score_tokens(facts: Facts, cut: Cut, h_BTD: Tensor, view: LanguageModel) -> None:
+    """Write nats, ranks and likeliest tokens of a segment into `facts`, for few enough tokens at once.
+
+    Ranks need the scores of the whole vocabulary, which `Stream.nll` never holds, so nats are taken from these scores, too.
+    """
+    n_chunk = max(1, _SCORES_AT_ONCE // (view.config.vocab_size or 1))
+    places, labels = (part[:, cut.n_context :].flatten() for part in (cut.places, cut.labels))
+    k = facts.top_ids.shape[-1]
+    parts = (x.split(n_chunk) for x in (h_BTD.flatten(0, 1), labels.to(h_BTD.device), places))
+    for h, label, place in zip(*parts, strict=True):
+        at = place.numpy()
+        log_p = view.softmax.logits(h[None], view.embedding)[0].float().log_softmax(dim=-1)
+        own = log_p.gather(-1, label.unsqueeze(-1))
+        best, best_ids = log_p.topk(k, dim=-1)
+        facts.nats[at] = -own.squeeze(-1).cpu().numpy()
+        facts.rank[at] = (log_p > own).sum(-1).cpu().numpy()
+        facts.top_ids[at] = best_ids.cpu().numpy()
+        facts.top_probabilities[at] = best.exp().cpu().numpy()
+
+
+def _segment_score(facts: Facts, places_T: np.ndarray) -> float:
+    """Return what memory gained a segment; without memory, its nats."""
+    nats = facts.nats[places_T].astype(np.float64)
+    return float(nats.sum() if facts.without is None else (facts.without[places_T] - nats).sum())
 
 
 def best_passages(values: np.ndarray, *, tgt_len: int, n: int = 50) -> list[Passage]:

@@ -1,7 +1,7 @@
-"""An explanation as one page of HTML that needs no network: a template with style, script and data inside.
+"""An explanation as files: one page of HTML that needs no network, pictures and totals.
 
-The text is never markup: it is compressed in base64, and the script puts it on the page as text. The page's policy allows
-only this style and this script, by their hashes.
+The page is a template with style, script and data inside. The text is never markup: it is compressed in base64, and the script
+puts it on the page as text. The page's policy allows only this style and this script, by their hashes.
 
 A page has room for a million tokens, because numbers have few bits: nats come in steps of 1/1024 up to 64, probabilities and
 attention weights as roots in steps of 1/255.
@@ -14,24 +14,87 @@ import json
 import re
 import zlib
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from transformer_xl.analysis.explain.explanation import Explanation
-from transformer_xl.analysis.explain.shown import labels, shown_text, without_surrogates
+from transformer_xl.analysis.explain.pictures import pictures
+from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.files import make_directory, replace_file
+from transformer_xl.pictures import save_picture
 
-NATS_STEP = 1 / 1024
+PAGE, TOTALS = "index.html", "explain.json"
+_FORMAT = "txl explain 1"
+
+_NATS_STEP = 1 / 1024
 _LARGEST = 65535
 
 
+def check_text(data: bytes, file: Path) -> None:
+    """Refuse an empty or binary file with a `CorpusError`."""
+    if not data:
+        raise CorpusError(f"'{file}' is empty; give a text of at least 2 tokens")
+    if b"\0" in data or data.decode("utf-8", "replace").count("\ufffd") > len(data) // 10:
+        raise CorpusError(f"'{file}' is not text but binary; explain shows text")
+
+
+def check_output(directory: Path) -> None:
+    """Refuse, with a `ConfigError`, anything but a new or empty directory, or one that holds an earlier explanation."""
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"--out '{directory}' is a file; choose a directory")
+    if not directory.exists():
+        if not directory.absolute().parent.is_dir():
+            raise ConfigError(
+                f"--out '{directory}': the directory '{directory.absolute().parent}' does not exist; make it first"
+            )
+        return
+    if any(directory.iterdir()) and not _is_explanation(directory):
+        raise ConfigError(f"--out '{directory}' holds something that txl explain has not written; choose another --out")
+
+
+def _is_explanation(directory: Path) -> bool:
+    try:
+        totals = json.loads((directory / TOTALS).read_text(encoding="utf-8"))
+        return isinstance(totals, dict) and totals.get("format") == _FORMAT
+    except (OSError, ValueError):
+        return False
+
+
+def write_explanation(explanation: Explanation, directory: Path) -> Path:
+    """Write page, pictures and totals over those of an earlier explanation, each whole or not at all; return the page's path.
+
+    Raises:
+        ConfigError: the directory holds something else.
+        CheckpointError: it cannot be written.
+    """
+    content, figures = page(explanation), pictures(explanation)
+    totals = {"format": _FORMAT, "name": explanation.name, **explanation.totals}
+    check_output(directory)
+    try:
+        make_directory(directory)
+        replace_file(directory / TOTALS, (json.dumps(totals, indent=2) + "\n").encode())
+        for name in ("along.png", "attention.png", "gain.png"):
+            if name in figures:
+                save_picture(figures[name], directory / name)
+            else:
+                (directory / name).unlink(missing_ok=True)
+        replace_file(directory / PAGE, content.encode())
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"cannot write to '{directory}': {reason}; free disk space or choose another --out") from None
+    return directory / PAGE
+
+
 def page(explanation: Explanation) -> str:
-    """Return the page."""
+    """Return the page as HTML."""
     arrays, manifest = _arrays(explanation), _manifest(explanation)
     manifest["arrays"] = {name: {"type": str(array.dtype), "length": array.size} for name, array in arrays.items()}
     style, script = _part("page.css"), _part("page.js")
-    blocks = [_block("manifest", "application/json", escaped_json(manifest))]
-    blocks += [_block(name, "application/octet-stream", packed(array)) for name, array in arrays.items()]
+    data = [("manifest", "application/json", _escaped_json(manifest))]
+    data += [(name, "application/octet-stream", _packed(array)) for name, array in arrays.items()]
     policy = (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     )
@@ -39,61 +102,61 @@ def page(explanation: Explanation) -> str:
         "policy": policy,
         "title": html.escape(f"{without_surrogates(explanation.name)} explained"),
         "style": style,
-        "data": "\n".join(blocks),
+        "data": "\n".join(f'<script type="{kind}" id="data-{name}">{content}</script>' for name, kind, content in data),
         "script": script,
     }
     return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], _part("page.html"))
 
 
-def packed(array: np.ndarray) -> str:
+def _packed(array: np.ndarray) -> str:
     """Return an array as base64 of its compressed little-endian bytes."""
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     return base64.b64encode(zlib.compress(data, 6)).decode("ascii")
 
 
-def escaped_json(value: Any) -> str:
+def _escaped_json(value: Any) -> str:
     r"""Return JSON for a script element: nothing in it begins a tag or ends a line.
 
     Example:
-        >>> escaped_json("</script>\u2028")
+        >>> _escaped_json("</script>\u2028")
         '"\\u003c/script\\u003e\\u2028"'
     """
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def stored_nats(nats: np.ndarray) -> np.ndarray:
-    """Return nats as uint16 in steps of `NATS_STEP`."""
-    return np.clip(np.rint(nats / NATS_STEP), 0, _LARGEST).astype(np.uint16)
+def _stored_nats(nats: np.ndarray) -> np.ndarray:
+    """Return nats as uint16 in steps of `_NATS_STEP`."""
+    return np.clip(np.rint(nats / _NATS_STEP), 0, _LARGEST).astype(np.uint16)
 
 
-def stored_roots(shares: np.ndarray) -> np.ndarray:
+def _stored_roots(shares: np.ndarray) -> np.ndarray:
     """Return numbers from 0 to 1 as uint8: their roots, in steps of 1/255."""
     return np.rint(np.sqrt(np.clip(shares, 0, 1)) * 255).astype(np.uint8)
 
 
 def _arrays(explanation: Explanation) -> dict[str, np.ndarray]:
     facts = explanation.facts
-    shown = shown_text(explanation.tokenizer, explanation.ids)
+    text, lengths = text_of(explanation.tokenizer, explanation.ids)
     names, (tokens, top) = labels(explanation.tokenizer, explanation.ids, facts.top_ids)
     arrays = {
-        "text": np.frombuffer(shown.text.encode("utf-8"), np.uint8),
-        "lengths": _narrow(shown.lengths),
+        "text": np.frombuffer(text.encode("utf-8"), np.uint8),
+        "lengths": _narrow(lengths),
         "labels": np.frombuffer(json.dumps(names).encode("ascii"), np.uint8),
         "tokens": _narrow(tokens),
-        "nats": stored_nats(facts.nats),
+        "nats": _stored_nats(facts.nats),
         "rank": np.minimum(facts.rank, _LARGEST).astype(np.uint16),
         "top": _narrow(top.ravel()),
-        "chance": stored_roots(facts.top_probabilities).ravel(),
+        "chance": _stored_roots(facts.top_probabilities).ravel(),
     }
     if facts.without is not None:
-        arrays["without"] = stored_nats(facts.without)
+        arrays["without"] = _stored_nats(facts.without)
     if facts.details is not None:
         arrays |= {
             "places": facts.details.places.astype(np.uint32),
             "distances": _narrow(facts.details.distances.ravel()),
-            "weights": stored_roots(facts.details.weights).ravel(),
-            "memory": stored_roots(facts.details.memory).ravel(),
+            "weights": _stored_roots(facts.details.weights).ravel(),
+            "memory": _stored_roots(facts.details.memory).ravel(),
         }
     if facts.distances is not None:
         arrays |= {
@@ -129,7 +192,7 @@ def _manifest(explanation: Explanation) -> dict[str, Any]:
         "keys": facts.details.distances.shape[2] if facts.details else 0,
         "detailed": len(facts.details.places) if facts.details else 0,
         "queries": facts.distances.queries if facts.distances else 0,
-        "nats_step": NATS_STEP,
+        "nats_step": _NATS_STEP,
         "passages": [[p.begin, p.end, round(p.score, 4), p.best] for p in explanation.passages],
     }
 
@@ -138,10 +201,6 @@ def _narrow(values: np.ndarray) -> np.ndarray:
     """Return whole numbers in the fewest bytes."""
     largest = int(values.max(initial=0))
     return values.astype(np.uint8 if largest < 1 << 8 else np.uint16 if largest < 1 << 16 else np.uint32)
-
-
-def _block(name: str, kind: str, content: str) -> str:
-    return f'<script type="{kind}" id="data-{name}">{content}</script>'
 
 
 def _hash(text: str) -> str:

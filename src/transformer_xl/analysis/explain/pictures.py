@@ -10,21 +10,21 @@ from transformer_xl.pictures import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_HELPED, _MISLED = "#1f77b4", "#d55e00"  # blue and vermilion, which all eyes tell apart
+_HELPED, _MISLED = "#1f77b4", "#d55e00"  # blue and vermilion, because color-blind people can tell them apart
 
 
 def pictures(explanation: Explanation) -> "dict[str, Figure]":
     """Return the figures that the model allows, by file name."""
-    figures = {"along.png": draw_along(explanation)}
+    figures = {"along.png": _draw_along(explanation)}
     if explanation.facts.distances is not None:
-        figures["attention.png"] = draw_attention(explanation)
+        figures["attention.png"] = _draw_attention(explanation)
     if explanation.facts.without is not None:
-        figures["gain.png"] = draw_gain(explanation)
+        figures["gain.png"] = _draw_gain(explanation)
     return figures
 
 
-def draw_attention(explanation: Explanation) -> "Figure":
-    """Draw how far each head looks: its attention by distance, a row per head, and its share of memory."""
+def _draw_attention(explanation: Explanation) -> "Figure":
+    """Draw each head's attention by distance, a row per head, and its share of memory."""
     found, heads = explanation.facts.distances, explanation.heads
     assert found is not None and heads is not None
     from matplotlib.colors import PowerNorm
@@ -56,7 +56,7 @@ def draw_attention(explanation: Explanation) -> "Figure":
     return figure
 
 
-def draw_along(explanation: Explanation) -> "Figure":
+def _draw_along(explanation: Explanation) -> "Figure":
     """Draw losses along the text, with and without memory, and what memory gains."""
     facts = explanation.facts
     places, nats = _means(facts.nats)
@@ -80,7 +80,7 @@ def draw_along(explanation: Explanation) -> "Figure":
     return figure
 
 
-def draw_gain(explanation: Explanation) -> "Figure":
+def _draw_gain(explanation: Explanation) -> "Figure":
     """Draw what memory gains at each place of a segment."""
     gain, tgt_len = explanation.facts.gain, explanation.reading.tgt_len
     assert gain is not None

@@ -1,10 +1,9 @@
 """Tokens as a person sees them: the text that each adds, and a label for each id.
 
-A token may be a part of a character, as bytes are. Only the token that completes the character adds text.
+A token may be a part of a character, such as a byte. Only the token that completes the character adds text.
 """
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,27 +13,20 @@ from transformer_xl.data.tokenizers import Tokenizer
 _LONGEST_LABEL = 80
 
 
-@dataclass(frozen=True)
-class ShownText:
-    """A text as shown."""
-
-    text: str  # a lone surrogate is U+FFFD
-    lengths: np.ndarray  # int64 (N,), UTF-16 code units that each token adds, 0 if it completes no character
-
-
 def without_surrogates(text: str) -> str:
-    """Replace lone surrogates, which names of files may have and UTF-8 cannot hold, by U+FFFD."""
+    """Replace lone surrogates by U+FFFD: names of files may have them, and UTF-8 cannot hold them."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
-def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
-    """Return the text of ids, token by token.
+def text_of(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[str, np.ndarray]:
+    """Return the text of ids (N,), and how many UTF-16 code units each token adds, int64 (N,).
+
+    A token that completes no character adds 0. A lone surrogate becomes U+FFFD.
 
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer
-        >>> shown = shown_text(ByteTokenizer(), np.array([110, 195, 169]))
-        >>> shown.text, shown.lengths.tolist()
-        ('né', [1, 0, 1])
+        >>> text_of(ByteTokenizer(), np.array([110, 195, 169]))
+        ('né', array([1, 0, 1]))
     """
     stream = tokenizer.stream()
     pieces = [stream.push(token_id) for token_id in ids.tolist()]
@@ -42,7 +34,7 @@ def shown_text(tokenizer: Tokenizer, ids: np.ndarray) -> ShownText:
         pieces[-1] += stream.finish()
     pieces = [piece if piece.isascii() else without_surrogates(piece) for piece in pieces]
     lengths = np.fromiter((len(piece.encode("utf-16-le")) // 2 for piece in pieces), np.int64, len(pieces))
-    return ShownText("".join(pieces), lengths)
+    return "".join(pieces), lengths
 
 
 def label(tokenizer: Tokenizer, token_id: int) -> str:
@@ -65,7 +57,7 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
     return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
 
 
-def labels(tokenizer: Tokenizer, *used: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
+def labels(tokenizer: Tokenizer, *arrays: np.ndarray) -> tuple[list[str], list[np.ndarray]]:
     """Return a label for each id that occurs, and the arrays of ids as indices of labels."""
-    known = np.unique(np.concatenate([ids.ravel() for ids in used]))
-    return [label(tokenizer, token_id) for token_id in known.tolist()], [np.searchsorted(known, ids) for ids in used]
+    known = np.unique(np.concatenate([ids.ravel() for ids in arrays]))
+    return [label(tokenizer, token_id) for token_id in known.tolist()], [np.searchsorted(known, ids) for ids in arrays]

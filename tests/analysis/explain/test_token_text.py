@@ -1,12 +1,12 @@
 import numpy as np
 import pytest
 
-from transformer_xl.analysis.explain.shown import label, labels, shown_text
+from transformer_xl.analysis.explain.token_text import label, labels, text_of
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, WordTokenizer
 
 
 def shown(tokenizer, data):
-    return shown_text(tokenizer, tokenizer.encode_bytes(data))
+    return text_of(tokenizer, tokenizer.encode_bytes(data))
 
 
 def cut(text, lengths):
@@ -31,16 +31,14 @@ def cut(text, lengths):
     ],
 )
 def test_bytes_are_shown_as_characters(data, pieces):
-    found = shown(ByteTokenizer(), data)
-    assert cut(found.text, found.lengths) == pieces
+    assert cut(*shown(ByteTokenizer(), data)) == pieces
 
 
 def test_words_and_characters_are_shown_with_the_space_between():
     words = WordTokenizer(["<unk>", "<eos>", "the", "cat"])
-    found = shown(words, b"the dog\nthe cat")
-    assert cut(found.text, found.lengths) == ["the", " <unk>", "\n", "the", " cat"]
-    found = shown(CharTokenizer("ab😀"), "a😀b".encode())
-    assert found.lengths.tolist() == [1, 2, 1]
+    assert cut(*shown(words, b"the dog\nthe cat")) == ["the", " <unk>", "\n", "the", " cat"]
+    _, lengths = shown(CharTokenizer("ab😀"), "a😀b".encode())
+    assert lengths.tolist() == [1, 2, 1]
 
 
 def test_labels_name_bytes_and_words():
