@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import tiny_model
-from transformer_xl.analysis.comparison import Run, check_same_text, check_units, check_validations
+from transformer_xl.analysis.comparison import ComparedRun, check_same_text, check_units, check_validations
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import ConfigError
@@ -15,11 +15,11 @@ from transformer_xl.opening import Opened
 BYTES, CHARS, WORDS = ByteTokenizer(), CharTokenizer("abc"), WordTokenizer(["<unk>", "<eos>", "the"])
 
 
-def run(name: str, tokenizer: Tokenizer = BYTES, **settings: Any) -> Run:
-    return Run(name, Path(name), RunConfig(**settings), tokenizer)
+def run(name: str, tokenizer: Tokenizer = BYTES, **settings: Any) -> ComparedRun:
+    return ComparedRun(name, Path(name), RunConfig(**settings), tokenizer)
 
 
-def warned(*runs: Run, unit: Any = "nats") -> list[str]:
+def warned(*runs: ComparedRun, unit: Any = "nats") -> list[str]:
     warnings: list[str] = []
     check_units(runs, unit, warn=warnings.append)
     return warnings

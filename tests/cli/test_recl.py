@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.analysis.recl import cached_losses
+from transformer_xl.analysis.recl import losses
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import main
 
@@ -68,13 +68,13 @@ def runs(zoo: Path, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """Of which kinds losses are computed, and at which contexts."""
     seen: list[tuple[str, int]] = []
-    original = cached_losses.context_losses
+    original = losses.context_losses
 
     def watched(model: Any, *arguments: Any, context: int, **options: Any) -> np.ndarray:
         seen.append((model.config.kind, context))
         return original(model, *arguments, context=context, **options)
 
-    monkeypatch.setattr(cached_losses, "context_losses", watched)
+    monkeypatch.setattr(losses, "context_losses", watched)
     return seen
 
 
@@ -138,7 +138,7 @@ def test_what_is_known_is_not_computed_again(txl: Txl, computed: list[tuple[str,
 
 
 def test_interrupted_it_shows_what_it_has_and_goes_on(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, stop_at, done = cached_losses.context_losses, 20, []
+    original, stop_at, done = losses.context_losses, 20, []
 
     def interrupted(*arguments: Any, context: int, **options: Any) -> np.ndarray:
         if context == stop_at:
@@ -146,7 +146,7 @@ def test_interrupted_it_shows_what_it_has_and_goes_on(txl: Txl, monkeypatch: pyt
         done.append(context)
         return original(*arguments, context=context, **options)
 
-    monkeypatch.setattr(cached_losses, "context_losses", interrupted)
+    monkeypatch.setattr(losses, "context_losses", interrupted)
     command = ("recl", "lstm", *QUICK, "--threshold", "1e-12", "--r", "1")
     answer = txl(*command, "--json")
     assert (answer.status, answer.err.strip()) == (130, "")
@@ -170,20 +170,20 @@ def test_interrupted_before_anything_is_known(txl: Txl, monkeypatch: pytest.Monk
     def interrupted(*_: Any, **__: Any) -> np.ndarray:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cached_losses, "context_losses", interrupted)
+    monkeypatch.setattr(losses, "context_losses", interrupted)
     answer = txl("recl", "run", *QUICK)
     assert (answer.status, answer.out) == (130, "")
 
 
 def test_reading_is_that_of_the_run_or_as_asked(txl: Txl, monkeypatch: pytest.MonkeyPatch, workbench: Path) -> None:
     seen: list[tuple[str, int, int | None, bool, int]] = []
-    original = cached_losses.context_losses
+    original = losses.context_losses
 
     def watched(model: Any, *arguments: Any, tgt_len: int, **options: Any) -> np.ndarray:
         seen.append((model.config.kind, model.mem_len, model.clamp_len, model.same_length, tgt_len))
         return original(model, *arguments, tgt_len=tgt_len, **options)
 
-    monkeypatch.setattr(cached_losses, "context_losses", watched)
+    monkeypatch.setattr(losses, "context_losses", watched)
     config = workbench / "run" / "config.json"
     settings = json.loads(config.read_text())
     settings["eval"] |= {"clamp_len": 4, "same_length": True, "tgt_len": 3, "mem_len": 7}
@@ -200,13 +200,13 @@ def test_without_memory_a_segment_is_all_that_is_read_at_once(
 ) -> None:
     """Scored by stride, three tokens after nine that are read again."""
     seen: set[tuple[int, int]] = set()
-    original = cached_losses.context_losses
+    original = losses.context_losses
 
     def watched(model: Any, *arguments: Any, tgt_len: int, **options: Any) -> np.ndarray:
         seen.add((model.mem_len, tgt_len))
         return original(model, *arguments, tgt_len=tgt_len, **options)
 
-    monkeypatch.setattr(cached_losses, "context_losses", watched)
+    monkeypatch.setattr(losses, "context_losses", watched)
     config = workbench / "run" / "config.json"
     settings = json.loads(config.read_text())
     settings["eval"] |= {"tgt_len": 3, "ext_len": 9, "mem_len": 0}

@@ -1,4 +1,4 @@
-"""Runs that are compared: what they are called, how they are scored, and whether their losses mean the same."""
+"""Runs that are compared: their names, how they are scored, and whether their losses can be compared."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ UNITS: dict[Unit, str] = {"nats": "nats per token", "bpc": "bits per character"}
 
 
 @dataclass(frozen=True)
-class Run:
+class ComparedRun:
     """A run that is compared with others; it may have no checkpoint."""
 
     name: str  # short and unique
@@ -28,16 +28,16 @@ class Run:
     tokenizer: Tokenizer
 
     def open(self) -> Opened:
-        """Load its best weights onto the device that it was trained on."""
+        """Load the best weights onto the device that the run was trained on."""
         return open_run(self.path, device=self.config.train.device)
 
 
-def find_runs(paths: Sequence[Path]) -> list[Run]:
+def find_runs(paths: Sequence[Path]) -> list[ComparedRun]:
     """Return the runs in the directories, each once."""
     paths = list(dict.fromkeys(paths))
     directories = [RunDirectory(path) for path in paths]
     return [
-        Run(name, directory.path, directory.config(), directory.tokenizer())
+        ComparedRun(name, directory.path, directory.config(), directory.tokenizer())
         for name, directory in zip(short_names(paths), directories, strict=True)
     ]
 
@@ -66,8 +66,8 @@ def score(
     )
 
 
-def check_units(runs: Sequence[Run], unit: Unit, *, warn: Callable[[str], object]) -> None:
-    """Refuse losses that mean different things on one picture, and warn if runs read different texts.
+def check_units(runs: Sequence[ComparedRun], unit: Unit, *, warn: Callable[[str], object]) -> None:
+    """Refuse losses that cannot be drawn on one axis, and warn if runs read different texts.
 
     Raises:
         ConfigError: tokens differ, and losses are per token or tokens leave parts of the text out.
@@ -93,7 +93,7 @@ def check_units(runs: Sequence[Run], unit: Unit, *, warn: Callable[[str], object
             return
 
 
-def check_validations(runs: Sequence[Run], *, warn: Callable[[str], object]) -> None:
+def check_validations(runs: Sequence[ComparedRun], *, warn: Callable[[str], object]) -> None:
     """Warn if validations read different parts of a text, because then their curves cannot be compared."""
     read = {run.config.eval.max_tokens: run for run in runs}
     if len(read) > 1:

@@ -9,7 +9,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
 if TYPE_CHECKING:
-    from transformer_xl.analysis.plots.lines import Line
+    from transformer_xl.analysis.lines import Line
 
 
 def plot(
@@ -58,15 +58,16 @@ def plot(
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
 
     from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
-    from transformer_xl.analysis.plots.curves import XLABELS, learning_curves
-    from transformer_xl.analysis.plots.lines import draw
-    from transformer_xl.analysis.plots.scores import (
+    from transformer_xl.analysis.curves import (
+        XLABELS,
+        learning_curves,
         memory_line,
         memory_readings,
         open_texts,
         position_lines,
         segment_readings,
     )
+    from transformer_xl.analysis.lines import draw
     from transformer_xl.console import progress, warn
     from transformer_xl.process import keep_freed_memory
 

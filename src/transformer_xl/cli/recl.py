@@ -13,7 +13,7 @@ from transformer_xl.pictures import check_picture
 if TYPE_CHECKING:
     import numpy as np
 
-    from transformer_xl.analysis.recl.context_losses import Blocks
+    from transformer_xl.analysis.recl.losses import Blocks
     from transformer_xl.analysis.recl.measure import Recl
     from transformer_xl.model.language_model import LanguageModel
 
@@ -83,7 +83,7 @@ def recl(
     text.check()
 
     from transformer_xl.analysis.comparison import check_same_text
-    from transformer_xl.analysis.recl.context_losses import open_reading, remembers_positions, spread_blocks
+    from transformer_xl.analysis.recl.losses import open_reading, remembers_positions, spread_blocks
     from transformer_xl.analysis.recl.report import as_dict, as_text, draw_recl
     from transformer_xl.checkpoint.run_directory import short_names
     from transformer_xl.process import keep_freed_memory
@@ -131,7 +131,7 @@ def _measure(
     **steps: Any,
 ) -> "tuple[list[Recl], bool]":
     """Measure all groups; return what is known at the end or when interrupted, and whether it was."""
-    from transformer_xl.analysis.recl.cached_losses import CachedLosses
+    from transformer_xl.analysis.recl.losses import CachedLosses
     from transformer_xl.analysis.recl.measure import measure_groups
     from transformer_xl.data.corpora import cache_dir
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.analysis.ablation import pictures
+from transformer_xl.analysis import lines
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
@@ -19,13 +19,13 @@ class Drawn:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.axes: list[Any] = []
-        save = pictures.save_picture
+        save = lines.save_picture
 
         def saved(figure: Any, path: Path) -> Path:
             self.axes = figure.axes
             return save(figure, path)
 
-        monkeypatch.setattr(pictures, "save_picture", saved)
+        monkeypatch.setattr(lines, "save_picture", saved)
 
     def ablation(self, *results: dict[str, Any], corpora: tuple[str, str] = ("text", "text"), **plan: Any) -> Ablation:
         """Two runs; of each its result, and one validation."""

@@ -9,9 +9,8 @@ import torch
 
 from tests.analysis.recl.models import IDS, MAX_LEN, vanilla
 from tests.helpers import tiny_model
-from transformer_xl.analysis.recl import cached_losses
-from transformer_xl.analysis.recl.cached_losses import CachedLosses
-from transformer_xl.analysis.recl.context_losses import Blocks, context_losses, spread_blocks
+from transformer_xl.analysis.recl import losses as losses_module
+from transformer_xl.analysis.recl.losses import Blocks, CachedLosses, context_losses, spread_blocks
 from transformer_xl.errors import TrainingError
 from transformer_xl.model.language_model import LanguageModel
 
@@ -27,7 +26,7 @@ class Kept:
             self.computed.append(context)
             return context_losses(*arguments, context=context, **options)
 
-        monkeypatch.setattr(cached_losses, "context_losses", counted)
+        monkeypatch.setattr(losses_module, "context_losses", counted)
 
     def __call__(self, model: LanguageModel, ids: np.ndarray = IDS, *, tgt_len: int = 4, **options: Any) -> CachedLosses:
         own = {"blocks": self.blocks, "directory": self.directory, "warn": self.warnings.append, **options}
@@ -89,7 +88,7 @@ def test_damaged_losses_are_computed_again(kept: Kept, damage: str) -> None:
         array = np.array([None], object) if damage == "pickle" else np.ones(3, np.float32)
         np.save(file.with_suffix(".other.npy"), array, allow_pickle=True)
         content = file.with_suffix(".other.npy").read_bytes()
-        data = bytearray(content + cached_losses.hashlib.sha256(content).digest())
+        data = bytearray(content + losses_module.hashlib.sha256(content).digest())
     file.write_bytes({"empty": b"", "cut": data[:-1]}.get(damage, data))
     np.testing.assert_array_equal(kept(model)(6), expected)
     assert kept.warnings == [f"'{file}' is damaged; computing it again"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.analysis.recl.models import IDS, MAX_LEN, lstm, vanilla
 from tests.helpers import tiny_model
-from transformer_xl.analysis.recl.context_losses import Blocks, context_losses, longest_context, spread_blocks
+from transformer_xl.analysis.recl.losses import Blocks, context_losses, longest_context, spread_blocks
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tests.analysis.recl.oracle import Oracle, repeating
 from tests.helpers import examples
-from transformer_xl.analysis.recl.cached_losses import CachedLosses
-from transformer_xl.analysis.recl.context_losses import spread_blocks
-from transformer_xl.analysis.recl.measure import Length, Recl, hardest, measure, relative_gain
+from transformer_xl.analysis.recl.losses import CachedLosses, spread_blocks
+from transformer_xl.analysis.recl.measure import EffectiveLength, Recl, hardest, measure, relative_gain
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
@@ -43,7 +42,7 @@ def test_two_models_by_hand() -> None:
     assert gains["b"][0.5] == [(20, near(1 - math.exp((4 + 1) / 2 - (4 + 3) / 2))), (30, near(0))]
     assert gains["a"][1.0] == [(20, near(1 - math.exp(-1 / 4))), (30, near(0))]
     assert gains["b"][1.0] == [(20, near(1 - math.exp((4 + 1 + 0 + 0 - 9) / 4))), (30, near(0))]
-    assert found.lengths == {name: dict.fromkeys((0.5, 1.0), Length(20, at_least=False)) for name in "ab"}
+    assert found.lengths == {name: dict.fromkeys((0.5, 1.0), EffectiveLength(20, at_least=False)) for name in "ab"}
     assert found.losses["a"] == {10: 2.75, 20: 6.0, 30: near(5.99 / 4)}
 
 
@@ -51,9 +50,9 @@ def test_the_baseline_is_that_of_the_group() -> None:
     """Alone, the worse model gains; beside one that knew all along, it gains nothing."""
     worse, better = table({1: [5.0, 5.0], 2: [4.0, 4.0], 3: [4.0, 4.0]}), table({c: [3.0, 3.0] for c in (1, 2, 3)})
     options = {"shares": [1.0], "delta": 1, "max_context": 3}
-    assert last(measure({"worse": worse}, **options)).lengths["worse"][1.0] == Length(2, at_least=False)
+    assert last(measure({"worse": worse}, **options)).lengths["worse"][1.0] == EffectiveLength(2, at_least=False)
     both = last(measure({"worse": worse, "better": better}, **options))
-    assert both.lengths["worse"][1.0] == Length(1, at_least=False)
+    assert both.lengths["worse"][1.0] == EffectiveLength(1, at_least=False)
 
 
 def test_only_what_is_needed_is_asked_for() -> None:
@@ -76,14 +75,14 @@ def test_only_what_is_needed_is_asked_for() -> None:
 
 def test_gains_until_the_end_are_at_least() -> None:
     found = last(measure({"a": lambda c: np.full(2, 9.0 - c / 10)}, shares=[1.0], delta=10, max_context=45))
-    assert (found.lengths["a"][1.0], str(found.lengths["a"][1.0])) == (Length(40, at_least=True), "≥ 40")
+    assert (found.lengths["a"][1.0], str(found.lengths["a"][1.0])) == (EffectiveLength(40, at_least=True), "≥ 40")
 
 
 @pytest.mark.parametrize(("longest", "length"), [(5, 5), (10, 10), (25, 25), (30, 30), (99, 40)])
 def test_no_length_is_longer_than_what_is_read(longest: int, length: int) -> None:
     losses = {"a": lambda c: np.full(2, 9.0 - min(c, longest) / 10)}
     found = last(measure(losses, shares=[1.0], delta=10, max_context=40, longest={"a": longest, "another": 1}))
-    assert found.lengths["a"][1.0] == Length(length, at_least=longest == 99)
+    assert found.lengths["a"][1.0] == EffectiveLength(length, at_least=longest == 99)
     assert max(found.gains["a"][1.0]) == max(found.losses["a"]) == (length if longest != 10 else 10), "measured where it ends"
     if longest == 25:  # later steps, of which nothing comes, do not replace the last one that gained
         assert found.gains["a"][1.0][25] > 0.3
@@ -91,7 +90,7 @@ def test_no_length_is_longer_than_what_is_read(longest: int, length: int) -> Non
 
 def test_what_is_known_on_the_way() -> None:
     steps = measure({"a": lambda c: np.full(2, 9.0 - c / 10)}, shares=[1.0], delta=10, start=5, max_context=30)
-    assert [each.lengths["a"][1.0] for each in steps] == [Length(c, at_least=True) for c in (5, 15, 15, 25, 25)]
+    assert [each.lengths["a"][1.0] for each in steps] == [EffectiveLength(c, at_least=True) for c in (5, 15, 15, 25, 25)]
 
 
 Group = tuple[list[list[list[float]]], float, float]
@@ -168,7 +167,9 @@ def test_what_cannot_work(options: dict, complaint: str) -> None:
 # --- sources whose reach is known, through the whole pipeline --------------------------------------------------------------
 
 
-def measured(model: Oracle | TransformerXL, ids: np.ndarray, *, size: int, tgt_len: int, **options: int) -> dict[float, Length]:
+def measured(
+    model: Oracle | TransformerXL, ids: np.ndarray, *, size: int, tgt_len: int, **options: int
+) -> dict[float, EffectiveLength]:
     blocks = spread_blocks(len(ids), longest=options["max_context"], n_token=400, size=size)
     losses = CachedLosses(model, ids, blocks, tgt_len=tgt_len)
     return last(measure({"model": losses}, **options)).lengths["model"]  # pyright: ignore[reportArgumentType]
@@ -219,4 +220,4 @@ def test_a_trained_model_uses_what_its_source_needs() -> None:
         out.nll.mean().backward()
         optimizer.step()
     found = measured(model, ids, size=1, tgt_len=tgt_len, delta=5, max_context=40)
-    assert found[1.0] == found[0.5] == Length(k, at_least=False)
+    assert found[1.0] == found[0.5] == EffectiveLength(k, at_least=False)

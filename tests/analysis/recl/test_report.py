@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from transformer_xl.analysis.recl.measure import Length, Recl
+from transformer_xl.analysis.recl.measure import EffectiveLength, Recl
 from transformer_xl.analysis.recl.report import draw_recl, misleading_lengths, recl_table
 
 FOUND = Recl(
     lengths={
-        "better": {0.1: Length(40, at_least=True), 1.0: Length(20, at_least=False)},
-        "noisy": {0.1: Length(25, at_least=False), 1.0: Length(20, at_least=False)},
-        "short": {0.1: Length(20, at_least=False), 1.0: Length(20, at_least=False)},
+        "better": {0.1: EffectiveLength(40, at_least=True), 1.0: EffectiveLength(20, at_least=False)},
+        "noisy": {0.1: EffectiveLength(25, at_least=False), 1.0: EffectiveLength(20, at_least=False)},
+        "short": {0.1: EffectiveLength(20, at_least=False), 1.0: EffectiveLength(20, at_least=False)},
     },
     gains={
         "better": {0.1: {40: 0.2}, 1.0: {40: 0.001}},

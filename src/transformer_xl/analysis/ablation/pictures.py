@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.plan import Variant
 from transformer_xl.analysis.ablation.table import UNITS, Mean, Unit, comparable
-from transformer_xl.analysis.plots.lines import line_style
-from transformer_xl.pictures import new_figure, save_picture
+from transformer_xl.analysis.lines import length_axis, line_style, save_with_legend
+from transformer_xl.pictures import new_figure
 from transformer_xl.training.record import read_metrics
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ def draw_lengths(ablation: Ablation) -> Path | None:
     path, unit = _cleared(ablation, "lengths.png"), _unit(ablation, tokens=ablation.plan.tokens)
     if unit is None:
         return None
-    figure, shown = _figure(ablation), set[int]()
+    figure, lengths = _figure(ablation), set[int]()
     axes = figure.add_subplot()
     for variant, style in _styled(ablation):
         # readings of one length differ only in how segments are cut, so one of them is enough
@@ -33,18 +33,16 @@ def draw_lengths(ablation: Ablation) -> Path | None:
             continue
         means = {length: Mean.of([own[length] for own in scores]) for length in sorted(scores[0])}
         _line(axes, list(means), list(means.values()), style, variant.name)
-        shown |= set(means)
-    if not shown:
+        lengths |= set(means)
+    if not lengths:
         return None
-    axes.set_xscale("symlog", base=2, linthresh=min((length for length in shown if length > 0), default=1))
-    axes.set_xticks(sorted(shown), [f"{length:,}" for length in sorted(shown)])
-    axes.minorticks_off()
+    length_axis(axes, lengths)
     axes.set(
         xlabel="attention length at evaluation (tokens before a segment; segment itself not counted)",
         ylabel=UNITS[unit],
         title=f"{ablation.directory.name}: loss and attention length",
     )
-    return _finished(figure, axes, path)
+    return save_with_legend(figure, axes, path)
 
 
 def draw_curves(ablation: Ablation) -> Path | None:
@@ -76,7 +74,7 @@ def draw_curves(ablation: Ablation) -> Path | None:
     by_tokens.set(xlabel="tokens read (millions)")
     by_time.grid(alpha=0.3)
     figure.suptitle(f"{ablation.directory.name}: learning curves")
-    return _finished(figure, by_tokens, path)
+    return save_with_legend(figure, by_tokens, path)
 
 
 def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
@@ -131,9 +129,3 @@ def _validations(directory: Path) -> dict[int, dict[str, Any]]:
     """Return the validations of a run by step."""
     entries = read_metrics(directory)
     return {entry["step"]: entry for entry in entries if entry["kind"] == "valid" and entry["loss"] is not None}
-
-
-def _finished(figure: "Figure", axes: "Axes", path: Path) -> Path:
-    axes.grid(alpha=0.3)
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
-    return save_picture(figure, path)

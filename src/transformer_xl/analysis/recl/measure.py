@@ -11,6 +11,7 @@ f_i(c, c) is the mean of b_c over T for every i. All models of a group have the 
 gain more only because there is more left to gain.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +25,11 @@ Losses = Callable[[int], np.ndarray]  # takes a context; returns nats (N,) of th
 
 
 @dataclass(frozen=True)
-class Length:
+class EffectiveLength:
     """The relative effective context length of one model."""
 
     context: int  # tokens
-    at_least: bool  # the model still gained when the search ended: it may be more
+    at_least: bool  # the model still gained when the search ended, so the length may be larger
 
     def __str__(self) -> str:
         return f"{'≥ ' * self.at_least}{self.context:,}"
@@ -36,9 +37,9 @@ class Length:
 
 @dataclass(frozen=True)
 class Recl:
-    """What is known of a group."""
+    """What is known about a group of models."""
 
-    lengths: dict[str, dict[float, Length]]  # by model and r
+    lengths: dict[str, dict[float, EffectiveLength]]  # by model and r
     gains: dict[str, dict[float, dict[int, float]]]  # by model and r: g(c, c') by c', as far as the group went on
     losses: dict[str, dict[int, float]]  # by model: mean nats of all tokens, by c
 
@@ -55,7 +56,7 @@ def hardest(baseline: np.ndarray, share: float) -> np.ndarray:
 
 
 def relative_gain(baseline: np.ndarray, longer: np.ndarray, *, share: float) -> float:
-    """Return g: by which share a longer context, with nats l_i(c'), lowers the perplexity of the hardest tokens.
+    """Return g, the share by which a longer context, with nats l_i(c'), lowers the perplexity of the hardest tokens.
 
     Example:
         >>> round(relative_gain(np.log([8.0, 2.0]), np.log([4.0, 4.0]), share=0.5), 6)
@@ -79,7 +80,7 @@ def measure(
 ) -> Iterator[Recl]:
     """Measure a group of models, asking for losses at longer contexts only as long as a model gains.
 
-    It yields what is known after each step; the last one is the result.
+    Yields what is known after each step; the last one is the result.
 
     Args:
         losses: of each model, by name; on the same tokens.
@@ -87,8 +88,8 @@ def measure(
         delta: Δ, tokens.
         start: the first c; None: `delta`.
         max_context: no context is longer.
-        threshold: of g.
-        longest: contexts beyond which losses of a model stay the same, by its name; its length is no longer.
+        threshold: the least g that counts as a gain.
+        longest: by model, the context beyond which its losses stay the same; its length is at most this.
 
     Example:
         >>> gains_until_20 = lambda context: np.full(4, 3.0 - min(context, 20) / 10)
@@ -98,14 +99,14 @@ def measure(
     """
     context = delta if start is None else start
     _check(losses, shares, delta, context, max_context, threshold)
-    lengths = {name: {share: Length(context, at_least=True) for share in shares} for name in losses}
+    lengths = {name: {share: EffectiveLength(context, at_least=True) for share in shares} for name in losses}
     gains: dict[str, dict[float, dict[int, float]]] = {name: {share: {} for share in shares} for name in losses}
     means: dict[str, dict[int, float]] = {name: {} for name in losses}
     baseline: np.ndarray | None = None
     ends = longest or {}
 
-    def enter(name: str, at: int) -> np.ndarray:
-        """Note the mean loss at a context, and the gains of the step that leads to it."""
+    def score(name: str, at: int) -> np.ndarray:
+        """Return the losses at a context; record their mean, and the gains of the step that leads there."""
         own, at = losses[name](at), min(at, ends.get(name, at))
         means[name][at] = float(own.mean(dtype=np.float64))
         if baseline is not None:
@@ -113,24 +114,26 @@ def measure(
                 gains[name][share].setdefault(at, relative_gain(baseline, own, share=share))
         return own
 
-    def going() -> list[str]:
+    def still_gaining() -> list[str]:
         return [name for name, own in lengths.items() if any(length.at_least for length in own.values())]
 
     while True:
-        baseline = np.minimum.reduce([enter(name, context) for name in losses])
-        yield _snapshot(lengths, gains, means)
+        baseline = np.minimum.reduce([score(name, context) for name in losses])
+        yield copy.deepcopy(Recl(lengths, gains, means))
         longer = context + delta
         if longer > max_context:
             return
-        for name in going():
-            enter(name, longer)
+        for name in still_gaining():
+            score(name, longer)
             for share, length in lengths[name].items():
                 if length.at_least:
                     end = ends.get(name, longer + 1)
                     gained = gains[name][share][min(longer, end)] >= threshold
-                    lengths[name][share] = Length(min(longer if gained else context, end), at_least=gained and longer < end)
-            yield _snapshot(lengths, gains, means)
-        if not going():
+                    lengths[name][share] = EffectiveLength(
+                        min(longer if gained else context, end), at_least=gained and longer < end
+                    )
+            yield copy.deepcopy(Recl(lengths, gains, means))
+        if not still_gaining():
             return
         context = longer
 
@@ -142,18 +145,6 @@ def measure_groups(groups: Sequence[Sequence[str]], losses: Mapping[str, Losses]
         for found in measure({name: losses[name] for name in names}, **options):
             known[i:] = [found]
             yield list(known)
-
-
-def _snapshot(
-    lengths: dict[str, dict[float, Length]],
-    gains: dict[str, dict[float, dict[int, float]]],
-    means: dict[str, dict[int, float]],
-) -> Recl:
-    return Recl(
-        {name: dict(own) for name, own in lengths.items()},
-        {name: {share: dict(steps) for share, steps in own.items()} for name, own in gains.items()},
-        {name: dict(own) for name, own in means.items()},
-    )
 
 
 def _check(

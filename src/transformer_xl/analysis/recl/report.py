@@ -1,4 +1,4 @@
-"""Relative effective context lengths as tables, with where they mislead, as JSON and as a picture."""
+"""Relative effective context lengths as tables, as JSON and as a picture, with a note where they mislead."""
 
 import itertools
 import math
@@ -82,18 +82,18 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
     from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 
     shares = list(next(iter(groups[0].lengths.values())))
-    places = _places([list(found.lengths) for found in groups])
+    ranks = _ranks([list(found.lengths) for found in groups])
     figure = new_figure(width=1.5 + 3.5 * len(shares), height=1 + 3.2 * len(groups))
-    table = figure.subplots(len(groups), len(shares), squeeze=False, sharex=True, sharey=True)
-    for i, (found, row) in enumerate(zip(groups, table, strict=True)):
+    grid = figure.subplots(len(groups), len(shares), squeeze=False, sharex=True, sharey=True)
+    for i, (found, row) in enumerate(zip(groups, grid, strict=True)):
         for share, axes in zip(shares, row, strict=True):
             axes.axhline(threshold, color="gray", linestyle="--", linewidth=1)
             for name, lengths in found.lengths.items():
-                gains, length, color = found.gains[name][share], lengths[share], f"C{places[name]}"
-                shown = {context: gain if gain >= _LEAST else math.nan for context, gain in gains.items()}
-                axes.plot(list(shown), list(shown.values()), ".-", color=color, label=f"{name}: {length}")
-                marker, size = ">" if length.at_least else "o", 10 + 4 * places[name]  # rings around one another
-                height = shown.get(length.context, threshold)  # the first context: no step leads to it
+                gains, length, color = found.gains[name][share], lengths[share], f"C{ranks[name]}"
+                drawn = {context: gain if gain >= _LEAST else math.nan for context, gain in gains.items()}
+                axes.plot(list(drawn), list(drawn.values()), ".-", color=color, label=f"{name}: {length}")
+                marker, size = ">" if length.at_least else "o", 10 + 4 * ranks[name]  # rings around one another
+                height = drawn.get(length.context, threshold)  # the first context: no step leads to it
                 axes.plot(length.context, height, marker, color=color, markersize=size, fillstyle="none")
             axes.set(yscale="log", title=f"r = {share:g}" if len(groups) == 1 else f"group {i + 1}, r = {share:g}")
             axes.legend(frameon=False, fontsize="small")
@@ -101,21 +101,21 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
         row[0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         row[0].yaxis.set_major_formatter(PercentFormatter(1))
         row[0].yaxis.set_minor_formatter(NullFormatter())
-    for axes in table[-1]:
+    for axes in grid[-1]:
         axes.set_xlabel("context that the step leads to (tokens)")
     figure.suptitle(title)
     save_picture(figure, path)
 
 
-def _places(groups: Sequence[Sequence[str]]) -> dict[str, int]:
+def _ranks(groups: Sequence[Sequence[str]]) -> dict[str, int]:
     """Return the smallest number for each name such that no two names of one group share it.
 
     Example:
-        >>> _places([["ours", "lstm"], ["vanilla", "ours"], ["other", "another"], ["other", "lstm"]])
+        >>> _ranks([["ours", "lstm"], ["vanilla", "ours"], ["other", "another"], ["other", "lstm"]])
         {'ours': 0, 'lstm': 1, 'vanilla': 1, 'other': 0, 'another': 1}
     """
-    places: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for name in dict.fromkeys(name for names in groups for name in names):
-        taken = {places.get(other) for names in groups if name in names for other in names}
-        places[name] = next(place for place in itertools.count() if place not in taken)
-    return places
+        taken = {ranks.get(other) for names in groups if name in names for other in names}
+        ranks[name] = next(rank for rank in itertools.count() if rank not in taken)
+    return ranks

@@ -1,47 +1,92 @@
-"""Losses of a text against the length of memory, and against the position in a segment.
+"""The lines that `txl plot` draws: losses while runs learn, by length of memory, and by position in a segment.
 
-The second shows what a model without memory loses where a segment begins: the paper's context fragmentation. Consecutive
-segments are shown side by side, where it looks like a saw-tooth.
+The last one shows what a model without memory loses at the beginning of a segment: the paper's context fragmentation.
+Consecutive segments are drawn side by side, so that it looks like a saw-tooth.
 """
 
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from typing import Any, Literal
 
 import numpy as np
 
-from transformer_xl.analysis.comparison import Run, Unit, score
+from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
-from transformer_xl.analysis.plots.lines import Line
+from transformer_xl.analysis.lines import Line, Look
 from transformer_xl.config import RunConfig
 from transformer_xl.data.named import SplitName
-from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Reading
+from transformer_xl.training.record import METRICS_FILE, read_metrics
 
+Against = Literal["tokens", "steps", "seconds"]
+
+XLABELS: dict[Against, str] = {"tokens": "tokens read (millions)", "steps": "steps", "seconds": "seconds of training"}
+
+_KINDS: tuple[tuple[str, str, Look], ...] = (("train", "training", "thin"), ("valid", "validation", "marked"))
 _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
 
 
+def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit) -> list[Line]:
+    """Return training and validation loss of runs.
+
+    Raises:
+        CheckpointError: a run has logged nothing, or does not say how many characters its tokens have.
+    """
+    return [line for run in runs for line in _curves_of_run(run, against, unit)]
+
+
+def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Line]:
+    entries = [e for e in read_metrics(run.path) if e["kind"] in ("train", "valid") and e["loss"] is not None]
+    if not entries:
+        raise CheckpointError(f"'{run.path}' has no losses in {METRICS_FILE} yet; train it further with txl train --resume")
+    factor = 1.0 if unit == "nats" else _bits_per_character(run, entries)
+    lines = []
+    for kind, word, look in _KINDS:
+        found = [entry for entry in entries if entry["kind"] == kind]
+        if not found:
+            continue
+        x = {
+            "tokens": [entry["tokens"] / 1e6 for entry in found],
+            "steps": [entry["step"] for entry in found],
+            "seconds": [entry["seconds"] for entry in found],
+        }[against]
+        lines.append(Line(run.name, f"{run.name}, {word}", x, [factor * entry["loss"] for entry in found], look=look))
+    return lines
+
+
+def _bits_per_character(run: ComparedRun, entries: Sequence[dict[str, Any]]) -> float:
+    """Return how many bits per character a nat per token is, according to the last validation."""
+    for entry in reversed(entries):
+        if entry["kind"] == "valid" and entry.get("bpc") and entry["loss"]:
+            return entry["bpc"] / entry["loss"]
+    raise CheckpointError(
+        f"'{run.path}' was not validated yet, so nobody knows how many characters its tokens have; use --unit nats"
+    )
+
+
 def open_texts(
-    runs: Sequence[Run],
+    runs: Sequence[ComparedRun],
     *,
     split: SplitName | None = None,
     corpus: str | None = None,
     limit: int,
     warn: Callable[[str], object],
-) -> Iterator[tuple[Run, Opened, Text]]:
+) -> Iterator[tuple[ComparedRun, Opened, Text]]:
     """Open one run after another, each with at most `limit` tokens of a split; see `split_text` for `split` and `corpus`.
 
-    Warns if vocabularies differ, because equally many tokens are then unequal parts of a text.
+    If vocabularies differ, it warns that equally many tokens are unequal parts of a text.
     """
-    whole: dict[str, bool] = {}
+    is_whole: dict[str, bool] = {}  # by vocabulary
     warned = False
     for run in runs:
         opened = run.open()
         text = opened.text(split=split, corpus=corpus, limit=limit)
-        whole[run.tokenizer.fingerprint] = text.is_whole
-        if len(whole) > 1 and not all(whole.values()) and not warned:
+        is_whole[run.tokenizer.fingerprint] = text.is_whole
+        if len(is_whole) > 1 and not all(is_whole.values()) and not warned:
             warn(
                 f"{limit:,} tokens of one vocabulary are not as much text as of another; --tokens larger than the split "
                 "compares the same text"
@@ -50,10 +95,10 @@ def open_texts(
         yield run, opened, text
 
 
-def memory_readings(run: Run, lengths: Sequence[int] | None = None) -> list[Reading]:
-    """Return how a run is read for its line of memory lengths; None: multiples of the trained one.
+def memory_readings(run: ComparedRun, lengths: Sequence[int] | None = None) -> list[Reading]:
+    """Return how a run is read for each point of its line; `lengths` of None: multiples of the trained one.
 
-    A model without a length is read as `txl eval` does.
+    A model without an attention length is read as `txl eval` does.
 
     Raises:
         ConfigError: the run can be read with none of the lengths.
@@ -62,13 +107,13 @@ def memory_readings(run: Run, lengths: Sequence[int] | None = None) -> list[Read
         return [Reading.of_run(run.config)]
     found = readings(run.config, lengths_of(run.config, _MULTIPLES) if lengths is None else lengths)
     if not found:
-        given = ",".join(map(str, lengths or ()))
-        raise ConfigError(f"--lengths '{given}' are none that '{run.name}' can be read with, because it has no memory; add 0")
+        listed = ",".join(map(str, lengths or ()))
+        raise ConfigError(f"--lengths '{listed}' are none that '{run.name}' can be read with, because it has no memory; add 0")
     return found
 
 
 def memory_line(
-    run: Run,
+    run: ComparedRun,
     opened: Opened,
     text: Text,
     *,
@@ -76,9 +121,9 @@ def memory_line(
     lengths: Sequence[int] | None = None,
     on_tokens: Callable[[int], object] | None = None,
 ) -> Line:
-    """Score a run with memories of several lengths, see `memory_readings`; without a length, the line is level."""
-    wanted = memory_readings(run, lengths)
-    scores = [score(opened, text, reading, on_tokens=on_tokens) for reading in wanted]
+    """Score a run with memories of several lengths, see `memory_readings`; without an attention length, the line is level."""
+    chosen = memory_readings(run, lengths)
+    scores = [score(opened, text, reading, on_tokens=on_tokens) for reading in chosen]
     y = [measured.loss if unit == "nats" else measured.bpc for measured in scores]
     if not has_length(run.config):
         return Line(run.name, run.name, [0], y, look="level")
@@ -86,14 +131,14 @@ def memory_line(
     return Line(
         run.name,
         run.name if remembers else f"{run.name} (text read again)",
-        [reading.length for reading in wanted],
+        [reading.length for reading in chosen],
         y,
         trained=trained_length(run.config) if remembers else 0,
     )
 
 
 def segment_readings(config: RunConfig) -> list[tuple[str, Reading]]:
-    """Return name and reading of each line of positions: with memory and without, or in the longest segments."""
+    """Return the name and reading of each line of a run: with memory and without, or in the longest segments."""
     own = Reading.of_run(config)
     if own.mem_len:
         own = replace(own, ext_len=0)
@@ -104,7 +149,7 @@ def segment_readings(config: RunConfig) -> list[tuple[str, Reading]]:
 
 
 def position_lines(
-    run: Run,
+    run: ComparedRun,
     opened: Opened,
     text: Text,
     *,
@@ -125,8 +170,8 @@ def position_lines(
         mean, error = by_position(measured.token_nats, period=math.ceil(span / reading.tgt_len) * reading.tgt_len)
         y, half = factor * mean[:span], factor * 1.96 * error[:span]  # 95 % of a normal distribution
         look = "dashed" if how == "without memory" else "plain"
-        own = {"low": (y - half).tolist(), "high": (y + half).tolist(), "look": look}
-        lines.append(Line(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), **own))
+        low, high = (y - half).tolist(), (y + half).tolist()
+        lines.append(Line(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), low, high, look))
     return lines
 
 

@@ -9,8 +9,8 @@ import torch
 
 from tests.training.helpers import MODEL
 from transformer_xl.analysis import comparison
-from transformer_xl.analysis.comparison import Run
-from transformer_xl.analysis.plots.scores import by_position, memory_line, open_texts, position_lines, segment_readings
+from transformer_xl.analysis.comparison import ComparedRun
+from transformer_xl.analysis.curves import by_position, memory_line, open_texts, position_lines, segment_readings
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
@@ -30,10 +30,10 @@ def config(model: dict[str, Any], **evaluation: int) -> RunConfig:
     return RunConfig(**values)
 
 
-def made(model: dict[str, Any], **evaluation: int) -> tuple[Run, Opened]:
+def made(model: dict[str, Any], **evaluation: int) -> tuple[ComparedRun, Opened]:
     own, tokenizer = config(model, **evaluation), ByteTokenizer()
     torch.manual_seed(0)
-    return Run("it", Path("it"), own, tokenizer), Opened("it", make_model(own.model), tokenizer, own, is_run=True)
+    return ComparedRun("it", Path("it"), own, tokenizer), Opened("it", make_model(own.model), tokenizer, own, is_run=True)
 
 
 @pytest.fixture
@@ -101,8 +101,8 @@ def test_parts_of_a_text_in_unlike_tokens_are_warned_of_once(monkeypatch: pytest
 
     run, opened = made(LSTM)
     tokenizers = (ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"))
-    runs = [Run(str(i), Path("it"), run.config, tokenizer) for i, tokenizer in enumerate(tokenizers)]
-    monkeypatch.setattr(Run, "open", lambda run: Parts(**vars(opened)))
+    runs = [ComparedRun(str(i), Path("it"), run.config, tokenizer) for i, tokenizer in enumerate(tokenizers)]
+    monkeypatch.setattr(ComparedRun, "open", lambda run: Parts(**vars(opened)))
     for limit, chosen, n_warning in ((30, runs, 1), (30, runs[:1] * 2, 0), (100, runs, 0)):
         warnings: list[str] = []
         assert [own.name for own, *_ in open_texts(chosen, limit=limit, warn=warnings.append)] == [own.name for own in chosen]

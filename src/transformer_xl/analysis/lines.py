@@ -1,14 +1,17 @@
-"""Lines on a picture, and the same numbers as JSON. Colors, dashes and markers tell lines apart, each without the others."""
+"""Lines on a picture, and the same numbers as JSON. Color, dashes and marker each tell lines apart."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformer_xl.pictures import new_figure, save_picture
 
-Look = Literal["marked", "thin", "plain", "dashed", "level"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
+Look = Literal["marked", "thin", "plain", "dashed", "level"]
 
 # of Okabe and Ito, because color-blind people can tell them apart
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
@@ -51,10 +54,7 @@ def draw(
     lengths: bool = False,
     borders: Sequence[float] = (),
 ) -> Path:
-    """Draw lines, with the legend beside them and vertical lines at `borders`.
-
-    If x are `lengths`, the axis is logarithmic but has a place for zero.
-    """
+    """Draw lines, with the legend beside them and vertical lines at `borders`; `lengths`: see `length_axis`."""
     figure = new_figure(width=10.5, height=max(4.5, 0.28 * len(lines) + 1.5))
     axes = figure.add_subplot()
     for border in borders:
@@ -77,11 +77,21 @@ def draw(
     if any(line.trained in line.x for line in lines):
         axes.plot([], [], "o", markersize=11, markerfacecolor="none", markeredgecolor="black", label="length in training")
     if lengths:
-        every = sorted({x for line in lines for x in line.x})
-        axes.set_xscale("symlog", base=2, linthresh=min((x for x in every if x > 0), default=1))
-        axes.set_xticks(every, [f"{x:,.0f}" for x in every])
-        axes.minorticks_off()
+        length_axis(axes, {x for line in lines for x in line.x})
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    return save_with_legend(figure, axes, path)
+
+
+def length_axis(axes: "Axes", lengths: Collection[float]) -> None:
+    """Make the x axis logarithmic with a place for zero, and put ticks at these lengths."""
+    ticks = sorted(lengths)
+    axes.set_xscale("symlog", base=2, linthresh=min((x for x in ticks if x > 0), default=1))
+    axes.set_xticks(ticks, [f"{x:,.0f}" for x in ticks])
+    axes.minorticks_off()
+
+
+def save_with_legend(figure: "Figure", axes: "Axes", path: Path) -> Path:
+    """Add a grid to `axes` and their legend beside them, and write the figure."""
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     return save_picture(figure, path)
