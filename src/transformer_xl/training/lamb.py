@@ -1,13 +1,14 @@
-"""LAMB (You et al. 2020, arXiv 1904.00962): Adam's direction, with a length in proportion to that of each parameter tensor.
+"""LAMB (You et al. 2020, arXiv 1904.00962): Adam's direction, scaled to the length of each parameter tensor.
 
     m ← β₁m + (1 - β₁)g        v ← β₂v + (1 - β₂)g²        r = m / (√v + ε) + λw
     w ← w - lr · min(‖w‖, 10) / (‖r‖ + ε) · r              a ratio of 1 where ‖w‖ or ‖r‖ is 0
 
-Reference: `JITLamb` of NVIDIA's `PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py`, because results are published for
-it. Like version 3 of the paper, and unlike the last, it does not divide m and v by 1 - βᵗ.
+Reference: `JITLamb` of NVIDIA's `PyTorch/LanguageModeling/Transformer-XL/pytorch/lamb.py`, which has published results. Like
+version 3 of the paper, and unlike the last, it does not divide m and v by 1 - βᵗ.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,39 +37,24 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every parameter that has a gradient."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
         for group in self.param_groups:
-            settings = {"lr": group["lr"], "betas": group["betas"], "eps": group["eps"], "weight_decay": group["weight_decay"]}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    _update(parameter, parameter.grad, self.state[parameter], **settings)
-        return loss
+                    self._update(parameter, parameter.grad, group)
 
-
-def _update(
-    weight: Tensor,
-    gradient: Tensor,
-    state: dict[str, Tensor],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    weight_decay: float,
-) -> None:
-    """Update one parameter and its moments in place, without waiting for the device."""
-    if not state:
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
-    first, second = state["exp_avg"], state["exp_avg_sq"]
-    first.lerp_(gradient, 1 - betas[0])
-    second.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
-    direction = first / (second.sqrt() + eps)
-    if weight_decay:
-        direction.add_(weight, alpha=weight_decay)
-    weight_norm, norm = weight.norm().clamp(max=10.0), direction.norm()
-    ratio = torch.where((weight_norm > 0) & (norm > 0), weight_norm / (norm + eps), 1.0)
-    weight.sub_(direction * (ratio * lr))
+    def _update(self, weight: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        """Update one parameter and its moments in place, without waiting for the device."""
+        (beta1, beta2), eps, state = group["betas"], group["eps"], self.state[weight]
+        if not state:
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(weight), torch.zeros_like(weight)
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        first.lerp_(gradient, 1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        direction = first / (second.sqrt() + eps)
+        if group["weight_decay"]:
+            direction.add_(weight, alpha=group["weight_decay"])
+        weight_norm, norm = weight.norm().clamp(max=10.0), direction.norm()
+        ratio = torch.where((weight_norm > 0) & (norm > 0), weight_norm / (norm + eps), 1.0)
+        weight.sub_(direction * (ratio * group["lr"]))

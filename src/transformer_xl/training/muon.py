@@ -1,14 +1,14 @@
-"""Muon (Jordan et al. 2024) where bf16 is emulated: the library's update, orthogonalized in fp32.
+"""Muon (Jordan et al. 2024), orthogonalized in fp32 on devices that only emulate bf16.
 
     b ← μb + (1 - μ)g        u = (1 - μ)g + μb        O = u by five steps of Newton and Schulz towards its orthogonal factor
     w ← (1 - lr λ)w - 0.2 √max(rows, columns) lr O
 
-`torch.optim.Muon` always multiplies in bf16. Without bf16 instructions that takes four times as long as fp32: two fifths of a
-training step of a small model.
+`torch.optim.Muon` always multiplies in bf16. On a device without bf16 instructions that takes four times as long as fp32, which
+is two fifths of a training step of a small model.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,9 +17,9 @@ from transformer_xl.model.precision import choose_precision
 
 
 class Muon(torch.optim.Muon):
-    """Momentum whose update is made orthogonal, in the precision that the device multiplies natively.
+    """Momentum with orthogonal updates, computed in the precision that the device multiplies natively.
 
-    AdamW's learning rates serve, because updates are scaled to the size of AdamW's.
+    Updates are scaled to the size of AdamW's, so the same learning rates work.
 
     Example:
         >>> weight = torch.nn.Parameter(torch.zeros(2, 2))
@@ -35,25 +35,21 @@ class Muon(torch.optim.Muon):
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,
-            adjust_lr_fn="match_rms_adamw",  # so that one rate means the same for Muon and AdamW
+            adjust_lr_fn="match_rms_adamw",  # a learning rate then means the same for Muon and AdamW
         )
         device = self.param_groups[0]["params"][0].device
         self.in_bf16 = choose_precision("auto", device)[0] == "bf16"
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every matrix that has a gradient."""
         if self.in_bf16:
-            return super().step(closure)
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+            super().step()
+            return
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     self._update(parameter, parameter.grad, group)
-        return loss
 
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, float]) -> None:
         lr, momentum = group["lr"], group["momentum"]
@@ -67,16 +63,15 @@ class Muon(torch.optim.Muon):
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """Return a matrix of the same singular vectors whose singular values lie around 1, between about 0.7 and 1.2.
+    """Return a matrix with the same singular vectors and singular values around 1, between about 0.7 and 1.2.
 
-    Args:
-        matrix: (rows, columns); the arithmetic is in its type.
+    `matrix` has the shape (rows, columns), and its type is the type of the arithmetic.
 
     Example:
         >>> torch.linalg.svdvals(orthogonalized(torch.tensor([[3.0, 0.0, 1.0], [0.0, 2.0, 0.0]]))).round().tolist()
         [1.0, 1.0]
     """
-    a, b, c = 3.4445, -4.7750, 2.0315  # of the polynomial, as the library has them
+    a, b, c = 3.4445, -4.7750, 2.0315  # the polynomial's coefficients in torch.optim.Muon
     wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
     x = wide / wide.norm().clamp(min=1e-7)
     for _ in range(5):

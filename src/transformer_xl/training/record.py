@@ -9,10 +9,9 @@ import math
 import os
 import sys
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -52,8 +51,12 @@ class Record:
         self.directory = directory
         self.path = directory / METRICS_FILE
         check_loggers(loggers)
-        names = dict.fromkeys(loggers or ("tensorboard",))
-        self._loggers = [_Guarded(name, _opener(name, directory, settings or {}, warn), warn) for name in names]
+        self._warn = warn
+        self._loggers: dict[str, Logger] = {}
+        for name in dict.fromkeys(loggers or ("tensorboard",)):
+            identity = "" if name == "tensorboard" else _identity(directory, name)
+            with self._guarded(name):
+                self._loggers[name] = _open_logger(name, directory, identity, settings or {}, warn)
 
     def write(self, kind: str, step: int, **values: Any) -> None:
         """Append one entry."""
@@ -65,8 +68,7 @@ class Record:
                 file.write(_line(entry))
         except OSError as error:
             raise _unwritable(self.directory, error) from None
-        for logger in self._loggers:
-            logger.log(kind, step, values)
+        self._call_loggers(lambda logger: logger.log(kind, step, values))
 
     def sync(self) -> None:
         """Force every entry to the disk, before a checkpoint that counts on them."""
@@ -88,8 +90,7 @@ class Record:
             replace_file(self.path, "".join(map(_line, kept)).encode())
         except OSError as error:
             raise _unwritable(self.directory, error) from None
-        for logger in self._loggers:
-            logger.rewind(step)
+        self._call_loggers(lambda logger: logger.rewind(step))
 
     def draw(self) -> Path | None:
         """Draw training and validation loss against tokens read; None if there is nothing to draw yet."""
@@ -100,8 +101,21 @@ class Record:
 
     def close(self) -> None:
         """Let all loggers send what they have left."""
-        for logger in self._loggers:
-            logger.close()
+        self._call_loggers(lambda logger: logger.close())
+
+    def _call_loggers(self, call: Callable[["Logger"], object]) -> None:
+        for name, logger in list(self._loggers.items()):
+            with self._guarded(name):
+                call(logger)
+
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        """Turn a logger's failure into a warning, and drop the logger: training goes on without it."""
+        try:
+            yield
+        except Exception as error:  # other programs raise anything; a network that is gone must not cost a run
+            self._loggers.pop(name, None)
+            self._warn(f"{name} failed ({_reason(error)}); it gets nothing more, metrics.jsonl has everything")
 
 
 def _unwritable(directory: Path, error: OSError) -> CheckpointError:
@@ -156,45 +170,19 @@ def check_loggers(names: Sequence[str]) -> None:
             raise ConfigError(f"logger '{name}' is not installed; pip install {name}, or leave out --logger {name}")
 
 
-class Logger(ABC):
+class Logger:
     """Another program that a run is logged to."""
 
-    @abstractmethod
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take an entry of the log."""
+        raise NotImplementedError
 
     def rewind(self, step: int) -> None:
         """Drop the entries after `step`, where that is possible: a resumed run logs them again."""
-        return
 
-    @abstractmethod
     def close(self) -> None:
         """Send what is left."""
-
-
-class _Guarded(Logger):
-    """A logger whose failures are warnings: the first one ends the logging, not the training."""
-
-    def __init__(self, name: str, open_: Callable[[], Logger], warn: Warn) -> None:
-        self._name, self._warn = name, warn
-        self._inner: Logger | None = None
-        self._try(lambda: setattr(self, "_inner", open_()))
-
-    def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
-        self._try(lambda: self._inner and self._inner.log(kind, step, values))
-
-    def rewind(self, step: int) -> None:
-        self._try(lambda: self._inner and self._inner.rewind(step))
-
-    def close(self) -> None:
-        self._try(lambda: self._inner and self._inner.close())
-
-    def _try(self, action: Callable[[], object]) -> None:
-        try:
-            action()
-        except Exception as error:  # whatever the other program raises: a network that is gone must not cost a run
-            self._inner = None
-            self._warn(f"{self._name} failed ({_reason(error)}); it gets nothing more, metrics.jsonl has everything")
+        raise NotImplementedError
 
 
 class _TensorBoard(Logger):
@@ -242,11 +230,12 @@ class _Service(Logger):
         self._run.finish()
 
 
-def _opener(name: str, directory: Path, settings: Mapping[str, Any], warn: Warn) -> Callable[[], Logger]:
+def _open_logger(name: str, directory: Path, identity: str, settings: Mapping[str, Any], warn: Warn) -> Logger:
     if name == "tensorboard":
-        return partial(_TensorBoard, directory)
-    identity = _identity(directory, name)
-    return partial({"wandb": _open_wandb, "trackio": _open_trackio}[name], directory, identity, settings, warn)
+        return _TensorBoard(directory)
+    if name == "wandb":
+        return _open_wandb(directory, identity, settings, warn)
+    return _open_trackio(directory, identity, settings)
 
 
 def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
@@ -274,7 +263,7 @@ def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], war
     return _Service(run, lambda numbers, step: run.log({**numbers, "step": step}))
 
 
-def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any], _: Warn) -> Logger:
+def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any]) -> Logger:
     import trackio  # pyright: ignore[reportMissingImports]
 
     name = f"{directory.name}-{identity}"  # trackio knows a run by its name alone
