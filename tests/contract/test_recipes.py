@@ -18,9 +18,9 @@ import pytest
 
 from transformer_xl.config import RunConfig, load_recipe, recipe_names
 from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig
-from transformer_xl.training.comparison import compare_parameters, count_parameters
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
+from transformer_xl.training.starting import compare_parameters, count_parameters
 
 OUR_OWN = {"ptb-small", "quickstart", "scale-1b", "shakespeare-char"} | {
     f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")

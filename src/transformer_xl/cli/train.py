@@ -75,19 +75,14 @@ def train(
 def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:
     """Print the plan, on this machine, of the run that the same command without --dry-run would train."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
-    from transformer_xl.config import apply_overrides, load_recipe
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import vocabulary
-    from transformer_xl.data.corpora import choose_corpus
-    from transformer_xl.training.comparison import compare_parameters, count_parameters
+    from transformer_xl.training.starting import asked_settings, compare_parameters, count_parameters
 
-    if resume and out is not None and RunDirectory(out).holds_run:
-        config = apply_overrides(RunDirectory(out).config().model_dump(), overrides)
-    else:
-        config = load_recipe(recipe or "quickstart", overrides)
-    config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+    run = RunDirectory(out) if resume and out is not None else None
+    config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
     is_planned = config.model.attends and config.model.remembers == "positions"
     if is_planned:
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))

@@ -1,4 +1,4 @@
-"""What a run starts from: settings, model and text. This refuses what cannot work, before anything is written."""
+"""What a run starts from: settings, model and text. What cannot work is refused before anything is written."""
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -15,8 +15,8 @@ from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.evaluation import Reading
-from transformer_xl.training.comparison import Comparison, compare_parameters
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.trainer import check_settings
 from transformer_xl.version import __version__
@@ -68,6 +68,59 @@ def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
     sizes = {name: len(split.ids) for name, split in corpus.splits.items()}
     text = {"text": corpus.training_sha256, "tokens": sizes, "vocabulary": corpus.tokenizer.fingerprint}
     return settings | text | {"version": __version__}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How many parameters a model has, and how many the model of another recipe with the same vocabulary."""
+
+    recipe: str  # of the other model
+    own: int
+    other: int | None  # None: the other model cannot have that vocabulary
+    problem: str = ""  # why it cannot
+
+    def __str__(self) -> str:
+        """Return the comparison in one line.
+
+        Example:
+            >>> print(Comparison("enwik8-base", own=42, other=40))
+            compared with the recipe enwik8-base: 42 parameters to its 40 with the same vocabulary, +5.0 %
+        """
+        if self.other is None:
+            return f"compared with the recipe {self.recipe}, which cannot have this vocabulary: {self.problem}"
+        return (
+            f"compared with the recipe {self.recipe}: {self.own:,} parameters to its {self.other:,} with the same vocabulary, "
+            f"{100 * (self.own / self.other - 1):+.1f} %"
+        )
+
+
+def count_parameters(config: ModelConfig) -> int:
+    """Count the parameters of a model, without making weights; its settings are complete (see `ModelConfig.completed`).
+
+    Example:
+        >>> from transformer_xl.model_config import LstmConfig
+        >>> count_parameters(LstmConfig(vocab_size=10, n_layer=1, d_model=4))
+        210
+    """
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make_model(config).parameters())
+
+
+def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | None:
+    """Count the parameters of a run's completed `model` and of the recipe that `config.compared_with` names, if any."""
+    if config.compared_with is None:
+        return None
+    try:
+        other = load_recipe(config.compared_with)
+    except ConfigError as error:
+        raise ConfigError(f"compared_with: {error}") from None
+    assert model.vocab_size is not None
+    own = count_parameters(model)
+    try:
+        completed = other.model.completed(vocab_size=model.vocab_size, tgt_len=other.train.tgt_len)
+    except ConfigError as error:  # clusters of a larger vocabulary
+        return Comparison(other.name, own, None, str(error))
+    return Comparison(other.name, own, count_parameters(completed))
 
 
 @dataclass(frozen=True)

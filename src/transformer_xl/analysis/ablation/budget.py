@@ -15,9 +15,8 @@ import torch
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus
-from transformer_xl.training.comparison import count_parameters
 from transformer_xl.training.feed import SegmentLengths
-from transformer_xl.training.starting import begin
+from transformer_xl.training.starting import begin, count_parameters
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World
 
