@@ -1,12 +1,11 @@
 """Foreign settings: read strictly from JSON, and each of the type that it must have; a file is believed only as far as that."""
 
-import json
 import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.conversion.readers.files import open_regular, read_at
+from transformer_xl.conversion.readers.files import open_regular, parse_json, read_at
 from transformer_xl.errors import CheckpointError, ConfigError
 
 MAX_BYTES = 2**20
@@ -92,22 +91,9 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"'{path}' has {size} bytes; {MAX_BYTES} is the most that settings may take")
         data = read_at(path, file, 0, size)
     try:
-        values = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        values = parse_json(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{path}' is no sound JSON: {' '.join(str(error).split())}; restore the file") from None
     if not isinstance(values, dict):
         raise CheckpointError(f"'{path}' is no JSON object; restore the file")
     return values
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"key {shown(name)} occurs twice")
-        values[name] = value
-    return values
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no number")

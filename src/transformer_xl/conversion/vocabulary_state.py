@@ -5,8 +5,7 @@ The attributes are those of `Vocab` (kimiyoung/transformer-xl and NVIDIA's DeepL
 a byte or a character, follows from the corpus they were made for.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from transformer_xl.data.characters import is_byte
@@ -98,43 +97,6 @@ def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None =
             raise TokenizerError(f"line {number} of the vocabulary is empty; each line begins with a word")
         words[first[0]] = None
     return from_vocab_state({"idx2sym": list(words), "lower_case": lower_case}, dataset=dataset, moses=moses)
-
-
-def original_vocabulary(dataset: str, texts: Iterable[str | bytes]) -> Tokenizer:
-    r"""Return the tokenizer that the authors' code builds for one of its corpora, for a model that came without vocabulary.
-
-    Args:
-        dataset: "ptb", "wt2", "wt103", "enwik8" or "text8".
-        texts: the corpus as published, in pieces that end with lines: train, then valid, then test; wt103: train only.
-
-    Raises:
-        TokenizerError: another corpus, or no text.
-
-    Example:
-        >>> original_vocabulary("ptb", ["a B b\n"]).encode("b a\n").tolist()
-        [1, 2, 0]
-    """
-    if dataset not in _LINES_END + _NO_LINES:
-        known = ", ".join(_LINES_END + _NO_LINES)
-        raise TokenizerError(f"the vocabulary of corpus {dataset!a} is not built from its text, only those of {known} are")
-    lower_case = dataset in ("ptb", "text8")
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(_symbols(text, dataset, lower_case=lower_case))
-    special = [_EOS] if dataset in _LINES_END else []
-    words = [*special, *(word for word, _ in counts.most_common() if word not in special)]
-    return from_vocab_state({"idx2sym": words, "lower_case": lower_case}, dataset=dataset)
-
-
-def _symbols(text: str | bytes, dataset: str, *, lower_case: bool) -> list[str]:
-    """Return what the authors count: words; in enwik8 numbers of bytes, in text8 characters, both without line ends."""
-    if dataset == "enwik8":
-        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-        return [str(value) for value in data if value != 10]
-    text = text.decode("utf-8") if isinstance(text, bytes) else text
-    if dataset == "text8":
-        text = " ".join(_BLANK if character == " " else character for character in text.strip())
-    return (text.lower() if lower_case else text).split()
 
 
 def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,9 +1,10 @@
-"""Opening files that others made: regular files only, and without waiting for anyone."""
+"""Opens files that others made (regular files only, without waiting), and parses JSON strictly."""
 
+import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from transformer_xl.errors import CheckpointError
 
@@ -39,3 +40,26 @@ def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
     if len(data) != n:
         raise CheckpointError(f"'{path}' ends {n - len(data)} bytes too early; copy or download it again")
     return data
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON as UTF-8; refuse NaN, Infinity and keys that occur twice, which programs read in different ways.
+
+    Raises:
+        ValueError: it is no such JSON.
+        RecursionError: it is nested too deep.
+    """
+    return json.loads(data.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"key {name[:100]!a} occurs twice")
+        values[name] = value
+    return values
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")

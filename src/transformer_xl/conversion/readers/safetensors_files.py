@@ -5,12 +5,11 @@ Known deviation: the `safetensors` library is not asked. It accepts a header of 
 be counted, and hands out tensors, not places.
 """
 
-import json
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.tensor_file import CODES, MAX_HEADER_BYTES, MAX_TENSORS
-from transformer_xl.conversion.readers.files import open_regular, read_at
+from transformer_xl.conversion.readers.files import open_regular, parse_json, read_at
 from transformer_xl.conversion.readers.inert import DTYPES, Storage, TensorRef, place
 from transformer_xl.errors import CheckpointError
 
@@ -41,7 +40,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     if sum(map(text.count, (b"{", b"[", b",", b":"))) > MAX_TOKENS:
         raise CheckpointError(f"'{path}' has a header of too many parts for {MAX_TENSORS} tensors, the most accepted")
     try:
-        header = json.loads(text.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+        header = parse_json(text)
     except (ValueError, RecursionError) as error:
         reason = " ".join(ascii(str(error)).split())[:150]
         raise CheckpointError(f"'{path}' is no sound safetensors file: its header is no JSON ({reason})") from error
@@ -53,17 +52,6 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
     if len(header) > MAX_TENSORS:
         raise CheckpointError(f"'{path}' claims {len(header)} tensors; {MAX_TENSORS} is the most accepted")
     return header
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _check(path: Path, header: dict[str, Any], start: int, size: int) -> dict[str, TensorRef]:

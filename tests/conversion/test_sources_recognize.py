@@ -4,7 +4,7 @@ import pytest
 
 from tests.conversion.examples import touch
 from transformer_xl.conversion.programs import KINDS, PROGRAMS
-from transformer_xl.conversion.recognize import recognize
+from transformer_xl.conversion.sources import recognize
 from transformer_xl.errors import CheckpointError
 
 
