@@ -160,7 +160,7 @@ def test_a_vocabulary_without_words_is_none(tmp_path, monkeypatch):
     (file,) = source.glob("checkpoint_*.pt")
     tree = read_torch(file)
     tree["vocab"].state = {"EOT": 50256, "tokenizer": None}
-    monkeypatch.setattr("transformer_xl.conversion.sources.read_torch", lambda path: tree)
+    monkeypatch.setattr("transformer_xl.conversion.programs.read_torch", lambda path: tree)
     assert convert(source, tmp_path / "native").tokenizer is None
 
 
