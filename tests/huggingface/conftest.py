@@ -23,6 +23,14 @@ class Saved:
     tokenizer: Tokenizer
     path: Path
 
+    def in_transformers(self, **options: Any) -> Any:
+        """Load it with transformers; of no class, because type checkers find none that its `generate` accepts."""
+        from transformers import AutoModelForCausalLM
+
+        import transformer_xl.huggingface  # noqa: F401  # registers the classes
+
+        return AutoModelForCausalLM.from_pretrained(self.path, **options)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet() -> None:

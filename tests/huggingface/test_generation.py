@@ -1,6 +1,7 @@
 """transformers' `generate` and pipeline: our tokens, one token read per token written, rows that do not disturb each other."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +11,16 @@ from transformer_xl.generation.generate import generate
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline  # noqa: E402
+from transformers import AutoTokenizer, pipeline  # noqa: E402
 
-from transformer_xl.huggingface import MemoryCache, TransformerXLForCausalLM  # noqa: E402
+from transformer_xl.huggingface import MemoryCache  # noqa: E402
 
 PROMPT = "hello, wörld"
 
 
 @pytest.fixture
-def hf(saved: Saved) -> TransformerXLForCausalLM:
-    return AutoModelForCausalLM.from_pretrained(saved.path)
+def hf(saved: Saved) -> Any:
+    return saved.in_transformers()
 
 
 def ids_of(saved: Saved, *texts: str) -> torch.Tensor:
@@ -36,7 +37,7 @@ def greedy(saved: Saved, ids: torch.Tensor, n: int) -> list[int]:
 )
 def test_greedy_text_is_ours(save: Callable[..., Saved], changes: dict[str, object]) -> None:
     saved = save(**changes)
-    hf = AutoModelForCausalLM.from_pretrained(saved.path)
+    hf = saved.in_transformers()
     ids = ids_of(saved, PROMPT)
     written = hf.generate(ids, max_new_tokens=20, do_sample=False)
     assert written[0, : ids.shape[1]].equal(ids[0])
@@ -45,7 +46,7 @@ def test_greedy_text_is_ours(save: Callable[..., Saved], changes: dict[str, obje
 
 
 @pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True}, {"num_beams": 3, "do_sample": False}])
-def test_only_new_tokens_are_read(saved: Saved, hf: TransformerXLForCausalLM, options: dict[str, object]) -> None:
+def test_only_new_tokens_are_read(saved: Saved, hf: Any, options: dict[str, object]) -> None:
     rows = options.get("num_beams", 1)
     with shapes_read(hf.transformer) as shapes:
         hf.generate(ids_of(saved, PROMPT), max_new_tokens=9, **options)
@@ -58,14 +59,14 @@ def test_where_tokens_cannot_be_read_one_by_one_all_are_read_again(
 ) -> None:
     """Positions that count from a segment's end, or nothing that would remember the text."""
     saved = save(**changes)
-    hf = AutoModelForCausalLM.from_pretrained(saved.path)
+    hf = saved.in_transformers()
     with shapes_read(hf.transformer) as shapes:
         written = hf.generate(ids_of(saved, PROMPT), max_new_tokens=4, do_sample=False)
     assert shapes == [(1, len(PROMPT) + n) for n in range(4)]
     assert written[0, len(PROMPT) :].tolist() == greedy(saved, ids_of(saved, PROMPT)[0], 4)
 
 
-def test_a_long_prompt_is_read_in_pieces_as_ours_is(saved: Saved, hf: TransformerXLForCausalLM) -> None:
+def test_a_long_prompt_is_read_in_pieces_as_ours_is(saved: Saved, hf: Any) -> None:
     ids = ids_of(saved, (TEXT * 6)[:270])
     with shapes_read(hf.transformer) as shapes:
         written = hf.generate(ids, max_new_tokens=5, do_sample=False)
@@ -73,7 +74,7 @@ def test_a_long_prompt_is_read_in_pieces_as_ours_is(saved: Saved, hf: Transforme
     assert written[0, 270:].tolist() == greedy(saved, ids[0], 5)
 
 
-def test_padded_prompts_are_continued_as_if_alone(saved: Saved, hf: TransformerXLForCausalLM) -> None:
+def test_padded_prompts_are_continued_as_if_alone(saved: Saved, hf: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(saved.path)
     texts = [PROMPT, "text", (TEXT * 4)[:140]]
     batch = tokenizer(texts, padding=True, return_tensors="pt")
@@ -99,7 +100,7 @@ def best_by_search(saved: Saved, ids: torch.Tensor, *, beams: int, n: int) -> li
 
 def test_beam_search_reorders_the_memory(save: Callable[..., Saved]) -> None:
     saved = save(mem_len=40)
-    hf = AutoModelForCausalLM.from_pretrained(saved.path)
+    hf = saved.in_transformers()
     ids = ids_of(saved, PROMPT, "this is a te")
     written = hf.generate(ids, max_new_tokens=8, num_beams=4, do_sample=False)
     for row, own in zip(written, ids, strict=True):
@@ -108,7 +109,7 @@ def test_beam_search_reorders_the_memory(save: Callable[..., Saved]) -> None:
 
 
 def test_half_precision_writes(saved: Saved) -> None:
-    hf = AutoModelForCausalLM.from_pretrained(saved.path, dtype="bfloat16")
+    hf = saved.in_transformers(dtype="bfloat16")
     ids = ids_of(saved, PROMPT, PROMPT)
     mask = torch.ones_like(ids)
     mask[1, :5] = 0
@@ -117,7 +118,7 @@ def test_half_precision_writes(saved: Saved) -> None:
     assert hf(ids, attention_mask=mask, labels=ids).loss.dtype == torch.float32
 
 
-def test_samples_are_repeatable_and_differ(saved: Saved, hf: TransformerXLForCausalLM) -> None:
+def test_samples_are_repeatable_and_differ(saved: Saved, hf: Any) -> None:
     ids = ids_of(saved, PROMPT)
     texts = []
     for _ in range(2):
@@ -126,7 +127,7 @@ def test_samples_are_repeatable_and_differ(saved: Saved, hf: TransformerXLForCau
     assert texts[0].equal(texts[1]) and len(texts[0].unique(dim=0)) == 3
 
 
-def test_generation_goes_on_from_a_memory(saved: Saved, hf: TransformerXLForCausalLM) -> None:
+def test_generation_goes_on_from_a_memory(saved: Saved, hf: Any) -> None:
     ids = ids_of(saved, PROMPT)
     whole = hf.generate(ids, max_new_tokens=12, do_sample=False)
     first = hf.generate(ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
@@ -144,8 +145,8 @@ def test_generation_goes_on_from_a_memory(saved: Saved, hf: TransformerXLForCaus
 def test_without_cache_or_without_memory_the_text_is_read_again(save: Callable[..., Saved]) -> None:
     saved = save(mem_len=40)
     ids = ids_of(saved, PROMPT)
-    hf = AutoModelForCausalLM.from_pretrained(saved.path)
-    no_memory = AutoModelForCausalLM.from_pretrained(saved.path, mem_len=0)
+    hf = saved.in_transformers()
+    no_memory = saved.in_transformers(mem_len=0)
     for model, options in ((hf, {"use_cache": False}), (no_memory, {})):
         with shapes_read(model.transformer) as shapes:
             written = model.generate(ids, max_new_tokens=4, do_sample=False, **options)
@@ -153,7 +154,7 @@ def test_without_cache_or_without_memory_the_text_is_read_again(save: Callable[.
         assert written[0, 12:].tolist() == greedy(saved, ids[0], 4)
 
 
-def test_rows_that_ended_are_padded_and_do_not_disturb(saved: Saved, hf: TransformerXLForCausalLM) -> None:
+def test_rows_that_ended_are_padded_and_do_not_disturb(saved: Saved, hf: Any) -> None:
     tokenizer = AutoTokenizer.from_pretrained(saved.path)
     ids = ids_of(saved, PROMPT, "this is a te")
     free = hf.generate(ids, max_new_tokens=10, do_sample=False)[:, 12:]
@@ -172,7 +173,7 @@ def test_rows_that_ended_are_padded_and_do_not_disturb(saved: Saved, hf: Transfo
         (torch.tensor([[0, 0, 0], [1, 1, 1]]), "prompt 0 is empty or padded"),
     ],
 )
-def test_prompts_that_cannot_be_continued(hf: TransformerXLForCausalLM, mask: torch.Tensor, match: str) -> None:
+def test_prompts_that_cannot_be_continued(hf: Any, mask: torch.Tensor, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         hf.generate(torch.ones(2, 3, dtype=torch.int64), attention_mask=mask, max_new_tokens=2)
 

@@ -1,10 +1,12 @@
 """transformers' `Trainer`: our losses, and checkpoints that both sides read."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.helpers import assert_close
 from tests.huggingface.conftest import Saved
@@ -17,6 +19,7 @@ from transformers import (  # noqa: E402
     AutoModelForCausalLM,
     AutoTokenizer,
     DataCollatorForLanguageModeling,
+    PreTrainedTokenizerBase,
     Trainer,
     TrainingArguments,
 )
@@ -41,6 +44,11 @@ def trainer(saved: Saved, out: Path, texts: list[str] = TEXTS, **options: Any) -
     )
 
 
+def model_of(run: Trainer) -> nn.Module:
+    assert run.model is not None
+    return run.model
+
+
 def mean_nll(saved: Saved, texts: list[str]) -> torch.Tensor:
     """Return our nats per token, each text scored alone."""
     nll = []
@@ -62,6 +70,7 @@ def test_the_loss_is_ours(saved: Saved, tmp_path: Path) -> None:
 def test_padding_at_the_right_changes_no_mean(saved: Saved, tmp_path: Path) -> None:
     texts = ["hello, wörld", "this", "is a text", "of"]
     run = trainer(saved, tmp_path, texts, save_strategy="no", per_device_eval_batch_size=4)
+    assert isinstance(run.processing_class, PreTrainedTokenizerBase)
     run.processing_class.padding_side = "right"
     assert_close("evaluation", torch.tensor(run.evaluate()["eval_loss"]), mean_nll(saved, texts), 1e-5)
 
@@ -70,7 +79,7 @@ def test_two_steps_are_saved_for_both_sides(saved: Saved, tmp_path: Path) -> Non
     run = trainer(saved, tmp_path / "out", max_steps=2, learning_rate=0.1, save_steps=1)
     run.train()
     run.save_model()
-    trained = run.model.eval()
+    trained = model_of(run).eval()
     ids = torch.arange(12).view(2, 6)
     assert not torch.allclose(trained(ids).logits, saved.model(ids).logits)
     for path in (tmp_path / "out", tmp_path / "out" / "checkpoint-2"):
@@ -87,16 +96,18 @@ def test_training_goes_on_from_a_checkpoint(saved: Saved, tmp_path: Path) -> Non
     whole.train()
     resumed = trainer(saved, tmp_path / "resumed", save_strategy="no", **options)
     with torch.no_grad():  # what the checkpoint does not overwrite would show
-        for parameter in resumed.model.parameters():
+        for parameter in model_of(resumed).parameters():
             parameter.fill_(0.5)
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    for name, tensor in whole.model.state_dict().items():
-        assert_close(name, resumed.model.state_dict()[name], tensor, 1e-6)
+    for name, tensor in model_of(whole).state_dict().items():
+        assert_close(name, model_of(resumed).state_dict()[name], tensor, 1e-6)
 
 
 def test_texts_of_different_length_train(saved: Saved, tmp_path: Path) -> None:
     texts = ["hello, wörld", "this", "is a text", "of"]
     run = trainer(saved, tmp_path, texts, max_steps=2, save_strategy="no", per_device_eval_batch_size=4)
     run.train()
-    assert all(p.isfinite().all() for p in run.model.parameters())
-    assert run.predict(run.eval_dataset).predictions.shape == (4, 12, saved.tokenizer.vocab_size)
+    assert all(p.isfinite().all() for p in model_of(run).parameters())
+    predictions = run.predict(cast("Any", run.eval_dataset)).predictions
+    assert isinstance(predictions, np.ndarray)
+    assert predictions.shape == (4, 12, saved.tokenizer.vocab_size)
