@@ -183,7 +183,7 @@ def test_the_file_is_a_safetensors_file_of_the_promised_size(tmp_path: Path) -> 
     about = json.loads(tensors["about"].numpy().tobytes())
     assert about["note"] == {"tokenizer": "bytes"}
     assert about["decoder"]["precision"] == "bf16"
-    config, stored = decoder.model.config, 5 + 2
+    config, stored = model_of("transformer_xl").config, 5 + 2
     memory = config.n_layer * stored * 2 * config.n_head * config.d_head * 2
     rows = B * (4 * config.d_model + 16)
     data = path.read_bytes()

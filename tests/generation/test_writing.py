@@ -10,10 +10,10 @@ import torch
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Finished, Request, text_seed
+from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import write
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.stream import KeptKeys
 
@@ -29,7 +29,7 @@ def requests(**changes: Any) -> list[Request]:
 
 
 def texts(
-    model: TransformerXL, wanted: Sequence[Request], *, rows: int = 1, likeliest: int | None = None, **sampling: Any
+    model: LanguageModel, wanted: Sequence[Request], *, rows: int = 1, likeliest: int | None = None, **sampling: Any
 ) -> tuple[list[list[Chosen]], list[Finished]]:
     """Write, and sort what comes by text."""
     chosen: list[list[Chosen]] = [[] for _ in wanted]
@@ -76,7 +76,8 @@ def test_reported_log_probabilities_are_those_of_evaluation(options: dict[str, A
             whole = np.array([*prompt, *(each.token for each in text)])
             nats = evaluate(model, whole, tgt_len=9, per_token=True).token_nats
             assert nats is not None
-            np.testing.assert_allclose([each.log_probability for each in text], -nats[-len(text) :], atol=1e-4)
+            reported = np.array([each.log_probability for each in text], float)
+            np.testing.assert_allclose(reported, -nats[-len(text) :], atol=1e-4)
             n_compared += len(text)
     assert n_compared == sum(LENGTHS)
 
@@ -149,13 +150,15 @@ def test_the_history_does_not_grow(window: int | None, most: int) -> None:
 
 
 @pytest.mark.parametrize(("reason", "unread"), [("length", 0), ("interrupted", 0), ("stop", 1)])
-def test_going_on_remembers_the_text(reason: str, unread: int) -> None:
+def test_going_on_remembers_the_text(reason: FinishReason, unread: int) -> None:
     torch.manual_seed(0)
     model, text = tiny_model(), [4, 5, 6]
     decoder = Decoder(model)
     decoder.read([text])
     for prompt in ([7, 8], []):
-        pieces = iter([None] * 3 + [None if reason == "length" else reason] * 9)
+        none: list[FinishReason | None] = [None]
+        last: list[FinishReason | None] = [None if reason == "length" else reason]
+        pieces = iter(none * 3 + last * 9)
         request = Request(prompt=prompt, seed=1, max_new_tokens=6, ends=lambda _, pieces=pieces: next(pieces))
         events = list(write(decoder, [request], sampling=Sampling(), go_on=True))
         written = [event.token for event in events if isinstance(event, Chosen)]
@@ -186,7 +189,9 @@ def test_going_on_after_a_stop_token_does_not_read_it() -> None:
     request = Request(prompt=[1], seed=3, max_new_tokens=50, stop_tokens={2, 5})
     *chosen, end = write(decoder, [request], sampling=Sampling(), go_on=True)
     assert isinstance(end, Finished) and end.reason == "stop"
-    assert_close("memory", decoder.scores.full(), Decoder(model).feed([[1, *(each.token for each in chosen)]]), 1e-5)
+    written = [each.token for each in chosen if isinstance(each, Chosen)]
+    assert len(written) == len(chosen)
+    assert_close("memory", decoder.scores.full(), Decoder(model).feed([[1, *written]]), 1e-5)
 
 
 def test_reading_may_be_stopped_between_pieces() -> None:

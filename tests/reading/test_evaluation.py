@@ -16,6 +16,7 @@ from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import Reading, Score, evaluate, write_token_nats
 
 
@@ -66,7 +67,7 @@ def test_every_token_is_counted_once(n: int, tgt_len: int, batch_size: int, mem_
     """A model whose nats depend on the token alone: the bias of the softmax."""
     model = tiny_model(n_layer=1)
     with torch.no_grad():
-        model.embedding.weight.zero_()
+        model.get_parameter("embedding.weight").zero_()
     ids = some_ids(n, seed=n)
     expected = -model.softmax.bias.detach().log_softmax(0).numpy()[ids[1:]]
     score = evaluate(model, ids, tgt_len=tgt_len, batch_size=batch_size, mem_len=mem_len, per_token=True)
@@ -241,6 +242,7 @@ def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len):
     ids = np.random.default_rng(0).integers(0, 13, 400)
     one = evaluate(model, ids, tgt_len=tgt_len, batch_size=1, per_token=True).token_nats
     many = evaluate(model, ids, tgt_len=tgt_len, batch_size=4, per_token=True).token_nats
+    assert one is not None and many is not None
     np.testing.assert_allclose(many, one, atol=1e-5)
 
 
@@ -263,7 +265,9 @@ def test_without_memory_there_is_no_number_of_keys_to_keep() -> None:
 
 def test_a_view_reads_so() -> None:
     sizes = {"n_layer": 1, "d_model": 8, "n_head": 1, "d_head": 8, "d_inner": 8, "vocab_size": 5}
-    model = TransformerXL(load_recipe("quickstart").model.model_copy(update=sizes))
+    config = load_recipe("quickstart").model
+    assert isinstance(config, TransformerXLConfig)
+    model = TransformerXL(config.model_copy(update=sizes))
     view = Reading(tgt_len=4, mem_len=8, ext_len=2, same_length=True, clamp_len=5).view(model)
     assert (view.mem_len, view.ext_len, view.same_length, view.clamp_len) == (8, 2, True, 5)
     with pytest.raises(ConfigError, match=r"tgt_len \(0\) must be at least 1"):
