@@ -42,8 +42,7 @@ class AttentionKind:
         keeps_keys: keys and values of a position stay the same while the text goes on, and the class has a method `frozen`.
         counts_from_end: positions count from the end of the segment that is read.
         learns_positions: it has a learned table of positions, of `max_klen` rows.
-        compares_distances: scores have a term for distances.
-        projects_distances: each layer projects the keys of distances by a matrix.
+        compares_distances: queries are also multiplied by a key of each distance, which the counts of operations must know.
         adds_positions_to_layers: learned positions are added to memory and segment before every layer.
         has_backends: an attention backend computes it, see `choose_backend`.
         heads_fill_model: n_head x d_head must be d_model.
@@ -56,7 +55,6 @@ class AttentionKind:
     counts_from_end: bool = False
     learns_positions: bool = False
     compares_distances: bool = False
-    projects_distances: bool = False
     adds_positions_to_layers: bool = False
     has_backends: bool = False
     heads_fill_model: bool = False
@@ -75,7 +73,6 @@ ATTENTION: dict[str, AttentionKind] = {
             f"{_PACKAGE}.relative:RelativeAttention",
             keeps_keys=True,
             compares_distances=True,
-            projects_distances=True,
             has_backends=True,
             foreign=ForeignNames(
                 0, {**_ONE_MATRIX, "r_net.weight": (("r_net.weight", "H D"),)}, {"r_w_bias": "n d", "r_r_bias": "n d"}

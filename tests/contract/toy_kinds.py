@@ -114,4 +114,4 @@ class Fading(LanguageModel):
         return self.drop_output(h_BTD), Trace(trace if keep_graph else trace.detach())
 
 
-SLOPED = txl.AttentionKind("sloped", f"{__name__}:SlopedAttention", keeps_keys=True, compares_distances=True)
+SLOPED = txl.AttentionKind("sloped", f"{__name__}:SlopedAttention", keeps_keys=True)

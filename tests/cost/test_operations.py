@@ -72,7 +72,7 @@ def test_layers_that_are_computed_again() -> None:
 
 def test_scores_in_chunks_are_computed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("model.softmax", "cost.work"):
-        monkeypatch.setattr(f"transformer_xl.{module}._CHUNK_ELEMENTS", 29 * 3)
+        monkeypatch.setattr(f"transformer_xl.{module}.CHUNK_ELEMENTS", 29 * 3)
     forward, backward, counted = seen({}, "equation", "bf16")
     assert (forward, backward) == (counted.forward, counted.backward + counted.repeated)
     assert counted.repeated == 2 * 20 * 12 * 29

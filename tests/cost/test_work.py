@@ -1,10 +1,13 @@
 """The model that is counted, and its vocabulary."""
 
+from typing import ClassVar, Literal
+
 import pytest
 
 from transformer_xl.config import load_recipe
 from transformer_xl.cost.work import build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
+from transformer_xl.model_config import AttentionConfig
 
 
 def test_vocabularies() -> None:
@@ -27,3 +30,17 @@ def test_shares_of_zipfs_law_are_those_of_the_sum() -> None:
     shares = zipf_shares((100, 400), 1000)
     expected = [sum(weights[a:b]) / sum(weights) for a, b in ((0, 100), (100, 400), (400, 1000))]
     assert shares == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_kind_of_model_that_nobody_has_counted_is_not_planned() -> None:
+    """Kinds registered by others may attend and remember positions, too, and be another model all the same."""
+
+    class OtherConfig(AttentionConfig):
+        kind: ClassVar[str] = "other"
+        remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
+
+    config = load_recipe("quickstart")
+    other = config.model_copy(update={"model": OtherConfig(n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8)})
+    with pytest.raises(ConfigError, match=r"'other'"):
+        with_vocabulary(other)
+    assert with_vocabulary(config)[0].kind == "transformer_xl"

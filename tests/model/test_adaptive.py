@@ -52,7 +52,7 @@ def test_chunks_change_neither_losses_nor_gradients(variant, autocast, monkeypat
     weights = torch.rand(3, 7)
     results = []
     for elements in (1, 40, 1 << 25):
-        monkeypatch.setattr(softmax, "_CHUNK_ELEMENTS", elements)
+        monkeypatch.setattr(softmax, "CHUNK_ELEMENTS", elements)
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             nll = model(ids, labels=labels).nll
@@ -152,7 +152,7 @@ def test_clusters_of_one_width_share_one_parameter(tie_weight):
 
 
 def test_linear_nll_in_double_precision_stays_double(monkeypatch):
-    monkeypatch.setattr(softmax, "_CHUNK_ELEMENTS", 8)
+    monkeypatch.setattr(softmax, "CHUNK_ELEMENTS", 8)
     h, vectors, bias = torch.randn(5, 3).double(), torch.randn(4, 3).double(), torch.randn(4).double()
     labels = torch.tensor([0, 3, -100, 1, 2])
     scores = (h @ vectors.T + bias).log_softmax(-1)
@@ -176,7 +176,7 @@ def test_no_more_scores_than_allowed_are_held_at_once(variant, autocast, monkeyp
         held.append(options.batch_chunk_size * len(vectors))
         return library(h, vectors, *rest, options=options, **others)
 
-    monkeypatch.setattr(softmax, "_CHUNK_ELEMENTS", 40)
+    monkeypatch.setattr(softmax, "CHUNK_ELEMENTS", 40)
     monkeypatch.setattr(softmax, "_nll", count)
     monkeypatch.setattr(softmax.F, "linear_cross_entropy", count_library)
     ids, labels = torch.randint(13, (2, 3, 7))

@@ -79,11 +79,12 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import vocabulary
+    from transformer_xl.model_config import TransformerXLConfig
     from transformer_xl.training.starting import asked_settings, compare_parameters, count_parameters
 
     run = RunDirectory(out) if resume and out is not None else None
     config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
-    is_planned = config.model.attends and config.model.remembers == "positions"
+    is_planned = isinstance(config.model, TransformerXLConfig)
     if is_planned:
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model

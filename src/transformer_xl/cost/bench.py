@@ -289,8 +289,7 @@ def measure_scoring(
         report: called with what is going on.
     """
     n_step = max(3, math.ceil(n_token / (tgt_len * batch_size)))
-    reach = model.config.n_layer * math.ceil(model.mem_len / tgt_len) * tgt_len  # a lane must be longer than that
-    length = max(reach, (_N_WARM_UP + n_step + 1) * tgt_len)
+    length = max(model.reach(tgt_len), (_N_WARM_UP + n_step + 1) * tgt_len)
     text = np.resize(ids, batch_size * length + 1)
     stamps, counts = [], []
 

@@ -17,7 +17,7 @@ _INDEX = 8
 
 
 @dataclass(frozen=True)
-class Memory:
+class StepMemory:
     """Bytes of one process at the fullest moment of a step."""
 
     weights: int  # in fp32
@@ -35,13 +35,13 @@ class Memory:
         return sum(vars(self).values())
 
 
-def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: int = 1) -> Memory:
+def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: int = 1) -> StepMemory:
     """Count the memory of a process whose steps have `n_group` passes, each over its own lanes.
 
     Weights, gradients and optimizer are divided among `n_share` processes.
     """
     size = _FP32 * sum(p.numel() for p in work.model.parameters())
-    return Memory(
+    return StepMemory(
         weights=-(-size // n_share),
         gradients=-(-size // n_share),
         optimizer=-(-state_bytes(work.model, optim) // n_share),

@@ -17,7 +17,6 @@ import numpy as np
 
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.softmax import Embedding
 from transformer_xl.model_config import AttentionConfig
 
 Part = Literal["tokens", "memory", "distances", "content", "distance", "values", "embedding", "softmax"]
@@ -83,7 +82,7 @@ def products(model: LanguageModel, done: Pass) -> Iterator[Product]:
         yield Product("content", 2 * done.n_pair * width)
         yield Product("distance", 2 * done.n_apart * width)
         yield Product("values", 2 * done.n_pair * width)
-    embedding = cast(Embedding, model.embedding)
+    embedding = model.embedding
     projections = [embedding.projection_of(i) for i in range(len(done.shares))]  # one may serve several clusters
     for projection in {id(x): x for x in projections if x is not None}.values():
         share = sum(share for own, share in zip(projections, done.shares, strict=True) if own is projection)
@@ -151,7 +150,7 @@ def flops_per_token(model: LanguageModel, ids: np.ndarray, *, tgt_len: int) -> f
     kind = model.config.attention_kind
     seen = [model.window or model.mem_len + place for place in range(1, length + 1)]
     apart = [min(n, (model.clamp_len or n) + 1) for n in seen] if kind and kind.compares_distances else []
-    borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(cast(Embedding, model.embedding))[0]])
+    borders = np.cumsum([len(bias) for _, _, bias in model.softmax.clusters(model.embedding)[0]])
     shares = np.bincount(np.searchsorted(borders, ids, side="right"), minlength=len(borders)) / len(ids)
     done = Pass(
         n_read=n_read,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from transformer_xl.config import RunConfig
 from transformer_xl.cost.hardware import Hardware
-from transformer_xl.cost.memory import Memory, count_memory
+from transformer_xl.cost.memory import StepMemory, count_memory
 from transformer_xl.cost.operations import Flops, count_flops
 from transformer_xl.cost.work import Backend, Work, build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
@@ -89,7 +89,7 @@ class Plan:
     backend: Backend
     precision: str  # of the products
     tokens_per_step: int  # of all devices
-    memory: Memory
+    memory: StepMemory
     flops: Flops  # per token
     traffic: Traffic
     timing: Timing
@@ -129,7 +129,7 @@ class _Case:
         rows = self.config.train.batch_size // (layout.gpus * layout.accumulate)
         return replace(self.work, rows=rows, checkpointing=layout.checkpointing)
 
-    def memory_of(self, layout: Layout) -> Memory:
+    def memory_of(self, layout: Layout) -> StepMemory:
         n_share = layout.gpus if layout.division == "fsdp" else 1
         memory = count_memory(self.work_of(layout), self.config.optim, n_group=layout.accumulate, n_share=n_share)
         averaged = memory.weights if self.config.train.average != "none" else 0
@@ -224,7 +224,7 @@ def count_traffic(n_parameter: int, *, n_process: int, division: Division, n_pas
     return Traffic(reduced=n_pass * ring, gathered=2 * n_pass * ring)
 
 
-def _timing(n_flop: float, memory: Memory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int) -> Timing:
+def _timing(n_flop: float, memory: StepMemory, traffic: Traffic, layout: Layout, hardware: Hardware, n_pass: int) -> Timing:
     compute = n_flop / (hardware.flops * hardware.efficiency)
     update = _UPDATE_TOUCHES * memory.weights / hardware.bandwidth
     send = traffic.total / (hardware.network if layout.machines > 1 else hardware.link)
@@ -244,7 +244,7 @@ def _budget(config: RunConfig, tokens_per_step: int, rate: float) -> Budget:
     return Budget(tokens, tokens / tokens_per_step, tokens / rate)
 
 
-def _advice(case: _Case, layout: Layout, memory: Memory, timing: Timing) -> Iterator[str]:
+def _advice(case: _Case, layout: Layout, memory: StepMemory, timing: Timing) -> Iterator[str]:
     usable = USABLE * case.hardware.memory
     if memory.total > usable:
         problem = f"does not fit: {memory.total / 1e9:,.1f} GB of {usable / 1e9:,.1f} usable"

@@ -6,7 +6,7 @@ The model is built on the meta device, with every shape and no numbers. So the m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
@@ -14,7 +14,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
-from transformer_xl.model.softmax import _CHUNK_ELEMENTS, Embedding
+from transformer_xl.model.softmax import CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
@@ -84,7 +84,7 @@ class Cluster:
     @property
     def tokens_at_once(self) -> int:
         """How many tokens are scored at once."""
-        return max(1, math.floor(_CHUNK_ELEMENTS / self.n_class))
+        return max(1, math.floor(CHUNK_ELEMENTS / self.n_class))
 
 
 def build(config: TransformerXLConfig) -> TransformerXL:
@@ -95,7 +95,7 @@ def build(config: TransformerXLConfig) -> TransformerXL:
 
 def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
     """Return the clusters of a model's softmax with the shares of tokens in each, head first; a plain softmax has one."""
-    parts, classes = model.softmax.clusters(cast(Embedding, model.embedding))
+    parts, classes = model.softmax.clusters(model.embedding)
     n_tail = 0 if classes is None else len(classes[0])
     return [
         Cluster(len(bias) + (n_tail if i == 0 else 0), vectors.shape[1], projection is not None, 1.0 if i == 0 else share)
@@ -109,11 +109,10 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
     Raises:
         ConfigError: the model is of another kind than can be planned, or the size is unknown without the text.
     """
-    if not (config.model.attends and config.model.remembers == "positions"):
+    if not isinstance(config.model, TransformerXLConfig):
         raise ConfigError(f"only transformer_xl models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
-    model = cast(TransformerXLConfig, config.model)
-    return model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
+    return config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
 
 
 def vocabulary(config: RunConfig) -> tuple[int, str]:

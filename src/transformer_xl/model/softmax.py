@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformer_xl.errors import TokenizerError
 from transformer_xl.model.precision import at_least_fp32
 
-_CHUNK_ELEMENTS = 1 << 25
+CHUNK_ELEMENTS = 1 << 25
 """Scores held at once, 128 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
 
 
@@ -131,7 +131,7 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
         >>> linear_nll(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), torch.tensor([1, -100])).exp().tolist()
         [4.0, 1.0]
     """
-    n_chunk = max(1, _CHUNK_ELEMENTS // vectors_VE.shape[0])
+    n_chunk = max(1, CHUNK_ELEMENTS // vectors_VE.shape[0])
     if len(h_XE) <= n_chunk:
         return _nll(h_XE, vectors_VE, bias_V, label_X)
     if not torch.is_autocast_enabled(h_XE.device.type) and h_XE.dtype in (torch.float32, torch.float64):
