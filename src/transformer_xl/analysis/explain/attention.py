@@ -36,13 +36,13 @@ def visit_attention(model: LanguageModel, ids: Tensor, mems: Memory | None, visi
     def hook(block: AttentionBlock, arguments: tuple[Tensor, ...], options: dict[str, Any]) -> None:
         visit(layers[block], block.weights(*arguments, **options).float())
 
-    hooks = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in blocks]
+    handles = [block.register_forward_pre_hook(hook, with_kwargs=True) for block in blocks]
     try:
         with torch.no_grad():
             model.read(ids, mems=mems)
     finally:
-        for hook in hooks:
-            hook.remove()
+        for handle in handles:
+            handle.remove()
 
 
 @dataclass(frozen=True)
