@@ -1,4 +1,4 @@
-"""Write a native directory from a foreign checkpoint, one tensor at a time."""
+"""Converts a foreign checkpoint to a native directory, one tensor at a time."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -25,15 +25,15 @@ from transformer_xl.model_config import TransformerXLConfig
 
 @dataclass(frozen=True)
 class Converted:
-    """What was converted.
+    """The result of a conversion.
 
     Attributes:
         kind: format of the source.
-        weights: the file that its tensors were in; for TensorFlow the prefix or directory.
+        weights: the file that held the tensors; for TensorFlow the prefix or directory.
         config: settings of the model.
-        tokenizer: of the vocabulary; None: the source has none.
+        tokenizer: the tokenizer of the source's vocabulary; None: it has no vocabulary.
         n_parameters: numbers in all tensors.
-        n_bytes: size of the weights file.
+        n_bytes: size of the new weights file.
     """
 
     kind: Kind
@@ -58,13 +58,14 @@ def convert(
 
     Args:
         source: its directory or file.
-        destination: a directory that does not exist yet, or is empty; written whole or not at all.
-        kind: format of the source; None: recognized.
-        vocabulary: file with the vocabulary; None: found in the source or beside it. Without any, no tokenizer is written.
+        destination: a directory that does not exist yet, or is empty. It is written whole or not at all.
+        kind: format of the source; None: recognize it.
+        vocabulary: file with the vocabulary; None: look for one in the source and beside it. Without a vocabulary, no tokenizer
+            is written.
         moses: language whose Moses rules split running text into words, such as "en", as Hugging Face's tokenizer does; None:
-            spaces do, as in the published corpora.
-        settings: fields of `TransformerXLConfig` to set, such as `mem_len`, which TensorFlow checkpoints do not say.
-        on_progress: called with the bytes written so far and in all.
+            words are separated by spaces, as in the published corpora.
+        settings: fields of `TransformerXLConfig` to set, such as `mem_len`, which TensorFlow checkpoints lack.
+        on_progress: called with the number of bytes written so far and in all.
 
     Returns:
         What was converted.
@@ -72,7 +73,7 @@ def convert(
     Raises:
         CheckpointError: the source is missing, damaged, hostile or of no known kind, its tensors do not fit its settings, or
             the destination is taken or cannot be written.
-        ConfigError: `settings` that cannot work.
+        ConfigError: `settings` cannot work.
     """
     target = Path(destination)
     check_free(target)
@@ -91,14 +92,14 @@ def convert(
 
 
 def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
-    """Check all native tensors against the source; return their types and shapes, and a function that makes one of them."""
+    """Check that the source has all native tensors. Return their types and shapes, and a function that makes one of them."""
     origin = str(source.weights)
     names = source.key_map.locate({name: tensor.shape for name, tensor in source.tensors.items()}, origin)
     dtypes = {name: source.tensors[name].dtype for part_names in names.values() for name in part_names}
     for name, dtype in dtypes.items():
         if not dtype.is_floating_point:
             raise CheckpointError(f"tensor '{name}' of '{origin}' has type {dtype}, which weights cannot have")
-    # tensors that share their bytes without being tied could make a large file out of a small one
+    # untied tensors that share bytes could turn a small file into a large one
     first_names = [names_of[0] for names_of in names.values()]
     needed = sum(source.tensors[name].n_bytes for name in first_names)
     held = sum(path.stat().st_size for path in {source.tensors[name].path for name in first_names})
@@ -125,7 +126,7 @@ def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.
 def _loaded(tensor: TensorRef) -> Tensor:
     try:
         return tensor.load()
-    except OSError as error:  # caught here, so that nobody takes it for an error of writing
+    except OSError as error:  # caught here, so that it is not taken for an error of writing
         raise CheckpointError(f"'{tensor.path}' cannot be read: {error.strerror or error}") from None
 
 

@@ -9,7 +9,7 @@ from transformer_xl.files import remove, stray_name, sync_directory
 
 
 def check_free(target: Path) -> None:
-    """Make sure that a directory can be written: free, not the current one, and with a parent; CheckpointError otherwise."""
+    """Raise `CheckpointError` unless `target` is free, is not the current directory, and has a parent."""
     parent = target.absolute().parent
     try:
         is_taken = target.is_symlink() or (target.exists() and not (target.is_dir() and not any(target.iterdir())))
@@ -27,11 +27,11 @@ def check_free(target: Path) -> None:
 
 @contextmanager
 def new_directory(target: Path) -> Iterator[Path]:
-    """Give a directory to write into. It takes its name when the block ends, and vanishes if the block fails."""
+    """Yield a temporary directory to write into. It is renamed to `target` when the block ends, or deleted if it fails."""
     folder = stray_name(target)
     try:
         folder.mkdir()
-    except FileExistsError:  # perhaps someone's own, or being written by another process
+    except FileExistsError:  # it may be the user's own, or another process may be writing it
         raise CheckpointError(f"'{folder}' exists, as a conversion that was killed may leave behind; remove it") from None
     except OSError as error:
         raise _cannot_write(target, error) from None

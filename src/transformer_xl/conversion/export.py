@@ -1,4 +1,4 @@
-"""Write a model under the names of Hugging Face or of the authors, for programs that know only those."""
+"""Writes a model in the format of Hugging Face or of the authors, for their programs."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -27,11 +27,11 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     kind: Target
     n_parameters: int
-    notes: tuple[str, ...]  # where the other program will differ, one line each
+    notes: tuple[str, ...]  # differences in the other program, one line each
 
 
 def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int = 128) -> Exported:
@@ -43,8 +43,8 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
     Args:
         source: a run, a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty.
-        kind: whose names to write.
-        tgt_len: for the authors' arguments; it shapes nothing but a table of learned positions.
+        kind: the program to write for.
+        tgt_len: for the authors' arguments. It changes only the shape of a table of learned positions.
 
     Raises:
         CheckpointError: the other program cannot express the model, or the destination is taken.
@@ -74,11 +74,11 @@ def _foreign_tensors(
     config = model.config
     key_map = (huggingface if kind == "huggingface" else authors).key_map(config)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    # `load_state_dict` of the authors asks for all names, Hugging Face ties what is tied
+    # the authors' `load_state_dict` needs all names of tied weights; Hugging Face ties them itself
     parts = {name: part for part in key_map.parts() for name in (part.name, *(part.aliases if kind == "authors" else ()))}
     content = {name: (model.dtype, torch.Size(part.shape)) for name, part in parts.items()}
     fixed: dict[str, Tensor] = {}
-    if not config.learns_positions:  # their modules keep the frequencies of the sinusoids with the weights
+    if not config.learns_positions:  # their modules store the frequencies of the sinusoids with the weights
         prefix = "transformer." if kind == "huggingface" else ""
         fixed[f"{prefix}pos_emb.inv_freq"] = 1 / 10000 ** (torch.arange(0.0, config.d_model, 2.0) / config.d_model)
     content |= {name: (tensor.dtype, tensor.shape) for name, tensor in fixed.items()}
@@ -132,7 +132,7 @@ def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
 
 
 def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, kind: Target) -> Iterator[str]:
-    """Write `vocab.txt`, and for Hugging Face what it leaves open; yields what will differ."""
+    """Write `vocab.txt`, and for Hugging Face its settings; yield the differences in the other program."""
     if tokenizer is None:
         yield "no vocabulary was written: the model has no tokenizer"
         return

@@ -1,4 +1,4 @@
-"""The programs whose checkpoints can be read, a line each in `PROGRAMS`: how their files are named, and what is in them."""
+"""The programs whose checkpoints can be read: `PROGRAMS` has an entry for each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ HUGGINGFACE_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 @dataclass(frozen=True)
 class Contents:
-    """What a checkpoint holds."""
+    """The contents of a checkpoint."""
 
     kind: Kind
     tensors: dict[str, TensorRef]  # by foreign name
-    settings: Path  # the file that says them
+    settings: Path  # the file that holds them
     config: Callable[[], TransformerXLConfig]
-    vocabulary: dict[str, Any] | None = None  # its attributes, if they are in the same file
+    vocabulary: dict[str, Any] | None = None  # attributes of the vocabulary, if the same file holds them
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Program:
     """A program whose checkpoints can be read.
 
     Attributes:
-        title: for people.
-        files: how its checkpoints are named, for people.
-        find: those names in a directory that may be its checkpoint.
-        read: what such a file holds.
-        key_map: how its names and shapes relate to ours.
-        vocabulary: where its users find the vocabulary, if a checkpoint has none.
+        title: name of the program, for messages.
+        files: names of its checkpoints, for messages.
+        find: returns the names, of those in a directory, that may be its checkpoints.
+        read: reads a checkpoint.
+        key_map: relates its names and shapes to ours.
+        vocabulary: what users should do if a checkpoint has no vocabulary, for messages.
     """
 
     title: str
@@ -56,7 +56,7 @@ class Program:
 
 
 def read_any(weights: Path) -> Contents:
-    """Read a file of `torch.save` whose content tells what program wrote it."""
+    """Read a file of `torch.save`; its content says which program wrote it."""
     tree = read_torch(weights)
     is_nvidia = isinstance(tree, dict) and "model_state" in tree
     return _nvidia(tree, weights) if is_nvidia else _authors(tree, weights)
@@ -104,7 +104,7 @@ def _named_tensors(tree: Any, weights: Path) -> dict[str, TensorRef]:
 
 
 def _named(preferred: tuple[str, ...], pattern: str = "") -> Callable[[list[str]], list[str]]:
-    """Return what finds the first of some names, or else those that match a pattern."""
+    """Return a function that picks the first of the preferred names, or else all names that match a pattern."""
     return lambda names: [n for n in preferred if n in names][:1] or [n for n in names if fnmatchcase(n, pattern)]
 
 

@@ -28,7 +28,7 @@ _LEAST_PER_LAYER = 9  # tensors that every layer has in every format
 
 @dataclass(frozen=True)
 class Source:
-    """A foreign checkpoint that has been read, but for the numbers in its tensors."""
+    """A foreign checkpoint that has been read, except for the numbers in its tensors."""
 
     kind: Kind
     weights: Path  # for TensorFlow the prefix of its files
@@ -49,8 +49,8 @@ def open_source(
     """Recognize and read a foreign checkpoint; the arguments are those of `convert`.
 
     Raises:
-        CheckpointError: nothing that can be recognized, something damaged or hostile, or tensors at odds with the settings.
-        ConfigError: `settings` that cannot work.
+        CheckpointError: the checkpoint is of no known format, damaged or hostile, or its tensors do not fit its settings.
+        ConfigError: `settings` cannot work.
     """
     changes = dict(settings or {})
     for name in changes:
@@ -69,7 +69,7 @@ def open_source(
 
 
 def _settle(contents: Contents, settings: Mapping[str, Any]) -> TransformerXLConfig:
-    """Return the configuration with the user's settings; refuse one that calls for far more tensors than there are."""
+    """Return the configuration with the user's settings; refuse one with far more layers than there are tensors."""
     try:
         config = contents.config()
     except ConfigError as error:
@@ -77,7 +77,7 @@ def _settle(contents: Contents, settings: Mapping[str, Any]) -> TransformerXLCon
     config = TransformerXLConfig(**{**config.model_dump(), **settings})
     if config.vocab_size is None:
         raise ConfigError("vocab_size (None) must be a number; leave it out to take the checkpoint's")
-    if config.n_layer * _LEAST_PER_LAYER > len(contents.tensors):  # before anything is listed for every layer
+    if config.n_layer * _LEAST_PER_LAYER > len(contents.tensors):  # checked before anything is listed for every layer
         raise CheckpointError(
             f"'{contents.settings}' says n_layer = {config.n_layer:,}, but there are only {len(contents.tensors):,} tensors"
         )
@@ -92,11 +92,11 @@ def recognize(source: Path, kind: Kind | None = None) -> tuple[Kind | None, Path
         kind: its format, if that is known.
 
     Returns:
-        The format, or None for a file of `torch.save` whose content must tell; and the file that holds the tensors, for
-        TensorFlow what `read_bundle` takes.
+        The format, or None for a file of `torch.save`, whose content must be read first; and the file of the tensors, or for
+        TensorFlow the argument of `read_bundle`.
 
     Raises:
-        CheckpointError: nothing there, nothing known, or several checkpoints.
+        CheckpointError: there is no checkpoint, none of a known format, or several.
     """
     if kind is not None and kind not in KINDS:
         raise CheckpointError(f"unknown kind of checkpoint '{kind}'; {did_you_mean(kind, KINDS)}")

@@ -1,4 +1,4 @@
-"""Foreign settings: read strictly from JSON, and each of the type that it must have; a file is believed only as far as that."""
+"""Reads foreign settings strictly: from sound JSON, and each value of the type that it must have."""
 
 import reprlib
 from collections.abc import Mapping
@@ -17,12 +17,12 @@ _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
 def shown(value: object) -> str:
-    """Return a foreign name or value for a message: quoted, on one line, and short."""
+    """Return a foreign name or value for a message: quoted, short, and on one line."""
     return "an enormous integer" if _is_enormous(value) else _short.repr(value)
 
 
 def integer(values: Mapping[str, Any], name: str) -> int:
-    """Return an integer; refuse anything else, as the functions below do."""
+    """Return an integer setting. This and the functions below raise `ConfigError` for a value of another type."""
     value = _given(values, name)
     if type(value) is not int or _is_enormous(value):
         raise ConfigError(f"{name} ({shown(value)}) must be an integer below 2**63")
@@ -38,7 +38,7 @@ def number(values: Mapping[str, Any], name: str) -> float:
 
 
 def truth(values: Mapping[str, Any], name: str) -> bool:
-    """Return true or false, which 1 and 0 stand for in some programs."""
+    """Return a boolean, which some programs write as 1 or 0."""
     value = _given(values, name)
     if type(value) not in (int, bool) or value not in (0, 1):
         raise ConfigError(f"{name} ({shown(value)}) must be true or false")
@@ -59,7 +59,7 @@ def integers(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 
 def truths(values: Mapping[str, Any], name: str, *, length: int) -> tuple[bool, ...]:
-    """Return a list of true and false, cut to a length; the originals take a shorter one for "the rest is false"."""
+    """Return booleans, cut to a length. In a shorter list the rest is false, as in the original programs."""
     given = tuple(truth({name: value}, name) for value in _listed(values, name))
     return (given + (False,) * length)[:length]
 
@@ -84,7 +84,7 @@ def _is_enormous(value: object) -> bool:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of moderate size; refuse numbers that are none, and keys that come twice."""
+    """Read a JSON object of moderate size; see `parse_json` for what is refused."""
     file, size = open_regular(path)
     with file:
         if size > MAX_BYTES:

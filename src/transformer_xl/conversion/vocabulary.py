@@ -1,4 +1,4 @@
-"""Vocabularies of other programs: where they lie, and how their files become a tokenizer."""
+"""Finds the vocabularies of other programs, and makes tokenizers from their files."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +28,13 @@ def find_tokenizer(
 
     Args:
         weights: file or directory of the tensors; a vocabulary may lie beside them.
-        given: the file of the vocabulary; None: look for it.
+        given: the file of the vocabulary; None: look for one.
         state: attributes of the vocabulary in the checkpoint itself, if it holds one.
-        vocab_size: of the model.
+        vocab_size: size of the model's vocabulary.
         moses: see `convert`.
 
     Raises:
-        CheckpointError: a vocabulary that cannot be read, or of another size.
+        CheckpointError: the vocabulary cannot be read, or has another size.
     """
     folder = weights if weights.is_dir() else weights.parent
     if given is not None:
@@ -61,12 +61,12 @@ def _misfit(origin: Path, n_token: int, vocab_size: int | None) -> CheckpointErr
 def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:
     """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt.
 
-    What it leaves open is taken from `tokenizer_config.json` (`lower_case`) and `corpus-info.json` (`dataset`) beside it.
+    Files beside it say what it does not: `tokenizer_config.json` (`lower_case`) and `corpus-info.json` (`dataset`).
 
     Args:
         path: the file.
         moses: see `convert`.
-        vocab_size: of the model; a file of words with many more lines is refused unread.
+        vocab_size: size of the model's vocabulary; a text file with more lines is refused before its lines are read.
     """
     path = Path(path)
     file, size = open_regular(path)
@@ -76,7 +76,7 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
             if size > MAX_TEXT_BYTES:
                 raise CheckpointError(f"'{path}' has {size} bytes; {MAX_TEXT_BYTES} is the most that a vocabulary may take")
             data = read_at(path, file, 0, size)
-            if vocab_size is not None and data.count(b"\n") > vocab_size:  # before a string is made of every line
+            if vocab_size is not None and data.count(b"\n") > vocab_size:  # checked before each line becomes a string
                 raise _misfit(path, data.count(b"\n"), vocab_size)
             return _of_text(data, path, moses)
     tree = read_torch(path) if start.startswith(_TORCH_STARTS) else read_pickle(path)
@@ -102,9 +102,9 @@ def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
 
 
 def _attributes(state: Any) -> dict[str, Any]:
-    """Return the attributes of a vocabulary that matter; each has the type that it must have.
+    """Return the attributes of a vocabulary that matter, after a check of their types.
 
-    `language` is not one of them: the user asks for Moses rules, a file does not.
+    `language` is not among them, because only the user chooses Moses rules, never a file.
     """
     if not isinstance(state, Mapping):
         raise TokenizerError(f"a vocabulary is a mapping of its attributes, not {shown(state)}")
@@ -120,7 +120,7 @@ def _attributes(state: Any) -> dict[str, Any]:
 
 
 def _as_utf8(words: Sequence[str]) -> list[str]:
-    """Undo the latin-1 in which bytes of Python 2 are read, where all words together turn out to be UTF-8."""
+    """Decode words of Python 2, which were read as latin-1: return them as UTF-8 if all of them are."""
     try:
         return [word.encode("latin-1").decode("utf-8") for word in words]
     except UnicodeError:
@@ -128,7 +128,7 @@ def _as_utf8(words: Sequence[str]) -> list[str]:
 
 
 def _are_words(value: Any) -> bool:
-    # halves of pairs cannot be written to a file
+    # half of a surrogate pair cannot be written to a file
     return isinstance(value, list | tuple) and all(
         isinstance(word, str) and not any("\ud800" <= character <= "\udfff" for character in word) for word in value
     )
@@ -147,11 +147,11 @@ _TYPES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "never_split": ("a list of words", _are_words),
     "dataset": ("text", lambda value: isinstance(value, str)),
 }
-"""Attributes that matter, what they must be, and whether they are."""
+"""For each attribute that matters, what it must be, and a function that checks it."""
 
 
 def _beside(path: Path, name: str, key: str, kind: type) -> Any:
-    """Return a value from a file of settings beside a vocabulary; None where there is none of the right type."""
+    """Return a value from a file of settings beside a vocabulary, or None if there is none of the right type."""
     if not os.path.lexists(path.parent / name):
         return None
     value = read_json(path.parent / name).get(key)

@@ -1,8 +1,8 @@
-"""Vocabularies of other Transformer-XL programs: from their plain attributes to a tokenizer, and back.
+"""Turns the attributes of another program's vocabulary into a tokenizer, and back.
 
 The attributes are those of `Vocab` (kimiyoung/transformer-xl and NVIDIA's DeepLearningExamples) and of Hugging Face's
-`TransfoXLTokenizer`, which grew from it. What they do not say, namely what a line begins and ends with and whether a word is
-a byte or a character, follows from the corpus they were made for.
+`TransfoXLTokenizer`, which is derived from it. They do not say which words begin and end a line, or whether a word is a byte or
+a character. That follows from the corpus of the vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,24 +17,24 @@ _SENTENCES = ("lm1b",)
 _NO_LINES = ("enwik8", "text8")
 _EOS, _SENTENCE, _BLANK = "<eos>", "<S>", "_"
 
-MAX_WORDS = 1 << 23  # a vocabulary has at most so many words; the largest that was published with a model has 793,471
-MAX_WORD_LENGTH = 1 << 16  # a word has at most so many characters
+MAX_WORDS = 1 << 23  # the largest vocabulary that was published with a model has 793,471 words
+MAX_WORD_LENGTH = 1 << 16  # characters
 _MEANING = ("words", "symbols", "unit", "lower_case", "blank", "line_start", "line_end", "unknown", "moses", "never_split")
-"""Attributes of tokenizers that a state tells."""
+"""Attributes of a tokenizer that follow from a state."""
 
 
 def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
     r"""Return a tokenizer that gives the same ids as a foreign vocabulary.
 
     Args:
-        state: attributes of a foreign `Vocab` or `TransfoXLTokenizer`, as plain values: `idx2sym` or `sym2idx`, and where there
-            are such `lower_case`, `delimiter`, `unk_idx`, `never_split`, `language`, `dataset`; others do not matter.
-        dataset: what corpus it was made for (`Corpus.dataset`), such as "wt103"; None: as `state` or else the words tell.
-        moses: the language whose Moses rules split running text, as Hugging Face does; None: as `language` in `state` tells,
-            which Hugging Face's own files have, else words are separated by spaces already.
+        state: attributes of a foreign `Vocab` or `TransfoXLTokenizer`, as plain values: `idx2sym` or `sym2idx`, and if there
+            are any, `lower_case`, `delimiter`, `unk_idx`, `never_split`, `language`, `dataset`. Others do not matter.
+        dataset: its corpus (`Corpus.dataset`), such as "wt103"; None: `state` says it, or else the words do.
+        moses: language whose Moses rules split running text, as Hugging Face does; None: the `language` in `state`, which
+            Hugging Face's own files have. Without a language, words are separated by spaces.
 
     Raises:
-        TokenizerError: no vocabulary, one that contradicts itself, or one whose pieces are not in it (GPT-2's).
+        TokenizerError: this is no vocabulary, contradicts itself, or lacks its own pieces (NVIDIA's copy of GPT-2's).
 
     Example:
         >>> tokenizer = from_vocab_state({"idx2sym": ["<eos>", "cat", "the"], "lower_case": True}, dataset="ptb")
@@ -82,7 +82,7 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
 
 
 def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
-    r"""Return a tokenizer for a file with one word per line, the first on it, in order of id; see `from_vocab_state`.
+    r"""Return a tokenizer for a file whose lines each begin with a word, in order of id; see `from_vocab_state`.
 
     Such files are Hugging Face's `vocab.txt` and the authors' `1b_word_vocab.txt`.
 
@@ -100,10 +100,10 @@ def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None =
 
 
 def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the attributes of a foreign vocabulary that gives the same ids; `from_vocab_state` inverts it.
+    """Return the attributes of a foreign vocabulary with the same ids; `from_vocab_state` inverts this function.
 
     Raises:
-        TokenizerError: a tokenizer that no such vocabulary can stand for.
+        TokenizerError: no such vocabulary means the same as the tokenizer.
     """
     state: dict[str, Any] = {"lower_case": False, "delimiter": None, "special": [], "unknown": None}
     if isinstance(tokenizer, ByteTokenizer):
@@ -146,7 +146,7 @@ def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _same(state: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
-    """Tell whether a state means what the tokenizer does, as far as both say it."""
+    """Return whether a state means the same as a tokenizer, in the attributes that both have."""
     try:
         again = from_vocab_state(state)
     except TokenizerError:
@@ -159,7 +159,7 @@ def _words(state: Mapping[str, Any]) -> list[str]:
     words = state.get("idx2sym")
     if words:
         return words
-    ids = state.get("sym2idx")  # all that Hugging Face 4.35.2 keeps after it has read a vocabulary
+    ids = state.get("sym2idx")  # Hugging Face 4.35.2 keeps nothing else after it has read a vocabulary
     if isinstance(ids, Mapping) and ids:
         if sorted(ids.values()) != list(range(len(ids))):
             raise TokenizerError(f"the vocabulary's ids are not 0 … {len(ids) - 1}, each once; convert the original file")
@@ -182,7 +182,7 @@ def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
 
 
 def _unit(words: Sequence[str]) -> str | None:
-    """Return what the words are if they are not words: bytes as in prepared enwik8, characters as in prepared text8."""
+    """Return "byte" or "char" if the words are bytes (as in prepared enwik8) or characters (as in prepared text8)."""
     plain = [word for word in words if not (isinstance(word, str) and word.startswith("<") and word.endswith(">"))]
     if plain and all(isinstance(word, str) and is_byte(word) for word in plain):
         return "byte"
@@ -190,7 +190,7 @@ def _unit(words: Sequence[str]) -> str | None:
 
 
 def _line_words(words: Sequence[str], dataset: str | None) -> tuple[str | None, str | None]:
-    """Return what lines begin and end with."""
+    """Return the words that begin and end a line."""
     known = _LINES_END + _SENTENCES + _NO_LINES
     if dataset in _SENTENCES or (dataset not in known and _SENTENCE in words and _EOS not in words):
         return _SENTENCE, _SENTENCE

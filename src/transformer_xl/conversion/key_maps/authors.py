@@ -1,6 +1,6 @@
 """The authors' PyTorch models (`pytorch/mem_transformer.py` at 44781ed): settings and names.
 
-Their head scores tail i in the i-th column from its end, so the rows of `cluster_weight` and `cluster_bias` are reversed.
+The last class of their head is the first tail, so the rows of `cluster_weight` and `cluster_bias` are reversed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
 
 
 def config_of(flags: Mapping[str, Any]) -> TransformerXLConfig:
-    """Translate the authors' settings: arguments of `MemTransformerLM` (and `max_klen`), by their names there."""
+    """Translate the authors' settings: the arguments of `MemTransformerLM`, and `max_klen`."""
     numbers = {kind.foreign.attn_type: name for name, kind in ATTENTION.items() if kind.foreign}
     kind = numbers[one_of(flags, "attn_type", tuple(numbers))]
     settings = pytorch.settings_of(flags)
@@ -46,11 +46,11 @@ _ARGUMENTS = (
     *("n_token", "n_layer", "n_head", "d_model", "d_head", "d_inner", "dropout", "dropatt", "tie_weight", "d_embed", "div_val"),
     *("tie_projs", "pre_lnorm", "tgt_len", "ext_len", "mem_len", "cutoffs", "same_length", "attn_type", "clamp_len"),
 )
-"""In the order of `MemTransformerLM`."""
+"""Arguments of `MemTransformerLM`, in its order."""
 
 
 def flags_of(config: TransformerXLConfig, *, tgt_len: int) -> dict[str, Any]:
-    """Return arguments that build the authors' model of the same shape; `tgt_len` is the length of its training segments."""
+    """Return arguments that build the same model in the authors' code; `tgt_len` is the length of its training segments."""
     length = config.max_klen - config.mem_len if config.max_klen else tgt_len  # a table of positions is tgt_len + mem_len long
     if length < 1:
         what = f"max_klen ({config.max_klen}) - mem_len ({config.mem_len})" if config.max_klen else "tgt_len"
@@ -75,11 +75,11 @@ _OF_PARTS = {
     "pre_lnorm": ("layers.0.dec_attn", "pre_lnorm"),
     "dropatt": ("layers.0.dec_attn.dropatt", "p"),
 }
-"""Setting: module and attribute that hold it."""
+"""For each setting, the module and its attribute that hold it."""
 
 
 def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, TensorRef]]:
-    """Return settings and tensors of a pickled model, which may be wrapped for several GPUs or half precision."""
+    """Return the settings and tensors of a pickled model. It may be wrapped for several GPUs or for half precision."""
     module = tree
     while isinstance(module, Stub) and "n_token" not in module.state and len(_children(module)) == 1:
         (module,) = _children(module).values()
@@ -100,7 +100,7 @@ def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, Ten
     if not isinstance(borders, list) or not 1 <= len(borders) <= MAX_CLUSTERS:
         raise CheckpointError(f"'{weights}' has word_emb.cutoffs that are no list of 1 to {MAX_CLUSTERS} numbers")
     flags["cutoffs"] = borders[:-1]  # the last is the size of the vocabulary
-    # no attribute says what is tied, but the places of the tensors do
+    # no attribute says which weights are tied, but tied tensors have the same place in the file
     flags["tie_weight"] = _same_place(tensors, "crit.out_layers.0.weight", "word_emb.emb_layers.0.weight")
     flags["tie_projs"] = [
         _same_place(tensors, f"crit.out_projs.{i}", f"word_emb.emb_projs.{0 if flags['div_val'] == 1 else i}")
@@ -115,7 +115,7 @@ def _children(module: Any) -> dict[str, Any]:
 
 
 def _modules(module: Stub, name: str) -> Iterator[tuple[str, Stub]]:
-    """Yield a module and those in it by the names that `named_modules` would give them."""
+    """Yield a module and all modules in it, with the names that `named_modules` would give them."""
     yield name, module
     for child_name, child in _children(module).items():
         if isinstance(child, Stub):
@@ -123,7 +123,7 @@ def _modules(module: Stub, name: str) -> Iterator[tuple[str, Stub]]:
 
 
 def _own_tensors(module: Stub, prefix: str) -> Iterator[tuple[str, TensorRef]]:
-    """Yield parameters and buffers by the names that `state_dict` would give them."""
+    """Yield parameters and buffers with the names that `state_dict` would give them."""
     for kind in ("_parameters", "_buffers"):
         held = module.state.get(kind)
         for name, tensor in (held if isinstance(held, dict) else {}).items():
@@ -132,7 +132,7 @@ def _own_tensors(module: Stub, prefix: str) -> Iterator[tuple[str, TensorRef]]:
 
 
 def _same_place(tensors: Mapping[str, TensorRef], a: str, b: str) -> bool:
-    """True if two names stand for the same numbers in the file."""
+    """Return whether two tensors are the same numbers in the file."""
     if a not in tensors or b not in tensors:
         return False
     places = [(t.path, t.offset, t.shape, t.stride, t.dtype) for t in (tensors[a], tensors[b])]

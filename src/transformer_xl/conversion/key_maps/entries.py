@@ -1,9 +1,9 @@
-"""A reversible table from the names and layouts of a foreign checkpoint to ours.
+"""A reversible table between the tensors of a foreign checkpoint and ours.
 
-An entry says that some native tensors and some foreign ones hold the same numbers. The elements of the native tensors, one
-after another, are those of the foreign tensors, after each foreign one has been transposed, or its rows reversed, if the entry
-says so. That covers every difference: names, joined or separate projections, one table or one per cluster, per layer or
-stacked.
+An entry says that some native tensors and some foreign ones hold the same numbers. First, each foreign tensor is transposed or
+its rows are reversed, if the entry says so. Then the elements of the foreign tensors, one after another, are those of the
+native tensors. This covers every difference: names, joined or separate projections, one table or one per cluster, one tensor
+per layer or all stacked.
 """
 
 import re
@@ -26,11 +26,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Part:
-    """One foreign tensor, named and shaped as the foreign checkpoint has it."""
+    """A foreign tensor, with its name and shape in the foreign checkpoint."""
 
     name: str
     shape: Shape
-    aliases: tuple[str, ...] = ()  # further names for the same tensor (tied weights)
+    aliases: tuple[str, ...] = ()  # other names of the same tensor (tied weights)
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Entry:
 
     native: tuple[str, ...]
     foreign: tuple[Part, ...]
-    change: Change = ""  # what to do with each foreign tensor, and to undo on the way back
+    change: Change = ""  # applied to each foreign tensor, and undone on the way back
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the tensors of a model look like; its `vocab_size` is set."""
+    """Sizes of a model's tensors; `config.vocab_size` is set."""
 
     config: TransformerXLConfig
 
@@ -62,14 +62,14 @@ class Sizes:
 
     @cached_property
     def projected(self) -> tuple[bool, ...]:
-        """Per cluster, whether a projection stands between vectors and states; two of the same width may have one."""
+        """For each cluster, whether a projection connects its vectors with the states."""
         config = self.config
         given = {"d_model": config.d_model, "div_val": config.div_val, "proj_same_dim": config.proj_same_dim}
         return tuple(is_projected(width, **given) for width in self.widths)
 
     @property
     def one_table(self) -> bool:
-        """The embedding is one table over all clusters, with one projection."""
+        """Whether the embedding is one table for all clusters, with one projection."""
         return self.config.div_val == 1
 
     @property
@@ -79,13 +79,13 @@ class Sizes:
 
     @property
     def plain(self) -> bool:
-        """There is one softmax over the whole vocabulary."""
+        """Whether there is one softmax over the whole vocabulary."""
         return self.one_table and not self.config.cutoffs
 
     def shape(self, letters: str) -> tuple[int, ...]:
-        """Return a shape that a table writes in letters, with spaces between them; "3H" is three times H.
+        """Return the shape for letters such as "3H D", where "3H" is three times H.
 
-        L layers, K learned positions, n heads, d width of one, H width of all together, D states, F inner layer.
+        L: layers, K: learned positions, n: heads, d: width of a head, H: width of all heads, D: states, F: inner layer.
         """
         config = self.config
         known = {"L": config.n_layer, "K": config.max_klen or 0, "n": config.n_head, "d": config.d_head}
@@ -100,9 +100,9 @@ def per_layer(
 
     Args:
         sizes: of the model.
-        table: per name of ours in a layer, names and shapes of theirs, in the letters of `Sizes.shape`.
-        prefix: of their names; `{i}` is the layer.
-        transposed: their matrices are ours transposed.
+        table: for each native name in a layer, foreign names and shapes, in the letters of `Sizes.shape`.
+        prefix: the prefix of foreign names; `{i}` is the layer.
+        transposed: foreign matrices are transposed.
     """
     entries = []
     for i in range(sizes.config.n_layer):
@@ -115,7 +115,7 @@ def per_layer(
 
 @dataclass(frozen=True)
 class KeyMap:
-    """All entries of a model in one format; every native name occurs once, and every foreign one."""
+    """All entries of a model in a foreign format. Every native and every foreign name occurs once."""
 
     entries: tuple[Entry, ...]
     ignored: tuple[str, ...] = ()  # regular expressions of foreign names that hold nothing learned
@@ -134,7 +134,7 @@ class KeyMap:
             yield from entry.foreign
 
     def locate(self, shapes: Mapping[str, Shape], origin: str) -> dict[str, list[str]]:
-        """Return the names under which a checkpoint holds each part, by the part's name: one, or several that should be equal.
+        """Return the names of each part in a checkpoint, by the part's name. Tensors of several names should be equal.
 
         Raises:
             CheckpointError: a tensor is missing, unknown, or of another shape.
@@ -160,10 +160,10 @@ class KeyMap:
         return found
 
     def check_native(self, shapes: Mapping[str, Shape], origin: str) -> None:
-        """Make sure that the table covers each tensor of a model, with as many numbers as the foreign ones have.
+        """Check that the table covers each tensor of a model, with as many numbers as the foreign tensors have.
 
         Raises:
-            CheckpointError: settings that the format does not have.
+            CheckpointError: the format cannot hold a model of these settings.
         """
         for name in shapes:
             entry = self._by_native.get(name)
@@ -179,7 +179,7 @@ class KeyMap:
                 )
 
     def native(self, name: str, shapes: Mapping[str, Shape], load: Callable[[Part], Tensor]) -> Tensor:
-        """Return one native tensor; `shapes` are of all native tensors, and `load` reads a foreign one."""
+        """Return a native tensor, from the shapes of all native tensors and a function that reads a foreign one."""
         entry = self._by_native[name]
         pieces = [_changed(load(part), entry.change) for part in entry.foreign]
         if entry.native == (name,) and len(pieces) == 1:
@@ -187,7 +187,7 @@ class KeyMap:
         return _cut(pieces, [shapes[other] for other in entry.native])[entry.native.index(name)]
 
     def foreign(self, part_name: str, load: Callable[[str], Tensor]) -> Tensor:
-        """Return the foreign tensor of that part; `load` reads a native one."""
+        """Return a foreign tensor; `load` reads a native one."""
         entry = self._by_foreign[part_name]
         changed = [part.shape[::-1] if entry.change == "transposed" else part.shape for part in entry.foreign]
         index = [part.name for part in entry.foreign].index(part_name)
@@ -202,7 +202,7 @@ def _changed(tensor: Tensor, change: Change) -> Tensor:
 
 
 def _cut(pieces: list[Tensor], shapes: list[Shape]) -> list[Tensor]:
-    """Put elements one after another and cut them into tensors of other shapes."""
+    """Join the elements of all pieces and cut them into tensors of other shapes."""
     flat = pieces[0].flatten() if len(pieces) == 1 else torch.cat([piece.flatten() for piece in pieces])
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [cut.reshape(shape) for cut, shape in zip(flat.split(sizes), shapes, strict=True)]

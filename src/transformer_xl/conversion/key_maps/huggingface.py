@@ -1,7 +1,7 @@
 """Hugging Face's TransfoXL models (transformers before 5): settings and names.
 
-Their head scores tails in order, unlike the authors' PyTorch code. A stream begins after `mem_len` zero vectors that are
-attended to. Every layer names u and v: its own with `untie_r`, else the model's under further names.
+Their head has the tails in order, unlike the authors' PyTorch code. A stream begins after `mem_len` zero vectors that the model
+attends to. Every layer has names for u and v: with `untie_r` its own tensors, otherwise other names of the model's tensors.
 """
 
 from collections.abc import Mapping
@@ -42,19 +42,19 @@ DEFAULTS: dict[str, Any] = {
     "init_std": 0.02,
     "layer_norm_epsilon": 1e-5,
 }
-"""Settings that shape or initialize a model, with the values they have where a `config.json` is silent."""
+"""Settings that shape or initialize a model, and their values if they are missing in a `config.json`."""
 
 _SAME = {
     "vocab_size": integer,
     "untie_r": truth,
     **dict.fromkeys(("layer_norm_epsilon", "init_range", "init_std", "proj_init_std"), number),
 }
-"""Settings besides `pytorch.settings_of` whose name and meaning are ours."""
+"""More settings with our names and meanings, besides those of `pytorch.settings_of`."""
 
 _WITHOUT_EFFECT = {
-    # of this model, read by nothing, or by training scripts of 2019
+    # of this model; nothing reads them, except training scripts of 2019
     *("adaptive", "ext_len", "tgt_len", "trainer_compatible", "eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id"),
-    # of every model there: what it is, how it is called, and what texts it writes
+    # of every model of Hugging Face: its type and names, and how it generates text
     *("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path"),
     *("task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "problem_type", "id2label", "label2id"),
     *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "torchscript", "use_bfloat16", "tf_legacy_loss"),
@@ -102,7 +102,7 @@ def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
 
 
 def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that matter, by their present names; refuse those that nobody knows."""
+    """Return the settings that matter, under their newest names; refuse unknown settings."""
     known = {*DEFAULTS, "tie_projs", "tie_word_embeddings"}
     found: dict[str, Any] = {}
     for old, value in values.items():
@@ -118,10 +118,10 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_of(config: TransformerXLConfig) -> dict[str, Any]:
-    """Translate back: a `config.json` for the same model, which Hugging Face's code must be able to express."""
+    """Return a `config.json` for the same model, which Hugging Face's code must be able to express."""
     values = pytorch.values_of(config) | {name: getattr(config, name) for name in (*_SAME, "init")}
     values |= {"tie_word_embeddings": config.tie_weight, "attn_type": 0, "sample_softmax": -1}
-    ours = ["tie_projs", "tie_word_embeddings"]  # they say more
+    ours = ["tie_projs", "tie_word_embeddings"]  # they say more than proj_share_all_but_first
     order = [name for default in DEFAULTS for name in (ours if default == "proj_share_all_but_first" else [default])]
     head = {"model_type": MODEL_TYPE, "architectures": ["TransfoXLLMHeadModel"]}
     return head | {name: values[name] for name in order}

@@ -1,6 +1,6 @@
 """NVIDIA's PyTorch models (DeepLearningExamples, `PyTorch/LanguageModeling/Transformer-XL/pytorch`): settings and names.
 
-As the authors', but for the names in `crit`, one key more with `same_length`, and tables of positions as wide as the model.
+Like the authors', except for names in `crit`, one key more with `same_length`, and tables of positions as wide as the model.
 """
 
 from collections.abc import Mapping

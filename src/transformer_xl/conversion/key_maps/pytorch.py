@@ -1,4 +1,4 @@
-"""What the three PyTorch formats share: the authors' module names, which Hugging Face and NVIDIA kept."""
+"""What the three PyTorch formats share, because Hugging Face and NVIDIA kept the authors' module names."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from transformer_xl.model_config import TransformerXLConfig
 class Names:
     """Names that differ between the three programs; `{i}` is the cluster."""
 
-    prefix: str = ""  # of everything but the softmax
+    prefix: str = ""  # of all names outside of the softmax
     weights: str = "crit.out_layers.{i}.weight"
     biases: str = "crit.out_layers.{i}.bias"
     projections: str = "crit.out_projs.{i}"
-    shared_projections: str | None = None  # None: softmax and embedding write what they share under both names
-    tails_reversed: bool = True  # the head's classes for the tails count from its end
+    shared_projections: str | None = None  # None: shared projections have the names of softmax and embedding
+    tails_reversed: bool = True  # the last class of the head is the first tail
 
 
 _LAYER = {
@@ -37,7 +37,7 @@ _LAYER = {
 
 
 def shared_entries(sizes: Sizes, names: Names) -> list[Entry]:
-    """Return all entries of a model but those of `positions`."""
+    """Return all entries of a model except those of `positions`."""
     attention = {
         f"attention.{ours}": tuple((f"dec_attn.{name}", letters) for name, letters in theirs)
         for ours, theirs in foreign_names(sizes.config).layers.items()
@@ -47,10 +47,10 @@ def shared_entries(sizes: Sizes, names: Names) -> list[Entry]:
 
 
 def foreign_names(config: TransformerXLConfig) -> ForeignNames:
-    """Return what the three programs call the parameters of a model's kind of attention.
+    """Return the names that the three programs give to the parameters of the model's attention.
 
     Raises:
-        ConfigError: they do not have it.
+        ConfigError: they do not have this kind of attention.
     """
     foreign = config.attention_kind.foreign
     if foreign is None:
@@ -59,7 +59,7 @@ def foreign_names(config: TransformerXLConfig) -> ForeignNames:
 
 
 def positions(sizes: Sizes, shapes: Mapping[str, str]) -> list[Entry]:
-    """Return the entries of parameters of positions that belong to the whole model."""
+    """Return the entries of position parameters that belong to the whole model, not to a layer."""
     return [Entry((name,), (Part(name, sizes.shape(letters)),)) for name, letters in shapes.items()]
 
 
@@ -69,7 +69,7 @@ def _embedding(sizes: Sizes, names: Names) -> Iterator[Entry]:
     for i, size in enumerate(sizes.tables):
         table, projection = f"embedding.tables.{i}", f"embedding.projections.{i}"
         sharing = [i] if tied[i] else []
-        if sizes.one_table:  # every cluster that shares a projection shares the one
+        if sizes.one_table:  # all clusters that share a projection share this one
             table, projection = "embedding.weight", "embedding.projection.weight"
             sharing = [cluster for cluster, is_tied in enumerate(tied) if is_tied]
         further = (names.weights.format(i=i),) if sizes.config.tie_weight else ()
@@ -84,7 +84,7 @@ def _embedding(sizes: Sizes, names: Names) -> Iterator[Entry]:
 
 
 def _softmax(sizes: Sizes, names: Names) -> Iterator[Entry]:
-    """Yield the entries of `crit`: what the softmax does not share with the embedding."""
+    """Yield the entries of `crit`, without what the softmax shares with the embedding."""
     n_cluster, tied = len(sizes.clusters), sizes.config.tied_projections
     for i, size in enumerate(sizes.tables):
         weight, bias = (f"softmax.weights.{i}", f"softmax.biases.{i}")
@@ -96,7 +96,7 @@ def _softmax(sizes: Sizes, names: Names) -> Iterator[Entry]:
     for i, width in enumerate(sizes.widths):
         if sizes.projected[i] and not tied[i]:
             part = Part(names.projections.format(i=i), (sizes.config.d_model, width))
-            if sizes.plain:  # ours is a linear map from states to vectors, theirs a matrix for the other direction
+            if sizes.plain:  # ours maps states to vectors, theirs is a matrix for the other direction
                 yield Entry(("softmax.projection.weight",), (part,), "transposed")
             else:
                 yield Entry((f"softmax.projections.{i}",), (part,))
@@ -112,11 +112,11 @@ _SAME = {
     "pre_lnorm": truth,
     "cutoffs": integers,
 }
-"""Settings whose name and meaning are ours, and what reads them."""
+"""Settings with our names and meanings, and the functions that read them."""
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate what all three programs call the same into fields of `TransformerXLConfig`."""
+    """Translate the settings that all three programs share into fields of `TransformerXLConfig`."""
     fields = {name: read(values, name) for name, read in _SAME.items()}
     clamp_len, mem_len = integer(values, "clamp_len"), integer(values, "mem_len")
     return fields | {
@@ -128,7 +128,7 @@ def settings_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def values_of(config: TransformerXLConfig) -> dict[str, Any]:
-    """Translate back, into values for JSON."""
+    """Translate them back, into values for JSON."""
     return {name: getattr(config, name) for name in _SAME} | {
         "d_embed": config.d_embed or config.d_model,
         "cutoffs": list(config.cutoffs),

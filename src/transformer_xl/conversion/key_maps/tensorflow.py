@@ -1,8 +1,8 @@
-"""The authors' TensorFlow models (`tf/model.py` at 44781ed): names, and settings as far as shapes tell them.
+"""The authors' TensorFlow models (`tf/model.py` at 44781ed): names, and the settings that follow from shapes.
 
-A checkpoint holds no settings. Whoever converts it must say how long its memory was, whether distances were clamped, and
-whether all queries saw equally many keys. Layer norms add 1e-12, a stream begins after `mem_len` zero vectors that are attended
-to, and `same_length` means one key more than in PyTorch. Matrices are transposed: (in, out).
+A checkpoint holds no settings. The user must say how long the memory was, whether distances were clamped, and whether all
+queries saw equally many keys. Layer norms add 1e-12. A stream begins after `mem_len` zero vectors that the model attends to.
+With `same_length` a query sees one key more than in PyTorch. Matrices are transposed: (in, out).
 """
 
 import itertools
@@ -41,7 +41,7 @@ def key_map(config: TransformerXLConfig) -> KeyMap:
 
 
 def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
-    """Find the settings that the shapes of all tensors tell; `mem_len`, `clamp_len` and `same_length` keep their defaults."""
+    """Derive settings from the shapes of all tensors; `mem_len`, `clamp_len` and `same_length` keep their defaults."""
     tables = _shapes_of(shapes, r"adaptive_embed/(?:cutoff_(\d+)/)?lookup_table", 2, origin)
     (d_model, _), *_ = _shapes_of(shapes, r"layer_(\d+)/rel_attn/qkv/kernel", 2, origin)
     n_layer = len(_shapes_of(shapes, r"layer_(\d+)/rel_attn/qkv/kernel", 2, origin))
@@ -54,7 +54,7 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
     one_table = f"{_ROOT}adaptive_embed/lookup_table" in shapes
     projects = [f"{_ROOT}adaptive_embed/cutoff_{i}/proj_W" in shapes for i in range(len(widths))]
     div_val = 1 if one_table else 2
-    if not one_table and len(widths) > 1:  # the smallest factor from the first width to the second; a third allows no other
+    if not one_table and len(widths) > 1:  # the smallest factor that gives the second width; a third allows no other
         div_val = max(2, widths[0] // (widths[1] + 1) + 1)
     owns = [f"{_ROOT}adaptive_softmax/cutoff_{i}/proj" in shapes for i in range(len(sizes))]
     return TransformerXLConfig(
@@ -77,7 +77,7 @@ def config_of(shapes: Mapping[str, Shape], origin: str) -> TransformerXLConfig:
 
 
 def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: str) -> list[Shape]:
-    """Return the shapes of the tensors that a pattern names, in the order of the number in it, which counts from 0."""
+    """Return the shapes of the tensors whose names match a pattern, in the order of the number in it (0, 1, …)."""
     numbered = {}
     for name, shape in shapes.items():
         found = re.fullmatch(_ROOT + pattern, name)

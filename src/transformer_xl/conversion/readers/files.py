@@ -14,8 +14,8 @@ _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0
 def open_regular(path: Path) -> tuple[BinaryIO, int]:
     """Open a regular file for reading; return it and its size (bytes).
 
-    A link that the user names is followed, because the cache of Hugging Face consists of links. Names inside of files never
-    lead to other files, so there are no other links to follow. A pipe or device is refused without waiting for its other end.
+    A link is followed, because the cache of Hugging Face consists of links. Only the user names files: a name inside of a file
+    never leads to another file. A pipe or device is refused without waiting for its other end.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -26,12 +26,12 @@ def open_regular(path: Path) -> tuple[BinaryIO, int]:
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise CheckpointError(f"'{path}' is no regular file; give the path of a checkpoint")
-    # without a buffer: a child process that reads the same open file moves its position, which a buffer would not notice
+    # unbuffered, because a child process may read the same open file and move its position
     return os.fdopen(descriptor, "rb", buffering=0), status.st_size
 
 
 def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
-    """Return exactly `n` bytes from a place; the caller has bounded `n`."""
+    """Return exactly `n` bytes from an offset; the caller has limited `n`."""
     try:
         file.seek(offset)
         data = file.read(n)

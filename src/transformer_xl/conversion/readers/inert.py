@@ -1,4 +1,4 @@
-"""What readers return: plain Python values, objects that do nothing, and tensors that still lie in their file."""
+"""What readers return besides plain Python values: `Stub` for objects, and `TensorRef` for tensors still in their file."""
 
 import math
 import zlib
@@ -15,24 +15,24 @@ from transformer_xl.errors import CheckpointError
 
 @dataclass
 class Stub:
-    """An object of a foreign class, as data: what it was called, made with, and filled with."""
+    """An object of a foreign class, as data: the name of its class, its arguments and its content."""
 
-    name: str  # module and class as the file names them, never imported
+    name: str  # module and class, as the file names them; never imported
     args: tuple[Any, ...] = ()
-    state: dict[str, Any] = field(default_factory=dict)  # its `__dict__`, or under "" what `__setstate__` would have got
-    items: list[Any] = field(default_factory=list)  # what the file appended to a container, or its (key, value) pairs
+    state: dict[str, Any] = field(default_factory=dict)  # its `__dict__`, or under "" the argument of `__setstate__`
+    items: list[Any] = field(default_factory=list)  # what the file appended to it, or its (key, value) pairs
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor that still lies in a file; its place has been checked against the file, nothing has been read."""
+    """A tensor that has not been read yet; its place is known to lie within the file."""
 
     path: Path
     offset: int  # of the first element (bytes)
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # elements, never negative
     dtype: torch.dtype  # little endian
-    verify: Callable[[bytearray], str | None] | None = None  # says what is wrong with the bytes read, or None
+    verify: Callable[[bytearray], str | None] | None = None  # returns what is wrong with the bytes, or None
 
     @property
     def n_bytes(self) -> int:
@@ -47,7 +47,7 @@ class TensorRef:
         return math.prod(self.shape)
 
     def load(self) -> Tensor:
-        """Read the tensor into memory of its own; refuse a file that ends early or a wrong checksum."""
+        """Read the tensor into new memory; refuse a file that ends early or a wrong checksum."""
         if self.n_bytes == 0:
             return torch.empty(self.shape, dtype=self.dtype)
         data = bytearray(self.n_bytes)
@@ -72,23 +72,23 @@ DTYPES = {
 }
 """Types of elements by the name that files give them."""
 
-MAX_DIMENSIONS = 16  # sizes of one tensor: the model needs 4
+MAX_DIMENSIONS = 16  # the model needs 4
 
 
 class Checksum:
-    """Compares bytes that were read with the CRC-32 of their storage, whose offset and size are in bytes."""
+    """Compares bytes with the CRC-32 of their storage; the storage's offset and size are in bytes."""
 
     def __init__(self, path: Path, offset: int, size: int, crc: int) -> None:
         self._path, self._offset, self._size, self._crc = path, offset, size, crc
         self._sound: bool | None = None
 
     def __call__(self, data: bytearray) -> str | None:
-        """Return what is wrong with `data`, or None; for part of a storage, the whole is read once, a block at a time."""
+        """Return what is wrong with `data`, or None. For a part of a storage, read the whole storage once, in blocks."""
         sound = zlib.crc32(data) == self._crc if len(data) == self._size else self.matches_file()
         return None if sound else "the checksum of a tensor does not match its bytes"
 
     def matches_file(self) -> bool:
-        """Return whether the bytes in the file are what they were; they are read once."""
+        """Return whether the storage in the file matches its checksum; it is read only once."""
         if self._sound is None:
             crc, left = 0, self._size
             with self._path.open("rb") as file:
@@ -109,7 +109,7 @@ class Storage:
 
 
 def place(path: Path, storage: Storage, dtype: str, offset: int, shape: list[int], stride: list[int]) -> TensorRef:
-    """Make a tensor of part of a storage that lies within its file; offset and strides count elements.
+    """Return a tensor in a storage, which lies within its file; offset and strides count elements.
 
     Raises:
         CheckpointError: the tensor would not lie within the storage, or would be larger than it.
@@ -121,7 +121,7 @@ def place(path: Path, storage: Storage, dtype: str, offset: int, shape: list[int
         raise CheckpointError(f"'{path}' holds a tensor of impossible shape {shape[:8]} with strides {stride[:8]}")
     first = offset * kind.itemsize
     tensor = TensorRef(path, storage.offset + first, tuple(shape), tuple(stride), kind, storage.verify)
-    # Strides of 0 could make terabytes out of four bytes, so that many elements must fit as well.
+    # With strides of 0, four bytes could become terabytes. So the storage must have room for every element.
     needed = max(tensor.n_bytes, tensor.numel * kind.itemsize)
     if min(offset, *shape, *stride, 0) < 0 or first + needed > storage.size:
         raise CheckpointError(

@@ -1,9 +1,11 @@
-"""Reads pickles as data, in a process of its own: nothing a file names is ever imported, looked up or called.
+"""Reads a pickle as data, in a separate process. It never imports, looks up or calls anything that the file names.
 
-This is the only file of the package that unpickles. `pickles.py` runs it as a script with an interpreter of its own, so it
-imports only the standard library and starts in hundredths of a second. The file comes in as standard input, and JSON goes out.
-All of it is in one file because that interpreter sees no other file of ours. In this order: what stands for foreign classes,
-the unpickler, the window on the file, the encoder, the limits.
+This is the only file of the package that unpickles. `pickles.py` runs it as a script, in an interpreter that sees none of our
+other files. So it needs only the standard library, and it starts in hundredths of a second. It reads the pickle from standard
+input and writes JSON.
+
+The file's parts, in order: stand-ins for foreign classes, the unpickler, `Window` (which bounds what the unpickler reads), the
+encoder to JSON, and the limits of the process.
 
 Reference: https://docs.python.org/3/library/pickle.html, "Restricting Globals"; the formats of `torch.save`.
 """
@@ -21,28 +23,28 @@ from pickle import Unpickler
 from typing import Any, BinaryIO, NamedTuple
 
 MAX_DEPTH = 100
-"""Containers within containers; a pickled model of the authors nests about 30 deep, and recursion must end."""
+"""Most containers within containers, because the encoder is recursive. A pickled model of the authors nests about 30 deep."""
 MAX_OUTPUT = 256 * 2**20
-"""Characters of the result: five times what an lm1b vocabulary takes as list, dict and Counter."""
+"""Most characters of the result: five times what an lm1b vocabulary takes as list, dict and Counter."""
 MIN_OUTPUT, OUTPUT_PER_BYTE = 2**20, 16
-"""Characters of the result per byte of pickle, beyond the first million: sharing saves a real file a factor of three."""
+"""The result may have a million characters, and 16 more per byte of pickle. Sharing makes real files three times smaller."""
 MAX_TEXT = 2**20
-"""Characters of one text; a longer one is data (such as an array), and only described."""
+"""Characters of a text. A longer one is an array or other bulk data, so only its length is returned."""
 MAX_LINE = 2**20
 """Bytes of one line of a textual pickle."""
 MAX_NAME = 200
-"""Characters of a class with its module."""
+"""Characters of a class name with its module."""
 MAX_INTEGER_BITS = 256
-"""Real files hold 100 bits (a "no limit" of 1e30); thousands would cost time to spell."""
+"""Real files hold 100 bits (1e30 for "no limit"). An integer of many thousand bits takes long to print."""
 MAX_STORAGES = 100_000
-"""Storages of one file: a cached lm1b holds one per test sentence (about 12,000), a model hundreds."""
+"""Storages of a file. A model has hundreds; a cached lm1b has one for each test sentence, about 12,000."""
 
 MARK = "\0"
-"""What the one key of a JSON object starts with if it is no dict."""
+"""A JSON object that stands for something other than a dict has one key, which starts with this character."""
 
 MAGIC = 0x1950A86A20F9469CFC6C
 PROTOCOL = 1001
-"""What files of `torch.save` before version 1.6 start with."""
+"""Files of `torch.save` before version 1.6 start with these two numbers."""
 
 STORAGES = {
     "DoubleStorage": "float64",
@@ -57,38 +59,38 @@ STORAGES = {
     "BoolStorage": "bool",
     "UntypedStorage": "uint8",
 }
-"""Names of storage classes and what they hold."""
+"""Storage classes of PyTorch, and the types of their elements."""
 
 _DTYPES = "bool|u?int(8|16|32|64)|b?float16|float32|float64|half|float|double|long|int|short"
 _AUTHORS = "mem_transformer|proj_adaptive_softmax|adaptive_softmax|log_uniform_sampler|data_parallel|vocabulary|data_utils"
 
 FAMILIES = re.compile(
-    # modules of PyTorch and what wraps them; `backends` for the `_backend` that modules of before 2019 refer to
+    # modules of PyTorch and their wrappers; modules from before 2019 refer to `torch.nn.backends`
     r"torch\.nn\.(modules|parallel|backends|parameter|functional)(\.\w+)?\.\w+"
-    # the authors' files and NVIDIA's, wherever the user had put them; run as a script, they call themselves __main__
+    # the authors' and NVIDIA's files, in any folder; their module is __main__ if they ran as a script
     rf"|(\w+\.)*({_AUTHORS}|mem_transformer_jit|mem_transformer_base_jit|proj_adaptive_softmax_jit)\.\w+"
     r"|__main__\.(Corpus|Vocab|OpenAIVocab|MemTransformerLM)"
-    # tokenizers and configurations of Hugging Face, and what their pickled attributes refer to
+    # tokenizers and configurations of Hugging Face, and the classes of their attributes
     r"|(transformers|pytorch_transformers|pytorch_pretrained_bert)(\.models)?(\.deprecated)?(\.transfo_xl)?"
     r"\.(configuration|modeling|tokenization)_\w+\.\w+"
     r"|sacremoses\.(tokenize|normalize|truecase)\.\w+|tokenizers\.AddedToken"
     r"|re\._compile|(regex\.)?(_regex|_regex_core|regex)\.(_?compile|Pattern)"
-    # settings and the states of optimizers
+    # settings, and states of optimizers
     r"|argparse\.Namespace|apex(\.\w+)*\.(\w*Loss[sS]caler|FP16_\w+)|torch\.optim(\.\w+)*\.\w+"
     r"|torch\.(device|Generator)|torch\.(cuda\.)?\w+Tensor"
     r"|pathlib\.(Pure)?(Posix|Windows)?Path"
     r"|(builtins|__builtin__)\.(object|int|float|bool|str|unicode|long|complex|slice|range|xrange)",
     re.ASCII,
 )
-"""Names that become objects which do nothing. Everything else is refused, though it would do nothing either."""
+"""Names of classes and functions that become objects which do nothing. All other names are refused, to be safe."""
 
 
 class RefusedError(Exception):
-    """What is wrong with a file, as the rest of a sentence that starts with the file's name."""
+    """A file is refused. The message continues a sentence that begins with the file's name."""
 
 
 class _Inert:
-    """Base of the classes that stand for foreign ones: they remember what they are given, and do nothing."""
+    """Base of the classes that stand for foreign classes. They record what the pickle gives them, and do nothing."""
 
     __slots__ = ("args", "items", "states")
     name = ""
@@ -116,7 +118,7 @@ class _Inert:
 
 
 class _Dict(dict):
-    """OrderedDict, Counter and defaultdict: only the content counts (the state of an OrderedDict is attributes of it)."""
+    """Stands for OrderedDict and Counter. It keeps their items and ignores their state, which is attributes."""
 
     __slots__ = ()
 
@@ -131,14 +133,16 @@ class _Dict(dict):
 
 
 class _DefaultDict(_Dict):
+    """Stands for defaultdict; its first argument, the factory of missing values, is ignored."""
+
     __slots__ = ()
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*args[1:])  # the first is what would make values
+        super().__init__(*args[1:])
 
 
 class _Fixed:
-    """Base of what the unpickler itself makes: a file must not fill it with something else after it was checked."""
+    """Base of the objects that the unpickler makes after checks. A file must not change them afterwards."""
 
     __slots__ = ()
 
@@ -147,7 +151,7 @@ class _Fixed:
 
 
 class _Bulk(_Fixed):
-    """Bytes or texts too long to be anything but the content of an array."""
+    """Bytes or a text so long that it must be the content of an array; only its length is kept."""
 
     __slots__ = ("kind", "size")
 
@@ -163,7 +167,7 @@ class _StorageType(_Fixed):
 
 
 class _Storage(_Fixed):
-    """A storage, or a view of `size` elements from `start` on."""
+    """A storage, or the `size` elements of it that begin at `start`."""
 
     __slots__ = ("dtype", "key", "size", "start", "untyped")
 
@@ -179,7 +183,7 @@ class _Tensor(_Fixed):
 
 
 class _Array(_Inert):
-    """A NumPy array: described, its bytes left behind."""
+    """A NumPy array: its shape and type, without its content."""
 
     __slots__ = ()
     name = "numpy.ndarray"
@@ -224,7 +228,7 @@ def _check_arguments(args: tuple[Any, ...], least: int, what: str) -> None:
 
 
 def _tensor(*args: Any) -> _Tensor:
-    """Stand for `torch._utils._rebuild_tensor` (2) and its successors."""
+    """Stands for `torch._utils._rebuild_tensor` and `_rebuild_tensor_v2`."""
     _check_arguments(args, 4, "tensor")
     storage, offset, shape, stride = args[:4]
     if not isinstance(storage, _Storage) or storage.untyped or not _is_integer(offset):
@@ -233,7 +237,7 @@ def _tensor(*args: Any) -> _Tensor:
 
 
 def _tensor_v3(*args: Any) -> _Tensor:
-    """Stand for `torch._utils._rebuild_tensor_v3`: a type of its own on an untyped storage."""
+    """Stands for `torch._utils._rebuild_tensor_v3`, whose storage is untyped: the tensor has the type."""
     _check_arguments(args, 7, "tensor")
     storage, offset, shape, stride, dtype = *args[:4], args[6]
     name = dtype.name.removeprefix("torch.") if isinstance(dtype, _Inert) else ""
@@ -243,7 +247,7 @@ def _tensor_v3(*args: Any) -> _Tensor:
 
 
 def _first_tensor(*args: Any) -> _Tensor:
-    """Stand for what wraps a tensor: parameters, and functions that add attributes to one."""
+    """Stands for functions that wrap a tensor as a parameter or add attributes to it; returns the tensor."""
     _check_arguments(args, 1, "parameter")
     if not isinstance(args[0], _Tensor):
         raise RefusedError("holds a parameter without a tensor")
@@ -251,7 +255,7 @@ def _first_tensor(*args: Any) -> _Tensor:
 
 
 def _typed_tensor(*args: Any) -> _Tensor:
-    """Stand for `torch._tensor._rebuild_from_type_v2(function, type, arguments, state)`."""
+    """Stands for `torch._tensor._rebuild_from_type_v2(function, type, arguments, state)`."""
     _check_arguments(args, 4, "tensor")
     if args[0] not in (_tensor, _tensor_v3, _first_tensor) or not isinstance(args[2], tuple):
         raise RefusedError("holds a tensor made in an unknown way")
@@ -259,7 +263,7 @@ def _typed_tensor(*args: Any) -> _Tensor:
 
 
 class _Parameter(_Inert):
-    """A parameter of before 2019: its tensor is its first argument, or the first part of its state."""
+    """A parameter as pickled before 2019. Its tensor is its first argument, or the first part of its state."""
 
     __slots__ = ()
     name = "torch.nn.parameter.Parameter"
@@ -270,21 +274,21 @@ class _Parameter(_Inert):
 
 
 def _encode_text(*args: Any) -> Any:
-    """Stand for `_codecs.encode`, the way in which Python 3 spells bytes for Python 2."""
+    """Stands for `_codecs.encode`, which Python 3 writes for bytes in the protocols of Python 2."""
     if len(args) != 2 or not isinstance(args[0], str) or args[1] not in ("latin1", "latin-1"):
         raise RefusedError("encodes text in an unusual way")
     return _Bulk("bytes", len(args[0])) if len(args[0]) > MAX_TEXT else args[0].encode("latin-1")
 
 
 def _reconstruct(*args: Any) -> Any:
-    """Stand for `copyreg._reconstructor(class, base, content)`."""
+    """Stands for `copyreg._reconstructor(class, base, content)`."""
     if len(args) != 3 or not (isinstance(args[0], type) and issubclass(args[0], (_Inert, _Dict))):
         raise RefusedError("rebuilds an object of no class")
     return args[0]() if args[2] is None else args[0](args[2])
 
 
 def _members(*args: Any) -> list[Any]:
-    """Stand for `set` and `frozenset`."""
+    """Stands for `list`, `set` and `frozenset`; a set becomes a sorted list."""
     if len(args) > 1 or not isinstance(args[0] if args else (), (list, tuple, set, frozenset)):
         raise RefusedError("holds a set of something that has no members")
     return _sorted(args[0]) if args and isinstance(args[0], (set, frozenset)) else list(args[0] if args else ())
@@ -295,12 +299,12 @@ def _sorted(members: Any) -> list[Any]:
 
 
 def _array(*args: Any) -> _Inert:
-    """Stand for `numpy.core.multiarray._reconstruct`; the state that follows says what the array is."""
+    """Stands for `numpy.core.multiarray._reconstruct`; the state that follows has shape and type."""
     return _Array((), None)
 
 
 def _array_from_buffer(*args: Any) -> _Inert:
-    """Stand for `numpy.core.numeric._frombuffer(buffer, dtype, shape, order)`."""
+    """Stands for `numpy.core.numeric._frombuffer(buffer, dtype, shape, order)`."""
     _check_arguments(args, 3, "NumPy array")
     return _Array(args[2], args[1])
 
@@ -310,10 +314,10 @@ _SCALARS |= {f"u{n}": c for n, c in zip((1, 2, 4, 8), "BHIQ", strict=True)}
 
 
 def _scalar(*args: Any) -> Any:
-    """Stand for `numpy.core.multiarray.scalar(dtype, bytes)`, such as a best loss."""
+    """Stands for `numpy.core.multiarray.scalar(dtype, bytes)`, for example a best loss."""
     _check_arguments(args, 2, "NumPy number")
     dtype, data = args[:2]
-    data = data.encode("latin-1") if isinstance(data, str) else data  # of Python 2
+    data = data.encode("latin-1") if isinstance(data, str) else data  # Python 2 wrote its bytes as text
     code = _SCALARS.get(dtype.text[1:]) if isinstance(dtype, _Dtype) else None
     if code is None or not isinstance(data, bytes) or len(data) != struct.calcsize("=" + code):
         raise RefusedError("holds a NumPy number of an unknown type or length")
@@ -351,20 +355,20 @@ KNOWN: dict[str, Any] = {
     "torch.nn.parameter.Buffer": _Parameter,
     "torch.Size": lambda *args: tuple(_members(*args)),
 }
-"""What stands for the names that have a meaning."""
+"""What stands for the names that mean something in a checkpoint."""
 
 
 class InertUnpickler(Unpickler):
-    """The virtual machine of pickle with nothing to call but the functions above and classes made up on the spot."""
+    """An unpickler that can call only the functions above, and classes that it makes itself."""
 
     def __init__(self, file: Any, storages: dict[str, tuple[str, int]]) -> None:
-        # Texts of Python 2 may be UTF-8 or anything; latin-1 keeps every byte.
+        # Texts of Python 2 have an unknown encoding; latin-1 keeps every byte.
         super().__init__(file, encoding="latin1")
         self._storages = storages
         self._made: dict[str, Any] = {}
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        """Return what stands for a name; the name itself is never looked up."""
+        """Return the stand-in for a name. The name itself is never looked up."""
         name = f"{module_name}.{global_name}"
         if name in KNOWN:
             return KNOWN[name]
@@ -382,7 +386,7 @@ class InertUnpickler(Unpickler):
         return made() if dtype else made
 
     def persistent_load(self, pid: Any) -> Any:
-        """Return what `torch.save` kept outside of the pickle: storages, and classes together with their source."""
+        """Return a stand-in for what `torch.save` keeps outside of the pickle: a storage, or a class with its source."""
         if not isinstance(pid, tuple) or not pid or not isinstance(pid[0], str):
             raise RefusedError("refers to something outside of itself that is no storage")
         if pid[0] == "module" and len(pid) == 4 and isinstance(pid[1], type) and issubclass(pid[1], _Inert):
@@ -403,12 +407,9 @@ class InertUnpickler(Unpickler):
 
 
 class Window:
-    """Part of a file, for the unpickler: counts what is left, so that it believes no claimed length.
+    """The bytes of a file from `start` to before `end`, as the unpickler reads them.
 
-    Args:
-        file: open for reading, buffered.
-        start: first byte of the part.
-        end: byte behind its last.
+    It refuses to read beyond the end, so a length that a pickle claims cannot make it allocate memory. `file` is buffered.
     """
 
     def __init__(self, file: BinaryIO, start: int, end: int) -> None:
@@ -422,7 +423,7 @@ class Window:
         self.at += n
 
     def read(self, n: int) -> bytes:
-        """Return n bytes; what is too long to be anything but an array is skipped and given as zeros, which take no memory."""
+        """Return n bytes. If only an array can be so long, skip them and return zeros, which take no memory."""
         self._take(n)
         if n > 4 * MAX_TEXT:
             self.skipped += n
@@ -434,7 +435,7 @@ class Window:
         return data
 
     def readinto(self, buffer: Any) -> int:
-        """Fill a buffer, or leave it as it is if it can only be for an array."""
+        """Fill a buffer. If only an array can be so long, skip its bytes and leave the buffer as it is."""
         n = len(buffer)
         if n > 4 * MAX_TEXT:
             self._take(n)
@@ -445,7 +446,7 @@ class Window:
         return n
 
     def readline(self) -> bytes:
-        """Return the rest of a line."""
+        """Return the bytes up to the end of the line."""
         line = self._file.readline(min(MAX_LINE, self.end - self.at))
         if not line.endswith(b"\n"):
             raise RefusedError("ends in the middle of its pickle, or has a line that is too long")
@@ -453,7 +454,7 @@ class Window:
         return line
 
     def peek(self, n: int) -> bytes:
-        """Return some of the next bytes without moving on."""
+        """Return up to n of the next bytes without moving on."""
         return getattr(self._file, "peek")(n)[: self.end - self.at]  # noqa: B009 - BinaryIO does not know it
 
 
@@ -469,10 +470,10 @@ _PLAIN = {str, int, float, bool, type(None)}
 
 
 class Encoder:
-    """Turns what the unpickler built into what JSON can say, in at most `budget` characters.
+    """Turns the unpickled objects into JSON values of at most `budget` characters.
 
-    Objects that occur twice are encoded once and counted twice, so that a file cannot make a result that grows
-    exponentially with its own size.
+    An object that occurs twice is encoded once but counted twice. So a small file cannot make a result that is exponentially
+    larger.
     """
 
     def __init__(self, budget: int = MAX_OUTPUT) -> None:
@@ -480,7 +481,7 @@ class Encoder:
         self._done: dict[int, tuple[_Encoded, Any]] = {}
 
     def encode(self, value: Any) -> Any:
-        """Return JSON scalars, lists and dicts; raise RefusedError if `value` is too deep, too large or not data."""
+        """Return JSON scalars, lists and dicts; raise `RefusedError` if `value` is too deep, too large or not data."""
         return self._encode(value, 0).json
 
     def _encode(self, value: Any, depth: int) -> "_Encoded":
@@ -492,7 +493,7 @@ class Encoder:
             raise RefusedError(f"is nested more than {MAX_DEPTH} deep, or holds itself")
         if done is None:
             done = self._compound(value, kind, depth + 1)
-            self._done[id(value)] = done, value  # keeps the value alive, and so its id its own
+            self._done[id(value)] = done, value  # keeping the value alive keeps its id unique
         if done.cost > self._budget:
             raise RefusedError(f"repeats its parts until they make {done.cost} characters, which is no checkpoint")
         return done
@@ -532,16 +533,16 @@ class Encoder:
 
     def _list(self, values: list[Any], depth: int) -> "_Encoded":
         kinds = set(map(type, values))
-        if kinds == {str} and max(map(len, values)) <= MAX_TEXT:  # hundreds of thousands of words ...
+        if kinds == {str} and max(map(len, values)) <= MAX_TEXT:  # fast for hundreds of thousands of words
             return _Encoded(values, sum(map(len, values)) + 4 * len(values), 1)
-        if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:  # ... and their ids
+        if kinds == {int} and min(values) >= -(2**63) and max(values) < 2**63:  # and for their ids
             return _Encoded(values, 8 * len(values), 1)
         members = [self._encode(value, depth) for value in values]
         cost = sum(member.cost for member in members) + 8
         return _Encoded([member.json for member in members], cost, 1 + max((member.height for member in members), default=0))
 
     def _dict(self, value: dict[Any, Any], depth: int) -> "_Encoded":
-        if any(type(key) is int and key.bit_length() > 64 for key in value):  # which can be made to collide
+        if any(type(key) is int and key.bit_length() > 64 for key in value):  # such keys can be chosen to collide
             raise RefusedError("holds a dictionary with keys above 64 bits")
         keys, values = self._list(list(value), depth), self._list(list(value.values()), depth)
         cost, height = keys.cost + values.cost + 8, max(keys.height, values.height)
@@ -572,7 +573,7 @@ def _encode_tensor(tensor: _Tensor) -> _Encoded:
 
 
 def _attributes(states: list[Any]) -> dict[str, Any]:
-    """Merge what an object was filled with: attributes, (attributes, slots), or anything for a `__setstate__`."""
+    """Merge the states of an object: attributes, a pair (attributes, slots), or under "" what its `__setstate__` would get."""
     attributes: dict[str, Any] = {}
     for state in states:
         pieces = state if isinstance(state, tuple) and len(state) == 2 and _are_attributes(state) else (state,)
@@ -589,13 +590,13 @@ def _are_attributes(pieces: Any) -> bool:
 
 
 def parse(kind: str, file: BinaryIO, start: int, end: int) -> tuple[dict[str, Any], Any]:
-    """Read the pickles of a file; return what is known of storages, and the content as JSON says it.
+    """Read the pickles of a file; return a header about its storages, and the content as JSON values.
 
     Args:
-        kind: "pickle" (one pickle that fills the part), "zip" (the same, with tensors) or "legacy" (`torch.save` before 1.6).
+        kind: "pickle" (a single pickle), "zip" (a single pickle with tensors) or "legacy" (`torch.save` before 1.6).
         file: open for reading, buffered.
-        start: where the pickle starts (bytes).
-        end: where it ends, or for "legacy" where the file ends.
+        start: the byte at which the pickle starts.
+        end: the byte at which it ends; for "legacy" the end of the file.
 
     Raises:
         RefusedError: anything at all is wrong.
@@ -621,7 +622,7 @@ def parse(kind: str, file: BinaryIO, start: int, end: int) -> tuple[dict[str, An
     except (RefusedError, MemoryError):
         raise
     except Exception as error:
-        # The unpickler raises whatever its parts do: TypeError, AttributeError, IndexError, struct.error ...
+        # A damaged pickle can raise nearly anything: TypeError, AttributeError, IndexError, struct.error ...
         reason = " ".join(ascii(str(error)).split())[:150]
         raise RefusedError(f"holds a damaged pickle, or is no checkpoint: {reason}; copy or download it again") from error
 
@@ -651,7 +652,7 @@ def _read_keys(window: Window, storages: dict[str, tuple[str, int]]) -> list[str
 
 
 def _limit(megabytes: int, seconds: int) -> None:
-    """Bound this process; where the system lacks a limit (Windows all, macOS memory) the others and the parent's remain."""
+    """Limit this process. Windows has none of these limits, and macOS none of memory; the parent limits the time anyway."""
     try:
         import resource
     except ImportError:
@@ -660,8 +661,8 @@ def _limit(megabytes: int, seconds: int) -> None:
         with open("/proc/self/statm") as pages:  # noqa: PTH123
             used = int(pages.read().split()[0]) * resource.getpagesize()
     except (OSError, ValueError):
-        used = 0  # no Linux; macOS ignores the limit
-    # NOFILE 0: nothing can be opened any more, what is open stays; FSIZE 0: nothing can be written but to pipes.
+        used = 0  # not Linux; macOS ignores the limit
+    # NOFILE 0: no more files can be opened. FSIZE 0: it can write to pipes only.
     wanted = {"AS": used + megabytes * 2**20, "CPU": seconds, "FSIZE": 0, "NOFILE": 0, "NPROC": 0, "CORE": 0}
     for name, value in wanted.items():
         try:
@@ -674,12 +675,12 @@ def _limit(megabytes: int, seconds: int) -> None:
 
 
 def main() -> None:
-    """Read standard input as the arguments say, write a line of JSON (what went wrong, or the storages) and the content."""
+    """Read standard input as the arguments say. Write a line of JSON (the error or the storages), then the content as JSON."""
     kind, start, end, megabytes, seconds = sys.argv[1], *map(int, sys.argv[2:])
     file = io.BufferedReader(io.FileIO(0, closefd=False), buffer_size=2**17)
-    "".encode("latin-1")  # codecs are files too: nothing can be opened below
+    "".encode("latin-1")  # loads the codec now, because no file can be opened after the next line
     _limit(megabytes, seconds)
-    gc.disable()  # millions of small objects, and none is garbage
+    gc.disable()  # it would search millions of small objects, and none is garbage
     try:
         header, content = parse(kind, file, start, end)
         lines = json.dumps(header), json.dumps(content)
@@ -691,7 +692,7 @@ def main() -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]
-    os._exit(0)  # without freeing millions of objects one by one
+    os._exit(0)  # faster than to free millions of objects one by one
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Reads pickles as data: a process that can do nothing else parses them, and its JSON becomes plain values.
+"""Reads pickles as data: a child process parses them, and its JSON becomes plain values.
 
-The child (`pickle_child.py`) never imports or calls what a file names. The process around it bounds time and memory, and
-contains whatever a defect of Python's own unpickler might do: it can open no file, write none and start no process. Windows has
-no such limits, and macOS has none of memory; the limit of time and the inertness of the child remain there.
+The child (`pickle_child.py`) never imports or calls what a file names. In case Python's own unpickler has a defect, the process
+has limits on time and memory, and it cannot open or write files or start processes. Windows has no such limits, and macOS has
+none of memory. There, the limit on time remains, and the child still calls nothing.
 """
 
 import json
@@ -21,32 +21,31 @@ from transformer_xl.conversion.readers.pickle_child import MAX_OUTPUT
 from transformer_xl.errors import CheckpointError
 
 MAX_BYTES = 4 * 2**30
-"""Bytes of a file that is one pickle: the authors' cached WikiText-103 has 900 million, mostly arrays, which are skipped."""
-MIN_MB = 80  # address space that the child may add to what its interpreter takes, for the smallest file: room for buffers
-MB_PER_MB = 100  # address space per byte of pickle: the densest pickle (of empty lists) makes 70 bytes out of one
+"""Bytes of a file that is one pickle. The authors' cached WikiText-103 has 900 million, mostly arrays, which are skipped."""
+MIN_MB = 80  # address space for the smallest file, beyond what the interpreter takes: room for buffers
+MB_PER_MB = 100  # address space per byte of pickle; the worst pickle, of empty lists, takes 70
 MAX_MB = 4096
-"""Most address space: twice an 800 MB array (never touched, so no real memory) and a vocabulary of a million words."""
-MIN_SECONDS = 2  # processor time for the smallest file: it takes 0.05
-SECONDS_PER_MB = 1  # processor time per megabyte of pickle: it takes 0.1
-MAX_SECONDS = 120  # most processor time: a cached corpus of a gigabyte takes 3
-WALL_FACTOR = 5  # how much slower than its processor time the child may be on a busy machine
-MAX_REPLY = 2 * MAX_OUTPUT  # bytes of JSON that are read: the child counts characters before it spells them
+"""Most address space: an 800 MB array twice (untouched, so it takes no real memory) and a vocabulary of a million words."""
+MIN_SECONDS = 2  # processor time for the smallest file, which takes 0.05
+SECONDS_PER_MB = 1  # processor time per megabyte of pickle, which takes 0.1
+MAX_SECONDS = 120  # most processor time; a cached corpus of a gigabyte takes 3
+WALL_FACTOR = 5  # most time on the clock per processor time, on a busy machine
+MAX_REPLY = 2 * MAX_OUTPUT  # bytes of JSON; the child counts characters, some of which JSON escapes
 
 _HINT = "is it a checkpoint of a Transformer-XL?"
 _CHILD = Path(__file__).with_name("pickle_child.py")
 
 
 def read_pickle(path: Path) -> Any:
-    """Read a pickle of any protocol without running anything that it names; return plain values, objects as `Stub`s.
+    """Read a pickle of any protocol without running anything that it names; return plain values, with objects as `Stub`s.
 
-    Dicts of any class come back as dict, sets as list. NumPy arrays, bytes, and texts of more than a million characters are
-    described by a `Stub` without their content: `numpy.ndarray` with (shape, type), `builtins.str` or `builtins.bytes` with
-    (length,). Texts of Python 2 are decoded as latin-1, which loses nothing: `text.encode("latin-1")` gives the bytes back,
-    which may be UTF-8.
+    Dicts of any class become dict, sets become list. NumPy arrays, bytes, and texts of more than a million characters become a
+    `Stub` without their content: `numpy.ndarray` with (shape, type), `builtins.str` or `builtins.bytes` with (length,). Texts
+    of Python 2 are decoded as latin-1, so `text.encode("latin-1")` gives their bytes, which may be UTF-8.
 
     Raises:
-        CheckpointError: the file is missing, damaged, hostile, too large for what it says, or refers to names that no
-            Transformer-XL needs.
+        CheckpointError: the file is missing, damaged, hostile, needs too much time or memory for its size, or refers to names
+            that no Transformer-XL needs.
     """
     file, size = open_regular(path)
     with file:
@@ -61,10 +60,10 @@ def read_pickle(path: Path) -> Any:
 
 
 def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -> tuple[dict[str, Any], str]:
-    """Have the pickles between two bytes of a file read; return what is known of storages, and JSON for `rebuild`.
+    """Let a child parse the pickles between two bytes of a file; return `pickle_child.parse`'s header, and JSON for `rebuild`.
 
     Raises:
-        CheckpointError: the child refused the file, or needed more time or memory than the file justifies.
+        CheckpointError: the child refused the file, or needed more time or memory than a file of this size may take.
     """
     size_mb = (end - start) / 2**20
     memory = min(MAX_MB, MIN_MB + int(MB_PER_MB * size_mb))
@@ -86,7 +85,7 @@ def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -
 
 
 def _run(path: Path, file: BinaryIO, arguments: list[str], wall: float) -> tuple[bytes, int]:
-    # -I: no environment variables, no user or current directory; -S: no site-packages, so nothing runs but the file.
+    # -I: no environment variables, no user or current directory. -S: no site-packages. So only this file runs.
     command = [sys.executable or "python3", "-I", "-S", "-B", str(_CHILD), *arguments]
     needed = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "DYLD_FALLBACK_LIBRARY_PATH", "SYSTEMROOT")
     environment = {name: os.environ[name] for name in needed if name in os.environ}
@@ -111,7 +110,7 @@ def _run(path: Path, file: BinaryIO, arguments: list[str], wall: float) -> tuple
 
 
 def rebuild(path: Path, body: str, tensor: Callable[[list[Any]], Any]) -> Any:
-    """Turn the child's JSON into plain values with `Stub` and `TensorRef` leaves; `tensor` makes one of its description."""
+    """Turn the child's JSON into plain values, `Stub`s and tensors; `tensor` makes a tensor from its description."""
 
     def revive(found: dict[str, Any]) -> Any:
         if len(found) != 1:

@@ -1,8 +1,8 @@
-"""Reads where the tensors of a safetensors file of unknown origin lie.
+"""Finds the tensors in a safetensors file of unknown origin.
 
 Reference: the format, https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data without holes).
-Known deviation: the `safetensors` library is not asked. It accepts a header of 100 MB, parses it before anything can
-be counted, and hands out tensors, not places.
+Known deviation: the `safetensors` library is not used. It parses headers of up to 100 MB before anything can be counted, and it
+returns tensors instead of their places.
 """
 
 from pathlib import Path
@@ -14,13 +14,13 @@ from transformer_xl.conversion.readers.inert import DTYPES, Storage, TensorRef, 
 from transformer_xl.errors import CheckpointError
 
 MAX_TOKENS = 20 * MAX_TENSORS
-"""Brackets, braces, commas and colons of a header: a matrix takes 12. Counting them costs nothing; parsing does."""
+"""Brackets, braces, commas and colons of a header; a matrix takes 12. Counting them is cheap, parsing is not."""
 
 _NAMES = {CODES[dtype]: name for name, dtype in DTYPES.items()}
 
 
 def read_safetensors(path: Path) -> dict[str, TensorRef]:
-    """Read the header of a safetensors file; return its tensors by name, without checksums, because the format has none.
+    """Read the header of a safetensors file; return its tensors by name. The format has no checksums.
 
     Raises:
         CheckpointError: the file is missing, its header is oversized or malformed, or tensors overlap, leave holes or lie
@@ -72,7 +72,7 @@ def _check(path: Path, header: dict[str, Any], start: int, size: int) -> dict[st
 
 
 def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> tuple[TensorRef, int, int]:
-    """Return a tensor and the place of its bytes behind the header."""
+    """Return a tensor, and where its bytes begin and end, counted from the end of the header."""
     match entry:
         case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [first, end]} if len(entry) == 3:
             integers = all(type(number) is int and 0 <= number < 2**62 for number in (*shape, first, end))

@@ -1,12 +1,12 @@
 """TensorFlow checkpoints of the second format ("tensor bundles"), read without TensorFlow.
 
-`PREFIX.index` is a sorted string table as LevelDB writes it: blocks of key-value pairs, each with a checksum, and a footer that
-says where they lie. The empty key holds a `BundleHeaderProto`; every other key is a variable's name and holds a
-`BundleEntryProto`: type, shape, checksum and place in one of the files `PREFIX.data-0000i-of-0000N`.
+`PREFIX.index` is a sorted string table of LevelDB: blocks of key-value pairs, each with a checksum, and a footer that says
+where the blocks lie. The value of the empty key is a `BundleHeaderProto`. Every other key is the name of a variable, and its
+value is a `BundleEntryProto`: type, shape, checksum and place in one of the files `PREFIX.data-0000i-of-0000N`.
 
 Reference: `tensorflow/core/util/tensor_bundle/tensor_bundle.cc`, `tensorflow/core/protobuf/tensor_bundle.proto`, and
 https://github.com/google/leveldb/blob/main/doc/table_format.md.
-Not read, because `tf.train.Saver` never wrote it for a model of ours: compressed tables, partitioned variables, text.
+Compressed tables, partitioned variables and text are refused, because `tf.train.Saver` never wrote them for a Transformer-XL.
 """
 
 import math
@@ -47,16 +47,16 @@ _T = TypeVar("_T", int, bytes)
 
 
 def read_bundle(prefix: Path) -> dict[str, TensorRef]:
-    """Say where every variable of a TensorFlow checkpoint lies, by name, in the order of the index; slots and counters too.
+    """Return the variables of a TensorFlow checkpoint by name, in the order of the index; slots and counters too.
 
-    Nothing but the index is read. Its checksums are verified here, those of the variables when `TensorRef.load` reads them.
+    This reads only the index and verifies its checksums. `TensorRef.load` verifies the checksum of a variable.
 
     Args:
-        prefix: what the names of the checkpoint's files begin with, such as `model.ckpt-123`; or one of these files; or their
-            directory: then the checkpoint that its file `checkpoint` names, else the only one.
+        prefix: the beginning of the names of the checkpoint's files, such as `model.ckpt-123`; or one of these files; or their
+            directory. In a directory, the file `checkpoint` names the checkpoint; without that file there must be only one.
 
     Raises:
-        CheckpointError: there is no such checkpoint, or it is damaged, incomplete, or of a kind that is not read.
+        CheckpointError: there is no such checkpoint, or it is damaged, incomplete, or of a kind that cannot be read.
     """
     try:
         index = _index_in_directory(prefix) if prefix.is_dir() else _index_of_prefix(prefix)
@@ -71,7 +71,7 @@ def read_bundle(prefix: Path) -> dict[str, TensorRef]:
 
 
 class _Unreadable(Exception):  # noqa: N818 (it becomes an error where the file's name is known)
-    """What is wrong with the index, and what to do about it."""
+    """The index cannot be read: the reason, and the remedy."""
 
     def __init__(self, reason: str, remedy: str = "copy or download it again"):
         super().__init__(reason)
@@ -97,11 +97,11 @@ def _index_in_directory(directory: Path) -> Path:
     latest = directory / "checkpoint"
     if latest.is_file():
         with latest.open("rb") as file:
-            text = file.read(2**16).decode(errors="replace")  # the name comes first; thousands of older ones may follow
+            text = file.read(2**16).decode(errors="replace")  # the newest name comes first; thousands of older ones may follow
         found = _LATEST.search(text)
         if not found:
             raise CheckpointError(f"{str(latest)!r} names no checkpoint; delete it, or give the checkpoint's prefix")
-        # The directory may have been moved since: only the base name counts, so nothing outside can be named.
+        # Only the last part of the path counts: the directory may have moved, and the name must not lead out of it.
         return _index_of_prefix(directory / (re.split(r"/|\\\\", found[1])[-1] or "checkpoint"))
     indexes = sorted(path for path in directory.iterdir() if path.suffix == ".index")
     if len(indexes) != 1:
@@ -111,7 +111,7 @@ def _index_in_directory(directory: Path) -> Path:
 
 
 def _is_first_format(prefix: Path) -> bool:
-    """True if there is a table, or shards of one, where the second format has none."""
+    """Return whether there is a table, or shards of one, under a name that only the first format uses."""
     if prefix.is_file():
         with prefix.open("rb") as file:
             file.seek(max(0, prefix.stat().st_size - len(_MAGIC)))
@@ -141,7 +141,7 @@ def _data_file(prefix: Path, shard: int, n_shards: int) -> tuple[Path, int]:
 
 
 class _Cursor:
-    """Takes numbers and pieces off the front of some bytes."""
+    """Reads numbers and byte strings, one after another."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -156,7 +156,7 @@ class _Cursor:
         return self.data[self.at - n_bytes : self.at]
 
     def varint(self) -> int:
-        """A number in groups of 7 bits, the lowest first; the top bit of a byte says that more follow."""
+        """Read a number in groups of 7 bits, the lowest first; the top bit of a byte says that more follow."""
         value = 0
         for shift in range(0, 64, 7):
             byte = self.take(1)[0]
@@ -167,7 +167,7 @@ class _Cursor:
 
 
 def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the pairs of the table, whose keys must ascend, so that no name comes twice."""
+    """Yield the pairs of the table. Keys must ascend, so no name occurs twice."""
     file, n_bytes = open_regular(index)
     with file:
         if n_bytes > MAX_INDEX_BYTES:
@@ -176,7 +176,7 @@ def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
     if len(table) < _FOOTER_BYTES or not table.endswith(_MAGIC):
         raise _Unreadable("does not end as the index of a TensorFlow checkpoint does")
     footer = _Cursor(table[-_FOOTER_BYTES:])
-    _read_block(table, footer)  # a block about blocks, which TensorFlow leaves empty
+    _read_block(table, footer)  # the block of metadata, which TensorFlow leaves empty
     blocks, _ = _read_block(table, footer)
     last_key, last_end = None, 0
     for _, handle in _pairs(blocks):
@@ -194,7 +194,7 @@ def _read_table(index: Path) -> Iterator[tuple[bytes, bytes]]:
 def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, int]:
     """Return the content of the block that a handle (offset, size) points to, and where it begins."""
     start, size = handle.varint(), handle.varint()
-    end = start + size + 5  # the content, how it is compressed (1), and the checksum of both (4)
+    end = start + size + 5  # the content, the kind of compression (1), and the checksum of both (4)
     if end > len(table) - _FOOTER_BYTES:
         raise _Unreadable("is damaged: a block lies outside the file")
     if _masked_crc32c(table[start : end - 4]) != int.from_bytes(table[end - 4 : end], "little"):
@@ -205,8 +205,8 @@ def _read_block(table: bytes, handle: _Cursor) -> tuple[bytes, int]:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the pairs of a block; a key is stored as what it adds to the beginning of the key before."""
-    n_bytes = len(block) - 4 * (1 + int.from_bytes(block[-4:], "little"))  # the rest says where keys are stored whole
+    """Yield the pairs of a block. A key is stored as a part that it shares with the key before, and a new part."""
+    n_bytes = len(block) - 4 * (1 + int.from_bytes(block[-4:], "little"))  # the rest lists the keys that are stored whole
     if n_bytes < 0:
         raise _Unreadable("is damaged: a block is too short")
     cursor, key = _Cursor(block[:n_bytes]), b""
@@ -219,14 +219,14 @@ def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _masked_crc32c(data: bytes | bytearray) -> int:
-    """CRC-32C as tables store it: turned by 15 bits and moved, so that a checksum of checksums is no fixed point."""
+    """Return the CRC-32C as tables store it: rotated by 15 bits, plus a constant."""
     try:
         import google_crc32c
     except ImportError as error:
         raise CheckpointError("TensorFlow checkpoints need a checksum library; run `pip install google-crc32c`") from error
     crc, view, step = 0, memoryview(data), 2**20
     for start in range(0, len(view), step):
-        crc = google_crc32c.extend(crc, bytes(view[start : start + step]))  # it takes nothing but bytes
+        crc = google_crc32c.extend(crc, bytes(view[start : start + step]))  # it accepts only bytes
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -234,7 +234,7 @@ def _masked_crc32c(data: bytes | bytearray) -> int:
 
 
 class _Message:
-    """The fields of a protocol buffer message by number, each as often as it came."""
+    """The fields of a protocol buffer message: all values of each number."""
 
     def __init__(self, data: bytes):
         self.fields: dict[int, list[int | bytes]] = {}
@@ -273,12 +273,12 @@ def _read_entries(index: Path) -> dict[str, TensorRef]:
         raise _Unreadable("was written on a big-endian machine", f"{_SAVE_AGAIN} on a little-endian one")
     if _Message(header.last(3, bytes)).last(2, int) > _FORMAT_VERSION:
         raise _Unreadable("is of a newer format", _SAVE_AGAIN)
-    data_file = cache(partial(_data_file, index.with_suffix(""), n_shards=header.last(1, int)))  # one look at each file
+    data_file = cache(partial(_data_file, index.with_suffix(""), n_shards=header.last(1, int)))  # each file is checked once
     tensors: dict[str, TensorRef] = {}
     for key, value in table:
         if len(tensors) == MAX_TENSORS:
             raise _Unreadable(f"lists more than {MAX_TENSORS} variables", "give the index of a model's checkpoint")
-        if key.startswith(b"\0"):  # so begin the keys of slices
+        if key.startswith(b"\0"):  # the keys of slices begin like this
             raise _Unreadable("holds variables in slices (partitioned)", f"{_SAVE_AGAIN}, without a partitioner")
         name = key.decode(errors="replace")
         if name.encode() != key or not name.isprintable():
@@ -286,7 +286,7 @@ def _read_entries(index: Path) -> dict[str, TensorRef]:
         tensors[name] = _tensor_ref(name, _Message(value), data_file)
     spans = sorted((str(ref.path), ref.offset, ref.offset + ref.n_bytes, name) for name, ref in tensors.items() if ref.n_bytes)
     for (path, _, end, name), (next_path, start, _, next_name) in pairwise(spans):
-        if path == next_path and start < end:  # apart from each other, all of them are no larger than their files
+        if path == next_path and start < end:  # without overlaps, all tensors together are no larger than their files
             raise _Unreadable(f"is damaged: {name!r} and {next_name!r} share bytes")
     return tensors
 
@@ -309,7 +309,7 @@ def _tensor_ref(name: str, entry: _Message, data_file: Callable[[int], tuple[Pat
     shard, offset, n_bytes = (entry.last(number, int) for number in (3, 4, 5))
     if n_bytes != math.prod(shape) * dtype.itemsize:
         raise _Unreadable(f"is damaged: {name!r} has {n_bytes} bytes, which is not the size of {dtype} {list(shape)}")
-    # Zero sizes count as one, here and in strides: these numbers must fit into 64 bits even where no byte is stored.
+    # A size of zero counts as one, here and in strides, because these numbers must fit into 64 bits even without any bytes.
     steps = [math.prod(max(size, 1) for size in shape[i:]) for i in range(len(shape) + 1)]
     if steps[0] * dtype.itemsize >= 2**63:
         raise _Unreadable(f"is damaged: {name!r} has the impossible shape {list(shape)}")

@@ -1,4 +1,4 @@
-"""Reads files of `torch.save` as data, in the zip format (since PyTorch 1.6) and in the one before (of 2019)."""
+"""Reads files of `torch.save` as data, in the zip format (since PyTorch 1.6) and the older format (legacy)."""
 
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,18 +10,18 @@ from transformer_xl.conversion.readers.zip_directory import SIGNATURE, Entry, re
 from transformer_xl.errors import CheckpointError
 
 MAX_PICKLE_BYTES = 256 * 2**20
-"""Bytes of the pickle in a zip file: it holds no tensors, and a vocabulary of a million words three times takes 60 million."""
+"""Bytes of the pickle in a zip file, which holds no tensors. A vocabulary of a million words, three times, takes 60 million."""
 
 
 def read_torch(path: Path) -> Any:
     """Read a file of `torch.save` without running anything that it names; return plain values.
 
-    Objects are `Stub`s and tensors are `TensorRef`s: checked to lie in the file, read when they are loaded, and in the zip
-    format compared with their checksum then. Parameters come back as their tensor, everything else as from `read_pickle`.
+    Tensors and parameters become `TensorRef`s, which are checked to lie in the file. They are read when they are loaded; in the
+    zip format, their checksum is verified then. Everything else is as in `read_pickle`.
 
     Raises:
-        CheckpointError: the file is missing, damaged, hostile, too large for what it says, or refers to names that no
-            Transformer-XL needs.
+        CheckpointError: the file is missing, damaged, hostile, needs too much time or memory for its size, or refers to names
+            that no Transformer-XL needs.
     """
     file, size = open_regular(path)
     with file:
@@ -36,7 +36,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int) -> Any:
     pickle = entries[f"{folder}/data.pkl"]
     if pickle.size > MAX_PICKLE_BYTES:
         raise CheckpointError(f"'{path}' holds a pickle of {pickle.size} bytes; {MAX_PICKLE_BYTES} is the most accepted")
-    checked = any(entry.crc for entry in entries.values())  # PyTorch can be told to write none
+    checked = any(entry.crc for entry in entries.values())  # PyTorch can write files without checksums
     if checked and not Checksum(path, pickle.offset, pickle.size, pickle.crc).matches_file():
         raise CheckpointError(f"'{path}' is damaged: the checksum of its pickle does not match; copy or download it again")
     order = entries.get(f"{folder}/byteorder")
@@ -55,7 +55,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int) -> Any:
 
 
 def _folder(path: Path, entries: dict[str, Entry]) -> str:
-    """Return the one folder that everything in the zip file lies in; its name is that of the file when it was saved."""
+    """Return the folder that holds all entries of the zip file; its name is the file's name when it was saved."""
     folders = {name.split("/")[0] for name in entries}
     folder = folders.pop() if len(folders) == 1 else ""
     if f"{folder}/data.pkl" not in entries:

@@ -1,8 +1,8 @@
-"""Where the entries of an uncompressed zip file lie, as `torch.save` writes it since version 1.6.
+"""Finds the entries of an uncompressed zip file, as `torch.save` writes it since version 1.6.
 
 Reference: PKWARE's APPNOTE 6.3.9, sections 4.3 and 4.5.3 (zip64).
-Known deviation: the `zipfile` module is not used. It reads a directory of any size before it says how large it is, keeps a
-kilobyte per entry, and says neither where the bytes of an entry start nor whether entries overlap.
+Known deviation: the `zipfile` module is not used. It reads a directory before its size can be checked, keeps a kilobyte per
+entry, and does not tell where the bytes of an entry start or whether entries overlap.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from typing import BinaryIO
 from transformer_xl.conversion.readers.files import read_at
 from transformer_xl.errors import CheckpointError
 
-SIGNATURE = b"PK\x03\x04"  # what such a file starts with
-MAX_ENTRIES = 100_000  # entries, see `pickle_child.MAX_STORAGES`
-MAX_DIRECTORY_BYTES = 16 * 2**20  # bytes of the directory: 160 per entry; 46 are fixed, and PyTorch's names take 20
+SIGNATURE = b"PK\x03\x04"  # such a file starts with it
+MAX_ENTRIES = 100_000  # see `pickle_child.MAX_STORAGES`
+MAX_DIRECTORY_BYTES = 16 * 2**20  # 160 per entry: 46 are fixed, and PyTorch's names take 20
 
 _END = struct.Struct("<4s4H2LH")  # signature, disks (2), entries here, entries, size, offset, comment
 _LOCATOR = struct.Struct("<4sLQL")  # signature, disk, offset, disks
@@ -35,13 +35,13 @@ class Entry:
 
 
 def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
-    """Return where the entries of a zip file of `size` bytes lie, by name; they do not overlap and lie within the file.
+    """Return the entries of a zip file of `size` bytes, by name; they lie within the file and do not overlap.
 
-    Names are relative and never lead upwards, and nothing makes files of them anyway.
+    Names are relative and never lead upwards, although no file is ever made from one.
 
     Raises:
-        CheckpointError: the directory is damaged or hostile: too large, compressed or encrypted entries, unsafe names, names
-            that occur twice, entries that overlap, or that the file itself contradicts.
+        CheckpointError: the directory is too large or damaged; an entry is compressed or encrypted, has an unsafe name or one
+            that occurs twice, overlaps another, or is not where the directory says.
     """
     n_entries, length, offset = _find(path, file, size)
     if n_entries > MAX_ENTRIES or length > MAX_DIRECTORY_BYTES:
@@ -75,7 +75,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 
 
 def _find(path: Path, file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """Return number of entries, size and offset of the directory. A comment may not follow: PyTorch writes none."""
+    """Return number of entries, size and offset of the directory. No comment may follow it, and PyTorch writes none."""
     if size < _END.size:
         raise _damaged(path, "it ends early")
     end = _END.unpack(read_at(path, file, size - _END.size, _END.size))
@@ -95,7 +95,7 @@ def _find(path: Path, file: BinaryIO, size: int) -> tuple[int, int, int]:
 
 
 def _central(path: Path, data: bytes, at: int) -> tuple[str, int, int, int, int]:
-    """Return name, offset, size and CRC-32 of the directory's entry at a place, and the place of the next."""
+    """Return name, offset, size and CRC-32 of the entry at a place of the directory, and the place of the next entry."""
     if at + _CENTRAL.size > len(data):
         raise _damaged(path, "its directory ends early")
     fields = _CENTRAL.unpack_from(data, at)
@@ -114,7 +114,7 @@ def _central(path: Path, data: bytes, at: int) -> tuple[str, int, int, int, int]
 
 
 def _wide(path: Path, extra: bytes, fields: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Replace those of three 4-byte fields that did not suffice by the 8-byte ones of the zip64 extra field."""
+    """Return three 4-byte fields, or instead of those that are too small the 8-byte values of the zip64 extra field."""
     n = fields.count(0xFFFFFFFF)
     at = 0
     while n and at + 4 <= len(extra):
@@ -140,7 +140,7 @@ def _checked_name(path: Path, data: bytes) -> str:
 
 
 def _data_offset(path: Path, file: BinaryIO, name: str, start: int) -> int:
-    """Return where the bytes of an entry start, which only the header in front of them says."""
+    """Return where the bytes of an entry start; only the header in front of them says that."""
     encoded = name.encode()
     header = read_at(path, file, start, _LOCAL.size + len(encoded))
     fields = _LOCAL.unpack_from(header)
