@@ -28,29 +28,29 @@ def warned(*runs: ComparedRun, unit: Any = "nats") -> list[str]:
 def test_losses_per_token_of_other_vocabularies_are_refused() -> None:
     runs = run("one"), run("two", CHARS)
     sizes = rf"the vocabularies of 'one' \(byte, 256\) and 'two' \(char, {CHARS.vocab_size}\)"
-    with pytest.raises(ConfigError, match=rf"^{sizes} differ, so their nats per token do, too; use --unit bpc$"):
+    with pytest.raises(ConfigError, match=rf"^{sizes} differ, so nats per token cannot be compared; use --unit bpc$"):
         warned(*runs)
     assert warned(*runs, unit="bpc") == []
 
 
 def test_losses_per_character_are_refused_where_tokens_leave_text_out() -> None:
-    with pytest.raises(ConfigError, match="one of them leaves parts of the text out, so that bits per character differ, too"):
+    with pytest.raises(ConfigError, match="one of them leaves parts of the text out, so bits per character cannot be compared"):
         warned(run("one"), run("two", WORDS), unit="bpc")
     assert warned(run("one", WORDS), run("two", WORDS), unit="bpc") == []
 
 
 def test_other_texts_are_warned_of_once() -> None:
     (line,) = warned(run("one"), run("two", data={"corpus": "ptb"}), run("three", data={"corpus": "text8"}))
-    assert line.startswith("runs of different texts are on one picture: data.corpus of 'one' is ")
-    assert line.endswith("of 'two' ptb; a text may be easier than another")
+    assert line.startswith("runs of different texts are on one picture: data.corpus is ")
+    assert line.endswith(" for 'one' and ptb for 'two'; one text may be easier than another")
 
 
 def test_validations_of_unlike_parts_of_a_text_are_warned_of() -> None:
     warnings: list[str] = []
     check_validations([run("one", eval={"max_tokens": None}), run("two", eval={"max_tokens": 9})], warn=warnings.append)
     assert warnings == [
-        "validation reads of 'one' the whole split, of 'two' 9 tokens at most (eval.max_tokens): levels of their curves cannot "
-        "be compared"
+        "validation reads the whole split for 'one', at most 9 tokens for 'two' (eval.max_tokens), so the levels of their "
+        "curves cannot be compared"
     ]
     check_validations([run("one"), run("two")], warn=warnings.append)
     assert len(warnings) == 1
@@ -67,11 +67,15 @@ def opened(tokenizer: Tokenizer = BYTES, *, is_run: bool = True, **settings: Any
         (
             opened(CHARS),
             {},
-            r"^vocabularies differ: 'one' has 256 tokens \(byte\), 'other' \d+ tokens \(char\); losses ",
+            r"^vocabularies differ: 'one' has 256 tokens \(byte\), 'other' has \d+ tokens \(char\); losses ",
         ),
         (opened(CHARS), {"from_file": True}, "^vocabularies differ"),
-        (opened(data={"corpus": "ptb"}), {}, "of 'other' 'ptb'; say with --corpus or --file which text all shall read$"),
-        (opened(data={"split": (0.5, 0.25, 0.25)}), {}, "the test of one may be what the other learned from, so give --file$"),
+        (opened(data={"corpus": "ptb"}), {}, "and 'ptb' for 'other'; choose a text for all with --corpus or --file$"),
+        (
+            opened(data={"split": (0.5, 0.25, 0.25)}),
+            {},
+            "one may be in the training split of the other, so give --file$",
+        ),
     ],
 )
 def test_what_cannot_be_compared_token_by_token(other: Opened, options: dict[str, Any], complaint: str) -> None:
@@ -80,7 +84,7 @@ def test_what_cannot_be_compared_token_by_token(other: Opened, options: dict[str
 
 
 def test_vocabularies_of_one_size_differ_in_a_token() -> None:
-    with pytest.raises(ConfigError, match=r"^vocabularies differ: 'a' has 'b' as token 1, 'b' 'c'; losses of other tokens"):
+    with pytest.raises(ConfigError, match=r"^vocabularies differ: 'a' has 'b' as token 1, 'b' has 'c'; losses of different"):
         check_same_text({"a": opened(CHARS), "b": opened(CharTokenizer("acd"))})
 
 

@@ -90,7 +90,7 @@ def test_what_has_no_length_is_level_and_what_cannot_be_read_is_refused() -> Non
     assert memory_line(*made(LSTM), text, unit="nats", lengths=[9]).look == "level"
     run, opened = made(VANILLA)
     assert list(memory_line(run, opened, text, unit="nats", lengths=[3, 9]).x) == [3]
-    with pytest.raises(ConfigError, match="--lengths '8,9' are none that 'it' can be read with"):
+    with pytest.raises(ConfigError, match="'it' can be read with none of --lengths 8,9, because it has no memory"):
         memory_line(run, opened, text, unit="nats", lengths=[8, 9])
 
 

@@ -52,11 +52,11 @@ def test_runs_of_other_vocabularies(txl: Txl, home: Path) -> None:
     small = ("--set", "train.max_steps=2", "--quiet")
     characters = ("--corpus", str(home / "text.txt"), "--set", "tokenizer.kind=char", "--set", "eval.max_tokens=9")
     assert txl("train", "tiny.toml", *characters, *small, "--out", "char").status == 0
-    assert txl("plot", "run", "char").complaint.endswith("differ, so their nats per token do, too; use --unit bpc")
+    assert txl("plot", "run", "char").complaint.endswith("differ, so nats per token cannot be compared; use --unit bpc")
     answer = txl("plot", "run", "char", "--unit", "bpc", "--json")
     assert answer.status == 0
     assert {line["run"] for line in json.loads(answer.out)["lines"]} == {"run", "char"}
-    assert "'char' 9 tokens at most (eval.max_tokens): levels of their curves cannot be compared" in answer.err
+    assert "at most 9 tokens for 'char' (eval.max_tokens), so the levels of their curves cannot be compared" in answer.err
     against = ("--against", "memory", "--lengths", "0", "--unit", "bpc")
     cut = txl("plot", "run", "char", *against, "--tokens", "30")
     assert cut.err.startswith("warning: 30 tokens of one vocabulary are not as much text as of another; ")

@@ -238,14 +238,14 @@ def test_other_texts(txl: Txl, workbench: Path) -> None:
         ("run run", "run 'run' is named twice in a group; name it once"),
         ("gone", "'gone' is not a directory of a model"),
         ("run fresh", "no checkpoint in 'fresh/checkpoints'; check the path, or train first"),
-        ("run char", "vocabularies differ: 'run' has 256 tokens (byte), 'char' "),
+        ("run char", "vocabularies differ: 'run' has 256 tokens (byte), 'char' has "),
         (
             "lstm halves",
-            "corpora differ: data.split of 'lstm' is '(0.9, 0.05, 0.05)', of 'halves' '(0.5, 0.25, 0.25)'; the test of one",
+            "data.split is '(0.9, 0.05, 0.05)' for 'lstm' and '(0.5, 0.25, 0.25)' for 'halves'; the test split of one",
         ),
         (
             "lstm halves --corpus text.txt",
-            "of 'halves' '(0.5, 0.25, 0.25)'; the test of one may be what the other learned from, so give --file",
+            "for 'halves'; the test split of one may be in the training split of the other, so give --file",
         ),
         (
             "run --max-context 1000",

@@ -78,17 +78,17 @@ def check_units(runs: Sequence[ComparedRun], unit: Unit, *, warn: Callable[[str]
             named = (f"'{each.name}' ({each.tokenizer.kind}, {each.tokenizer.vocab_size:,})" for each in (first, run))
             sizes = " and ".join(named)
             if unit == "nats":
-                raise ConfigError(f"the vocabularies of {sizes} differ, so their nats per token do, too; use --unit bpc")
+                raise ConfigError(f"the vocabularies of {sizes} differ, so nats per token cannot be compared; use --unit bpc")
             if first.tokenizer.loses or run.tokenizer.loses:
                 raise ConfigError(
-                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so that bits per "
-                    "character differ, too; draw one picture for each"
+                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so bits per "
+                    "character cannot be compared; draw one picture for each"
                 )
     for run in others:
         if found := text_difference(first.config.data, run.config.data):
             warn(
-                f"runs of different texts are on one picture: data.{found[0]} of '{first.name}' is {found[1]}, of '{run.name}' "
-                f"{found[2]}; a text may be easier than another"
+                f"runs of different texts are on one picture: data.{found[0]} is {found[1]} for '{first.name}' and {found[2]} "
+                f"for '{run.name}'; one text may be easier than another"
             )
             return
 
@@ -97,14 +97,14 @@ def check_validations(runs: Sequence[ComparedRun], *, warn: Callable[[str], obje
     """Warn if validations read different parts of a text, because then their curves cannot be compared."""
     read = {run.config.eval.max_tokens: run for run in runs}
     if len(read) > 1:
-        sizes = (f"'{run.name}' {'the whole split' if n is None else f'{n:,} tokens at most'}" for n, run in read.items())
-        warn(f"validation reads of {', of '.join(sizes)} (eval.max_tokens): levels of their curves cannot be compared")
+        sizes = (f"{'the whole split' if n is None else f'at most {n:,} tokens'} for '{run.name}'" for n, run in read.items())
+        warn(f"validation reads {', '.join(sizes)} (eval.max_tokens), so the levels of their curves cannot be compared")
 
 
 def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, from_file: bool = False) -> None:
     """Refuse models whose losses cannot be compared token by token, because tokens or texts differ.
 
-    All may read another `corpus` than their own, or a file.
+    If they read another `corpus` than their own, or a file, only tokens are compared.
 
     Raises:
         ConfigError: the first difference.
@@ -116,24 +116,24 @@ def check_same_text(opened: Mapping[str, Opened], *, corpus: str | None = None, 
     for other, each in others:
         if difference := _vocabulary_difference(first.tokenizer, each.tokenizer):
             raise ConfigError(
-                f"vocabularies differ: '{one}' has {difference[0]}, '{other}' {difference[1]}; losses of other tokens "
-                "cannot be compared"
+                f"vocabularies differ: '{one}' has {difference[0]}, '{other}' has {difference[1]}; losses of different "
+                "tokens cannot be compared"
             )
         if from_file or not each.is_run:
             continue
         if found := text_difference(*(choose_corpus(run.config.data, corpus) for run in (first, each))):
             raise ConfigError(
-                f"corpora differ: data.{found[0]} of '{one}' is '{found[1]}', of '{other}' '{found[2]}'; "
+                f"corpora differ: data.{found[0]} is '{found[1]}' for '{one}' and '{found[2]}' for '{other}'; "
                 + (
-                    "say with --corpus or --file which text all shall read"
+                    "choose a text for all with --corpus or --file"
                     if found[0] == "corpus"
-                    else "the test of one may be what the other learned from, so give --file"
+                    else "the test split of one may be in the training split of the other, so give --file"
                 )
             )
 
 
 def _vocabulary_difference(mine: Tokenizer, theirs: Tokenizer) -> tuple[str, str] | None:
-    """Return the first difference of two tokenizers: what each has, in words."""
+    """Return the first difference between two tokenizers: what each has, in words."""
     if mine.fingerprint == theirs.fingerprint:
         return None
     sizes = [f"{each.vocab_size:,} tokens ({each.kind})" for each in (mine, theirs)]

@@ -108,7 +108,7 @@ def memory_readings(run: ComparedRun, lengths: Sequence[int] | None = None) -> l
     found = readings(run.config, lengths_of(run.config, _MULTIPLES) if lengths is None else lengths)
     if not found:
         listed = ",".join(map(str, lengths or ()))
-        raise ConfigError(f"--lengths '{listed}' are none that '{run.name}' can be read with, because it has no memory; add 0")
+        raise ConfigError(f"'{run.name}' can be read with none of --lengths {listed}, because it has no memory; add 0")
     return found
 
 

@@ -1,7 +1,8 @@
 """Attention length at evaluation: how a run can be read with more or less of the text before each segment.
 
-With recurrence, the length is that of the memory. Without, it is the number of tokens before each segment that are read again.
-A vanilla model tells only `max_len` positions apart, so what it reads again makes its segments shorter. An LSTM has no length.
+With recurrence, the attention length is that of the memory. Without, it is the number of tokens before each segment that are
+read again. A vanilla model has only `max_len` positions, so the more it reads again, the shorter are its segments. An LSTM has
+no attention length.
 """
 
 from collections.abc import Sequence
@@ -11,12 +12,12 @@ from fractions import Fraction
 from transformer_xl.config import RunConfig
 from transformer_xl.reading.evaluation import Reading
 
-MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the length in training, that an ablation scores
+MULTIPLES = tuple(map(Fraction, ("0", "1/2", "1", "2", "4")))  # of the trained length; an ablation scores these
 _SHARES = tuple(map(Fraction, ("0", "1/2", "3/4")))  # of a vanilla model's positions
 
 
 def has_length(config: RunConfig) -> bool:
-    """Say whether a run can be read with more or less of the text; an LSTM's state holds all of it or nothing."""
+    """Return whether a run can be read with more or less of the text; an LSTM's state holds all of it or nothing."""
     return config.model.remembers != "state"
 
 
@@ -33,31 +34,29 @@ def lengths_of(config: RunConfig, multiples: Sequence[Fraction] = MULTIPLES) -> 
         >>> lengths_of(load_recipe("quickstart"))
         [0, 64, 128, 256, 512]
     """
-    base, shares = (trained_length(config), multiples) if _can_remember(config) else (_longest_segment(config), _SHARES)
+    base, shares = trained_length(config), multiples
+    if config.model.remembers == "nothing":
+        base, shares = _longest_segment(config), _SHARES
     return sorted({int(base * share) for share in shares})
 
 
 def readings(config: RunConfig, lengths: Sequence[int] | None = None, *, exact: bool = False) -> list[Reading]:
-    """Return how a run is read with each of `lengths` that its kind of model can have, in order; None: around the trained one.
+    """Return readings with each of `lengths` that the kind of model can have, in order; None: lengths around the trained one.
 
-    If `exact`, a vanilla model is also read one position at a time. That takes as many times longer as it has positions.
+    If `exact`, a vanilla model is also read one position at a time, which takes `max_len` times as long.
     """
     if not has_length(config):
         return []
     own = Reading.of_run(config)
     wanted = sorted(set(lengths_of(config) if lengths is None else lengths))
-    if _can_remember(config):
+    if config.model.remembers != "nothing":
         again = {length: min(length, own.ext_len) if config.model.mem_len else length for length in wanted}
         return [replace(own, mem_len=length - n, ext_len=n) for length, n in again.items()]
     longest = _longest_segment(config)
     possible = {length for length in wanted if length < longest} | ({longest - 1} if exact else set[int]())
-    # as many tokens are scored at once, however short segments are
+    # the shorter segments are, the more lanes, so that equally many tokens are scored at once
     lanes = {length: own.batch_size * max(1, own.tgt_len // (longest - length)) for length in possible}
     return [replace(own, tgt_len=longest - length, ext_len=length, batch_size=lanes[length]) for length in sorted(possible)]
-
-
-def _can_remember(config: RunConfig) -> bool:
-    return config.model.remembers != "nothing"
 
 
 def _longest_segment(config: RunConfig) -> int:

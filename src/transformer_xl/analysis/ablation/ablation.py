@@ -9,7 +9,7 @@ table.md  curves.png  lengths.png
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,8 +23,8 @@ from transformer_xl.files import locked, replace_file
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
 
 
-class _TakenError(Exception):
-    """Another process has the run."""
+class _ClaimedError(Exception):
+    """Another process has claimed the run."""
 
 
 class Ablation:
@@ -34,7 +34,7 @@ class Ablation:
         self.directory, self.plan = directory, plan
 
     def begin(self) -> None:
-        """Store the plan, unless it is stored already. A plan with more seeds replaces it, and has more to do.
+        """Store the plan, unless it is stored already. A plan with more seeds replaces the stored one and adds runs.
 
         Raises:
             CheckpointError: the directory holds another ablation or something else, or cannot be written.
@@ -70,7 +70,7 @@ class Ablation:
 
     @classmethod
     def open(cls, directory: Path) -> "Ablation":
-        """Open an ablation that was begun; a `CheckpointError` says if there is none, or if its plan is damaged."""
+        """Open an ablation that was begun; CheckpointError if there is none or its plan is damaged."""
         path = directory / PLAN_FILE
         try:
             return cls(directory, AblationPlan.from_dict(json.loads(path.read_text(encoding="utf-8"))))
@@ -128,30 +128,30 @@ class Ablation:
 
     @contextmanager
     def claimed(self, trial: Trial) -> Iterator[bool]:
-        """Keep other processes from a run inside the block; yields False if another process has it."""
+        """Claim a run while the block runs; yields False if another process has claimed it."""
 
         def give_up() -> None:
-            raise _TakenError
+            raise _ClaimedError
 
         with ExitStack() as held:
             try:
                 with _writing(self.directory):
                     held.enter_context(locked(self.directory / RESULTS / f".{trial.name}.lock", on_busy=give_up))
-            except _TakenError:
+            except _ClaimedError:
                 yield False
                 return
             yield True
 
     @contextmanager
     def alone(self, on_wait: Callable[[], object]) -> Iterator[None]:
-        """Wait until no other process is in such a block."""
+        """Run the block while no other process is in one; `on_wait` is called if this process has to wait."""
         with locked(self.directory / LOCK_FILE, on_busy=on_wait):
             yield
 
 
 @contextmanager
 def _writing(directory: Path) -> Iterator[None]:
-    """Say in one line why a directory cannot be written."""
+    """Turn an `OSError` into one line that says why the directory cannot be written."""
     try:
         yield
     except OSError as error:
@@ -159,5 +159,5 @@ def _writing(directory: Path) -> Iterator[None]:
         raise CheckpointError(f"cannot write to '{directory}': {reason}; free disk space or choose another --out") from None
 
 
-def _json(values: dict[str, Any] | Sequence[Any]) -> bytes:
+def _json(values: dict[str, Any]) -> bytes:
     return (json.dumps(values, indent=2) + "\n").encode()

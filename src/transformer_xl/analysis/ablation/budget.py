@@ -1,7 +1,7 @@
-"""The steps that a budget gives a run, and how long a step takes.
+"""How many steps fit into the budget of a run, and how long a step takes.
 
 Steps of several runs are timed in turn, so that other work on the machine slows all of them. The time of a step is the shortest
-seen, because other programs only add to it. If one thread computes, only its own processor time counts.
+one seen, because other programs can only add to it. If only one thread computes, its processor time is measured.
 """
 
 import time
@@ -27,10 +27,10 @@ _NO_BUDGET = {"max_steps": None, "max_tokens": None, "max_epochs": None, "max_mi
 
 @dataclass
 class Pace:
-    """The time of a step of one run, as a mean over training if steps take longer at some times of it."""
+    """The time of a step of one run, a mean over the training if some of its steps take longer."""
 
-    seconds: float  # shortest seen
-    median: float  # of all seen, which shows how much else the machine had to do
+    seconds: float  # the shortest seen
+    median: float  # of all seen; it shows how much else the machine had to do
 
 
 def measure_paces(
@@ -55,7 +55,7 @@ def measure_paces(
 def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunConfig:
     """Return the settings of a run: the variant's, with the plan's budget, seed and validations.
 
-    `paces` has each variant whose budget is time.
+    `paces` has an entry for each variant whose budget is time.
     """
     config, name = trial.variant.config, trial.variant.name
     changes: dict[str, Any] = {"seed": trial.seed, "sample_tokens": 0}
@@ -67,7 +67,7 @@ def budgeted(plan: AblationPlan, trial: Trial, paces: dict[str, Pace]) -> RunCon
         steps = steps_in(config.train.max_minutes, paces[name].seconds)
         changes |= {"max_minutes": None, "max_steps": min(steps, config.train.max_steps or steps)}
     validated = [each.config.eval.max_tokens for each in plan.variants]
-    same_text = min((n for n in validated if n is not None), default=None)  # or learning curves could not be compared
+    same_text = min((n for n in validated if n is not None), default=None)  # so that learning curves can be compared
     config = RunConfig(**merge(config.model_dump(), {"train": changes, "eval": {"max_tokens": same_text}}))
     n_step = steps_of(config)
     if plan.validations is None or n_step is None:
@@ -84,13 +84,13 @@ def steps_of(config: RunConfig) -> int | None:
 
 
 def steps_in(minutes: float, pace: float) -> int:
-    """Return how many steps of `pace` seconds fit into so many minutes, one at least.
+    """Return how many steps of `pace` seconds fit into so many minutes, at least 1.
 
     Example:
         >>> steps_in(2, 0.5), steps_in(0.001, 1.0)
         (240, 1)
     """
-    return max(1, int(minutes * 60 / pace * (1 + 1e-9)))  # 0.6 / 0.1 is 6, too
+    return max(1, int(minutes * 60 / pace * (1 + 1e-9)))  # because 0.6 / 0.1 is a little less than 6
 
 
 def n_parameters(config: RunConfig, vocab_size: int) -> int:
@@ -99,11 +99,14 @@ def n_parameters(config: RunConfig, vocab_size: int) -> int:
 
 
 def _take_turn(config: RunConfig, corpus: PreparedCorpus, seen: dict[float, list[float]]) -> None:
-    """Time the steps of a turn, and add their seconds by their place in the training."""
+    """Time the steps of a turn, and add their seconds to `seen`, by their place in the training."""
     places = _places(config)
-    trainer = _trainer(config, corpus)
+    endless = RunConfig(**merge(config.model_dump(), {"train": _NO_BUDGET | {"max_steps": _LONG}}))  # no turn uses that up
+    start = begin(endless, corpus, World())
+    own = {"train": start.config.train, "optim": start.config.optim}
+    trainer = Trainer(start.model, start.stream, **own, precision=start.precision, device=start.device)
     trainer.step = round(places[0] * _LONG)
-    _timed_step(trainer)  # the first one takes longer: memory is allotted, code compiled
+    _timed_step(trainer)  # not counted, because memory is allotted and code compiled
     n_step = max(1, min(10, int(0.5 / _timed_step(trainer))) // len(places))  # of about half a second in all
     for place in places:
         trainer.step = round(place * _LONG)
@@ -119,16 +122,8 @@ def _timed_step(trainer: Trainer) -> float:
 
 
 def _places(config: RunConfig) -> list[float]:
-    """Return the shares of the training at which steps are timed: several if steps do not always take as long."""
+    """Return the shares of the training at which steps are timed: several if steps do not all take equally long."""
     n = config.model.n_phase
     if config.train.tgt_len_start or config.train.varlen:
         n = max(n, 16)
     return [(i + 0.5) / n for i in range(n)]
-
-
-def _trainer(config: RunConfig, corpus: PreparedCorpus) -> Trainer:
-    """Return what trains the run, with a budget that no turn uses up."""
-    endless = RunConfig(**merge(config.model_dump(), {"train": _NO_BUDGET | {"max_steps": _LONG}}))
-    start = begin(endless, corpus, World())
-    own = {"train": start.config.train, "optim": start.config.optim}
-    return Trainer(start.model, start.stream, **own, precision=start.precision, device=start.device)

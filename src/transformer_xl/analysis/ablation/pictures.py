@@ -1,11 +1,11 @@
-"""Pictures of an ablation: how variants learn, and what more memory at evaluation is worth to each."""
+"""Pictures of an ablation: how variants learn, and what more memory at evaluation gains each."""
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
-from transformer_xl.analysis.ablation.plan import Variant
-from transformer_xl.analysis.ablation.table import UNITS, Mean, Unit, comparable
+from transformer_xl.analysis.ablation.table import METRICS, Mean, comparable
 from transformer_xl.analysis.lines import length_axis, line_style, save_with_legend
 from transformer_xl.pictures import new_figure
 from transformer_xl.training.record import read_metrics
@@ -17,16 +17,19 @@ if TYPE_CHECKING:
 
 def draw_lengths(ablation: Ablation) -> Path | None:
     """Draw loss against attention length, one line for each variant; None if there is nothing to draw or compare."""
-    path, unit = _cleared(ablation, "lengths.png"), _unit(ablation, tokens=ablation.plan.tokens)
-    if unit is None:
+    path = ablation.directory / "lengths.png"
+    path.unlink(missing_ok=True)  # an older picture may compare what cannot be compared now
+    results = _results(ablation)
+    metric, _ = comparable(ablation.plan, list(itertools.chain(*results)), tokens=ablation.plan.tokens)
+    if metric is None:
         return None
     figure, lengths = _figure(ablation), set[int]()
     axes = figure.add_subplot()
-    for variant, style in _styled(ablation):
+    for variant, style, own_results in zip(ablation.plan.variants, _styles(ablation), results, strict=True):
         # readings of one length differ only in how segments are cut, so one of them is enough
         scores = [
-            {scored["reading"]["length"]: scored["score"][unit] for scored in result["scores"]}
-            for result in _done(ablation, variant)
+            {scored["reading"]["length"]: scored["score"][metric] for scored in result["scores"]}
+            for result in own_results
             if len(result["scores"]) > 1
         ]
         if not scores:
@@ -39,7 +42,7 @@ def draw_lengths(ablation: Ablation) -> Path | None:
     length_axis(axes, lengths)
     axes.set(
         xlabel="attention length at evaluation (tokens before a segment; segment itself not counted)",
-        ylabel=UNITS[unit],
+        ylabel=METRICS[metric],
         title=f"{ablation.directory.name}: loss and attention length",
     )
     return save_with_legend(figure, axes, path)
@@ -47,18 +50,21 @@ def draw_lengths(ablation: Ablation) -> Path | None:
 
 def draw_curves(ablation: Ablation) -> Path | None:
     """Draw validation loss against training time and tokens; None if there is nothing to draw or compare."""
-    path, unit = _cleared(ablation, "curves.png"), _unit(ablation, tokens=None)
-    if unit is None:
+    path = ablation.directory / "curves.png"
+    path.unlink(missing_ok=True)  # as above
+    results = _results(ablation)
+    metric, _ = comparable(ablation.plan, list(itertools.chain(*results)), tokens=None)
+    if metric is None:
         return None
-    figure, lines = _figure(ablation, width=12), 0
+    figure, n_line = _figure(ablation, width=12), 0
     by_time, by_tokens = figure.subplots(1, 2, sharey=True)
     paces = ablation.paces()
-    for variant, style in _styled(ablation):
-        curves = [_validations(ablation.directory / result["run"]) for result in _done(ablation, variant)]
+    for variant, style, own_results in zip(ablation.plan.variants, _styles(ablation), results, strict=True):
+        curves = [_validations(ablation.directory / result["run"]) for result in own_results]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []
         if not steps:
             continue
-        means = [Mean.of([curve[step][unit] for curve in curves]) for step in steps]
+        means = [Mean.of([curve[step][metric] for curve in curves]) for step in steps]
         tokens = [curves[0][step]["tokens"] / 1e6 for step in steps]
         pace = paces.get(variant.name)
         minutes = [
@@ -66,11 +72,11 @@ def draw_curves(ablation: Ablation) -> Path | None:
         ]
         _line(by_time, minutes, means, style, variant.name)
         _line(by_tokens, tokens, means, style, variant.name)
-        lines += 1
-    if not lines:
+        n_line += 1
+    if not n_line:
         return None
     how = "at the measured pace" if paces else "as it was"
-    by_time.set(xlabel=f"training time (minutes, {how})", ylabel=f"validation loss ({UNITS[unit]})")
+    by_time.set(xlabel=f"training time (minutes, {how})", ylabel=f"validation loss ({METRICS[metric]})")
     by_tokens.set(xlabel="tokens read (millions)")
     by_time.grid(alpha=0.3)
     figure.suptitle(f"{ablation.directory.name}: learning curves")
@@ -81,39 +87,27 @@ def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
     return new_figure(width=width + 2, height=max(5.0, 0.25 * len(ablation.plan.variants) + 1.5))
 
 
-def _styled(ablation: Ablation) -> list[tuple[Variant, dict[str, Any]]]:
-    """Return variants and their styles.
+def _results(ablation: Ablation) -> list[list[dict[str, Any]]]:
+    """Return the results of the finished runs of each variant."""
+    trials = ablation.plan.trials
+    results = ([ablation.result(trial) for trial in trials if trial.variant is own] for own in ablation.plan.variants)
+    return [[result for result in own if result and result.get("done")] for own in results]
+
+
+def _styles(ablation: Ablation) -> list[dict[str, Any]]:
+    """Return the style of each variant's lines.
 
     Color and marker show recipe and attention. Without recurrence, markers are open and lines thin. Lines are dashed if a run
     learns from half of the tokens.
     """
     variants = ablation.plan.variants
     kinds = list(dict.fromkeys((variant.recipe, variant.labels.get("attention")) for variant in variants))
-    styled = []
-    for variant in variants:
-        style = line_style(kinds.index((variant.recipe, variant.labels.get("attention"))))
+    styles = [line_style(kinds.index((variant.recipe, variant.labels.get("attention")))) for variant in variants]
+    for variant, style in zip(variants, styles, strict=True):
         open_ = variant.labels.get("recurrence") == "no"
         style["linestyle"] = "--" if variant.labels.get("loss") == "half" else "-"
         style |= {"markerfacecolor": "white" if open_ else style["color"], "linewidth": 1.0 if open_ else 1.8}
-        styled.append((variant, style))
-    return styled
-
-
-def _done(ablation: Ablation, variant: Variant) -> list[dict[str, Any]]:
-    results = [ablation.result(trial) for trial in ablation.plan.trials if trial.variant is variant]
-    return [result for result in results if result and result.get("done")]
-
-
-def _unit(ablation: Ablation, *, tokens: int | None) -> Unit | None:
-    results = [result for variant in ablation.plan.variants for result in _done(ablation, variant)]
-    return comparable(ablation.plan, results, tokens=tokens)[0]
-
-
-def _cleared(ablation: Ablation, name: str) -> Path:
-    """Return where a picture goes, after removing an older one, which may compare less."""
-    path = ablation.directory / name
-    path.unlink(missing_ok=True)
-    return path
+    return styles
 
 
 def _line(axes: "Axes", x: list[Any], means: list[Mean], style: dict[str, Any], name: str) -> None:

@@ -1,6 +1,6 @@
-"""What an ablation compares, and how: variants of recipes, seeds, a budget, and how they are scored.
+"""The plan of an ablation: variants of recipes, seeds, a budget, and how they are scored.
 
-Variants are recipes, and a Transformer-XL without one of its parts (the paper's tables 6, 7 and 10).
+A variant is a recipe, or a Transformer-XL without one of its parts (the paper's tables 6, 7 and 10).
 """
 
 import itertools
@@ -15,7 +15,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
 
 AXES = {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
-"""What can be varied, and how."""
+"""What can be varied, and its values."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AblationPlan:
     validations: int | None = None  # in each run, for its curve; None: as the recipe says
     lengths: tuple[int, ...] | None = None  # attention lengths to score; None: those around the trained one
     exact: bool = False  # score vanilla models one position at a time, too
-    tokens: int | None = None  # of the split that are scored, at most; None: all
+    tokens: int | None = None  # tokens of the split that are scored, at most; None: all
 
     @property
     def trials(self) -> list[Trial]:
@@ -83,11 +83,11 @@ class AblationPlan:
         return cls(**{**values, "variants": variants, "lengths": None if lengths is None else tuple(lengths)})
 
     def difference(self, other: "AblationPlan") -> str | None:
-        """Return the first difference of another plan in words; None if there is none."""
+        """Return the first difference between this plan and another in words; None if there is none."""
         for name in ("seeds", "steps", "minutes", "validations", "lengths", "exact", "tokens"):
             own, its = getattr(self, name), getattr(other, name)
             if own != its:
-                return f"{name} ({_shown(its)}) differs from its {name} ({_shown(own)})"
+                return f"{name} ({_in_words(its)}) differs from its {name} ({_in_words(own)})"
         own, its = ([variant.name for variant in plan.variants] for plan in (self, other))
         if own != its:
             return f"variants ({', '.join(its)}) differ from its variants ({', '.join(own)})"
@@ -106,7 +106,7 @@ def make_variants(
     overrides: Sequence[str] = (),
     corpus: str | None = None,
 ) -> tuple[Variant, ...]:
-    """Return all combinations; on an axis that is not given, the recipe's own value comes first.
+    """Return all combinations of values; if an axis is not given, the recipe's own value comes first.
 
     Models of other kinds than transformer_xl have no `recurrence` and `attention` to vary, so they are taken as they are.
 
@@ -143,7 +143,7 @@ def make_variants(
 def _of_recipe(
     base: RunConfig, recipe: str, asked: dict[str, Sequence[str] | None], *, everything: bool, several: bool
 ) -> Iterable[Variant]:
-    own = labels_of(base)
+    own = _labels_of(base)
     axes = {axis: _values(axis, own, asked[axis], everything=everything) for axis in own}
     named = [axis for axis in axes if asked[axis] or len(axes[axis]) > 1]
     for values in itertools.product(*axes.values()):
@@ -170,7 +170,7 @@ def _check_axes(variants: Collection[Variant], asked: dict[str, Sequence[str] | 
         )
 
 
-def labels_of(config: RunConfig) -> dict[str, str]:
+def _labels_of(config: RunConfig) -> dict[str, str]:
     """Return a run's value on each axis that its kind of model has."""
     labels = {}
     if config.model.remembers == "positions":
@@ -216,7 +216,7 @@ def differences(one: RunConfig, other: RunConfig) -> list[tuple[str, Any, Any]]:
     return found
 
 
-def _shown(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if value is None:
         return "none"
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from transformer_xl import console
@@ -12,9 +12,9 @@ from transformer_xl.analysis.ablation.plan import AblationPlan
 from transformer_xl.console import clock
 from transformer_xl.opening import text_difference
 
-Unit = Literal["loss", "bpc"]
+Metric = Literal["loss", "bpc"]
 
-UNITS: dict[Unit, str] = {"bpc": "bits per character", "loss": "nats per token"}
+METRICS: dict[Metric, str] = {"bpc": "bits per character", "loss": "nats per token"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Mean:
 
 
 @dataclass(frozen=True)
-class Row:
+class VariantRow:
     """One variant. What is not known yet is None."""
 
     variant: str
@@ -55,7 +55,7 @@ class Row:
     best_length: int | None = None  # the scored attention length with the least loss
     best_loss: Mean | None = None
     best_bpc: Mean | None = None
-    difference: float | None = None  # from the first variant, in the table's `compared` unit
+    difference: float | None = None  # from the first variant, in the metric `Table.compared`
     difference_error: float | None = None  # standard error; None with one seed
 
 
@@ -63,10 +63,10 @@ class Row:
 class Table:
     """The outcome of an ablation."""
 
-    rows: list[Row]
+    rows: list[VariantRow]
     text: str  # what was scored
-    unit: str  # bpc or ppl, whichever people give for such tokens
-    compared: Unit | None  # unit of the differences; None: nothing can be compared
+    unit: str  # bpc or ppl, whichever is usual for such tokens
+    compared: Metric | None  # metric of the differences; None: nothing can be compared
     why_not: str  # empty if something can be compared
     n_run: int
     n_done: int
@@ -77,33 +77,33 @@ class Table:
 
 
 def make_table(ablation: Ablation) -> Table:
-    """Gather what is known of each variant."""
+    """Gather what is known about each variant."""
     results = {trial.name: ablation.result(trial) for trial in ablation.plan.trials}
     known = [result for result in results.values() if result is not None]
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
     compared, why_not = comparable(ablation.plan, scored, tokens=ablation.plan.tokens)
-    rows: list[Row] = []
+    rows: list[VariantRow] = []
     for variant in ablation.plan.variants:
         own = [result for result in known if result["variant"] == variant.name]
         row = _row(variant.name, variant.labels, own)
-        rows.append(_beside(row, rows[0] if rows else row, compared))
+        rows.append(_compared(row, rows[0] if rows else row, compared))
     unit = "bpc" if all(result["unit"] in ("byte", "char", "bpe") for result in scored) else "ppl"
     done = sum(result.get("done", False) or "failed" in result for result in known)
     return Table(rows, "; ".join(texts), unit, compared, why_not, len(ablation.plan.trials), done)
 
 
-def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Row:
+def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> VariantRow:
     failed = sum("failed" in result for result in results)
     scored = [result for result in results if result.get("done")]
     if not scored:
-        return Row(name, labels, failed, parameters=results[0]["parameters"] if results else None)
+        return VariantRow(name, labels, failed, parameters=results[0]["parameters"] if results else None)
     used = {key: statistics.fmean(result[key] for result in scored) for key in ("steps", "tokens", "seconds")}
     loss, bpc = _mean(scored, 0, "loss"), _mean(scored, 0, "bpc")
     best, length = min((_mean(scored, i, "loss").mean, i) for i in range(len(scored[0]["scores"])))[1], None
     if len(scored[0]["scores"]) > 1:
         length = scored[0]["scores"][best]["reading"]["length"]
-    return Row(
+    return VariantRow(
         name,
         labels,
         failed,
@@ -122,24 +122,24 @@ def _mean(results: list[dict[str, Any]], i: int, figure: str) -> Mean:
     return Mean.of([result["scores"][i]["score"][figure] for result in results])
 
 
-def _beside(row: Row, first: Row, compared: str | None) -> Row:
+def _compared(row: VariantRow, first: VariantRow, metric: Metric | None) -> VariantRow:
     """Return a row with its differences from the first."""
-    values = dict(vars(row))
+    is_first = row is first
     if row.parameters and first.parameters:
-        values["more_parameters"] = row.parameters / first.parameters - 1
-    if compared and row is not first:
-        own, its = (getattr(of, compared) for of in (row, first))
-        if own and its:
-            values["difference"] = own.mean - its.mean
-            if own.deviation is not None and its.deviation is not None:
-                values["difference_error"] = math.sqrt(own.deviation**2 / own.n + its.deviation**2 / its.n)
-    return Row(**values)
+        row = replace(row, more_parameters=row.parameters / first.parameters - 1)
+    own, its = (getattr(each, metric) if metric else None for each in (row, first))
+    if is_first or not own or not its:
+        return row
+    error = None
+    if own.deviation is not None and its.deviation is not None:
+        error = math.sqrt(own.deviation**2 / own.n + its.deviation**2 / its.n)
+    return replace(row, difference=own.mean - its.mean, difference_error=error)
 
 
-def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]], *, tokens: int | None) -> tuple[Unit | None, str]:
-    """Return the unit in which runs can be compared, or None and the reason as a clause.
+def comparable(plan: AblationPlan, results: Sequence[dict[str, Any]], *, tokens: int | None) -> tuple[Metric | None, str]:
+    """Return the metric in which runs can be compared, or None and the reason as a clause.
 
-    `tokens` of a split were read; None: all, or the same share of it.
+    `tokens` of a split were scored; None: all, or the same share of it in every run.
     """
     first, *others = (variant.config.data for variant in plan.variants)
     if len({result["text"] for result in results}) > 1 or any(text_difference(first, other) for other in others):
@@ -166,7 +166,7 @@ def as_markdown(table: Table) -> str:
 
 
 def forecast_text(ablation: Ablation, forecast: list[dict[str, Any]]) -> str:
-    """Return what `Worker.forecast` says as a table for a screen."""
+    """Return the rows of `Worker.forecast` as a table for a screen."""
     rows = [["variant", "parameters", "", "ms/step", "median", "steps", "time"]]
     for row in forecast:
         times = [f"{1e3 * row[name]:,.1f}" for name in ("step_seconds", "median_step_seconds")]
@@ -212,7 +212,7 @@ def _in_unit(loss: Mean | None, bpc: Mean | None, unit: str) -> str:
 
 
 def _notes(table: Table) -> list[str]:
-    """Say in a few lines what the figures are."""
+    """Explain the figures in a few lines."""
     unit = {"bpc": "bits per character", "ppl": "perplexity per token"}[table.unit]
     notes = []
     if table.text:
@@ -223,7 +223,7 @@ def _notes(table: Table) -> list[str]:
         notes.append(f"Differences are not given: {table.why_not}.")
     elif len(table.rows) > 1:
         why = ", because tokens are not the same" if table.compared == "bpc" else ""
-        notes.append(f"difference: from the first variant, in {UNITS[table.compared]}{why}.")
+        notes.append(f"difference: from the first variant, in {METRICS[table.compared]}{why}.")
     if failed := [f"{row.failed} of {row.variant}" for row in table.rows if row.failed]:
         notes.append(f"Failed, and left out of the means: {', '.join(failed)}.")
     if table.n_done < table.n_run:

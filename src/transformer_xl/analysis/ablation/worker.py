@@ -1,4 +1,4 @@
-"""Train and score what an ablation has left to do. Several processes share it, and none repeats another's work."""
+"""Train and score the runs of an ablation that are left. Several processes share them, and none repeats another's work."""
 
 import math
 from functools import cached_property
@@ -23,14 +23,14 @@ from transformer_xl.training.starting import check_start
 
 
 class Worker:
-    """Does what an ablation has left to do, in one process; `quiet` leaves only warnings."""
+    """Trains and scores the runs that are left, in one process; if `quiet`, only warnings are shown."""
 
     def __init__(self, ablation: Ablation, *, quiet: bool = False) -> None:
         self.ablation, self.quiet = ablation, quiet
         self._corpora: dict[str, PreparedCorpus] = {}
 
     def corpus(self, variant: Variant) -> PreparedCorpus:
-        """Return the corpus of a variant, encoded if need be; equal ones are opened once."""
+        """Return the corpus of a variant, encoded if necessary; variants with equal settings share it."""
         config = variant.config
         key = config.data.model_dump_json() + config.tokenizer.model_dump_json()
         if key not in self._corpora:
@@ -41,7 +41,7 @@ class Worker:
         """Prepare the texts of all runs that are left, and check the settings of new ones, before any run takes hours.
 
         Raises:
-            TxlError: what a run would fail at, with the name of its variant.
+            TxlError: a run would fail; the message names its variant.
         """
         left = [trial for trial in self.ablation.plan.trials if not self.is_done(trial)]
         for variant in self.ablation.plan.variants:
@@ -49,7 +49,7 @@ class Worker:
             try:
                 corpus = self.corpus(variant) if own else None
                 if corpus and not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
-                    check_start(variant.config, corpus)  # neither its budget nor its seed would make a difference
+                    check_start(variant.config, corpus)  # budget and seed make no difference here
             except TxlError as error:
                 raise type(error)(f"variant '{variant.name}': {error}") from None
 
@@ -71,12 +71,12 @@ class Worker:
     def forecast(self, *, rounds: int | None) -> list[dict[str, Any]]:
         """Return name, parameters, steps and expected seconds of training of each variant.
 
-        With `rounds`, the time of a step is measured in so many turns and not stored; None: as the ablation itself measures it.
+        With `rounds`, the time of a step is measured in so many turns and not stored; None: as `paces` measures it.
         """
         ablation = self.ablation
         variants = ablation.plan.variants
         parameters = [n_parameters(variant.config, self.corpus(variant).tokenizer.vocab_size) for variant in variants]
-        stored = ablation.paces() if ablation.is_stored else {}  # on paper, the directory may hold another plan
+        stored = ablation.paces() if ablation.is_stored else {}  # in a dry run, the directory may hold another plan
         paces = stored or (self.paces if rounds is None else {})
         paces = self._measured([v for v in variants if v.name not in paces], rounds=rounds or 1) | paces
         rows = []
@@ -89,11 +89,11 @@ class Worker:
         return rows
 
     def go_on(self) -> list[str]:
-        """Train and score whatever no other process has, and return the names of runs that others have.
+        """Train and score all runs that no other process has claimed, and return the names of those that others have.
 
         Raises:
             KeyboardInterrupt: a signal ended it; everything is stored.
-            TxlError: the directory cannot be read or written. If a run fails, that is noted, and the others go on.
+            TxlError: the directory cannot be read or written. If a run fails, this is stored, and the others go on.
         """
         plan = self.ablation.plan
         n_run, n_done = len(plan.trials), sum(map(self.is_done, plan.trials))
@@ -116,7 +116,7 @@ class Worker:
                 return busy
 
     def is_done(self, trial: Trial) -> bool:
-        """Say whether nothing is left to do for a run."""
+        """Return whether nothing is left to do for a run."""
         result = self.ablation.result(trial)
         return result is not None and ("failed" in result or result.get("done", False))
 
@@ -145,7 +145,7 @@ class Worker:
         return used | {"validation": valid, "scores": []}
 
     def _score(self, trial: Trial, result: dict[str, Any]) -> None:
-        """Score a trained run with its own and other attention lengths; each score is stored at once."""
+        """Score a trained run with its own and other attention lengths, and store each score at once."""
         plan, path = self.ablation.plan, self.ablation.path_of(trial)
         config = RunDirectory(path).config()
         wanted = list(dict.fromkeys([Reading.of_run(config), *readings(config, plan.lengths, exact=plan.exact)]))
@@ -169,7 +169,7 @@ class Worker:
         self._say(f"{trial.name}: {figures} on {result['text']}")
 
     def _measured(self, variants: list[Variant], *, rounds: int) -> dict[str, Pace]:
-        """Measure the time of a step of variants in turn, if there are any. No thread draws a bar meanwhile."""
+        """Measure the time of a step of variants in turn, if there are any; no thread draws a bar meanwhile."""
         if not variants:
             return {}
         self._say("measuring the time of a step of each variant, in turn")
@@ -188,10 +188,10 @@ class Worker:
 
 
 class _TrialDisplay(Display):
-    """One of many runs: a bar with its name, or, without a terminal, a line for each fifth of it."""
+    """The display of one of many runs: a bar with its name, or, without a terminal, a line for each fifth of the run."""
 
     _LINES = 5
-    _shown = 0
+    _n_line = 0
 
     def say(self, text: str) -> None:
         """Say nothing, because the worker says how a run ended."""
@@ -200,10 +200,10 @@ class _TrialDisplay(Display):
         """Show no samples."""
 
     def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
-        """Show how far the run is."""
-        done = int(progress * self._LINES)
-        final = final and done > self._shown
-        self._shown = done if final else self._shown
+        """Show the progress of the run."""
+        n_line = int(progress * self._LINES)
+        final = final and n_line > self._n_line
+        self._n_line = n_line if final else self._n_line
         super().advance(step=step, progress=progress, loss=loss, tokens_per_second=tokens_per_second, final=final)
 
 
