@@ -1,4 +1,4 @@
-"""Averages of the weights over the steps of a run. They often predict better than the latest weights do."""
+"""Averages of the weights over the steps of a run. They often predict better than the latest weights."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,18 +16,18 @@ from transformer_xl.training.parallel import local, own_part
 class Average:
     """The average of the weights after each update.
 
-    Both kinds begin as plain means: `swa` stays one, `ema` is one for its first 1 / (1 - decay) updates. So neither keeps a
+    Both kinds begin as plain means: `swa` stays one, and `ema` is one for its first 1 / (1 - decay) updates. So neither keeps a
     trace of the random first weights, and `ema` needs no correction.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
-        self.weights: dict[str, Tensor] = {}  # by parameter, in fp32 at least; empty until the average begins
-        self.count = 0  # updates averaged
+        self.weights: dict[str, Tensor] = {}  # by parameter, at least fp32; empty until the average begins
+        self.count = 0  # updates in the average
 
     @torch.no_grad()
     def update(self, model: nn.Module, *, progress: float) -> None:
-        """Add the weights after an update to the average. `swa` begins at a share of the budget; `progress` is that share."""
+        """Add the weights after an update to the average. `swa` begins at a certain `progress` (share of the budget)."""
         config = self._config
         if config.average == "none" or (config.average == "swa" and progress < config.average_start):
             return
@@ -42,8 +42,8 @@ class Average:
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
-        """Let a model compute with the averaged weights inside the block; after it, its own are back bit by bit."""
-        # only FSDP's parts are copied, because FSDP finds them by their storage
+        """Give a model the averaged weights inside the block; afterwards it has its own weights again, bit by bit."""
+        # FSDP finds its parts by their storage, so their content is copied; other parameters just get other data
         own = {
             name: local(parameter).detach().clone() if isinstance(parameter, DTensor) else parameter.data
             for name, parameter in _parameters(model).items()
@@ -57,11 +57,11 @@ class Average:
                 _put(own[name], parameter)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return kind and count as JSON scalars; the tensors are in `weights`."""
+        """Return kind and count, as JSON scalars; the tensors are in `weights`."""
         return {"kind": self._config.average, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
-        """Restore what was saved, unless the run now asks for another kind of average: that one begins now."""
+        """Restore a saved average. If the run now asks for another kind, that average begins now."""
         if state["kind"] == self._config.average:
             self.count = state["count"]
             parameters = dict(model.named_parameters())
@@ -69,7 +69,7 @@ class Average:
 
 
 def _parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters in parts: after a pass without gradients, FSDP leaves the outermost ones whole."""
+    """Return the parameters, divided again: after a pass without gradients, FSDP leaves the outermost ones whole."""
     if isinstance(model, FSDPModule):
         model.reshard()
     return dict(model.named_parameters())

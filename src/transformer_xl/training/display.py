@@ -1,4 +1,4 @@
-"""What a person sees while a model learns: a live bar on a terminal, plain lines elsewhere."""
+"""Shows the progress of a training: a live bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any
@@ -12,7 +12,7 @@ from transformer_xl.console import clock
 
 
 class Display:
-    """Shows the progress of a run on stderr; `quiet` leaves only warnings, and `name` tells one of many runs."""
+    """Shows the progress of a run on stderr. With `quiet` it shows only warnings; `name` distinguishes runs."""
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None, name: str = "") -> None:
         self.console = console or Console(stderr=True, highlight=False)
@@ -50,7 +50,7 @@ class Display:
             self.console.print(Panel(Text(text), title=Text(title), title_align="left", border_style="dim"))
 
     def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
-        """Show how far the run is; without a live bar, only a `final` call writes a line. `loss` is in nats per token."""
+        """Show how far the run is. Without a live bar, only a `final` call writes a line. `loss` is in nats per token."""
         if self.quiet:
             return
         now = time.monotonic()

@@ -23,7 +23,7 @@ from transformer_xl.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
 
-LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it: the same in all processes that it starts and starts anew
+LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it to the same value in all processes that it starts and restarts
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _SECONDS = 5
 
@@ -51,7 +51,7 @@ def write_environment(directory: Path, *, seed: int, device: torch.device, step:
 
 
 def read_environment(directory: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run, oldest first. A missing or damaged file has none, because no run depends on it."""
+    """Return the entries of a run, oldest first. A missing or damaged file has none; no run depends on it."""
     try:
         entries = json.loads((directory / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -60,7 +60,7 @@ def read_environment(directory: Path) -> list[dict[str, Any]]:
 
 
 def begun_by_this_launch(directory: Path) -> bool:
-    """Say whether the `torchrun` that started this process also started the run last."""
+    """Return whether the `torchrun` that started this process also made the last start of the run."""
     entries = read_environment(directory)
     try:
         return not entries or entries[-1]["variables"].get(LAUNCH) == os.environ.get(LAUNCH)
@@ -79,14 +79,14 @@ def _versions() -> dict[str, str]:
 
 
 def _commit(folder: Path) -> str | None:
-    """Return the commit of a folder's checkout, with `+changes` if files differ; None if it is no checkout."""
+    """Return the commit that a folder is checked out at, with `+changes` if files differ; None without a checkout."""
     try:
-        # git also finds a repository that the package was merely installed in; its commits say nothing about the package
+        # the package may merely be installed inside of a repository, whose commits say nothing about it
         tracked, commit = _git(folder, "ls-files", "--error-unmatch", "__init__.py"), _git(folder, "rev-parse", "HEAD")
         if tracked is None or commit is None:
             return None
         return f"{commit}{'+changes' if _git(folder, 'status', '--porcelain', '-uno', '.') else ''}"
-    except (OSError, subprocess.SubprocessError):  # no git here, or one that hangs
+    except (OSError, subprocess.SubprocessError):  # there is no git, or it hangs
         return None
 
 
@@ -115,8 +115,8 @@ def _machine(device: torch.device) -> dict[str, Any]:
 def deterministic(wanted: bool) -> Iterator[None]:
     """Allow only deterministic algorithms inside the block, if `wanted`.
 
-    PyTorch then refuses operations that have no deterministic form. cuBLAS sums in a fixed order only if the environment sets
-    the size of its workspace.
+    PyTorch then refuses operations that have no deterministic form. cuBLAS sums in a fixed order only if an environment
+    variable sets the size of its workspace.
     """
     if not wanted:
         yield

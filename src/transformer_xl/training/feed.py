@@ -1,8 +1,8 @@
-"""What a step reads: the lengths of its segments, and segments of those lengths cut from a stream.
+"""What a step reads: the lengths of its segments, and the segments, which are cut from a stream.
 
-Every token of the stream is read once and in order, however it is cut. On a GPU the next segment is read while the GPU
-computes, and its copy from pinned memory waits behind that work. The saved state is the place of the next token to train on, so
-it does not contain what was read ahead.
+Every token of the stream is read once and in order, whatever the lengths are. On a GPU, the next segment is read while the GPU
+computes, and its copy from pinned memory waits for that work. The saved state is the place of the next token to train on, so
+segments that were read ahead do not matter.
 """
 
 import random
@@ -17,17 +17,17 @@ from transformer_xl.config import TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
 
-_MOST_ABOVE = 15  # three deviations
+_MOST_ABOVE = 15  # three standard deviations
 
 
 class SegmentLengths:
     """The length of each segment of a run: always the same, growing while training begins, or random.
 
-    With `varlen`, 95 % of the lengths are drawn around the length that is due, with a deviation of 5 tokens, and 5 % around
-    half of it. All lie between 5 and 15 above what is due. The authors' `get_varlen_iter` draws like this.
+    With `varlen`, 95 % of the lengths are drawn around the current length, with a deviation of 5 tokens, and 5 % around half of
+    it. All are at least 5, and at most 15 more than the current length. The authors' `get_varlen_iter` draws like this.
 
-    Seed and step alone decide a random length. So every process and a resumed run draw the same ones, and other random numbers
-    do not change.
+    A random length depends only on seed and step. So all processes and a resumed run draw the same lengths, and other random
+    numbers do not change.
 
     Example:
         >>> lengths = SegmentLengths(TrainConfig(tgt_len=32, tgt_len_start=8, tgt_len_warmup=0.5, max_steps=8))
@@ -44,7 +44,7 @@ class SegmentLengths:
         return self._config.tgt_len + (_MOST_ABOVE if self._config.varlen else 0)
 
     def at(self, step: int, index: int, *, progress: float) -> int:
-        """Return the length of segment `index` of a step, before which `progress` of the budget was used up."""
+        """Return the length of segment `index` of a step; `progress` is the share of the budget that is used up."""
         config, due = self._config, self._config.tgt_len
         if config.tgt_len_start is not None and progress < config.tgt_len_warmup:
             n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
@@ -58,23 +58,23 @@ class SegmentLengths:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a stream is."""
+    """A place in a stream."""
 
     epoch: int  # passes completed
     position: int  # index of the stream's segment within the epoch
     starts_epoch: bool
-    state: dict[str, Any]  # of the stream, to go there again
+    state: dict[str, Any]  # the stream's state, to return to this place
 
     @classmethod
     def of(cls, stream: SegmentStream) -> "Place":
-        """Return where a stream is now."""
+        """Return the present place of a stream."""
         return cls(stream.epoch, stream.position, stream.starts_epoch, stream.state_dict())
 
 
 class Feed:
     """Reads a stream in segments of the lengths asked for.
 
-    If `ahead`, `prefetch` reads ahead; None: on a GPU, which computes meanwhile.
+    If `ahead`, `prefetch` reads ahead; None: only on a GPU, which computes meanwhile.
 
     Example:
         >>> import numpy as np
@@ -87,8 +87,8 @@ class Feed:
     def __init__(self, stream: SegmentStream, device: torch.device, *, ahead: bool | None = None) -> None:
         self._stream, self._device = stream, device
         self._ahead = device.type == "cuda" if ahead is None else ahead
-        self._waiting: deque[tuple[Place, Segment]] = deque()  # read from the stream, and not or not wholly given yet
-        self._offset = 0  # tokens of the first of them that were given
+        self._waiting: deque[tuple[Place, Segment]] = deque()  # read from the stream, but not fully returned
+        self._offset = 0  # tokens of the first of them that were returned
 
     @property
     def place(self) -> Place:
@@ -97,12 +97,12 @@ class Feed:
 
     @property
     def starts_epoch(self) -> bool:
-        """True if the next token is the first of an epoch, where memory begins anew."""
+        """Whether the next token is the first of an epoch, where memory begins anew."""
         return self._offset == 0 and self.place.starts_epoch
 
     @property
     def epochs(self) -> float:
-        """Passes done, and the share of the present one."""
+        """Passes through the stream, with a fraction for the present one."""
         place = self.place
         begun = self._offset / self._waiting[0][1].ids.shape[1] if self._offset else 0
         return place.epoch + (place.position + begun) / self._stream.segments_per_epoch
@@ -127,7 +127,7 @@ class Feed:
         )
 
     def prefetch(self, n_token: int) -> None:
-        """Start to copy the next `n_token` tokens of each lane. Call it after the device was given its work."""
+        """Start to copy the next `n_token` tokens of each lane. Call it when the device has its work."""
         while self._ahead and sum(segment.ids.shape[1] for _, segment in self._waiting) - self._offset < n_token:
             self._fetch()
 
@@ -139,7 +139,7 @@ class Feed:
         """Go to a place that `state_dict` returned.
 
         Raises:
-            ConfigError: it belongs to another text or layout, or is damaged.
+            ConfigError: the place belongs to another text or layout, or is damaged.
         """
         self._waiting.clear()
         self._offset = 0

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules, made from `OptimConfig`."""
+"""Makes optimizers and learning-rate schedules from `OptimConfig`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ Named = dict[str, nn.Parameter]
 
 
 class Optimizers:
-    """One or two optimizers that step together, as `OPTIMIZERS` makes them."""
+    """The one or two optimizers of a model, which step together; `OPTIMIZERS` makes them."""
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         named = dict(model.named_parameters())
@@ -41,7 +41,7 @@ class Optimizers:
         """Return moments and counters by parameter name, for a checkpoint.
 
         Raises:
-            TypeError: an optimizer keeps something else, which a resumed run would lack.
+            TypeError: an optimizer keeps something other than tensors, which a resumed run would lack.
         """
         tensors: dict[str, Tensor] = {}
         for part in self.parts:
@@ -55,14 +55,16 @@ class Optimizers:
         return tensors
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state_tensors` returned."""
+        """Restore what `state_tensors` returned."""
         parameters = {name: parameter for parameter, name in self._names.items()}
         owners = {p: part for part in self.parts for group in part.param_groups for p in group["params"]}
         for full_name, value in tensors.items():
             name, _, key = full_name.rpartition("|")
             parameter = parameters[name]
             owner = owners[parameter]
-            counts_on_device = any(group.get("fused") for group in owner.param_groups)  # the count of steps
+            counts_on_device = any(
+                group.get("fused") for group in owner.param_groups
+            )  # its count of steps is on the device, too
             if value.shape == parameter.shape:
                 value = own_part(value, parameter)
             elif counts_on_device:
@@ -71,7 +73,7 @@ class Optimizers:
 
 
 def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for all other parameters."""
+    """Make Muon for the matrices inside the layers, and AdamW for all other parameters."""
     inside = {name: p for name, p in named.items() if _in_layers(name, p)}
     rest = {name: p for name, p in named.items() if name not in inside}
     return [
@@ -81,7 +83,7 @@ def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
 
 
 def _adam(named: Named, config: OptimConfig) -> dict[str, Any]:
-    """Return the arguments of Adam and AdamW: fused, where the device allows it, is one pass over memory instead of a dozen."""
+    """Return the arguments of Adam and AdamW. A fused step passes over memory once instead of a dozen times."""
     fused = all(p.device.type in ("cpu", "cuda") for p in named.values())
     return {"betas": config.betas, "eps": config.eps, **({"fused": True} if fused else {})}
 
@@ -93,15 +95,15 @@ OPTIMIZERS: dict[str, Callable[[Named, OptimConfig], list[torch.optim.Optimizer]
     "lamb": lambda named, c: [Lamb(_groups(named, c, lr=c.lr), lr=c.lr, betas=c.betas, eps=c.eps)],
     "muon": _muon,
 }
-"""How each optimizer is made from parameters by name; `OptimConfig.optimizer` names them."""
+"""Functions that make the optimizers from parameters by name; the keys are values of `OptimConfig.optimizer`."""
 
 
 def _groups(named: Named, config: OptimConfig, *, lr: float) -> list[dict[str, Any]]:
-    """Part parameters by their learning rate, and by whether they are decayed."""
+    """Group parameters by learning rate, and by whether they are decayed."""
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         rate = lr * config.embedding_lr_ratio if name.startswith("embedding.") else lr
-        # biases and norms have one dimension; what the model itself holds, such as u, v and tables of positions, is no matrix
+        # biases and norms have one dimension; u, v and tables of positions, which the model itself holds, are no matrices
         is_matrix = parameter.dim() == 2 and "." in name
         is_decayed = {"all": True, "layers": _in_layers(name, parameter)}.get(config.decayed, is_matrix)
         groups.setdefault((rate, is_decayed), []).append(parameter)
@@ -116,7 +118,7 @@ def _in_layers(name: str, parameter: nn.Parameter) -> bool:
 
 
 def state_bytes(model: nn.Module, config: OptimConfig) -> int:
-    """Return the bytes that the optimizers of a model keep between steps, without computing or allotting anything."""
+    """Return the bytes that the optimizers of a model keep between steps, without allocating them."""
     named = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in model.named_parameters()}
     for parameter in named.values():
         parameter.grad = torch.empty_like(parameter)
@@ -128,18 +130,18 @@ def state_bytes(model: nn.Module, config: OptimConfig) -> int:
 
 
 class Schedule:
-    """The factor on the learning rate, from the step and the share of the budget that is used up."""
+    """The factor on the learning rate. It depends on the step and on the share of the budget that is used up."""
 
     def __init__(self, config: OptimConfig) -> None:
         self.config = config
         self.plateau_factor, self.best_loss, self.waiting = 1.0, math.inf, 0
 
     def factor(self, step: int, progress: float) -> float:
-        """Return the factor for a step, before which `step` steps and the share `progress` of the budget were used up."""
+        """Return the factor for the next step, after `step` steps and the share `progress` of the budget."""
         config = self.config
         warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
         if config.decay_after_warmup:
-            # the share of the budget that warm-up took, at the mean pace so far: exact unless the budget is time
+            # the share of the budget that warm-up took, at the mean pace so far; exact unless the budget is time
             before = progress * min(1.0, config.warmup_steps / max(step, 1))
             progress = (progress - before) / (1 - before) if before < 1 else 0.0
         return warmup * self._shape(step, min(progress, 1.0))
@@ -160,7 +162,7 @@ class Schedule:
                 return 1.0
 
     def validated(self, loss: float) -> None:
-        """Take note of a validation loss: `plateau` lowers the rate after `plateau_patience` without improvement."""
+        """Record a validation loss: `plateau` lowers the rate after `plateau_patience` losses without improvement."""
         if loss < self.best_loss:
             self.best_loss, self.waiting = loss, 0
             return
@@ -169,19 +171,19 @@ class Schedule:
             self.plateau_factor, self.waiting = self.plateau_factor * self.config.plateau_factor, 0
 
     def state_dict(self) -> dict[str, float | int | None]:
-        """Return what validations have changed, as JSON scalars."""
+        """Return the state that validations change, as JSON scalars."""
         best = None if math.isinf(self.best_loss) else self.best_loss
         return {"plateau_factor": self.plateau_factor, "best_loss": best, "waiting": self.waiting}
 
     def load_state_dict(self, state: dict[str, float | int | None]) -> None:
-        """Put back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
         best = state["best_loss"]
         self.plateau_factor, self.waiting = float(state["plateau_factor"] or 0), int(state["waiting"] or 0)
         self.best_loss = math.inf if best is None else float(best)
 
 
 def finite_norm(parameters: Iterator[nn.Parameter], clip: float | None) -> tuple[Tensor, bool]:
-    """Clip gradients in place; return their global norm before, and whether all were finite. Without `clip`, only measure."""
+    """Clip gradients in place, unless `clip` is None. Return their global norm before, and whether all were finite."""
     norm = nn.utils.clip_grad_norm_(parameters, math.inf if clip is None else clip)
     norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
     return norm, bool(torch.isfinite(norm))

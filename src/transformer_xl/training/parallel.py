@@ -21,8 +21,8 @@ from transformer_xl.world import World
 class Parallel:
     """Calls a model so that a backward pass leaves the mean gradient of all processes in each.
 
-    With `ddp` each process holds weights, gradients and optimizer state whole. With `fsdp` each holds a part of every tensor
-    and borrows the other parts layer by layer, so the model need not fit into one device's memory. `fsdp` changes the model in
+    With `ddp`, each process holds all weights, gradients and optimizer states. With `fsdp`, each holds a part of every tensor
+    and fetches the other parts layer by layer, so the model need not fit into one device's memory. `fsdp` changes the model in
     place, and moves it to the device layer by layer.
     """
 
@@ -40,13 +40,13 @@ class Parallel:
             self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:
-        """Let DDP see a backward pass, after which it packs and adds gradients in the order in which they came.
+        """Run a backward pass, after which DDP packs and adds gradients in the order in which they came.
 
-        If the first step fixed this order instead, so would the first step after a resumption. With three or more processes,
-        its bits would then differ from those of a run that went on.
+        Otherwise the first step would fix this order, and so would the first step of a resumed run. With three or more
+        processes, the resumed run would then have other bits than a run that was not interrupted.
         """
         ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
-        # without being told which, fork_rng warns of many GPUs, and touches all of them
+        # without this list, fork_rng warns of many GPUs and touches all of them
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), autocast(self.model.device, precision):
             out = self._call(ids, labels=ids)
@@ -70,15 +70,15 @@ class Parallel:
 
 
 def _shard(model: LanguageModel, world: World, precision: Precision, device: torch.device) -> None:
-    """Divide each layer, then the rest of the model, over all processes; each part moves to the device just before."""
+    """Divide each layer, then the rest of the model, over all processes. Each moves to the device just before."""
     mesh = init_device_mesh(device.type, (world.size,))
-    # Layers are sent in the type of the matrix products; gradients are added in fp32. Embedding and softmax stay fp32, as do
-    # the states that layers add to. On a CPU, layer norm takes fp32 states with fp32 weights only.
+    # Layers are sent in the type of the matrix products; gradients are added in fp32. Embedding and softmax stay fp32, and so
+    # do the states that layers add to. On a CPU, layer norm needs fp32 weights for fp32 states.
     narrow = precision == "bf16" and device.type == "cuda"
     sent = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if narrow else None, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    # losses and memories are views, but nobody changes them in place
+    # losses and memories are views, but nothing changes them in place
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     for layer in model.layers:
         fully_shard(layer, mesh=mesh, mp_policy=sent)
@@ -86,9 +86,9 @@ def _shard(model: LanguageModel, world: World, precision: Precision, device: tor
 
 
 def whole(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
-    """Return tensors, with those in parts put together on the CPU.
+    """Return whole tensors; divided ones are put together on the CPU.
 
-    All processes call it. Only the first one gets the tensors, because a machine may have memory for one copy only.
+    All processes call it. Only the first one gets the tensors, because a machine may have memory for only one copy.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
@@ -99,12 +99,12 @@ def whole(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
 
 
 def own_part(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor on the device of `like`, or, if `like` is in parts, the same part of it."""
+    """Return a whole tensor on the device of `like`, or the same part of it if `like` is divided."""
     if not isinstance(like, DTensor):
         return tensor.to(like.device)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor."""
+    """Return the part of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

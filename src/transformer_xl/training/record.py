@@ -1,7 +1,7 @@
-"""The record of a run: `metrics.jsonl`, the loss curve as a picture, and other programs that log it.
+"""The record of a run: `metrics.jsonl`, a picture of the loss curve, and other programs that log it.
 
-TensorBoard, Weights & Biases and trackio are imported only when they are asked for. The run's directory keeps its identity in
-each, so a resumed run goes on in the same place. None of them may end a training, because `metrics.jsonl` has everything.
+TensorBoard, Weights & Biases and trackio are imported only on request. The run's directory keeps the run's name in each of
+them, so a resumed run goes on in the same place. No failure of theirs ends a training, because `metrics.jsonl` has everything.
 """
 
 import json
@@ -27,17 +27,17 @@ PROJECT = "transformer_xl"
 _LOGGERS = ("tensorboard", "wandb", "trackio")
 _REMEDY = "free disk space, then --resume"
 
-Warn = Callable[[str], None]  # takes a line that a person should see
+Warn = Callable[[str], None]  # shows a line of warning
 
 
 class Record:
-    """Append-only log of a run, one JSON object per line; `kind` is train, valid, sample or final.
+    """Log of a run, a JSON object per line; the `kind` of an entry is train, valid, sample or final.
 
     Without `loggers`, TensorBoard is used if it is installed. A logger that fails causes a warning and ends no run.
 
     Raises:
         ConfigError: an unknown logger, or one that is not installed.
-        CheckpointError: here and in all methods that write, the directory cannot be written.
+        CheckpointError: the directory cannot be written; all methods that write may raise it.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Record:
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 entry: dict[str, Any] = {"kind": kind, "step": step}
-                for name, value in values.items():  # JSON has no infinity; a perplexity may be infinite
+                for name, value in values.items():  # JSON has no infinity, but a perplexity may be infinite
                     entry[name] = None if isinstance(value, float) and not math.isfinite(value) else value
                 file.write(_line(entry))
         except OSError as error:
@@ -71,7 +71,7 @@ class Record:
         self._call_loggers(lambda logger: logger.log(kind, step, values))
 
     def sync(self) -> None:
-        """Force every entry to the disk, before a checkpoint that counts on them."""
+        """Force all entries to the disk. A checkpoint relies on them, so call this before it is saved."""
         try:
             with self.path.open("rb") as file:
                 os.fsync(file.fileno())
@@ -81,7 +81,7 @@ class Record:
             raise _unwritable(self.directory, error) from None
 
     def rewind(self, step: int) -> None:
-        """Drop the entries after `step`, and a half-written last line: a resumed run writes them again."""
+        """Drop the entries after `step` and a half-written last line, because a resumed run writes them again."""
         if not self.path.exists():
             return
         entries = read_metrics(self.directory)
@@ -100,7 +100,7 @@ class Record:
         return _draw(entries, self.directory / "loss.png")
 
     def close(self) -> None:
-        """Let all loggers send what they have left."""
+        """Let all loggers send their remaining entries."""
         self._call_loggers(lambda logger: logger.close())
 
     def _call_loggers(self, call: Callable[["Logger"], object]) -> None:
@@ -123,7 +123,7 @@ def _unwritable(directory: Path, error: OSError) -> CheckpointError:
 
 
 def _line(entry: dict[str, Any]) -> str:
-    # ASCII: a byte-level model may write lone surrogates, or line ends other than \n
+    # in ASCII, because a byte-level model may write lone surrogates, or line ends other than \n
     return json.dumps(entry, allow_nan=False) + "\n"
 
 
@@ -158,7 +158,7 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
 
 
 def check_loggers(names: Sequence[str]) -> None:
-    """Refuse names that are unknown or not installed, with a `ConfigError`."""
+    """Raise `ConfigError` for a logger that is unknown or not installed."""
     for name in names:
         if name not in _LOGGERS:
             raise ConfigError(f"unknown logger '{name}'; {did_you_mean(name, _LOGGERS)}")
@@ -178,15 +178,15 @@ class Logger:
         raise NotImplementedError
 
     def rewind(self, step: int) -> None:
-        """Drop the entries after `step`, where that is possible: a resumed run logs them again."""
+        """Drop the entries after `step`, if that is possible, because a resumed run logs them again."""
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining entries."""
         raise NotImplementedError
 
 
 class _TensorBoard(Logger):
-    """Opened with the first entry, because only then is it known which earlier entries it must forget."""
+    """TensorBoard. It opens with the first entry, because only then is it known which old entries it must forget."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -214,7 +214,7 @@ class _TensorBoard(Logger):
 
 
 class _Service(Logger):
-    """A run of W&B or trackio, which takes numbers."""
+    """A run in W&B or trackio, which log numbers only."""
 
     def __init__(self, run: Any, send: Callable[[dict[str, float], int], object]) -> None:
         self._run, self._send = run, send
@@ -239,7 +239,7 @@ def _open_logger(name: str, directory: Path, identity: str, settings: Mapping[st
 
 
 def _tensorboard(directory: Path, forgotten_from: int | None) -> Any:
-    """Return a TensorBoard writer, None without the package; it no longer shows what was logged from a step on."""
+    """Return a TensorBoard writer that forgets all entries from a step on; None without the package."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -254,10 +254,10 @@ def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], war
     options |= {"dir": str(directory), "config": dict(settings)}
     try:
         run = wandb.init(**options)
-    except Exception as error:  # no key, no network: what is logged offline can be sent later
+    except Exception as error:  # without a key or a network, it logs offline, and that log can be sent later
         warn(f"wandb cannot be reached ({_reason(error)}); it logs offline, send it with wandb sync {directory}/wandb/*")
         run = wandb.init(**options, mode="offline")
-    # values carry their step: a resumed run may log a step again, which W&B's own counter would refuse
+    # a value carries its step, because W&B's own counter refuses a step that a resumed run logs again
     run.define_metric("step")
     run.define_metric("*", step_metric="step")
     return _Service(run, lambda numbers, step: run.log({**numbers, "step": step}))
@@ -275,7 +275,7 @@ def _identity(directory: Path, logger: str) -> str:
     """Return the run's random name in a logger, kept in the run's directory."""
     path = directory / "loggers.json"
     known: dict[str, str] = {}
-    with suppress(FileNotFoundError, ValueError):  # none yet, or damaged: then the run begins anew there
+    with suppress(FileNotFoundError, ValueError):  # there is none, or it is damaged; the run then gets a new name
         known = json.loads(path.read_text(encoding="utf-8"))
     if logger not in known:
         known[logger] = uuid4().hex[:8]

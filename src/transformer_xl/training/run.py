@@ -1,7 +1,7 @@
 """A training run from start to end: start or resume, learn, validate, save, stop cleanly.
 
-The functions below `train` stand in the order in which a run calls them. All processes of a run call all of them; the first
-one writes and speaks for all.
+The functions below `train` stand in the order in which a run calls them. All processes of a run call all of them. Only the
+first process writes files and prints.
 """
 
 import math
@@ -40,9 +40,9 @@ class Outcome:
     """How a call of `train` ended."""
 
     directory: Path
-    finished: bool  # the budget is used up; False if a signal ended the run
-    step: int  # steps done
-    score: Score | None = None  # validation, with memory; None if there is no such split or the run did not finish
+    finished: bool  # whether the budget is used up; False if a signal ended the run
+    step: int  # steps so far
+    score: Score | None = None  # validation, with memory; None without such a split, and if the run did not finish
     score_without_memory: Score | None = None  # None if the model has no memory
     picture: Path | None = None  # the loss curve
     score_of_average: Score | None = None  # averaged weights, with memory; None without `train.average`
@@ -50,11 +50,11 @@ class Outcome:
 
 @dataclass
 class Interval:
-    """Sums since the last line of the log; checkpoints hold them, so that a resumed run logs the same lines."""
+    """Sums since the last line of the log. Checkpoints hold them, so a resumed run logs the same lines."""
 
-    nats: float = 0.0  # without skipped steps, as are tokens and scored
+    nats: float = 0.0  # this, tokens and scored leave out skipped steps
     tokens: int = 0
-    scored: int = 0  # tokens that nats sums over
+    scored: int = 0  # tokens in the sum of nats
     seconds: float = 0.0  # of all steps
 
     def add(self, result: StepResult, seconds: float) -> None:
@@ -67,22 +67,22 @@ class Interval:
 
     @property
     def loss(self) -> float | None:
-        """Nats per token, None if every step was skipped."""
+        """Nats per token; None if every step was skipped."""
         return self.nats / self.scored if self.scored else None
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best validation so far: its loss in nats per token, and the step after which it was found."""
+    """The best validation so far: its loss in nats per token, and its step."""
 
     loss: float
     step: int
-    average: bool = False  # the averaged weights have this loss, not the plain ones
+    average: bool = False  # whether it is the loss of the averaged weights
 
 
 @dataclass
 class Run:
-    """What a run works with, and what it counts."""
+    """The parts of a run, and its counts."""
 
     directory: RunDirectory
     config: RunConfig
@@ -96,7 +96,7 @@ class Run:
 
     @property
     def store(self) -> CheckpointStore:
-        """Its checkpoints."""
+        """The run's checkpoints."""
         return self.directory.store(keep=self.config.train.keep_checkpoints)
 
     def note(self, kind: str, **values: Any) -> None:
@@ -105,7 +105,7 @@ class Run:
             self.record.write(kind, self.trainer.step, **values)
 
     def outcome(self, *, finished: bool, **scores: Score | None) -> Outcome:
-        """Draw the loss curve, and say how the run ended."""
+        """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw() if self.record else None
         return Outcome(self.directory.path, finished, self.trainer.step, picture=picture, **scores)
 
@@ -122,16 +122,16 @@ def train(
 ) -> Outcome:
     """Train a model, or go on training one.
 
-    Started by `torchrun`, all processes train it together. The first one writes and speaks for all.
+    If `torchrun` starts several processes, they train it together. Only the first one writes files and prints.
 
     Args:
-        recipe: name or TOML file, or the settings themselves; None: `quickstart`, or when resuming whatever the run is.
+        recipe: name or TOML file, or the settings themselves; None: `quickstart`, or the run's own recipe when it is resumed.
         out: directory of the run; None: `runs/<recipe>`.
-        overrides: `section.key=value`, laid over the recipe.
-        corpus: name, file, directory or glob; a directory that holds the recipe's named corpus serves as its source.
+        overrides: `section.key=value`, which replace settings of the recipe.
+        corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
         resume: go on with the run in `out`, or start it if there is none.
         loggers: `tensorboard`, `wandb` or `trackio`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
-        display: where progress is shown; None: stderr.
+        display: shows the progress; None: on stderr.
 
     Returns:
         How it ended.
@@ -143,7 +143,7 @@ def train(
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
         with world.agreed():
             directory = RunDirectory(Path("runs") / asked_settings(recipe, overrides).name if out is None else out)
-        # torchrun repeats the whole command when it starts processes anew, even if the directory holds another run
+        # when torchrun restarts processes, it repeats the command, although the directory may hold another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
         goes_on = world.from_first(resume and directory.holds_run)
         with world.agreed():
@@ -171,7 +171,7 @@ def train(
             _restore(run)
         with world.agreed():
             if world.first:
-                if goes_on and run.config != directory.config():  # the next --resume goes on with these settings
+                if goes_on and run.config != directory.config():  # the next --resume uses these settings
                     directory.save_config(run.config)
                 write_environment(directory.path, seed=run.config.train.seed, device=run.trainer.device, step=run.trainer.step)
         with _stop_signal(once=world.alone) as stopped:
@@ -204,7 +204,7 @@ def _set_up(
     record = None
     with world.agreed():
         if world.first:
-            if fresh:  # only now is it certain that the run can start; until here nothing was written
+            if fresh:  # nothing was written until now, when it is certain that the run can start
                 directory.create(config, corpus.tokenizer)
             settings = config.model_dump(mode="json")
             record = Record(directory.path, loggers=loggers, settings=settings, warn=display.warn)
@@ -223,7 +223,7 @@ def _set_up(
 
 
 def _restore(run: Run) -> None:
-    """Go back to the newest undamaged checkpoint, and drop what log and store have after it."""
+    """Go back to the newest undamaged checkpoint; drop later entries of the log and later checkpoints."""
     world = run.world
     checkpoint: Checkpoint | None = None
     with world.agreed():
@@ -293,7 +293,7 @@ def _learn(run: Run, stopped: list[int]) -> None:
 
 
 def _log(run: Run, result: StepResult, *, final: bool) -> None:
-    """Show progress; `final` also closes the interval and writes it down."""
+    """Show the progress. `final` also writes the interval to the log and begins a new one."""
     interval, trainer = run.interval, run.trainer
     speed = interval.tokens / max(interval.seconds, 1e-9)
     loss = interval.loss
@@ -352,7 +352,7 @@ def _validate(run: Run) -> Best | None:
 
 
 def _score(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | None) -> Score:
-    """Evaluate on a split or its beginning, with a separate memory that leaves training's as it is."""
+    """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change."""
     text, reading = beginning(split, run.corpus.tokenizer, limit), Reading.of_run(run.config)
     return evaluate(
         run.trainer.model,
@@ -375,7 +375,7 @@ def _score_of_average(run: Run, split: TokenSplit, *, limit: int | None) -> Scor
 
 
 def _sample(run: Run, split: TokenSplit) -> str:
-    """Continue the first tokens of the validation split, without training's random numbers."""
+    """Continue the first tokens of the validation split, with separate random numbers."""
     written = generate(
         run.trainer.model,
         np.asarray(split.ids[:32], dtype=np.int64).tolist(),
@@ -388,9 +388,9 @@ def _sample(run: Run, split: TokenSplit) -> str:
 
 
 def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
-    """Save a checkpoint and return its step; a failure ends the run only for the last one (`must`)."""
+    """Save a checkpoint and return its step. A failure ends the run only if `must`, as for the last checkpoint."""
     trainer = run.trainer
-    if trainer.bad_in_a_row and not must:  # the run may be about to fail, and this would replace a good checkpoint
+    if trainer.bad_in_a_row and not must:  # the run may be about to fail, and a bad checkpoint would replace a good one
         return None
     newest_best = best or run.best
     record: dict[str, Any] = {
@@ -421,7 +421,7 @@ def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
 
 
 def _conclude(run: Run) -> Outcome:
-    """Score the finished model on the whole validation split, with and without its memory, and report the difference."""
+    """Score the finished model on the whole validation split, with and without memory, and report the difference."""
     split = run.corpus.splits["valid"]
     trainer, say = run.trainer, run.display.say
     say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
@@ -450,10 +450,10 @@ def _conclude(run: Run) -> Outcome:
 
 @contextmanager
 def _stop_signal(*, once: bool) -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list, which the loop looks at between steps, instead of dying.
+    """Collect SIGINT and SIGTERM in a list instead of dying; the training loop looks at it between steps.
 
-    With `once`, a second signal acts as it always did. Under `torchrun` it must not, because `torchrun` passes on what the
-    terminal has already sent to all processes.
+    With `once`, a second signal has its usual effect. Under `torchrun` it must not, because the terminal sends a signal to all
+    processes, and `torchrun` sends it to them again.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}
@@ -466,7 +466,7 @@ def _stop_signal(*, once: bool) -> Iterator[list[int]]:
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             previous[number] = signal.signal(number, handle)
-    except ValueError:  # not the main thread: whoever runs it handles signals
+    except ValueError:  # not the main thread, so the caller handles signals
         pass
     try:
         yield received

@@ -38,7 +38,7 @@ def resumed_settings(
     """Return a run's own settings with overrides.
 
     Raises:
-        CheckpointError: another recipe, text or tokenizer, or a changed setting that its checkpoints depend on.
+        CheckpointError: recipe, text, tokenizer or a setting that checkpoints depend on has changed.
     """
     saved = directory.config()
     if recipe is not None and (name := asked_settings(recipe).name) != saved.name:
@@ -63,7 +63,7 @@ def resumed_settings(
 
 
 def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
-    """Return what must be the same in all processes; the corpus may lie in different places."""
+    """Return what must be the same in all processes. Only the place of the corpus may differ."""
     settings = config.model_dump(mode="json", exclude={"data": {"directory"}})
     sizes = {name: len(split.ids) for name, split in corpus.splits.items()}
     text = {"text": corpus.training_sha256, "tokens": sizes, "vocabulary": corpus.tokenizer.fingerprint}
@@ -125,15 +125,15 @@ def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | No
 
 @dataclass(frozen=True)
 class Start:
-    """What training starts from."""
+    """The start of a training."""
 
-    config: RunConfig  # completed with what depends on text and machine
+    config: RunConfig  # with the settings that depend on text and machine filled in
     model: LanguageModel
     stream: SegmentStream
     device: torch.device
     precision: Precision
     why_precision: str
-    comparison: Comparison | None  # None: the run is compared with no recipe, or the recipe is gone
+    comparison: Comparison | None  # None: there is no recipe to compare with, or it is gone
 
 
 def begin(
@@ -144,14 +144,13 @@ def begin(
     with_weights: bool = True,
     warn: Callable[[str], None] | None = None,
 ) -> Start:
-    """Make what training starts from, or refuse what it would fail at.
+    """Prepare the start of a training, and refuse settings that it would fail at.
 
-    Without `with_weights` it only checks. A resumed run gives `warn`: if the recipe to compare with is gone, that is a warning
-    then, and an error otherwise.
+    Without `with_weights` it only checks. A resumed run gives `warn`; a missing recipe to compare with is then only a warning.
 
     Raises:
-        ConfigError: settings that cannot work together, with this vocabulary or on this machine.
-        CorpusError: a text too short for one segment per lane.
+        ConfigError: settings cannot work together, with this vocabulary or on this machine.
+        CorpusError: the text is too short for one segment per lane.
     """
     with world.agreed():
         device = choose_device(config.train.device)
@@ -199,5 +198,5 @@ def begin(
 
 
 def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
-    """Refuse, as `begin` does, what a new run that trains alone would fail at; it makes no weights and writes nothing."""
+    """Refuse what a new run in a single process would fail at, as `begin` does, without making weights."""
     begin(config, corpus, World(), with_weights=False)

@@ -1,7 +1,7 @@
 """The state of a training run and its one step. Nothing here prints, evaluates or touches the disk.
 
-Every part of the state goes into a checkpoint and comes back bit by bit, so a resumed run equals the uninterrupted run:
-weights, their average, optimizer moments, each lane's memory, random generators, stream position, schedule and counters.
+A checkpoint holds every part of the state, bit by bit: weights, their average, optimizer moments, each lane's memory, random
+generators, stream position, schedule and counters. So a resumed run equals the uninterrupted run.
 """
 
 import math
@@ -34,18 +34,18 @@ class StepResult:
 
     nats: float  # summed; NaN or infinite if the step was skipped for that
     tokens: int  # read
-    scored: int  # tokens that nats sums over: fewer than tokens with train.loss="half"
+    scored: int  # tokens in the sum of nats; with train.loss="half" fewer than were read
     grad_norm: float  # global, before clipping
     rate: float  # factor on the learning rate
-    skipped: bool  # no update, because loss or gradients were not finite
+    skipped: bool  # no update was made, because loss or gradients were not finite
 
 
 class Trainer:
-    """A model in training; it is moved to `device`. `stream` reads the lanes of this process alone.
+    """A model in training, which is moved to `device`. `stream` reads only the lanes of this process.
 
     Raises:
-        ConfigError: `train` asks for an attention backend or a compiler that cannot run here, or for lanes that cannot be
-            divided so.
+        ConfigError: `train` asks for an attention backend or a compiler that cannot run here, or for lanes that do not divide
+            evenly.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class Trainer:
         self.precision: Precision = precision
         self.parallel = Parallel(model, self.world, how=train.parallel, precision=precision, device=device)
         self.device = model.device
-        # Layers are alike, so inductor compiles one for all, when one first gets tensors of a shape. Compiling the whole model
-        # would take as many times as long, and the compiler would trace the choice of a backend.
+        # All layers are alike, so the compiler compiles a layer once for all, when it first meets tensors of a shape. The whole
+        # model would take n_layer times as long, and the compiler would trace the choice of a backend.
         layer = torch.compile(run_layer) if train.compile else run_layer
         self.execution = Execution(train.attention, train.checkpoint_layers, layer)
-        if self.world.rank:  # the same weights, but other random numbers
+        if self.world.rank:  # other processes have the same weights, but other random numbers
             torch.manual_seed(train.seed + self.world.rank)
         self.feed, self.lengths = Feed(stream, self.device), SegmentLengths(train)
         self.average = Average(train)
@@ -84,7 +84,7 @@ class Trainer:
 
     @property
     def progress(self) -> float:
-        """Share of the budget that is used up, by whichever limit is nearest."""
+        """The share of the budget that is used up, by the nearest limit."""
         config = self.config
         used = ((self.step, config.max_steps), (self.tokens, config.max_tokens), (self.feed.epochs, config.max_epochs))
         return max(
@@ -94,7 +94,7 @@ class Trainer:
 
     @property
     def finite(self) -> bool:
-        """True if all weights are finite numbers, in all processes."""
+        """Whether all weights are finite numbers, in all processes."""
         own = all(bool(torch.isfinite(local(parameter)).all()) for parameter in self.model.parameters())
         return not self.world.any(not own)
 
@@ -104,7 +104,7 @@ class Trainer:
         If the loss or a gradient is not finite, the stream moves on and everything else stays as it was.
 
         Raises:
-            TrainingError: that happened `max_bad_steps` times in a row.
+            TrainingError: this happened `max_bad_steps` times in a row.
         """
         begin = time.perf_counter()
         place = self.feed.place
@@ -137,7 +137,7 @@ class Trainer:
         if self.scaler.is_enabled():
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
         self._count(n_token, finite=finite, overflow=overflow, place=(place.epoch, place.position))
-        # where time is the budget, all processes count that of the first, so that they end at the same step
+        # with a budget of time, all processes count the first one's time, so that they end at the same step
         seconds = time.perf_counter() - begin
         self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
         return StepResult(nats, n_token, n_scored, float(norm), rate, skipped=not finite)
@@ -146,7 +146,7 @@ class Trainer:
         return segment.ids.shape[1] // 2 if self.config.loss == "half" else 0
 
     def _next_segments(self) -> list[Segment]:
-        """Read what one update learns from; it ends where an epoch ends, because memory does not go on there."""
+        """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
         progress, segments = self.progress, []
         for index in range(self.config.tbptt_segments):
             if segments and self.feed.starts_epoch:
@@ -155,7 +155,7 @@ class Trainer:
         return segments
 
     def _forward_backward(self, segments: list[Segment], n_scored: int, progress: float) -> tuple[Tensor, list[Memory]]:
-        """Accumulate gradients of the mean loss over groups of lanes; return summed nats and the memories."""
+        """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
         for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
@@ -179,7 +179,7 @@ class Trainer:
                     mems = out.mems
                     losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
                     total += out.nll.detach().double().sum()
-                # the mean over this process's tokens: all have as many, so the mean of their gradients is that of all tokens
+                # all processes have equally many tokens, so the mean of their gradients is that of all tokens
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
             new_mems.append(mems.detach())
         return total, new_mems
@@ -188,10 +188,10 @@ class Trainer:
         self.step += 1
         self.tokens += tokens
         self.skipped += not finite
-        # an overflow at a loss scale above 1 is how fp16 finds its scale, not a defect of the run
+        # at a loss scale above 1, an overflow is no defect: that is how fp16 finds its scale
         self.bad_in_a_row = 0 if finite else self.bad_in_a_row + (not overflow)
         if self.bad_in_a_row >= self.config.max_bad_steps:
-            with self.world.agreed():  # all come here, and one tells of it
+            with self.world.agreed():  # all processes come here, and one reports it
                 raise TrainingError(
                     f"no finite loss and gradient in {self.bad_in_a_row} steps in a row (up to step {self.step}, "
                     f"epoch {place[0]}, segment {place[1]}); no weights were changed by them; resume with a lower optim.lr or "
@@ -203,7 +203,7 @@ class Trainer:
         return [self.model.init_mems(rows) for _ in range(self.config.accumulate)]
 
     def _own_lanes(self, training: dict[str, Tensor]) -> list[Memory]:
-        """Return the memory of this process's lanes, a part for each group of lanes."""
+        """Return the memory of this process's lanes, one for each group of lanes."""
         lanes = type(self.mems[0]).from_state_dict(_under("mems.", training))
         n_group = lanes.batch_size // self.world.size // self.config.accumulate
         first = self.world.rank * n_group * self.config.accumulate
@@ -222,9 +222,9 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def checkpoint(self, record: dict[str, Any]) -> Checkpoint | None:
-        """Return the whole state and the caller's `record` of JSON values. Store it before the next step: it is no copy.
+        """Return the whole state with the caller's `record` of JSON values. It is no copy, so store it before the next step.
 
-        All processes call it. The first one gets a state that any number of processes can go on from, the others None.
+        All processes call it. The first one gets the state, which any number of processes can go on from; the others get None.
         """
         training = _named("optimizer.", whole(self.optimizers.state_tensors(), self.world))
         training |= _named(AVERAGE_PREFIX, whole(self.average.weights, self.world))
@@ -253,9 +253,9 @@ class Trainer:
         return Checkpoint(step=self.step, model=model, training=training, state=state)
 
     def restore(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """Put a state back and return the caller's record.
+        """Restore a state and return the caller's record.
 
-        If another number of processes saved it, memory and text are divided anew, and only random numbers go on differently.
+        If another number of processes saved it, memory and text are divided anew, and only random numbers differ.
         """
         state, training = checkpoint.state, checkpoint.training
         self.feed.load_state_dict(state)
@@ -281,7 +281,7 @@ class Trainer:
 def check_settings(
     model: LanguageModel, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> None:
-    """Refuse settings that cannot work together here, before processes wait for each other; see `Trainer`."""
+    """Refuse settings that cannot work together, before processes wait for each other; see `Trainer`."""
     n_lanes = train.batch_size // world.size
     if n_lanes % train.accumulate:
         raise ConfigError(
@@ -301,7 +301,7 @@ def check_settings(
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse to compile for a device where that cannot work, with a `ConfigError`."""
+    """Raise `ConfigError` if the compiler cannot work for a device."""
     problem = cannot_compile(device)
     if problem:
         raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
