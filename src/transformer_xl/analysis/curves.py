@@ -76,7 +76,7 @@ def open_texts(
     limit: int,
     warn: Callable[[str], object],
 ) -> Iterator[tuple[ComparedRun, Opened, Text]]:
-    """Open one run after another, each with at most `limit` tokens of a split; see `split_text` for `split` and `corpus`.
+    """Open one run after another, and at most `limit` tokens of a split for each; see `split_text` for `split` and `corpus`.
 
     If vocabularies differ, it warns that equally many tokens are unequal parts of a text.
     """

@@ -67,7 +67,7 @@ def draw(
         if line.look == "level":
             axes.axhline(line.y[0], label=line.name, color=style["color"], linestyle="-.", linewidth=1.5)
             continue
-        dot: dict[str, Any] = {"marker": "."} if len(line.x) == 1 else {}  # a line of one point would not be seen
+        dot: dict[str, Any] = {"marker": "."} if len(line.x) == 1 else {}  # a line of one point is invisible
         axes.plot(line.x, line.y, label=line.name, **style | _LOOKS[line.look] | dot)
         if line.low is not None and line.high is not None:
             axes.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.2, linewidth=0)

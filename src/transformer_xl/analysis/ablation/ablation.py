@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.analysis.ablation.budget import Pace
-from transformer_xl.analysis.ablation.plan import AblationPlan, Trial
+from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import locked, replace_file
 
@@ -116,6 +116,11 @@ class Ablation:
             return None
         except ValueError as error:
             raise CheckpointError(f"'{self.result_path(trial)}' is damaged ({error}); delete it to score again") from None
+
+    def results(self, variant: Variant) -> list[dict[str, Any]]:
+        """Return the results that the runs of a variant have so far."""
+        results = (self.result(trial) for trial in self.plan.trials if trial.variant is variant)
+        return [result for result in results if result is not None]
 
     def save_result(self, trial: Trial, result: dict[str, Any]) -> None:
         """Store the result of a run."""

@@ -89,9 +89,7 @@ def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":
 
 def _results(ablation: Ablation) -> list[list[dict[str, Any]]]:
     """Return the results of the finished runs of each variant."""
-    trials = ablation.plan.trials
-    results = ([ablation.result(trial) for trial in trials if trial.variant is own] for own in ablation.plan.variants)
-    return [[result for result in own if result and result.get("done")] for own in results]
+    return [[result for result in ablation.results(own) if result.get("done")] for own in ablation.plan.variants]
 
 
 def _styles(ablation: Ablation) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Forecast and outcome of an ablation as tables: on a screen, in Markdown, as JSON."""
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -78,14 +79,13 @@ class Table:
 
 def make_table(ablation: Ablation) -> Table:
     """Gather what is known about each variant."""
-    results = {trial.name: ablation.result(trial) for trial in ablation.plan.trials}
-    known = [result for result in results.values() if result is not None]
+    results = [ablation.results(variant) for variant in ablation.plan.variants]
+    known = list(itertools.chain(*results))
     scored = [result for result in known if result.get("done")]
     texts = sorted({result["text"] for result in scored})
     compared, why_not = comparable(ablation.plan, scored, tokens=ablation.plan.tokens)
     rows: list[VariantRow] = []
-    for variant in ablation.plan.variants:
-        own = [result for result in known if result["variant"] == variant.name]
+    for variant, own in zip(ablation.plan.variants, results, strict=True):
         row = _row(variant.name, variant.labels, own)
         rows.append(_compared(row, rows[0] if rows else row, compared))
     unit = "bpc" if all(result["unit"] in ("byte", "char", "bpe") for result in scored) else "ppl"

@@ -46,9 +46,11 @@ class Worker:
         left = [trial for trial in self.ablation.plan.trials if not self.is_done(trial)]
         for variant in self.ablation.plan.variants:
             own = [trial for trial in left if trial.variant is variant]
+            if not own:
+                continue
             try:
-                corpus = self.corpus(variant) if own else None
-                if corpus and not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
+                corpus = self.corpus(variant)
+                if not all(RunDirectory(self.ablation.path_of(trial)).holds_run for trial in own):
                     check_start(variant.config, corpus)  # budget and seed make no difference here
             except TxlError as error:
                 raise type(error)(f"variant '{variant.name}': {error}") from None

@@ -139,7 +139,7 @@ def measure(
 
 
 def measure_groups(groups: Sequence[Sequence[str]], losses: Mapping[str, Losses], **options: Any) -> Iterator[list[Recl]]:
-    """Measure one group of model names after another with `measure`; yields what is known of the groups begun so far."""
+    """Measure one group of model names after another with `measure`; yields what is known about the groups begun so far."""
     known: list[Recl] = []
     for i, names in enumerate(groups):
         for found in measure({name: losses[name] for name in names}, **options):

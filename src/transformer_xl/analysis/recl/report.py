@@ -36,16 +36,16 @@ def as_dict(found: Recl, opened: Mapping[str, Opened]) -> dict[str, Any]:
 def as_text(
     groups: Sequence[Recl], opened: Mapping[str, Opened], *, n_group: int, longest: int, interrupted: bool = False
 ) -> str:
-    """Return tables of the groups measured so far, and what one should know to read them.
+    """Return tables of the groups measured so far, and notes on how to read them.
 
-    `n_group` groups were asked for, and no context above `longest`.
+    `n_group` is the number of groups in all, `longest` the longest context that is measured.
     """
     parameters = {name: each.n_parameter for name, each in opened.items()}
     titles = ["effective context"] if n_group == 1 else [f"group {i + 1}" for i in range(len(groups))]
     parts = [recl_table(found, parameters, title=title) for title, found in zip(titles, groups, strict=True)]
     parts += dict.fromkeys(line for found in groups for line in misleading_lengths(found))
     if interrupted:
-        parts.append("interrupted, so that lengths with ≥ are not known yet; the same command goes on from here")
+        parts.append("interrupted, so lengths with ≥ are not final; the same command goes on from here")
     elif any(length.at_least for found in groups for own in found.lengths.values() for length in own.values()):
         parts.append(f"≥: still gains at {longest:,} tokens; a larger --max-context tells how far it goes")
     return "\n\n".join(parts)
@@ -92,7 +92,10 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
                 gains, length, color = found.gains[name][share], lengths[share], f"C{ranks[name]}"
                 drawn = {context: gain if gain >= _LEAST else math.nan for context, gain in gains.items()}
                 axes.plot(list(drawn), list(drawn.values()), ".-", color=color, label=f"{name}: {length}")
-                marker, size = ">" if length.at_least else "o", 10 + 4 * ranks[name]  # rings around one another
+                marker, size = (
+                    ">" if length.at_least else "o",
+                    10 + 4 * ranks[name],
+                )  # sizes differ, so that all are seen
                 height = drawn.get(length.context, threshold)  # the first context: no step leads to it
                 axes.plot(length.context, height, marker, color=color, markersize=size, fillstyle="none")
             axes.set(yscale="log", title=f"r = {share:g}" if len(groups) == 1 else f"group {i + 1}, r = {share:g}")
