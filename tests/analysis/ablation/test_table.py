@@ -46,7 +46,7 @@ def test_a_difference_has_the_error_of_both_means(tmp_path: Path) -> None:
     assert found.rows[1].difference_error == pytest.approx((2 * 0.02 / 2) ** 0.5)  # variances of 0.02, two runs each
 
 
-def test_a_seed_that_failed_is_told_of(tmp_path: Path) -> None:
+def test_a_seed_that_failed_is_reported(tmp_path: Path) -> None:
     variants = [variant("one"), variant("two")]
     assert "Failed" not in as_text(table(tmp_path, variants))
     ablation = Ablation.open(tmp_path)

@@ -75,9 +75,9 @@ def test_a_run_that_fails_is_noted_and_the_others_go_on(
     monkeypatch.setattr(Trainer, "train_step", failing)
     ablation = begun(place, "yes", "no")
     assert Worker(ablation).go_on() == []
-    told = capsys.readouterr().err
+    messages = capsys.readouterr().err
     file = ablation.result_path(ablation.plan.trials[0])
-    assert f"recurrence-seed0 failed: it came to nothing; to try again, delete {file}" in told
+    assert f"recurrence-seed0 failed: it came to nothing; to try again, delete {file}" in messages
     first, second = make_table(ablation).rows
     assert (first.failed, first.loss, second.failed) == (1, None, 0)
     assert second.loss is not None

@@ -29,27 +29,27 @@ def test_weights_times_values_are_what_the_block_computed(kind):
     model = make(kind)
     seen, hooks = [], []
     for layer in model.layers:
-        hook = lambda block, args, told, out: seen.append((block, args[0], told, out))  # noqa: E731
+        hook = lambda block, args, options, out: seen.append((block, args[0], options, out))  # noqa: E731
         hooks.append(layer.attention.register_forward_hook(hook, with_kwargs=True))
     mems = None
     with torch.no_grad():
         for T in (3, 7, 1, 4):
             _, mems = model.read(torch.randint(13, (2, T)), mems=mems)
-        for block, h, told, out in seen:
-            weight = block.weights(h, **told)
+        for block, h, options, out in seen:
+            weight = block.weights(h, **options)
             assert_close("sums", weight.sum(-1), torch.ones(weight.shape[:-1]), 1e-12)
-            first_BT = torch.zeros(1, h.shape[1], dtype=torch.int64) if told["first_BT"] is None else told["first_BT"]
+            first_BT = torch.zeros(1, h.shape[1], dtype=torch.int64) if options["first_BT"] is None else options["first_BT"]
             hidden = hidden_keys(first_BT, weight.shape[-1])
             assert (weight.masked_fill(~hidden.unsqueeze(1), 0) == 0).all()
-            assert_close("output", block.add(h, torch.einsum("bnts,bsnh->btnh", weight, values(block, h, told))), out, 1e-10)
+            assert_close("output", block.add(h, torch.einsum("bnts,bsnh->btnh", weight, values(block, h, options))), out, 1e-10)
     assert len(seen) == 8
 
 
-def values(block, h, told):
-    if "mem_BMD" not in told:
+def values(block, h, options):
+    if "mem_BMD" not in options:
         h = block.layer_norm(h) if block.pre_lnorm else h
         return F.linear(h, block.qkv_net.weight).unflatten(-1, (3, block.n_head, block.d_head))[:, :, 2]
-    return block.project(h, told["mem_BMD"], None)[2]
+    return block.project(h, options["mem_BMD"], None)[2]
 
 
 @pytest.mark.parametrize("kind", ["paper", "pre_lnorm, untie_r", "same_length, clamp_len", "shaw", "vaswani"])

@@ -19,9 +19,9 @@ def opened(text, tmp_path, *, token):
     path = tmp_path / "index.html"
     path.write_bytes(text.encode())
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    told = [*options, "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", f"{path.as_uri()}#t{token}"]
+    options = [*options, "--enable-logging=stderr", "--virtual-time-budget=20000", "--dump-dom", f"{path.as_uri()}#t{token}"]
     assert BROWSER
-    done = subprocess.run([BROWSER, *told], capture_output=True, timeout=120, check=True)
+    done = subprocess.run([BROWSER, *options], capture_output=True, timeout=120, check=True)
     assert b"CONSOLE" not in done.stderr, done.stderr.decode()
     return Elements(done.stdout.decode())
 

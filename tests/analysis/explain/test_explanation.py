@@ -147,9 +147,9 @@ def test_attention_by_distance_is_the_mean_over_queries():
 
 
 def test_progress_counts_every_token_of_both_readings():
-    model, told = make("paper"), []
-    facts_of(model, stream(30), reading(model), on_tokens=told.append)
-    assert sum(told) == 2 * 29
+    model, counts = make("paper"), []
+    facts_of(model, stream(30), reading(model), on_tokens=counts.append)
+    assert sum(counts) == 2 * 29
 
 
 def test_the_mode_of_the_model_is_restored():

@@ -129,7 +129,7 @@ def make_variants(
                 raise
             raise ConfigError(f"recipe '{recipe}': {error}") from None  # each kind of model has settings of its own
         base = base.model_copy(update={"data": choose_corpus(base.data, corpus)})
-        for variant in _of_recipe(base, recipe, asked, everything=everything, several=len(recipes) > 1):
+        for variant in _of_recipe(base, asked, everything=everything, several=len(recipes) > 1):
             if variant.name in variants:
                 raise ConfigError(
                     f"recipes '{variants[variant.name].recipe}' and '{recipe}' would both be called '{variant.name}'; "
@@ -141,8 +141,9 @@ def make_variants(
 
 
 def _of_recipe(
-    base: RunConfig, recipe: str, asked: dict[str, Sequence[str] | None], *, everything: bool, several: bool
+    base: RunConfig, asked: dict[str, Sequence[str] | None], *, everything: bool, several: bool
 ) -> Iterable[Variant]:
+    """Yield the variants of one recipe. If `everything`, all axes vary; with `several` recipes, names begin with theirs."""
     own = _labels_of(base)
     axes = {axis: _values(axis, own, asked[axis], everything=everything) for axis in own}
     named = [axis for axis in axes if asked[axis] or len(axes[axis]) > 1]
@@ -159,10 +160,10 @@ def _of_recipe(
 
 
 def _check_axes(variants: Collection[Variant], asked: dict[str, Sequence[str] | None]) -> None:
-    """Refuse an axis that none of the recipes has, rather than compare something else."""
-    missing = [f"--{axis}" for axis, values in asked.items() if values and not any(axis in own.labels for own in variants)]
+    """Refuse an axis that none of the recipes has, because the comparison would be another one."""
+    missing = [f"--{axis}" for axis, values in asked.items() if values and not any(axis in each.labels for each in variants)]
     if missing:
-        kinds = {own.recipe: own.config.model.kind for own in variants}
+        kinds = {each.recipe: each.config.model.kind for each in variants}
         recipes = ", ".join(f"{recipe} ({kind})" for recipe, kind in kinds.items())
         raise ConfigError(
             f"{' and '.join(missing)} can vary models of kind transformer_xl only, and no recipe has one: "
@@ -185,7 +186,7 @@ def _values(axis: str, own: dict[str, str], asked: Sequence[str] | None, *, ever
         return asked
     if not everything or (axis == "recurrence" and own[axis] == "no") or len(own) == 1:
         return [own[axis]]
-    return sorted(AXES[axis], key=own[axis].__ne__)  # its own first, the others as they come
+    return sorted(AXES[axis], key=own[axis].__ne__)  # its own value first, the others in order
 
 
 def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
@@ -203,7 +204,7 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
 
 
 def differences(one: RunConfig, other: RunConfig) -> list[tuple[str, Any, Any]]:
-    """Return the settings in which two runs differ, as `section.key` with both values, except where the text lies."""
+    """Return the settings in which two runs differ, as `section.key` with both values, except for the path of the text."""
     found = []
     for section in ("model", "tokenizer", "data", "optim", "train", "eval"):
         first, second = (config.model_dump(mode="json")[section] for config in (one, other))

@@ -71,7 +71,7 @@ class SegmentDetails:
         own_T1 = torch.arange(S - self.tgt_len, S, device=key.device).unsqueeze(1)
         missing = KEYS - key.shape[-1]
         pad = ((0, 0), (0, 0), (0, missing))
-        # a key of weight 0 may lie after the query, where no query looks
+        # a key of weight 0 may lie after the query
         self._distances.append(np.pad((own_T1 - key).clamp(min=0).cpu().numpy(), pad))
         self._weights.append(np.pad(weight.float().cpu().numpy(), pad))
         self._memory.append(weight_NTS[..., :n_memory].sum(-1).float().cpu().numpy())
@@ -127,7 +127,7 @@ class DistanceBins:
 
     @property
     def per_distance(self) -> np.ndarray:
-        """Mean mass of a single distance of each bin (L, N, bins), because a wide bin has more mass only by its width."""
+        """Mean mass of a single distance of each bin (L, N, bins), because a bin's mass also grows with its width."""
         return self.mass / np.diff(self.edges)
 
 

@@ -80,16 +80,9 @@ def measure(
 ) -> Iterator[Recl]:
     """Measure a group of models, asking for losses at longer contexts only as long as a model gains.
 
-    Yields what is known after each step; the last one is the result.
-
-    Args:
-        losses: of each model, by name; on the same tokens.
-        shares: values of r.
-        delta: Δ, tokens.
-        start: the first c; None: `delta`.
-        max_context: no context is longer.
-        threshold: the least g that counts as a gain.
-        longest: by model, the context beyond which its losses stay the same; its length is at most this.
+    Yields what is known after each step; the last one is the result. `shares` are values of r, `delta` is Δ, and `start` is the
+    first c (None: `delta`). `longest` has, by model, the context beyond which its losses stay the same; its length is at most
+    this.
 
     Example:
         >>> gains_until_20 = lambda context: np.full(4, 3.0 - min(context, 20) / 10)
