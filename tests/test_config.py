@@ -92,7 +92,7 @@ def test_a_dumped_run_loads_back() -> None:
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(Exception, match="frozen"):
-        load_recipe("quickstart").model.n_layer = 3  # pyright: ignore[reportAttributeAccessIssue]
+        load_recipe("quickstart").model.n_layer = 3
 
 
 def test_evaluation_reads_as_training_unless_told() -> None:

@@ -23,7 +23,7 @@ def test_settings_are_frozen_and_equal_by_value() -> None:
     toy = Toy(n=2)
     assert toy == Toy(n=2) != Toy(n=3)
     with pytest.raises(Exception, match="frozen"):
-        toy.n = 3  # pyright: ignore[reportAttributeAccessIssue]
+        toy.n = 3
 
 
 @pytest.mark.parametrize(

@@ -202,8 +202,8 @@ ITSELF.append(ITSELF)
         (only(state={"a": ITSELF}), "state cannot be stored: .*; keep to small, plain values"),
         (only(state={"a": 10**5000}), "state cannot be stored: .*digit"),
         (only(state={"a": "x" * 2**24}), "state takes 16777224 bytes as JSON, more than 16777216; put arrays into `training`"),
-        (only({"w": 1.0}), "'w' is a float, not a tensor; put it into `state`"),  # type: ignore[dict-item]
-        (only({3: torch.ones(1)}), "tensor name 3 cannot be stored"),  # type: ignore[dict-item]
+        (only({"w": 1.0}), "'w' is a float, not a tensor; put it into `state`"),  # pyright: ignore[reportArgumentType]
+        (only({3: torch.ones(1)}), "tensor name 3 cannot be stored"),  # pyright: ignore[reportArgumentType]
         (only({"\ud800": torch.ones(1)}), r"tensor name '\\ud800' cannot be stored"),
         (only({"__metadata__": torch.ones(1)}), "tensor name '__metadata__' cannot be stored; use text other than"),
         (only({"w": torch.ones(2, 2).to_sparse()}), "tensor 'w' is sparse_coo, without plain data to store; make it dense"),

@@ -182,10 +182,10 @@ def test_without_memory(txl: Txl, workbench: Path) -> None:
 def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     original = bench.measure_decoding
 
-    def interrupted(*arguments: Any, precision: str, **options: Any) -> bench.Decoding:
+    def interrupted(*arguments: Any, precision: Any, **options: Any) -> bench.Decoding:
         if precision == stop_at:
             raise KeyboardInterrupt
-        return original(*arguments, precision=precision, **options)  # type: ignore[arg-type]
+        return original(*arguments, precision=precision, **options)
 
     monkeypatch.setattr(bench, "measure_decoding", interrupted)
     stop_at = "int8"

@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -441,10 +442,10 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, *, step: int, times: int = 1) -> 
     """Ctrl-C while the decoder makes a step, counted from 0 on."""
     original, steps = Decoder.step, itertools.count()
 
-    def interrupted(self: Decoder, *arguments: object, **options: object) -> object:
+    def interrupted(self: Decoder, *arguments: Any, **options: Any) -> object:
         for _ in range(times if next(steps) == step else 0):
             signal.raise_signal(signal.SIGINT)
-        return original(self, *arguments, **options)  # pyright: ignore
+        return original(self, *arguments, **options)
 
     monkeypatch.setattr(Decoder, "step", interrupted)
 
@@ -544,10 +545,10 @@ def test_ctrl_c_while_saving(txl: Txl, monkeypatch: pytest.MonkeyPatch, times: i
     assert txl(*command).status == 0
     before, save = Path("book").read_bytes(), Decoder.save
 
-    def interrupted(self: Decoder, *arguments: object, **options: object) -> None:
+    def interrupted(self: Decoder, *arguments: Any, **options: Any) -> None:
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
-        save(self, *arguments, **options)  # pyright: ignore
+        save(self, *arguments, **options)
 
     monkeypatch.setattr(Decoder, "save", interrupted)
     assert txl(*command).status == 130
@@ -596,9 +597,9 @@ def test_questions_go_on_from_one_memory_though_the_file_changes(txl: Txl, monke
     )
     whole, step = txl(*command).out, Decoder.step
 
-    def replacing(self: Decoder, *arguments: object, **options: object) -> object:
+    def replacing(self: Decoder, *arguments: Any, **options: Any) -> object:
         Path("book").write_bytes(b"something else")
-        return step(self, *arguments, **options)  # pyright: ignore
+        return step(self, *arguments, **options)
 
     monkeypatch.setattr(Decoder, "step", replacing)
     assert txl(*command).out == whole
@@ -651,10 +652,10 @@ def test_huge_numbers_stream(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = iter(range(100))
     step = Decoder.step
 
-    def interrupted(self: Decoder, *arguments: object, **options: object) -> object:
+    def interrupted(self: Decoder, *arguments: Any, **options: Any) -> object:
         if next(steps) == 20:
             raise KeyboardInterrupt
-        return step(self, *arguments, **options)  # pyright: ignore
+        return step(self, *arguments, **options)
 
     monkeypatch.setattr(Decoder, "step", interrupted)
     answer = txl("generate", "run", "--prompt", "x", "--tokens", "999999999999", "--compile", "no", "--no-echo")

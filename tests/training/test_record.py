@@ -224,7 +224,7 @@ def test_a_logger_that_fails_ends_no_run(
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_logger_that_is_not_installed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, name, None)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(
         ConfigError, match=f"logger '{name}' is not installed; pip install {name}, or leave out --logger {name}"
     ):

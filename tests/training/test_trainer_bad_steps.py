@@ -75,7 +75,7 @@ def test_bad_weights_are_not_made_worse(value: float) -> None:
         trainer.train_step()
     assert trainer.finite
     with torch.no_grad():
-        trainer.model.layers[0].feed_forward.inner.weight[0, 0] = value  # pyright: ignore
+        trainer.model.get_parameter("layers.0.feed_forward.inner.weight")[0, 0] = value
     assert not trainer.finite
     before = bits(trainer)
     assert trainer.train_step().skipped

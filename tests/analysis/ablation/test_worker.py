@@ -44,7 +44,7 @@ def finish(directory: str) -> list[str]:
     """Do what is left, in a process of its own; returns the runs that others are at."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
-    record._tensorboard = lambda *_: None  # pyright: ignore
+    record._tensorboard = lambda *_: None
     record._draw = lambda entries, path: path
     return Worker(Ablation.open(Path(directory)), quiet=True).go_on()
 

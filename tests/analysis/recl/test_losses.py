@@ -198,7 +198,7 @@ def test_losses_of_anything_else_are_others(kept: Kept) -> None:
     kept(other)(6)
     assert kept.computed == [6]
     with torch.no_grad():
-        other.softmax.bias[0] += 1  # pyright: ignore
+        other.softmax.bias[0] += 1
     changed = IDS.copy()
     changed[-1] = (changed[-1] + 1) % 13
     others = [
@@ -273,7 +273,7 @@ def test_interrupted_losses_are_not_kept(kept: Kept, monkeypatch: pytest.MonkeyP
 def test_losses_that_are_not_finite_are_an_error(kept: Kept) -> None:
     model = tiny_model()
     with torch.no_grad():
-        model.softmax.bias[0] = torch.nan  # pyright: ignore
+        model.softmax.bias[0] = torch.nan
     with pytest.raises(TrainingError, match="'runs/bad' has losses that are not finite after 6 tokens of context"):
         kept(model, name="runs/bad")(6)
     assert not kept.directory.exists()
