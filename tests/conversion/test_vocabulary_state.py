@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import TokenizerConfig
-from transformer_xl.conversion import vocabulary_state
-from transformer_xl.conversion.vocabulary_state import from_vocab_state, from_vocab_txt, to_vocab_state
+from transformer_xl.conversion import vocabulary
+from transformer_xl.conversion.vocabulary import from_vocab_state, from_vocab_txt, to_vocab_state
 from transformer_xl.data.tokenizers import (
     ByteTokenizer,
     CharTokenizer,
@@ -198,7 +198,7 @@ def test_states_that_cannot_be_used(state, message: str) -> None:
 def test_absurd_sizes_are_refused(monkeypatch) -> None:
     with pytest.raises(TokenizerError, match="a word has more than 65,536 characters"):
         from_vocab_state({"idx2sym": ["<eos>", "<unk>", "a" * 70_000]})
-    monkeypatch.setattr(vocabulary_state, "MAX_WORDS", 2)
+    monkeypatch.setattr(vocabulary, "MAX_WORDS", 2)
     with pytest.raises(TokenizerError, match="3 words are more than the 2 of any vocabulary"):
         from_vocab_state({"idx2sym": ["<eos>", "<unk>", "a"]})
 

@@ -13,7 +13,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.tensor_file import encode_lazily
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface
-from transformer_xl.conversion.vocabulary_state import to_vocab_state
+from transformer_xl.conversion.vocabulary import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file

@@ -1,7 +1,13 @@
-"""Finds the vocabularies of other programs, and makes tokenizers from their files."""
+"""Vocabularies of other programs: finds and reads their files, turns their attributes into a tokenizer, and back.
+
+The attributes are those of `Vocab` (kimiyoung/transformer-xl and NVIDIA's DeepLearningExamples) and of Hugging Face's
+`TransfoXLTokenizer`, which is derived from it. They do not say which words begin and end a line, or whether a word is a byte or
+a character. That follows from the corpus of the vocabulary.
+"""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +16,25 @@ from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.values import read_json, shown
-from transformer_xl.conversion.vocabulary_state import from_vocab_state, from_vocab_txt
-from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.characters import is_byte
+from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 
-MAX_TEXT_BYTES = 64 * 2**20
+MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
+MAX_WORDS = 1 << 23  # the largest vocabulary that was published with a model has 793,471 words
+MAX_WORD_LENGTH = 1 << 16  # characters
 
 _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
-_WORDS = ("idx2sym", "sym2idx")
 _TORCH_STARTS = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")  # zip, or the magic number of 2019
+
+# corpora whose lines end with <eos>, stand between <S>, or are no units
+_LINES_END = ("ptb", "wt2", "wt103")
+_SENTENCES = ("lm1b",)
+_NO_LINES = ("enwik8", "text8")
+_EOS, _SENTENCE, _BLANK = "<eos>", "<S>", "_"
+
+_MEANING = ("words", "symbols", "unit", "lower_case", "blank", "line_start", "line_end", "unknown", "moses", "never_split")
+"""Attributes of a tokenizer that follow from a state."""
 
 
 def find_tokenizer(
@@ -39,7 +55,7 @@ def find_tokenizer(
     folder = weights if weights.is_dir() else weights.parent
     if given is not None:
         tokenizer, origin = read_vocabulary(given, moses=moses, vocab_size=vocab_size), given
-    elif state is not None and not state.keys().isdisjoint(_WORDS):  # NVIDIA's copy of GPT-2's does not hold its words
+    elif state is not None and ("idx2sym" in state or "sym2idx" in state):  # NVIDIA's copy of GPT-2's has no words
         tokenizer, origin = _of_state(state, weights, moses), weights
     else:
         origin = next((folder / name for name in _NAMES if os.path.lexists(folder / name)), None)
@@ -78,27 +94,31 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
             data = read_at(path, file, 0, size)
             if vocab_size is not None and data.count(b"\n") > vocab_size:  # checked before each line becomes a string
                 raise _misfit(path, data.count(b"\n"), vocab_size)
-            return _of_text(data, path, moses)
+            lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
+            dataset = _beside(path, "corpus-info.json", "dataset", str)
+            with _naming(path):
+                return from_vocab_txt(data.decode("utf-8"), lower_case=lower_case, dataset=dataset, moses=moses)
     tree = read_torch(path) if start.startswith(_TORCH_STARTS) else read_pickle(path)
     if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
         return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses)
     return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses)
 
 
-def _of_text(data: bytes, path: Path, moses: str | None) -> Tokenizer:
-    lower_case = _beside(path, "tokenizer_config.json", "lower_case", bool) or False
-    dataset = _beside(path, "corpus-info.json", "dataset", str)
-    return _made(path, lambda: from_vocab_txt(data.decode("utf-8"), lower_case=lower_case, dataset=dataset, moses=moses))
-
-
 def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
-    def make() -> Tokenizer:
+    with _naming(path):
         known = _attributes(state)
         if known.get("dataset") is None:
             known["dataset"] = _beside(path, "corpus-info.json", "dataset", str)
         return from_vocab_state(known, moses=moses)
 
-    return _made(path, make)
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file in errors about its words."""
+    try:
+        yield
+    except (UnicodeDecodeError, TokenizerError) as error:
+        raise CheckpointError(f"vocabulary of '{path}': {error}") from None
 
 
 def _attributes(state: Any) -> dict[str, Any]:
@@ -158,8 +178,177 @@ def _beside(path: Path, name: str, key: str, kind: type) -> Any:
     return value if isinstance(value, kind) else None
 
 
-def _made(path: Path, make: Callable[[], Tokenizer]) -> Tokenizer:
+def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
+    r"""Return a tokenizer that gives the same ids as a foreign vocabulary.
+
+    Args:
+        state: attributes of a foreign `Vocab` or `TransfoXLTokenizer`, as plain values: `idx2sym` or `sym2idx`, and if there
+            are any, `lower_case`, `delimiter`, `unk_idx`, `never_split`, `language`, `dataset`. Others do not matter.
+        dataset: its corpus (`Corpus.dataset`), such as "wt103"; None: `state` says it, or else the words do.
+        moses: language whose Moses rules split running text, as Hugging Face does; None: the `language` in `state`, which
+            Hugging Face's own files have. Without a language, words are separated by spaces.
+
+    Raises:
+        TokenizerError: this is no vocabulary, contradicts itself, or lacks its own pieces (NVIDIA's copy of GPT-2's).
+
+    Example:
+        >>> tokenizer = from_vocab_state({"idx2sym": ["<eos>", "cat", "the"], "lower_case": True}, dataset="ptb")
+        >>> tokenizer.encode("The cat\n").tolist()
+        [2, 1, 0]
+    """
+    if not isinstance(state, Mapping):
+        raise TokenizerError(f"a vocabulary's state is a mapping of its attributes, not {type(state).__name__}")
+    words = _words(state)
+    if len(words) > MAX_WORDS:
+        raise TokenizerError(
+            f"{len(words):,} words are more than the {MAX_WORDS:,} of any vocabulary; convert the original file"
+        )
+    if any(isinstance(word, str) and len(word) > MAX_WORD_LENGTH for word in words):
+        raise TokenizerError(f"a word has more than {MAX_WORD_LENGTH:,} characters; convert the original file")
+    lower_case, delimiter = state.get("lower_case", False), state.get("delimiter")
+    dataset = state.get("dataset") if dataset is None else dataset
+    unknown = _unknown(state, words)
+    if delimiter not in (None, ""):
+        raise TokenizerError(
+            f"a vocabulary whose words are separated by {delimiter!a} is not supported; only white space (None) and '' are"
+        )
+    if delimiter == "":
+        return SymbolTokenizer(words, unit="char", lower_case=lower_case, unknown=unknown)
+    language = state.get("language") if moses is None else moses
+    if language is None and dataset not in _LINES_END + _SENTENCES and (unit := _unit(words)):
+        characters = unit == "char"
+        blank = _BLANK if characters else None
+        return SymbolTokenizer(words, unit=unit, lower_case=lower_case and characters, blank=blank, unknown=unknown)
+    start, end = _line_words(words, dataset)
+    never_split = state.get("never_split")
+    if never_split is None:
+        never_split = [word for word in (_EOS, "<unk>", "<formula>") if word in words] if language else []
+    return WordTokenizer(
+        words,
+        lower_case=lower_case,
+        line_start=start,
+        line_end=end,
+        unknown=unknown,
+        any_line_end=True,
+        undo_joins=True,
+        moses=language,
+        never_split=never_split,
+    )
+
+
+def from_vocab_txt(text: str, *, lower_case: bool = False, dataset: str | None = None, moses: str | None = None) -> Tokenizer:
+    r"""Return a tokenizer for a file whose lines each begin with a word, in order of id; see `from_vocab_state`.
+
+    Such files are Hugging Face's `vocab.txt` and the authors' `1b_word_vocab.txt`.
+
+    Example:
+        >>> from_vocab_txt("<S>\nthe 12\n<UNK>\n").encode("the cat\n").tolist()
+        [0, 1, 2, 0]
+    """
+    words: dict[str, None] = {}
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        first = line.split(maxsplit=1)[:1]
+        if not first:
+            raise TokenizerError(f"line {number} of the vocabulary is empty; each line begins with a word")
+        words[first[0]] = None
+    return from_vocab_state({"idx2sym": list(words), "lower_case": lower_case}, dataset=dataset, moses=moses)
+
+
+def to_vocab_state(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the attributes of a foreign vocabulary with the same ids; `from_vocab_state` inverts this function.
+
+    Raises:
+        TokenizerError: no such vocabulary means the same as the tokenizer.
+    """
+    state: dict[str, Any] = {"lower_case": False, "delimiter": None, "special": [], "unknown": None}
+    if isinstance(tokenizer, ByteTokenizer):
+        words: Sequence[str] = [str(value) for value in range(256)]
+        state |= {"dataset": "enwik8"}
+    elif isinstance(tokenizer, SymbolTokenizer):
+        words = tokenizer.symbols
+        spaced = tokenizer.unit == "byte" or tokenizer.blank is not None
+        state |= {
+            "delimiter": None if spaced else "",
+            "dataset": "enwik8" if tokenizer.unit == "byte" else "text8",
+            "lower_case": tokenizer.lower_case,
+            "unknown": tokenizer.unknown,
+        }
+    elif isinstance(tokenizer, WordTokenizer):
+        words = tokenizer.words
+        state |= {
+            "lower_case": tokenizer.lower_case,
+            "unknown": tokenizer.unknown,
+            "dataset": "lm1b" if tokenizer.line_start is not None else "text8" if tokenizer.line_end is None else "wt103",
+            "special": [tokenizer.line_end] if tokenizer.line_start is None and tokenizer.line_end is not None else [],
+        }
+        if tokenizer.moses is not None:
+            state["language"] = tokenizer.moses
+        if tokenizer.moses is not None or tokenizer.never_split:
+            state["never_split"] = list(tokenizer.never_split)
+    else:
+        raise TokenizerError(
+            f"a vocabulary of kind '{tokenizer.kind}' has no counterpart in other programs; kinds word, byte and symbols have"
+        )
+    words, unknown = list(words), state.pop("unknown")
+    sym2idx = {word: index for index, word in enumerate(words)}
+    state |= {"min_freq": 0, "max_size": None, "vocab_file": None, "idx2sym": words, "sym2idx": sym2idx}
+    state |= {f"{word.strip('<>')}_idx": sym2idx[word] for word in state["special"]}
+    if unknown is not None:
+        state["unk_idx"] = sym2idx[unknown]
+    if not _same(state, tokenizer):
+        raise TokenizerError("other programs have no vocabulary with these words for line ends, unknown words and specials")
+    return state
+
+
+def _same(state: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
+    """Return whether a state means the same as a tokenizer, in the attributes that both have."""
     try:
-        return make()
-    except (UnicodeDecodeError, TokenizerError) as error:
-        raise CheckpointError(f"vocabulary of '{path}': {error}") from None
+        again = from_vocab_state(state)
+    except TokenizerError:
+        return False
+    names = [name for name in _MEANING if hasattr(tokenizer, name) and hasattr(again, name)]
+    return all(getattr(again, name) == getattr(tokenizer, name) for name in names)
+
+
+def _words(state: Mapping[str, Any]) -> list[str]:
+    words = state.get("idx2sym")
+    if words:
+        return words
+    ids = state.get("sym2idx")  # Hugging Face 4.35.2 keeps nothing else after it has read a vocabulary
+    if isinstance(ids, Mapping) and ids:
+        if sorted(ids.values()) != list(range(len(ids))):
+            raise TokenizerError(f"the vocabulary's ids are not 0 … {len(ids) - 1}, each once; convert the original file")
+        return sorted(ids, key=ids.__getitem__)
+    if "EOT" in state or "tokenizer" in state:
+        raise TokenizerError(
+            "this is NVIDIA's OpenAIVocab: GPT-2's byte-pair encoding filled up to 50,264 ids, whose pieces are not in the "
+            "checkpoint; encode the text with GPT-2's vocab.json and merges.txt and give the ids"
+        )
+    raise TokenizerError("no words in the vocabulary (neither idx2sym nor sym2idx); give the file that the model came with")
+
+
+def _unknown(state: Mapping[str, Any], words: Sequence[str]) -> str | None:
+    index = state.get("unk_idx")
+    if index is None:
+        return next((word for word in ("<unk>", "<UNK>") if word in words), None)
+    if type(index) is not int or not 0 <= index < len(words):
+        raise TokenizerError(f"unk_idx ({index!a}) is not one of the {len(words):,} ids; convert the original file")
+    return words[index]
+
+
+def _unit(words: Sequence[str]) -> str | None:
+    """Return "byte" or "char" if the words are bytes (as in prepared enwik8) or characters (as in prepared text8)."""
+    plain = [word for word in words if not (isinstance(word, str) and word.startswith("<") and word.endswith(">"))]
+    if plain and all(isinstance(word, str) and is_byte(word) for word in plain):
+        return "byte"
+    return "char" if _BLANK in plain and all(isinstance(word, str) and len(word) == 1 for word in plain) else None
+
+
+def _line_words(words: Sequence[str], dataset: str | None) -> tuple[str | None, str | None]:
+    """Return the words that begin and end a line."""
+    known = _LINES_END + _SENTENCES + _NO_LINES
+    if dataset in _SENTENCES or (dataset not in known and _SENTENCE in words and _EOS not in words):
+        return _SENTENCE, _SENTENCE
+    if dataset in _NO_LINES or (dataset not in known and _EOS not in words):
+        return None, None
+    return None, _EOS

@@ -62,12 +62,10 @@ class Optimizers:
             name, _, key = full_name.rpartition("|")
             parameter = parameters[name]
             owner = owners[parameter]
-            counts_on_device = any(
-                group.get("fused") for group in owner.param_groups
-            )  # its count of steps is on the device, too
+            is_fused = any(group.get("fused") for group in owner.param_groups)
             if value.shape == parameter.shape:
                 value = own_part(value, parameter)
-            elif counts_on_device:
+            elif is_fused:  # it keeps its count of steps on the device
                 value = value.to(parameter.device)
             owner.state[parameter][key] = value.clone()
 
