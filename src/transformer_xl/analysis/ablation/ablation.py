@@ -92,7 +92,7 @@ class Ablation:
             return False
         return not replace(stored, seeds=self.plan.seeds).difference(self.plan)
 
-    def paces(self) -> dict[str, Pace]:
+    def stored_paces(self) -> dict[str, Pace]:
         """Return the measured time of a step by variant; empty before it is measured."""
         path = self.directory / PACE_FILE
         try:

@@ -58,7 +58,7 @@ def draw_curves(ablation: Ablation) -> Path | None:
         return None
     figure, n_line = _figure(ablation, width=12), 0
     by_time, by_tokens = figure.subplots(1, 2, sharey=True)
-    paces = ablation.paces()
+    paces = ablation.stored_paces()
     for variant, style, own_results in zip(ablation.plan.variants, _styles(ablation), results, strict=True):
         curves = [_validations(ablation.directory / result["run"]) for result in own_results]
         steps = sorted(set.intersection(*map(set, curves))) if curves else []

@@ -61,10 +61,10 @@ class Worker:
         ablation = self.ablation
         if not ablation.plan.paced:
             return {}
-        if stored := ablation.paces():
+        if stored := ablation.stored_paces():
             return stored
         with ablation.alone(lambda: self._say("another process measures the time of a step; waiting for it")):
-            stored = ablation.paces()
+            stored = ablation.stored_paces()
             if not stored:
                 stored = self._measured(ablation.plan.paced, rounds=ROUNDS)
                 ablation.save_paces(stored)
@@ -78,7 +78,7 @@ class Worker:
         ablation = self.ablation
         variants = ablation.plan.variants
         parameters = [n_parameters(variant.config, self.corpus(variant).tokenizer.vocab_size) for variant in variants]
-        stored = ablation.paces() if ablation.is_stored else {}  # in a dry run, the directory may hold another plan
+        stored = ablation.stored_paces() if ablation.is_stored else {}  # in a dry run, the directory may hold another plan
         paces = stored or (self.paces if rounds is None else {})
         paces = self._measured([v for v in variants if v.name not in paces], rounds=rounds or 1) | paces
         rows = []
