@@ -1,6 +1,7 @@
 """Kinds that were registered from outside the package train, score, are saved and loaded, and write."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -104,17 +105,37 @@ def test_padding_and_documents_are_told_as_to_every_model(settings: dict[str, An
 
 
 def test_a_memory_of_another_kind_is_carried_like_any_other() -> None:
-    memory = toy_kinds.Trace(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]))
-    assert (memory.batch_size, memory.n_bytes) == (2, 16)
+    memory = toy_kinds.Trace(torch.tensor([[1.0, 2.0], [3.0, float("nan")]]), torch.tensor([4, 5]))
+    assert (memory.batch_size, memory.n_bytes) == (2, 32)
     assert memory.reset(torch.tensor([False, True])).trace.tolist() == [[1, 2], [0, 0]]
     both = toy_kinds.Trace.concatenate([memory, memory.select(torch.tensor([0]))])
     assert both.trace[:, 0].tolist() == [1, 3, 1]
     first = torch.tensor([True, False])
-    assert memory.where(first, toy_kinds.Trace(torch.ones(2, 2))).trace.tolist() == [[1, 2], [1, 1]]
+    assert memory.where(first, toy_kinds.Trace(torch.ones(2, 2), torch.ones(2))).trace.tolist() == [[1, 2], [1, 1]]
     again = toy_kinds.Trace.from_state_dict(memory.to("cpu").detach().state_dict())
     assert torch.equal(again.trace[0], memory.trace[0])
     with pytest.raises(ValueError, match=r"a memory of 2 rows must fit ids of 3 rows; use model.init_mems\(3\)"):
         tiny_model(kind="fading")(torch.zeros(3, 2, dtype=torch.int64), mems=memory)
+
+
+def test_a_memory_of_another_kind_says_what_its_tensors_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `n_valid` counts no positions, its `keys.trace` has none, and what it refuses is its own affair."""
+    decoder = txl.Decoder(tiny_model(kind="fading"), batch_size=3)
+    decoder.feed([[1, 2, 3, 4, 5, 6, 7, 8, 9], [1], []])
+    assert [int(decoder.take(row).tensors["n_valid"]) for row in range(3)] == [9, 1, 0]
+    decoder.save(tmp_path / "session")
+    other = txl.Decoder(decoder.model, batch_size=3)
+    other.load(tmp_path / "session")
+    for row in range(3):
+        for name, x in decoder.take(row).tensors.items():
+            assert torch.equal(other.take(row).tensors[name].nan_to_num(), x.nan_to_num()), name
+    state = other.take(0)
+    with pytest.raises(ValueError, match="fewer than 0 tokens"):
+        other.put(1, replace(state, tensors={**state.tensors, "n_valid": torch.tensor(-1)}))
+    for name in ("last", "about", "sha256"):
+        monkeypatch.setattr(toy_kinds.Trace, "names", (name, "n_valid"))
+        with pytest.raises(ValueError, match=f"a tensor of the model's memory cannot be called '{name}'; give it another name"):
+            decoder.take(0)
 
 
 def test_names_are_those_of_one_kind() -> None:

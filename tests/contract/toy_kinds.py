@@ -53,16 +53,25 @@ def slopes(model: txl.TransformerXL, n_key: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Trace(Memory):
-    """What is left of all that was read: one vector per row, (B, D)."""
+    """What is left of all that was read: one vector per row, (B, D), and how many tokens that were, (B,).
 
+    Its tensors are called as some of the package's own are, and mean something else.
+    """
+
+    names: ClassVar = ("keys.trace", "n_valid")
     trace: Tensor
+    n_read: Tensor
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"trace": self.trace}
+        return dict(zip(self.names, (self.trace, self.n_read), strict=True))
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> "Trace":
-        return cls(state["trace"])
+        return cls(*(state[name] for name in cls.names))
+
+    def check_values(self) -> None:
+        if (self.n_read < 0).any():
+            raise ValueError("it has read fewer than 0 tokens")
 
 
 class FadingConfig(ModelConfig):
@@ -87,7 +96,8 @@ class Fading(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Trace:
-        return Trace(torch.zeros(batch_size, self.config.d_model, dtype=self.dtype, device=self.device))
+        trace = torch.zeros(batch_size, self.config.d_model, dtype=self.dtype, device=self.device)
+        return Trace(trace, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
 
     def reach(self, tgt_len: int) -> int:
         return -(-64 // tgt_len) * tgt_len
@@ -101,7 +111,9 @@ class Fading(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Trace]:
-        trace, traces = (mems or self.init_mems(len(ids))).trace, []
+        mems = mems or self.init_mems(len(ids))
+        trace, traces = mems.trace, []
+        n_read = mems.n_read + ids.shape[1] - (0 if rows.n_pad is None else rows.n_pad)
         for t, x_BD in enumerate(self.drop_input(self.embed(ids)).unbind(1)):
             if rows.document_starts is not None:
                 trace = trace.where(~rows.document_starts[:, t, None], 0.0)
@@ -111,7 +123,7 @@ class Fading(LanguageModel):
         h_BTD = torch.stack(traces, dim=1)
         for layer in self.layers:
             h_BTD = h_BTD + execution.run(layer, h_BTD.tanh())
-        return self.drop_output(h_BTD), Trace(trace if keep_graph else trace.detach())
+        return self.drop_output(h_BTD), Trace(trace if keep_graph else trace.detach(), n_read)
 
 
 SLOPED = txl.AttentionKind("sloped", f"{__name__}:SlopedAttention", keeps_keys=True)

@@ -1,5 +1,6 @@
 """What a decoder can do with single rows: take one out and put it elsewhere, go back, and score every token."""
 
+import copy
 from functools import cache
 from typing import Any
 
@@ -115,6 +116,26 @@ def test_a_state_is_refused_where_numbers_would_be_other_ones() -> None:
         decoder_of().take(-1)
 
 
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "al_rfou"])
+def test_a_state_is_refused_by_another_model_of_the_same_shape(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = decoder_of(kind)
+    feed(home, 0, TEXT[:9])
+    state, same, other = home.take(0), copy.deepcopy(model_of(kind)), copy.deepcopy(model_of(kind))
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[7] += 0.25
+    decoder, twin = (Decoder(other, batch_size=3, tgt_len=4) for _ in range(2))
+    for each in (decoder, twin):
+        feed(each, 1, TEXT[:9])
+    with pytest.raises(ValueError, match=r"the state is of the model [0-9a-f]{12}… and this one is [0-9a-f]{12}… .*; put it"):
+        decoder.put(1, state)
+    assert_go_on_alike(decoder, 1, twin, 1)
+    decoder = Decoder(same, batch_size=3, tgt_len=4)
+    decoder.put(0, state)
+    assert_go_on_alike(decoder, 0, home, 0)
+    monkeypatch.setattr("transformer_xl.generation.session_file.encode_tensors", None)
+    decoder.put(1, decoder.take(0))  # weights are hashed once
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value", "message"),
     [
@@ -126,6 +147,7 @@ def test_a_state_is_refused_where_numbers_would_be_other_ones() -> None:
         ("transformer_xl", "last", torch.zeros(9), "tensor 'last' should be"),
         ("al_rfou", "open", torch.tensor([1, 99, -1, -1]), "outside the vocabulary"),
         ("al_rfou", "n_valid", torch.tensor(6), "impossible lengths"),
+        ("al_rfou", "n_valid", torch.tensor(-1), "impossible lengths"),
         ("lstm", "hidden.0", torch.zeros(1, 3), "tensor 'hidden.0' is"),
     ],
 )
@@ -135,7 +157,7 @@ def test_a_state_that_lies_changes_nothing(kind: str, name: str, value: torch.Te
         feed(each, 1, TEXT[:9])
     sound = decoder.take(1)
     with pytest.raises(ValueError, match=message):
-        decoder.put(1, RowState({**sound.tensors, name: value}, sound.terms))
+        decoder.put(1, RowState({**sound.tensors, name: value}, sound.terms, sound.model))
     assert_go_on_alike(decoder, 1, twin, 1)
 
 

@@ -20,7 +20,7 @@ from transformer_xl.generation.inputs import (
     row_mask,
 )
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.session_file import LAST, RowState, load_session, save_session
+from transformer_xl.generation.session_file import LAST, RESERVED, RowState, load_session, model_sha256, save_session
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.softmax import check_ids
@@ -32,6 +32,7 @@ class Decoder:
 
     Rows start, stop and reset independently. Every token sees exactly the `mem_len` tokens before it (with `same_length` the
     model's window), so it makes no difference how a text is cut into pieces. Weights must not change while a decoder is in use.
+    Only one thread at a time may call a decoder.
 
     Args:
         model: put in evaluation mode.
@@ -287,12 +288,19 @@ class Decoder:
 
         Returns:
             A state for `put`; about n_layer x n x 2 x n_head x d_head numbers of the memory's type, with n at most `mem_len`.
+            It names the model by a hash of its weights. The first call computes that in about a second per gigabyte.
 
         Raises:
             ValueError: a row that does not exist.
         """
         self._check_row(row)
-        return RowState({**self._stream.take(row), LAST: self._hidden[row].clone()}, self._terms())
+        return RowState(self._take(row), self._terms(), model_sha256(self.model))
+
+    def _take(self, row: int) -> dict[str, Tensor]:
+        tensors = self._stream.take(row)
+        if reserved := sorted(RESERVED & tensors.keys()):
+            raise ValueError(f"a tensor of the model's memory cannot be called {reserved[0]!r}; give it another name")
+        return {**tensors, LAST: self._hidden[row].clone()}
 
     def put(self, row: int, state: RowState) -> None:
         """Let a row forget what it has read, and go on from what `take` returned.
@@ -311,15 +319,22 @@ class Decoder:
                 is then as it was.
         """
         self._check_row(row)
-        ours = self._terms()
+        ours, model = self._terms(), model_sha256(self.model)
+        if state.model != model:
+            raise ValueError(
+                f"the state is of the model {state.model[:12]}… and this one is {model[:12]}… "
+                "(SHA-256 of configuration and weights); put it into a decoder of that model"
+            )
         if different := [name for name in ours if state.terms.get(name) != ours[name]]:
             values = ", ".join(f"{name} ({state.terms.get(name)} there, {ours[name]} here)" for name in different)
             raise ValueError(f"the state is of a decoder with other settings: {values}; open this one with the same")
         self._check_state(state.tensors)
-        tensors = dict(state.tensors)
-        hidden = self._hidden.clone()
-        hidden[row] = tensors.pop(LAST)
-        self._stream.put(row, tensors)
+        self._put(row, state.tensors)
+
+    def _put(self, row: int, tensors: Mapping[str, Tensor]) -> None:
+        rest, hidden = dict(tensors), self._hidden.clone()
+        hidden[row] = rest.pop(LAST)
+        self._stream.put(row, rest)
         self._hidden = hidden
 
     def rewind(self, row: int, n: int) -> None:
@@ -389,7 +404,7 @@ class Decoder:
             CheckpointError: the file cannot be written; what the path held before is intact.
         """
         rows = [self.take(row) for row in range(self.batch_size)]
-        save_session(Path(path), rows, self.model, note=note or {})
+        save_session(Path(path), rows, by_position=self._stream.by_position, note=note or {})
 
     def load(self, path: str | Path, *, accept: Callable[[Mapping[str, str]], object] | None = None) -> dict[str, str]:
         """Forget what was read, and load a session that `save` wrote, with as many rows or fewer; other rows begin anew.
@@ -408,7 +423,7 @@ class Decoder:
             CheckpointError: no such file, a damaged one, or a session of another model, decoder or precision (numbers would
                 differ even if its keys could be converted); the decoder is then as it was.
         """
-        rows, note = load_session(Path(path), self.model, self.take(0), self._check_state)
+        rows, note = load_session(Path(path), self.take(0), self._stream.by_position, self._check_state)
         if len(rows) > self.batch_size:
             raise CheckpointError(
                 f"session {str(path)!r} has {len(rows)} rows, more than this decoder ({self.batch_size}); "
@@ -423,8 +438,7 @@ class Decoder:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of what all rows have read, from which this decoder, or one with the same settings, can go on."""
-        rows = enumerate(self.take(row).tensors for row in range(self.batch_size))
-        return {f"{row}.{name}": x for row, tensors in rows for name, x in tensors.items()}
+        return {f"{row}.{name}": x for row in range(self.batch_size) for name, x in self._take(row).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Forget what was read, and go on from what `state_dict` returned, which stays as it is.
@@ -435,16 +449,16 @@ class Decoder:
         Raises:
             ValueError: it is of a decoder with other settings; nothing is loaded then.
         """
-        rows = [RowState({}, self._terms()) for _ in range(self.batch_size)]
+        rows: list[dict[str, Tensor]] = [{} for _ in range(self.batch_size)]
         for name, x in state.items():
             row, _, own = name.partition(".")
             if row not in map(str, range(self.batch_size)):
                 raise ValueError(f"the state is not that of a decoder of {self.batch_size} rows of this model")
-            rows[int(row)].tensors[own] = x
-        for row in rows:
-            self._check_state(row.tensors)
-        for index, row in enumerate(rows):
-            self.put(index, row)
+            rows[int(row)][own] = x
+        for tensors in rows:
+            self._check_state(tensors)
+        for row, tensors in enumerate(rows):
+            self._put(row, tensors)
 
 
 _TGT_LEN = 64

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +39,11 @@ _ABOUT, _CHECKSUM = "about", "sha256"
 _CHECKSUM_BYTES = 32
 _CHUNK_BYTES = 2**20
 
-_BY_POSITION = ("keys.", "values.")
-"""Beginnings of the names of tensors (X, n, Y) that hold one entry for each position that a row remembers."""
-
 LAST = "last"
 """Name of the hidden state (D,) from which the scores of a row's next token are computed."""
+
+RESERVED = frozenset({_ABOUT, _CHECKSUM, LAST})
+"""Names that no tensor of a stream may have."""
 
 _OPENED_WITH = ("mem_len", "tgt_len", "precision")
 _READ_WITH = ("clamp_len", "same_length", "ext_len")
@@ -56,10 +56,12 @@ class RowState:
     Attributes:
         tensors: of the stream (`Stream.take`), and `last`, its last hidden state.
         terms: settings of the decoder; JSON.
+        model: `model_sha256` of the decoder's model.
     """
 
     tensors: dict[str, Tensor]
     terms: dict[str, Any]
+    model: str
 
     @property
     def n_bytes(self) -> int:
@@ -67,12 +69,12 @@ class RowState:
         return sum(x.nbytes for x in self.tensors.values())
 
 
-def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, note: Mapping[str, str]) -> None:
-    """Write what one or more rows have read to one file; see `Decoder.save`."""
+def save_session(path: Path, rows: Sequence[RowState], *, by_position: Collection[str], note: Mapping[str, str]) -> None:
+    """Write what one or more rows have read to one file; see `Decoder.save`, and `Stream.by_position`."""
     if not _is_note(dict(note)):
         raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
     content = {"format": FORMAT, "version": VERSION, "decoder": rows[0].terms, "note": dict(note)}
-    about = canonical_json({**content, "model": model_sha256(model)})
+    about = canonical_json({**content, "model": rows[0].model})
     if len(about) > MAX_ABOUT_BYTES:
         raise CheckpointError(f"the note takes {len(about)} bytes and {MAX_ABOUT_BYTES} is the most; shorten it")
     stray = path.with_name(f".{path.name}.session{STRAY_SUFFIX}")  # no user's file has this name
@@ -81,7 +83,7 @@ def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, 
         _check_replaceable(path)
         try:
             stray.unlink(missing_ok=True)
-            write_file(stray, _encode(rows, about))
+            write_file(stray, _encode(rows, about, by_position))
             stray.replace(path)
         except BaseException:
             with suppress(OSError):  # the first error is the one to report; the next save removes what is left
@@ -92,17 +94,18 @@ def save_session(path: Path, rows: Sequence[RowState], model: LanguageModel, *, 
 
 
 def load_session(
-    path: Path, model: LanguageModel, own: RowState, check: Callable[[dict[str, Tensor]], object]
+    path: Path, own: RowState, by_position: Collection[str], check: Callable[[dict[str, Tensor]], object]
 ) -> tuple[list[RowState], dict[str, str]]:
     """Verify a file and return its rows, on the CPU, and its note; see `Decoder.load`.
 
-    `own` is a row of the decoder that wants to go on; it stays as it is. `check` raises a ValueError for tensors that cannot be
-    the state of one of its rows. A CheckpointError says in one line why the decoder cannot go on from the file.
+    `own` is a row of the decoder that wants to go on, and stays as it is; for `by_position` see `Stream`. `check` raises a
+    ValueError for tensors that cannot be the state of one of its rows. A CheckpointError says in one line why the decoder
+    cannot go on from the file.
     """
     about, tensors = _open_session(path)
-    _check_origin(path, about, model, own.terms)
+    _check_origin(path, about, own)
     try:
-        rows = [RowState(row, own.terms) for row in _unpack(tensors, own)]
+        rows = [RowState(row, own.terms, own.model) for row in _unpack(tensors, own, by_position)]
         for row in rows:
             check(row.tensors)
         return rows, about["note"]
@@ -140,12 +143,12 @@ _HASHES: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
 # --- writing ---------------------------------------------------------------------------------------------------------------
 
 
-def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryview]:
+def _encode(rows: Sequence[RowState], about: bytes, by_position: Collection[str]) -> Iterator[bytes | memoryview]:
     """Yield the bytes of a session's file, joining the rows one tensor at a time."""
     content: dict[str, tuple[torch.dtype, torch.Size]] = {_ABOUT: (torch.uint8, torch.Size([len(about)]))}
     for name, first in rows[0].tensors.items():
         shape = [len(rows), *first.shape]
-        if name.startswith(_BY_POSITION):
+        if name in by_position:
             shape = [first.shape[0], sum(row.tensors[name].shape[1] for row in rows), first.shape[2]]
         content[name] = first.dtype, torch.Size(shape)
     content[_CHECKSUM] = (torch.uint8, torch.Size([_CHECKSUM_BYTES]))
@@ -157,7 +160,7 @@ def _encode(rows: Sequence[RowState], about: bytes) -> Iterator[bytes | memoryvi
         if name == _ABOUT:
             return torch.frombuffer(bytearray(about), dtype=torch.uint8)
         parts = [row.tensors[name] for row in rows]
-        return torch.cat(parts, dim=1) if name.startswith(_BY_POSITION) else torch.stack(parts)
+        return torch.cat(parts, dim=1) if name in by_position else torch.stack(parts)
 
     for chunk in encode_lazily(content, load):
         digest.update(chunk)
@@ -251,11 +254,11 @@ def _is_note(note: object) -> bool:
     return isinstance(note, dict) and all(isinstance(text, str) for item in note.items() for text in item)
 
 
-def _check_origin(path: Path, about: dict[str, Any], own: LanguageModel, ours: dict[str, Any]) -> None:
-    theirs, model = about["decoder"], model_sha256(own)
-    if about["model"] != model:
+def _check_origin(path: Path, about: dict[str, Any], own: RowState) -> None:
+    theirs, ours = about["decoder"], own.terms
+    if about["model"] != own.model:
         raise CheckpointError(
-            f"session {str(path)!r} was read by the model {about['model'][:12]}… and this one is {model[:12]}… "
+            f"session {str(path)!r} was read by the model {about['model'][:12]}… and this one is {own.model[:12]}… "
             "(SHA-256 of configuration and weights); load the model it was saved with, or start anew"
         )
     different = [name for name in ours if theirs.get(name, _MISSING) != ours[name]]
@@ -276,11 +279,10 @@ def _remedy(theirs: dict[str, Any], different: list[str]) -> str:
     return "read the text again"
 
 
-def _unpack(tensors: dict[str, Tensor], own: RowState) -> list[dict[str, Tensor]]:
+def _unpack(tensors: dict[str, Tensor], own: RowState, by_position: Collection[str]) -> list[dict[str, Tensor]]:
     """Return the tensors of each row; ValueError if their names, types or shapes are not those of our own row."""
     check_names(tensors, own.tensors)
     n_row = len(tensors[LAST]) if tensors[LAST].dim() else 0
-    by_position = [name for name in own.tensors if name.startswith(_BY_POSITION)]
     for name in own.tensors.keys() - by_position:
         check_like(name, tensors[name], own.tensors[name].dtype, (n_row, *own.tensors[name].shape))
     n_kept = tensors["n_valid"].tolist() if by_position else []

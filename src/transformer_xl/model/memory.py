@@ -90,6 +90,15 @@ class Memory(ABC):
                 f"a memory of {self.batch_size} rows must fit ids of {batch_size} rows; use model.init_mems({batch_size})"
             )
 
+    def check_values(self) -> None:  # noqa: B027 (most kinds have nothing to refuse)
+        """Refuse numbers that no memory of this kind holds, such as counts that are too large; this one accepts all.
+
+        A file may say anything, so numbers from a file are checked before they become indices.
+
+        Raises:
+            ValueError: there are such numbers.
+        """
+
     def _map(self, change: Callable[[Tensor], Tensor]) -> Self:
         return self.from_state_dict({name: change(x) for name, x in self.state_dict().items()})
 
@@ -179,6 +188,11 @@ class Mems(Memory):
                 f"mems of {self.batch_size} rows and {len(self.hidden)} layers must fit ids of {batch_size} rows and a model "
                 f"of {n_layer} layers; use model.init_mems({batch_size})"
             )
+
+    def check_values(self) -> None:
+        """Refuse rows with fewer than 0 or more than M valid positions."""
+        if ((self.n_valid < 0) | (self.n_valid > self.length)).any():
+            raise ValueError("its rows have impossible lengths")
 
 
 def join(memory: Tensor, segment: Tensor, n_pad: Tensor | None = None) -> Tensor:

@@ -55,6 +55,8 @@ class Stream(ABC):
     model: LanguageModel
     tgt_len: int
     precision: InferencePrecision
+    by_position: tuple[str, ...] = ()
+    """Names of tensors of `take` whose shape is (X, n, Y), where n is the row's `n_valid`; other shapes are fixed."""
 
     @abstractmethod
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
@@ -143,6 +145,7 @@ class KeptKeys(Stream):
         self.model, self.tgt_len, self.precision = model, tgt_len, precision
         self.reader = Reader(model, tgt_len=tgt_len, precision=precision, window=window)
         self.memory = self.reader.empty_memory(batch_size)
+        self.by_position = tuple(f"{name}.{i}" for name in ("keys", "values") for i in range(len(self.memory.keys)))
 
     @property
     def softmax(self) -> FrozenSoftmax:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -283,8 +286,8 @@ class CarriedState(Stream):
         return {name: x[0].clone() for name, x in self.mems.select(slice(row, row + 1)).state_dict().items()}
 
     def check(self, state: dict[str, Tensor]) -> None:
-        """Refuse other shapes."""
-        _check_memory(state, self.take(0))
+        """Refuse other shapes, and what the memory itself refuses."""
+        _check_memory(state, self.take(0), self.mems)
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Replace the memory of the row."""
@@ -336,18 +339,19 @@ class ReadAgain(Stream):
     def take(self, row: int) -> dict[str, Tensor]:
         """Return the memory of the row and its open segment, filled up with -1."""
         memory = {name: x[0].clone() for name, x in self._mems[row].state_dict().items()}
+        if "open" in memory:
+            raise ValueError("a tensor of the model's memory cannot be called 'open'; give it another name")
         return {**memory, "open": torch.tensor(self._open[row] + [-1] * (self.tgt_len - len(self._open[row])))}
 
     def check(self, state: dict[str, Tensor]) -> None:
         """Refuse other shapes, and tokens that do not exist."""
-        _check_memory(state, self.take(0))
+        _check_memory(state, self.take(0), self._mems[0])
         if ((state["open"] < -1) | (state["open"] >= (self.model.config.vocab_size or 0))).any():
             raise ValueError("it has token ids outside the vocabulary")
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Replace memory and open segment of the row."""
-        rest = {name: x for name, x in state.items() if name != "open"}
-        self._mems[row] = _memory_of(self._mems[row], rest, self.model.device)
+        self._mems[row] = _memory_of(self._mems[row], state, self.model.device)
         self._open[row] = [i for i in state["open"].tolist() if i >= 0]
 
     def n_rewindable(self, row: int) -> int:
@@ -395,18 +399,18 @@ def check_like(name: str, x: Tensor, dtype: torch.dtype, shape: Sequence[int]) -
         raise ValueError(f"tensor {name!r} is {x.dtype} {reprlib.repr(tuple(x.shape))} and should be {dtype} {tuple(shape)}")
 
 
-def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def _check_memory(state: dict[str, Tensor], own: dict[str, Tensor], memory: Memory) -> None:
     """Refuse what is not the memory of one row."""
     check_names(state, own)
     for name, x in own.items():
         check_like(name, state[name], x.dtype, x.shape)
-    if "n_valid" in own and not 0 <= int(state["n_valid"]) <= own["hidden.0"].shape[0]:
-        raise ValueError("its rows have impossible lengths")
+    _memory_of(memory, state, torch.device("cpu")).check_values()
 
 
 def _memory_of(like: Memory, state: dict[str, Tensor], device: torch.device) -> Memory:
-    """Return the memory of one row, copied from its tensors."""
-    return type(like).from_state_dict({name: x.unsqueeze(0).to(device, copy=True) for name, x in state.items()})
+    """Return the memory of one row, copied from its tensors; others, such as an open segment, are left out."""
+    own = {name: state[name].unsqueeze(0).to(device, copy=True) for name in like.state_dict()}
+    return type(like).from_state_dict(own)
 
 
 def open_stream(
