@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformer_xl.errors import TxlError
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
+    from transformer_xl.generation.writing import Scheduler
     from transformer_xl.kinds import AttentionKind, register_attention
     from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
@@ -51,6 +52,7 @@ _HOMES = {
     "Reader": "model.reader",
     "Rows": "model.call",
     "RunConfig": "config",
+    "Scheduler": "generation.writing",
     "Score": "reading.evaluation",
     "SegmentStream": "data.streams",
     "TransformerXL": "model.transformer_xl",
@@ -84,6 +86,7 @@ __all__ = [
     "Reader",
     "Rows",
     "RunConfig",
+    "Scheduler",
     "Score",
     "SegmentStream",
     "TransformerXL",

@@ -769,7 +769,9 @@ def test_ctrl_c_in_a_conversation(start) -> None:
 DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"
 
 
-@pytest.mark.parametrize(("name", "languages"), [("generating.md", ["sh"] * 3 + ["python"]), ("decoding.md", ["python"] * 3)])
+@pytest.mark.parametrize(
+    ("name", "languages"), [("generating.md", ["sh"] * 3 + ["python"] * 2), ("decoding.md", ["python"] * 3)]
+)
 def test_the_examples_of_the_documents_run(txl: Txl, workbench: Path, name: str, languages: list[str]) -> None:
     Path("runs").mkdir()
     Path("run").rename("runs/books")

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transformer_xl.generation.sampling import Sampling
 
 FinishReason = Literal["length", "stop", "interrupted"]
-"""Why a text ended: all tokens were written, a stop token or string came, or the user interrupted."""
+"""Why a text ended: all tokens were written, a stop token or string came, or somebody interrupted or cancelled it."""
 
 EMPTY_PROMPT = "the prompt is empty; give at least one token, of text that the tokenizer keeps"
 
@@ -43,7 +43,7 @@ class Request:
     Attributes:
         prompt: token ids to go on from; may be empty if the row has read something already.
         seed: of the text, 0 … 2^64 - 1; see `text_seed`.
-        sampling: how its tokens are drawn; None: the `sampling` of `write`.
+        sampling: how its tokens are drawn; None: as `write` or the `Scheduler` says.
         max_new_tokens: how many tokens to write at most.
         stop_tokens: ids that end the text and are not part of it.
         ends: called with every token of the text; returns why it was the last one, or None.
@@ -67,6 +67,18 @@ class Request:
         if self.max_new_tokens < 0:
             raise ConfigError(f"max_new_tokens ({self.max_new_tokens}) must be at least 0")
         check_seed(self.seed)
+
+
+class Read(NamedTuple):
+    """A piece of a prompt was read.
+
+    Attributes:
+        text: number of the request, in order.
+        n: tokens of the piece.
+    """
+
+    text: int
+    n: int
 
 
 class Chosen(NamedTuple):
@@ -105,6 +117,22 @@ class Finished(NamedTuple):
     reading: float
     writing: float
     stop_token: int | None = None
+
+
+class Failed(NamedTuple):
+    """The end of a text that could not be written.
+
+    Attributes:
+        text: number of the request, in order.
+        error: why.
+        n_read: tokens of the prompt that were read before.
+        n_written: tokens of the text that were written before.
+    """
+
+    text: int
+    error: Exception
+    n_read: int
+    n_written: int
 
 
 def check_seed(seed: int) -> int:
