@@ -23,7 +23,7 @@ KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "lstm"]
 class Undrawable(Sampling):
     """As where all that is left has the score -inf."""
 
-    def choose(self, *_: Any) -> int:
+    def choose(self, scores: Any, row: Any, history: Any = (), generator: Any = None) -> int:
         raise ConfigError("no token can be drawn")
 
 
