@@ -9,7 +9,7 @@ ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"version", "errors", "process", "console"},
     {"files"},
-    {"world", "pictures"},
+    {"world", "pictures", "hub"},
     {"settings"},
     {"kinds"},
     {"model_config"},

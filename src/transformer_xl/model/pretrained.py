@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import replace_file, whole_file
+from transformer_xl.hub import download, model_card, upload
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 
 if TYPE_CHECKING:
@@ -24,25 +25,6 @@ MODEL_TYPE = TransformerXLConfig.kind
 
 _MOST_NAMES = 5
 """How many models beside a mistyped path an error lists."""
-
-_CARD = """---
-library_name: transformer_xl
-pipeline_tag: text-generation
-tags:
-- transformer-xl
----
-# {name}
-
-{title} with {n_parameter:,} parameters: {layers},
-{memory}, {vocab_size:,} tokens.
-
-```python
-import transformer_xl as txl
-
-{load}
-```
-"""
-"""README.md of a repository of the hub."""
 
 
 class PretrainedMixin:
@@ -97,32 +79,22 @@ class PretrainedMixin:
         Raises:
             CheckpointError: the hub refused, or cannot be reached.
         """
-        from huggingface_hub import HfApi
-
+        from_class = f'model = txl.{type(self).__name__}.from_pretrained("{repo_id}")'
+        card = model_card(
+            name=repo_id.rpartition("/")[2],
+            title=self.config.title,
+            n_parameter=sum(parameter.numel() for parameter in self.parameters()),
+            layers=self.config.layers_in_words,
+            memory=self.config.memory_in_words,
+            vocab_size=self.config.vocab_size,
+            load=from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")',
+        )
         with tempfile.TemporaryDirectory() as folder:
             self.save_pretrained(folder)
             if tokenizer is not None:
                 tokenizer.save(Path(folder) / TOKENIZER_FILE)
-            from_class = f'model = txl.{type(self).__name__}.from_pretrained("{repo_id}")'
-            card = _CARD.format(
-                name=repo_id.rpartition("/")[2],
-                title=self.config.title,
-                n_parameter=sum(parameter.numel() for parameter in self.parameters()),
-                layers=self.config.layers_in_words,
-                memory=self.config.memory_in_words,
-                vocab_size=self.config.vocab_size,
-                load=from_class if tokenizer is None else f'model, tokenizer = txl.load("{repo_id}")',
-            )
             (Path(folder) / "README.md").write_text(card, encoding="utf-8")
-            try:
-                hub = HfApi(token=token)
-                hub.create_repo(repo_id, private=private, exist_ok=True)
-                return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
-            except Exception as error:  # the hub raises many kinds: no network, no permission, an impossible name
-                raise CheckpointError(
-                    f"cannot upload to '{repo_id}' ({_first_line(error)}); check the name (user/name), the network and "
-                    "the token"
-                ) from None
+            return upload(folder, repo_id, private=private, token=token, commit_message=commit_message)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, *, revision: str | None = None, token: str | None = None) -> Self:
@@ -153,20 +125,13 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
     if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
         known = beside(Path(source), _holds_model)
         raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{known}")
-    from huggingface_hub import snapshot_download
-
-    files = [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE]
     try:
-        return Path(snapshot_download(str(source), revision=revision, token=token, allow_patterns=files))
-    except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
+        return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE], revision=revision, token=token)
+    except CheckpointError as error:
         raise CheckpointError(
-            f"'{source}' is neither a directory nor a hub id that can be read ({_first_line(error)}; for a hub id "
+            f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
             f"check spelling and network); give a run or an exported directory{beside(Path(source), _holds_model)}"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def read_config(path: Path) -> ModelConfig:

@@ -1,0 +1,67 @@
+"""The Hugging Face hub: files from it and to it, and the card of a model."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.errors import CheckpointError
+
+_CARD = """---
+library_name: transformer_xl
+pipeline_tag: text-generation
+tags:
+- transformer-xl
+---
+# {name}
+
+{title} with {n_parameter:,} parameters: {layers},
+{memory}, {vocab_size:,} tokens.
+
+```python
+import transformer_xl as txl
+
+{load}
+```
+"""
+"""README.md of a repository of the hub."""
+
+
+def model_card(**facts: Any) -> str:
+    """Return the README.md of a repository: name, title, n_parameter, layers, memory, vocab_size, and how to load it."""
+    return _CARD.format(**facts)
+
+
+def download(repo_id: str, files: Sequence[str], *, revision: str | None, token: str | None) -> Path:
+    """Return a local directory with those of `files` that a repository has.
+
+    Raises:
+        CheckpointError: the repository cannot be read; says why in a few words, for a message of the caller.
+    """
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(repo_id, revision=revision, token=token, allow_patterns=list(files)))
+    except Exception as error:  # the hub raises many kinds: no network, no such id, no permission
+        raise CheckpointError(_first_line(error)) from None
+
+
+def upload(folder: str | Path, repo_id: str, *, private: bool, token: str | None, commit_message: str) -> str:
+    """Upload a directory as one commit, into a new repository if there is none, and return the address of the commit.
+
+    Raises:
+        CheckpointError: the hub refused, or cannot be reached.
+    """
+    from huggingface_hub import HfApi
+
+    try:
+        hub = HfApi(token=token)
+        hub.create_repo(repo_id, private=private, exist_ok=True)
+        return str(hub.upload_folder(repo_id=repo_id, folder_path=folder, commit_message=commit_message))
+    except Exception as error:  # the hub raises many kinds: no network, no permission, an impossible name
+        raise CheckpointError(
+            f"cannot upload to '{repo_id}' ({_first_line(error)}); check the name (user/name), the network and the token"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
