@@ -1,7 +1,7 @@
 """A scheduler: texts come, end, fail and are cancelled in some rows, and nothing of it shows in the others, to the last bit."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -194,15 +194,17 @@ def test_write_raises_the_error_of_a_text(monkeypatch: pytest.MonkeyPatch) -> No
     ("request_", "options", "error", "match"),
     [
         ({"prompt": []}, {}, TokenizerError, "the prompt is empty; give at least one token"),
-        ({"prompt": []}, {"go_on": True}, TokenizerError, "the prompt is empty"),  # the row has read nothing
+        ({"prompt": []}, {"go_on": True, "row": 2}, TokenizerError, "the prompt is empty"),  # the row has read nothing
         ({"prompt": []}, {"state": "empty"}, TokenizerError, "the prompt is empty"),
         ({"prompt": [1, 13]}, {}, TokenizerError, "token id 13 is outside the vocabulary"),
         ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be the token ids of one text; tokenizer.encode"),
         ({"prompt": [[1, 2]]}, {}, ValueError, "must be the token ids of one text"),
         ({"prompt": "text"}, {}, ValueError, "prompt, 'text', must be the token ids of one text"),
         ({"sampling": Sampling(logit_bias={99: 1.0})}, {}, ConfigError, "outside the vocabulary"),
-        ({}, {"row": 0}, ValueError, r"row \(0\) is free \(\[1, 2\] are\); tick until a text ends"),
-        ({}, {"row": 3}, ValueError, r"row \(3\) is free"),
+        ({}, {"row": 0}, ValueError, r"row \(0\) is not free \(free: \[1, 2\]\); tick until a text ends"),
+        ({}, {"row": 3}, ValueError, r"row \(3\) must be at least 0 and at most 2"),
+        ({}, {"row": -1}, ValueError, r"row \(-1\) must be at least 0 and at most 2"),
+        ({}, {"go_on": True}, ValueError, "go_on needs a row: the first free one may remember somebody else's text"),
         ({}, {"state": "full", "go_on": True}, ValueError, "not from both; leave one out"),
         ({}, {"state": "other"}, ValueError, "the state is of the model"),
         ({}, {"state": "longer"}, ValueError, "decoder with other settings: tgt_len"),
@@ -228,7 +230,7 @@ def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
     assert of(events, 0) == of(events, 1) and len(of(events, 0)) == 10
     for _ in range(3):
         scheduler.submit(good)
-    with pytest.raises(ValueError, match=r"no row is free \(\[\] are\); tick until a text ends"):
+    with pytest.raises(ValueError, match="no row is free; tick until a text ends"):
         scheduler.submit(good)
     with pytest.raises(ConfigError, match="outside the vocabulary"):
         Scheduler(decoder_of(), sampling=Sampling(logit_bias={99: 1.0}))
@@ -321,3 +323,63 @@ def test_events_say_what_was_read() -> None:
     assert [event for event in events if isinstance(event, Read)] == [(0, 4), (1, 1), (0, 4), (0, 1)]
     ends = {event.text: event for event in events if isinstance(event, Finished)}
     assert [ends[i][1:4] for i in range(2)] == [("length", 9, 0), ("length", 1, 1)]
+
+
+@pytest.mark.parametrize("part", ["decoder.step", "decoder.scores", "reports"])
+def test_a_step_that_fails_ends_its_texts_and_no_other(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the failure nobody knows what those rows have read, so they are empty; a row that reads its prompt goes on."""
+    decoder = decoder_of()
+    scheduler = Scheduler(decoder, likeliest=1)
+    writing = [scheduler.submit(Request(prompt=TEXT[:3], seed=seed, max_new_tokens=5)) for seed in (0, 1)]
+    scheduler.tick()
+    reading = scheduler.submit(Request(prompt=TEXT[:14], seed=2, max_new_tokens=3))
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise MemoryError("full")
+
+    with monkeypatch.context() as patch:
+        if part == "reports":
+            patch.setattr(scheduler, "_reports", fail)
+        else:
+            name = part.removeprefix("decoder.")
+            patch.setattr(type(decoder), name, property(fail) if name == "scores" else fail)
+            scheduler._scores = None if name == "scores" else scheduler._scores
+        events = scheduler.tick()
+    failed = [event for event in events if isinstance(event, Failed)]
+    assert [event.text for event in failed] == writing
+    assert all(str(event.error) == "full" for event in failed)
+    assert scheduler.free_rows == [0, 1]
+    empty = decoder_of().take(0)
+    for row in scheduler.free_rows:
+        assert_same_state(decoder.take(row), empty)
+    alone = Scheduler(decoder_of(), likeliest=1)
+    alone.submit(Request(prompt=TEXT[:14], seed=2, max_new_tokens=3), row=2)
+    expected = [event.token for event in finish(alone) if isinstance(event, Chosen)]
+    assert [event.token for event in finish(scheduler) if isinstance(event, Chosen) and event.text == reading] == expected
+
+
+@pytest.mark.parametrize("call", ["submit", "cancel", "tick"])
+def test_a_request_must_not_call_the_scheduler_that_asks_it(call: str) -> None:
+    scheduler = Scheduler(decoder_of())
+    calls: dict[str, Callable[[], object]] = {
+        "submit": lambda: scheduler.submit(Request(prompt=[1], seed=0)),
+        "cancel": lambda: scheduler.cancel(0),
+        "tick": scheduler.tick,
+    }
+
+    def ends(token: int) -> None:
+        calls[call]()
+
+    scheduler.submit(Request(prompt=TEXT[:3], seed=0, max_new_tokens=4))
+    scheduler.submit(Request(prompt=TEXT[:3], seed=1, max_new_tokens=4, ends=ends))
+    events = finish(scheduler)
+    (failed,) = (event for event in events if isinstance(event, Failed))
+    assert failed.text == 1
+    assert "must not call the scheduler that asks it" in str(failed.error)
+    assert [event.text for event in events if isinstance(event, Finished)] == [0]
+    assert scheduler.submit(Request(prompt=[1], seed=0, max_new_tokens=1)) == 2  # and after the tick it may be called
+
+
+def test_a_number_of_likeliest_tokens_is_checked_at_once() -> None:
+    with pytest.raises(ConfigError, match=r"likeliest \(-1\) must be at least 0"):
+        Scheduler(decoder_of(), likeliest=-1)

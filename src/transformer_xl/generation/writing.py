@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 import torch
 
-from transformer_xl.errors import TokenizerError
+from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Failed, Finished, FinishReason, Read, Request
 from transformer_xl.generation.sampling import Sampling
@@ -57,8 +57,11 @@ class Scheduler:
     def __init__(self, decoder: Decoder, *, sampling: Sampling | None = None, likeliest: int | None = None) -> None:
         self._decoder, self._sampling, self._likeliest = decoder, sampling or Sampling(), likeliest
         self._sampling.check(decoder.model.config.vocab_size or 0)
+        if likeliest is not None and likeliest < 0:
+            raise ConfigError(f"likeliest ({likeliest}) must be at least 0; None reports nothing")
         self._drafts: list[_Draft | None] = [None] * decoder.batch_size
         self._n_submitted = 0
+        self._asks_request = False  # whether a request's `ends` is being called, which must not call back
         self._scores: Scores | None = None  # of the last step; a row that has just read its prompt needs new ones
 
     @property
@@ -88,7 +91,7 @@ class Scheduler:
             request: what to write.
             row: a free row; None: the first one.
             state: what the text goes on from, as `Decoder.take` returned it.
-            go_on: the text goes on from what the row remembers.
+            go_on: the text goes on from what `row` remembers.
             remember: the row also reads the last token of the text (unless the text ended in a stop), so that `Decoder.take`
                 then returns all of it. Otherwise nobody needs the step that reads it.
 
@@ -101,11 +104,17 @@ class Scheduler:
             ValueError: no such free row, a prompt that is not token ids, or a state of another model or decoder. After any of
                 these errors, no text has begun and the other rows are as they were.
         """
+        self._refuse_calls_back()
         free = self.free_rows
-        if not free if row is None else row not in free:
-            raise ValueError(f"{'no row' if row is None else f'row ({row})'} is free ({free} are); tick until a text ends")
+        if row is not None and not 0 <= row < len(self._drafts):
+            raise ValueError(f"row ({row}) must be at least 0 and at most {len(self._drafts) - 1}")
+        if not free or (row is not None and row not in free):
+            which = "no row is free" if row is None else f"row ({row}) is not free (free: {free})"
+            raise ValueError(f"{which}; tick until a text ends")
         if state is not None and go_on:
             raise ValueError("a text goes on from a state or from what its row remembers (go_on), not from both; leave one out")
+        if go_on and row is None:
+            raise ValueError("go_on needs a row: the first free one may remember somebody else's text")
         row = free[0] if row is None else row
         draft = _Draft(self._decoder, row, self._n_submitted, request, sampling=self._sampling, remember=remember)
         if not (draft.is_reading or state is not None or go_on):
@@ -131,6 +140,7 @@ class Scheduler:
         Returns:
             The end of the text; None if it has ended before, or there is none of this number.
         """
+        self._refuse_calls_back()
         draft = next((draft for draft in self._drafts if draft and draft.number == number), None)
         return draft and self._end(draft, "interrupted")
 
@@ -139,10 +149,12 @@ class Scheduler:
 
         A text that fails (because no token can be drawn, or its `ends` raises) ends with `Failed`, and the others go on. Its
         row is free then. If it failed while its prompt was read, the row is empty; else it remembers what was read and shown.
+        If the step itself fails, all texts that took part in it end so, and their rows are empty.
 
         Returns:
             What happened, in order.
         """
+        self._refuse_calls_back()
         pieces = [self._read(row) for row in range(len(self._drafts))]
         return [*(event for event in pieces if event), *self._step(lambda: False)]
 
@@ -172,23 +184,35 @@ class Scheduler:
         ready = [draft for draft in ready if draft.request.max_new_tokens > 0]
         if not ready:
             return
-        self._scores = self._scores or self._decoder.scores
+        try:
+            self._scores = self._scores or self._decoder.scores
+        except Exception as error:
+            yield from self._fail_rows([draft.row for draft in ready], error)
+            return
         chosen: list[tuple[_Draft, int]] = []
         for draft in ready:
             try:
                 chosen.append((draft, draft.choose(self._scores)))
             except Exception as error:
                 yield self._fail(draft, error)
+        try:
+            reports = self._reports(self._scores, chosen)
+        except Exception as error:
+            yield from self._fail_rows([draft.row for draft, _ in chosen], error)
+            return
         tokens, active = [0] * len(self._drafts), [False] * len(self._drafts)
-        for (draft, token), report in zip(chosen, self._reports(self._scores, chosen), strict=True):
+        for (draft, token), report in zip(chosen, reports, strict=True):
             if token in draft.request.stop_tokens:
                 yield self._end(draft, "stop", stop_token=token)
                 continue
             try:
+                self._asks_request = True
                 reason = draft.add(token)
             except Exception as error:
                 yield self._fail(draft, error)
                 continue
+            finally:
+                self._asks_request = False
             if reason is None and interrupted():
                 reason = "interrupted"
             yield report
@@ -196,7 +220,10 @@ class Scheduler:
             if reason is not None:
                 yield self._end(draft, reason)
         if any(active):
-            self._scores = self._decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
+            try:
+                self._scores = self._decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
+            except Exception as error:
+                yield from self._fail_rows([row for row, is_active in enumerate(active) if is_active], error)
 
     def _reports(self, scores: Scores, chosen: Sequence[tuple["_Draft", int]]) -> list[Chosen]:
         """Return the events of tokens; log-probabilities compute no rare cluster in the rows of others."""
@@ -214,6 +241,18 @@ class Scheduler:
     def _end(self, draft: "_Draft", reason: FinishReason, stop_token: int | None = None) -> Finished:
         self._drafts[draft.row] = None
         return draft.finished(reason, stop_token)
+
+    def _fail_rows(self, rows: Sequence[int], error: Exception) -> Iterator[Failed]:
+        """End all texts of some rows, which forget, because nobody knows what they have read."""
+        self._scores = None
+        for row in rows:
+            self._forget(row)
+            if (draft := self._drafts[row]) is not None:
+                yield self._fail(draft, error)
+
+    def _refuse_calls_back(self) -> None:
+        if self._asks_request:
+            raise RuntimeError("a request's `ends` must not call the scheduler that asks it; do so after the tick")
 
     def _fail(self, draft: "_Draft", error: Exception) -> Failed:
         self._drafts[draft.row] = None
