@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from transformer_xl.errors import TxlError
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
+    from transformer_xl.generation.requests import Request
+    from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.writing import Scheduler
     from transformer_xl.kinds import AttentionKind, register_attention
     from transformer_xl.model.call import Execution, Rows
@@ -50,8 +52,10 @@ _HOMES = {
     "Mems": "model.memory",
     "ModelOutput": "model.language_model",
     "Reader": "model.reader",
+    "Request": "generation.requests",
     "Rows": "model.call",
     "RunConfig": "config",
+    "Sampling": "generation.sampling",
     "Scheduler": "generation.writing",
     "Score": "reading.evaluation",
     "SegmentStream": "data.streams",
@@ -84,8 +88,10 @@ __all__ = [
     "Mems",
     "ModelOutput",
     "Reader",
+    "Request",
     "Rows",
     "RunConfig",
+    "Sampling",
     "Scheduler",
     "Score",
     "SegmentStream",

@@ -15,8 +15,8 @@ from transformer_xl.config import recipe_names
 ROOT = Path(__file__).parents[2]
 NAMES = {
     "AttentionKind", "Converted", "Decoder", "Execution", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory",
-    "Mems", "ModelOutput", "Reader", "Rows", "RunConfig", "Scheduler", "Score", "SegmentStream", "TransformerXL",
-    "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "convert", "evaluate", "generate", "load",
+    "Mems", "ModelOutput", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "SegmentStream",
+    "TransformerXL", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "convert", "evaluate", "generate", "load",
     "load_recipe", "prepare", "register_attention", "register_model", "train",
 }  # fmt: skip
 

@@ -1,10 +1,12 @@
 """A scheduler: texts come, end, fail and are cancelled in some rows, and nothing of it shows in the others, to the last bit."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,8 +18,9 @@ from transformer_xl.generation.requests import Chosen, Failed, Finished, Read, R
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import Scheduler, write
+from transformer_xl.model.transformer_xl import TransformerXL
 
-KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "lstm"]
+KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "lstm", "adaptive"]
 
 
 class Undrawable(Sampling):
@@ -27,8 +30,14 @@ class Undrawable(Sampling):
         raise ConfigError("no token can be drawn")
 
 
+@cache
+def adaptive() -> TransformerXL:
+    torch.manual_seed(0)
+    return tiny_model(cutoffs=(4, 9), div_val=2)
+
+
 def decoder_of(kind: str = "transformer_xl", **options: Any) -> Decoder:
-    return Decoder(model_of(kind), **{"batch_size": 3, "tgt_len": 4, **options})
+    return Decoder(adaptive() if kind == "adaptive" else model_of(kind), **{"batch_size": 3, "tgt_len": 4, **options})
 
 
 def finish(scheduler: Scheduler, *, most: int = 1000) -> list[Any]:
@@ -181,6 +190,153 @@ def test_a_row_that_failed_while_it_read_is_empty(monkeypatch: pytest.MonkeyPatc
     assert_same_state(decoder.take(1), decoder_of().take(1))
 
 
+def fail(patch: pytest.MonkeyPatch, place: str, error: BaseException, *, at: int) -> None:
+    """Let a shared part of step number `at` raise; `step` raises when all rows have read."""
+    calls, whole = iter(range(99)), {"scores": Decoder.scores.fget, "_reports": Scheduler._reports, "step": Decoder.step}[place]
+
+    def broken(self: Any, *args: Any, **options: Any) -> Any:
+        value = whole(self, *args, **options)  # pyright: ignore[reportOptionalCall]
+        if next(calls) == at:
+            raise error
+        return value
+
+    owner = Scheduler if place == "_reports" else Decoder
+    patch.setattr(owner, place, property(broken) if place == "scores" else broken)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize(("place", "at", "n_written"), [("scores", 0, 0), ("_reports", 2, 2), ("step", 2, 3)])
+def test_a_step_that_fails_ends_its_texts_and_no_other(
+    place: str, at: int, n_written: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows 0 and 2 write while row 1 reads a long prompt."""
+    short = [Request(prompt=TEXT[:3], seed=seed, max_new_tokens=9) for seed in (0, 1)]
+    long = Request(prompt=TEXT[:30], seed=2, max_new_tokens=9)
+    scheduler = Scheduler(decoder_of(), likeliest=2)
+    expected = of((scheduler.submit(long, row=1), finish(scheduler))[1], 0)
+    anew = of((scheduler.submit(short[0], row=2), finish(scheduler))[1], 1)
+
+    decoder, events = decoder_of(), []
+    scheduler = Scheduler(decoder, likeliest=2)
+    for row, request in ((0, short[0]), (1, long), (2, short[1])):
+        scheduler.submit(request, row=row)
+    with monkeypatch.context() as patch:
+        fail(patch, place, error, at=at)
+        for _ in range(at):
+            events += scheduler.tick()
+        if isinstance(error, Exception):
+            events += (last := scheduler.tick())
+            failed = [event for event in last if isinstance(event, Failed)]
+            assert failed == [(0, error, 3, n_written), (2, error, 3, n_written)]
+            assert failed == last[-2:]
+            # what was made before is returned
+            kinds = [Chosen, Chosen] if place == "step" else []
+            assert [type(event) for event in last[:-2]] == [Read] * (3 if at == 0 else 1) + kinds
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                scheduler.tick()
+    assert scheduler.free_rows == [0, 2]
+    assert scheduler.cancel(0) is None and scheduler.cancel(2) is None
+    for row in (0, 2):
+        assert_same_state(decoder.take(row), decoder_of().take(0))
+    again = scheduler.submit(short[0], row=2)
+    events += finish(scheduler)
+    assert of(events, 1) == expected and of(events, again) == anew
+
+
+def test_a_step_that_fails_leaves_texts_that_have_ended_and_scores_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text whose row still reads its last token has not ended: `take` would not return all of it."""
+    decoder, stops = decoder_of(), frozenset(range(13))
+    scheduler = Scheduler(decoder)
+    scheduler.submit(Request(prompt=TEXT[:3], seed=0, max_new_tokens=1), row=0)
+    scheduler.submit(Request(prompt=TEXT[:3], seed=1, max_new_tokens=1), row=1, remember=True)
+    scheduler.submit(Request(prompt=TEXT[:3], seed=2, stop_tokens=stops), row=2, remember=True)
+    with monkeypatch.context() as patch:
+        fail(patch, "step", error := RuntimeError("out of memory"), at=0)
+        events = scheduler.tick()
+    assert [type(event) for event in events] == [Read] * 3 + [Chosen, Finished, Chosen, Finished, Failed]
+    assert events[-1] == (1, error, 3, 1) and scheduler.idle
+    twin = decoder_of()
+    for row in (0, 2):
+        feed(twin, row, TEXT[:3])
+        assert_same_state(decoder.take(row), twin.take(row))
+    assert_same_state(decoder.take(1), decoder_of().take(1))
+    with pytest.raises(TokenizerError, match="the prompt is empty"):
+        scheduler.submit(Request(prompt=[], seed=0), row=1, go_on=True)
+
+
+def test_write_raises_the_error_of_a_step_and_a_consumer_that_stops_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = [Request(prompt=TEXT[:9], seed=seed, max_new_tokens=9) for seed in range(2)]
+    for place in ("scores", "_reports", "step"):
+        for error in (RuntimeError("out of memory"), KeyboardInterrupt()):
+            with monkeypatch.context() as patch, pytest.raises(type(error)):
+                fail(patch, place, error, at=0)
+                list(write(decoder_of(), wanted, sampling=Sampling()))
+    decoder, twin = decoder_of(), decoder_of()
+    events = write(decoder, wanted[:1], sampling=Sampling())
+    next(events)
+    del events
+    feed(twin, 0, TEXT[:9])
+    assert_same_state(decoder.take(0), twin.take(0))
+
+
+def test_an_interrupt_while_a_prompt_is_read_ends_that_text_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = Request(prompt=TEXT[:11], seed=3, max_new_tokens=9)
+    scheduler = Scheduler(decoder_of())
+    expected = of((scheduler.submit(good, row=0), finish(scheduler))[1], 0)
+    decoder, advance = decoder_of(), Decoder.advance
+
+    def interrupted(self: Decoder, row: int, ids: Any) -> None:
+        advance(self, row, ids)
+        if row == 1:
+            raise KeyboardInterrupt
+
+    scheduler = Scheduler(decoder)
+    for row in (0, 1):
+        scheduler.submit(good, row=row)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Decoder, "advance", interrupted)
+        scheduler.tick()
+    assert scheduler.free_rows == [1, 2]
+    assert_same_state(decoder.take(1), decoder_of().take(1))
+    assert of(finish(scheduler), 0) == expected
+
+
+def test_a_tick_is_not_called_from_inside_and_nothing_changes() -> None:
+    good = Request(prompt=TEXT[:11], seed=3, max_new_tokens=9)
+    scheduler = Scheduler(decoder_of())
+    expected = [of((scheduler.submit(good, row=row), finish(scheduler))[1], row) for row in (0, 1)]
+    decoder, messages = decoder_of(), []
+    scheduler = Scheduler(decoder)
+
+    def ends(token: int) -> None:
+        for call in (lambda: scheduler.submit(good), lambda: scheduler.cancel(0), scheduler.tick):
+            with pytest.raises(
+                RuntimeError, match=r"^\w+ was called from inside a tick .*; call it after the tick$"
+            ) as refused:
+                call()
+            messages.append(str(refused.value).split()[0])
+
+    numbers = [scheduler.submit(good), scheduler.submit(replace(good, ends=ends))]
+    events = finish(scheduler)
+    assert [of(events, number) for number in numbers] == expected
+    assert messages == ["submit", "cancel", "tick"] * 9
+    uncaught = scheduler.submit(replace(good, ends=lambda _: scheduler.cancel(0)))  # pyright: ignore[reportArgumentType]
+    *_, failed = finish(scheduler)
+    assert isinstance(failed, Failed) and failed.text == uncaught and isinstance(failed.error, RuntimeError)
+    assert scheduler.submit(good) == 3  # after a tick, all is as before
+
+
+def test_a_prompt_may_be_changed_after_it_was_submitted() -> None:
+    scheduler = Scheduler(decoder_of())
+    expected = of((scheduler.submit(Request(prompt=TEXT[:11], seed=3)), finish(scheduler))[1], 0)
+    prompt = np.array(TEXT[:11])
+    scheduler = Scheduler(decoder_of())
+    scheduler.submit(Request(prompt=prompt, seed=3))
+    prompt[:] = 0
+    assert of(finish(scheduler), 0) == expected
+
+
 def test_write_raises_the_error_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     for request, error in zip(bad_requests()[:2], (ConfigError, RuntimeError), strict=True):
         with pytest.raises(error):
@@ -194,17 +350,19 @@ def test_write_raises_the_error_of_a_text(monkeypatch: pytest.MonkeyPatch) -> No
     ("request_", "options", "error", "match"),
     [
         ({"prompt": []}, {}, TokenizerError, "the prompt is empty; give at least one token"),
-        ({"prompt": []}, {"go_on": True, "row": 2}, TokenizerError, "the prompt is empty"),  # the row has read nothing
+        ({"prompt": []}, {"go_on": True, "row": 1}, TokenizerError, "the prompt is empty"),  # the row has read nothing
         ({"prompt": []}, {"state": "empty"}, TokenizerError, "the prompt is empty"),
         ({"prompt": [1, 13]}, {}, TokenizerError, "token id 13 is outside the vocabulary"),
         ({"prompt": [1.5]}, {}, ValueError, r"prompt, \[1.5\], must be the token ids of one text; tokenizer.encode"),
         ({"prompt": [[1, 2]]}, {}, ValueError, "must be the token ids of one text"),
+        ({"prompt": [[1], [2, 3]]}, {}, ValueError, r"prompt, \[\[1\], \[2, 3\]\], must be the token ids of one text"),
+        ({"prompt": np.eye(2)[:, :1]}, {}, ValueError, r"prompt, array.*, must be the token ids of one text"),
         ({"prompt": "text"}, {}, ValueError, "prompt, 'text', must be the token ids of one text"),
         ({"sampling": Sampling(logit_bias={99: 1.0})}, {}, ConfigError, "outside the vocabulary"),
-        ({}, {"row": 0}, ValueError, r"row \(0\) is not free \(free: \[1, 2\]\); tick until a text ends"),
-        ({}, {"row": 3}, ValueError, r"row \(3\) must be at least 0 and at most 2"),
-        ({}, {"row": -1}, ValueError, r"row \(-1\) must be at least 0 and at most 2"),
-        ({}, {"go_on": True}, ValueError, "go_on needs a row: the first free one may remember somebody else's text"),
+        ({}, {"row": 0}, ValueError, r"^row \(0\) is not free \(free: \[1, 2\]\); take one of these, or tick until"),
+        ({}, {"row": 3}, ValueError, r"row \(3\) does not exist; the decoder has rows 0 … 2"),
+        ({}, {"row": -1}, ValueError, r"row \(-1\) does not exist"),
+        ({}, {"go_on": True}, ValueError, "go_on needs the row whose text goes on; give row"),
         ({}, {"state": "full", "go_on": True}, ValueError, "not from both; leave one out"),
         ({}, {"state": "other"}, ValueError, "the state is of the model"),
         ({}, {"state": "longer"}, ValueError, "decoder with other settings: tgt_len"),
@@ -222,8 +380,9 @@ def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
     scheduler = Scheduler(decoder_of())
     scheduler.submit(good)
     events = scheduler.tick()
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=match) as refused:
         scheduler.submit(Request(**{"prompt": [1], "seed": 0, **request_}), **options)
+    assert "\n" not in str(refused.value)
     assert scheduler.free_rows == [1, 2]
     assert scheduler.submit(good) == 1
     events += finish(scheduler)
@@ -232,8 +391,37 @@ def test_what_cannot_begin_is_refused_at_once_and_changes_nothing(
         scheduler.submit(good)
     with pytest.raises(ValueError, match="no row is free; tick until a text ends"):
         scheduler.submit(good)
+    with pytest.raises(ConfigError, match=r"likeliest \(-1\) must be at least 0; None reports no log-probabilities"):
+        Scheduler(decoder_of(), likeliest=-1)
     with pytest.raises(ConfigError, match="outside the vocabulary"):
         Scheduler(decoder_of(), sampling=Sampling(logit_bias={99: 1.0}))
+
+
+def test_write_ends_all_texts_in_order_when_interrupted_while_one_is_read() -> None:
+    """Row 0 has text 2 by then; and no other text begins."""
+    begun, n_read = [], []
+
+    def requests() -> Iterator[Request]:
+        for number, (n, most) in enumerate([(1, 1), (1, 99), (30, 9), (1, 9), (1, 9)]):
+            begun.append(number)
+            yield Request(prompt=TEXT[:n], seed=number, max_new_tokens=most)
+
+    decoder = Decoder(model_of("transformer_xl"), batch_size=2, tgt_len=4)
+    events = list(
+        write(
+            decoder,
+            requests(),
+            sampling=Sampling(),
+            on_read=lambda text, n: n_read.append((text, n)),
+            interrupted=lambda: len(n_read) >= 5,
+        )
+    )
+    assert n_read == [(0, 1), (1, 1), (2, 4), (2, 4), (2, 4)] and begun == [0, 1, 2]
+    assert [event[:4] for event in events if isinstance(event, Finished)] == [
+        (0, "length", 1, 1),
+        (1, "interrupted", 1, 3),
+        (2, "interrupted", 12, 0),
+    ]
 
 
 # --- cancelling, and rows that go on ----------------------------------------------------------------------------------------
@@ -323,63 +511,3 @@ def test_events_say_what_was_read() -> None:
     assert [event for event in events if isinstance(event, Read)] == [(0, 4), (1, 1), (0, 4), (0, 1)]
     ends = {event.text: event for event in events if isinstance(event, Finished)}
     assert [ends[i][1:4] for i in range(2)] == [("length", 9, 0), ("length", 1, 1)]
-
-
-@pytest.mark.parametrize("part", ["decoder.step", "decoder.scores", "reports"])
-def test_a_step_that_fails_ends_its_texts_and_no_other(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the failure nobody knows what those rows have read, so they are empty; a row that reads its prompt goes on."""
-    decoder = decoder_of()
-    scheduler = Scheduler(decoder, likeliest=1)
-    writing = [scheduler.submit(Request(prompt=TEXT[:3], seed=seed, max_new_tokens=5)) for seed in (0, 1)]
-    scheduler.tick()
-    reading = scheduler.submit(Request(prompt=TEXT[:14], seed=2, max_new_tokens=3))
-
-    def fail(*_: Any, **__: Any) -> Any:
-        raise MemoryError("full")
-
-    with monkeypatch.context() as patch:
-        if part == "reports":
-            patch.setattr(scheduler, "_reports", fail)
-        else:
-            name = part.removeprefix("decoder.")
-            patch.setattr(type(decoder), name, property(fail) if name == "scores" else fail)
-            scheduler._scores = None if name == "scores" else scheduler._scores
-        events = scheduler.tick()
-    failed = [event for event in events if isinstance(event, Failed)]
-    assert [event.text for event in failed] == writing
-    assert all(str(event.error) == "full" for event in failed)
-    assert scheduler.free_rows == [0, 1]
-    empty = decoder_of().take(0)
-    for row in scheduler.free_rows:
-        assert_same_state(decoder.take(row), empty)
-    alone = Scheduler(decoder_of(), likeliest=1)
-    alone.submit(Request(prompt=TEXT[:14], seed=2, max_new_tokens=3), row=2)
-    expected = [event.token for event in finish(alone) if isinstance(event, Chosen)]
-    assert [event.token for event in finish(scheduler) if isinstance(event, Chosen) and event.text == reading] == expected
-
-
-@pytest.mark.parametrize("call", ["submit", "cancel", "tick"])
-def test_a_request_must_not_call_the_scheduler_that_asks_it(call: str) -> None:
-    scheduler = Scheduler(decoder_of())
-    calls: dict[str, Callable[[], object]] = {
-        "submit": lambda: scheduler.submit(Request(prompt=[1], seed=0)),
-        "cancel": lambda: scheduler.cancel(0),
-        "tick": scheduler.tick,
-    }
-
-    def ends(token: int) -> None:
-        calls[call]()
-
-    scheduler.submit(Request(prompt=TEXT[:3], seed=0, max_new_tokens=4))
-    scheduler.submit(Request(prompt=TEXT[:3], seed=1, max_new_tokens=4, ends=ends))
-    events = finish(scheduler)
-    (failed,) = (event for event in events if isinstance(event, Failed))
-    assert failed.text == 1
-    assert "must not call the scheduler that asks it" in str(failed.error)
-    assert [event.text for event in events if isinstance(event, Finished)] == [0]
-    assert scheduler.submit(Request(prompt=[1], seed=0, max_new_tokens=1)) == 2  # and after the tick it may be called
-
-
-def test_a_number_of_likeliest_tokens_is_checked_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"likeliest \(-1\) must be at least 0"):
-        Scheduler(decoder_of(), likeliest=-1)

@@ -135,6 +135,10 @@ class Failed(NamedTuple):
     n_written: int
 
 
+Event = Read | Chosen | Finished | Failed
+"""What a `Scheduler` reports of a text."""
+
+
 def check_seed(seed: int) -> int:
     """Return the seed; ConfigError if it is outside 0 … 2^64 - 1."""
     if not 0 <= seed < 1 << 64:

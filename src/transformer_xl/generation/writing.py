@@ -16,7 +16,7 @@ import torch
 
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Failed, Finished, FinishReason, Read, Request
+from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Event, Failed, Finished, FinishReason, Read, Request
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import RowState
@@ -40,11 +40,10 @@ class Scheduler:
         likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
 
     Raises:
-        ConfigError: a sampling that does not fit the vocabulary.
+        ConfigError: a sampling that does not fit the vocabulary, or a negative number of likeliest tokens.
 
     Example:
-        >>> from transformer_xl import Decoder, TransformerXL, TransformerXLConfig
-        >>> from transformer_xl.generation.requests import Request
+        >>> from transformer_xl import Decoder, Request, TransformerXL, TransformerXLConfig
         >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
         >>> scheduler = Scheduler(Decoder(model, batch_size=2))
         >>> numbers = [scheduler.submit(Request(prompt=[i, 1], seed=i, max_new_tokens=2)) for i in scheduler.free_rows]
@@ -55,14 +54,14 @@ class Scheduler:
     """
 
     def __init__(self, decoder: Decoder, *, sampling: Sampling | None = None, likeliest: int | None = None) -> None:
+        if likeliest is not None and likeliest < 0:
+            raise ConfigError(f"likeliest ({likeliest}) must be at least 0; None reports no log-probabilities")
         self._decoder, self._sampling, self._likeliest = decoder, sampling or Sampling(), likeliest
         self._sampling.check(decoder.model.config.vocab_size or 0)
-        if likeliest is not None and likeliest < 0:
-            raise ConfigError(f"likeliest ({likeliest}) must be at least 0; None reports nothing")
         self._drafts: list[_Draft | None] = [None] * decoder.batch_size
         self._n_submitted = 0
-        self._asks_request = False  # whether a request's `ends` is being called, which must not call back
         self._scores: Scores | None = None  # of the last step; a row that has just read its prompt needs new ones
+        self._ticking = False
 
     @property
     def idle(self) -> bool:
@@ -85,13 +84,13 @@ class Scheduler:
     ) -> int:
         """Begin a text in a free row; `tick` reads and writes it.
 
-        The row forgets what it has read, unless `state` or `go_on` is given; then the prompt may be empty.
+        The row forgets what it has read, unless `state` or `go_on` is given. The prompt may be empty only with one of them.
 
         Args:
             request: what to write.
-            row: a free row; None: the first one.
+            row: a free row; None: the first one, which `go_on` does not allow.
             state: what the text goes on from, as `Decoder.take` returned it.
-            go_on: the text goes on from what `row` remembers.
+            go_on: the text goes on from what the row remembers.
             remember: the row also reads the last token of the text (unless the text ended in a stop), so that `Decoder.take`
                 then returns all of it. Otherwise nobody needs the step that reads it.
 
@@ -101,21 +100,23 @@ class Scheduler:
         Raises:
             ConfigError: a sampling that does not fit the vocabulary.
             TokenizerError: an id outside the vocabulary, or an empty prompt where nothing was read before.
-            ValueError: no such free row, a prompt that is not token ids, or a state of another model or decoder. After any of
-                these errors, no text has begun and the other rows are as they were.
+            ValueError: no such free row, none with `go_on`, a prompt that is not token ids, or a state of another model or
+                decoder. After any of these errors, no text has begun and the other rows are as they were.
+            RuntimeError: called from inside a tick.
         """
-        self._refuse_calls_back()
-        free = self.free_rows
-        if row is not None and not 0 <= row < len(self._drafts):
-            raise ValueError(f"row ({row}) must be at least 0 and at most {len(self._drafts) - 1}")
-        if not free or (row is not None and row not in free):
-            which = "no row is free" if row is None else f"row ({row}) is not free (free: {free})"
-            raise ValueError(f"{which}; tick until a text ends")
+        self._refuse_inside_a_tick("submit")
         if state is not None and go_on:
             raise ValueError("a text goes on from a state or from what its row remembers (go_on), not from both; leave one out")
         if go_on and row is None:
-            raise ValueError("go_on needs a row: the first free one may remember somebody else's text")
+            raise ValueError("go_on needs the row whose text goes on; give row")
+        if row is not None and not 0 <= row < len(self._drafts):
+            raise ValueError(f"row ({row}) does not exist; the decoder has rows 0 … {len(self._drafts) - 1}")
+        free = self.free_rows
+        if not free:
+            raise ValueError("no row is free; tick until a text ends")
         row = free[0] if row is None else row
+        if row not in free:
+            raise ValueError(f"row ({row}) is not free (free: {free}); take one of these, or tick until its text ends")
         draft = _Draft(self._decoder, row, self._n_submitted, request, sampling=self._sampling, remember=remember)
         if not (draft.is_reading or state is not None or go_on):
             raise TokenizerError(EMPTY_PROMPT)
@@ -134,96 +135,125 @@ class Scheduler:
     def cancel(self, number: int) -> Finished | None:
         """End a text ("interrupted"); its row is free, and remembers what was read and shown.
 
+        Its end is returned here; it is not among the events of `tick`.
+
         Args:
             number: of the text, as `submit` returned it.
 
         Returns:
             The end of the text; None if it has ended before, or there is none of this number.
+
+        Raises:
+            RuntimeError: called from inside a tick.
         """
-        self._refuse_calls_back()
+        self._refuse_inside_a_tick("cancel")
         draft = next((draft for draft in self._drafts if draft and draft.number == number), None)
         return draft and self._end(draft, "interrupted")
 
-    def tick(self) -> list[Read | Chosen | Finished | Failed]:
+    def _interrupt(self) -> list[Finished]:
+        """End all texts, in order."""
+        drafts = sorted((draft for draft in self._drafts if draft), key=lambda draft: draft.number)
+        return [self._end(draft, "interrupted") for draft in drafts]
+
+    def tick(self) -> list[Event]:
         """Read one piece of each prompt that is not read yet, then write one token of each of the other texts.
 
         A text that fails (because no token can be drawn, or its `ends` raises) ends with `Failed`, and the others go on. Its
-        row is free then. If it failed while its prompt was read, the row is empty; else it remembers what was read and shown.
-        If the step itself fails, all texts that took part in it end so, and their rows are empty.
+        row is free then, and remembers what was read and shown. If it failed while its prompt was read, the row is empty.
+
+        If scores or the step fail, which all texts that write share, these texts end with `Failed`, and their rows are empty;
+        texts whose prompts are still read go on. An exception that is no `Exception`, such as KeyboardInterrupt, ends the same
+        texts and is raised.
 
         Returns:
             What happened, in order.
-        """
-        self._refuse_calls_back()
-        pieces = [self._read(row) for row in range(len(self._drafts))]
-        return [*(event for event in pieces if event), *self._step(lambda: False)]
 
-    def _read(self, row: int) -> Read | Failed | None:
+        Raises:
+            RuntimeError: called from inside a tick.
+        """
+        self._refuse_inside_a_tick("tick")
+        self._ticking = True
+        try:
+            return list(self._round())
+        finally:
+            self._ticking = False
+
+    def _refuse_inside_a_tick(self, method: str) -> None:
+        if self._ticking:
+            raise RuntimeError(f"{method} was called from inside a tick (by a request's ends); call it after the tick")
+
+    def _round(
+        self, begin: Callable[[int], object] = lambda row: None, interrupted: Callable[[], bool] = lambda: False
+    ) -> Iterator[Event]:
+        """Read and write as `tick` does, one event after another; there is none only if there is no text.
+
+        Args:
+            begin: called with each free row when it is its turn to read; may submit a text.
+            interrupted: asked after each token; the text ends then.
+        """
+        for row in range(len(self._drafts)):
+            if self._drafts[row] is None:
+                begin(row)
+            yield from self._read(row)
+        ready = [draft for draft in self._drafts if draft is not None and not draft.is_reading]
+        try:
+            yield from self._step(ready, interrupted)
+        except GeneratorExit:  # nothing failed; nobody wants more events
+            raise
+        except BaseException as error:
+            yield from self._abandon([draft for draft in ready if self._drafts[draft.row] is draft], error)
+
+    def _read(self, row: int) -> list[Read | Failed]:
         """Read one piece of a row's prompt, if there is one."""
         draft = self._drafts[row]
         if draft is None or not draft.is_reading:
-            return None
+            return []
         try:
             n = draft.read_piece()
-        except Exception as error:
-            self._forget(row)  # it may have read a part of the piece
-            return self._fail(draft, error)
+        except BaseException as error:
+            return [*self._abandon([draft], error)]
         if not draft.is_reading:
             self._scores = None
-        return Read(draft.number, n)
+        return [Read(draft.number, n)]
 
-    def _step(self, interrupted: Callable[[], bool]) -> Iterator[Chosen | Finished | Failed]:
-        """Choose a token for each text whose prompt is read, show it, and then read all of them in one step.
-
-        `interrupted` is asked after each token; the text ends then.
-        """
-        ready = [draft for draft in self._drafts if draft is not None and not draft.is_reading]
+    def _step(self, ready: Sequence["_Draft"], interrupted: Callable[[], bool]) -> Iterator[Chosen | Finished | Failed]:
+        """Choose a token for each text whose prompt is read, show it, and then read all of them in one step."""
         for draft in ready:
             if draft.request.max_new_tokens == 0:
                 yield self._end(draft, "length")
         ready = [draft for draft in ready if draft.request.max_new_tokens > 0]
         if not ready:
             return
-        try:
-            self._scores = self._scores or self._decoder.scores
-        except Exception as error:
-            yield from self._fail_rows([draft.row for draft in ready], error)
-            return
+        self._scores = self._scores or self._decoder.scores
         chosen: list[tuple[_Draft, int]] = []
         for draft in ready:
             try:
                 chosen.append((draft, draft.choose(self._scores)))
             except Exception as error:
                 yield self._fail(draft, error)
-        try:
-            reports = self._reports(self._scores, chosen)
-        except Exception as error:
-            yield from self._fail_rows([draft.row for draft, _ in chosen], error)
-            return
         tokens, active = [0] * len(self._drafts), [False] * len(self._drafts)
-        for (draft, token), report in zip(chosen, reports, strict=True):
+        last: list[tuple[_Draft, FinishReason]] = []  # these end when their rows have read the last token
+        for (draft, token), report in zip(chosen, self._reports(self._scores, chosen), strict=True):
             if token in draft.request.stop_tokens:
                 yield self._end(draft, "stop", stop_token=token)
                 continue
             try:
-                self._asks_request = True
                 reason = draft.add(token)
             except Exception as error:
                 yield self._fail(draft, error)
                 continue
-            finally:
-                self._asks_request = False
             if reason is None and interrupted():
                 reason = "interrupted"
             yield report
             tokens[draft.row], active[draft.row] = token, reason is None or (draft.remember and reason != "stop")
-            if reason is not None:
+            if reason is not None and active[draft.row]:
+                last.append((draft, reason))
+            elif reason is not None:
                 yield self._end(draft, reason)
         if any(active):
-            try:
-                self._scores = self._decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
-            except Exception as error:
-                yield from self._fail_rows([row for row, is_active in enumerate(active) if is_active], error)
+            self._scores = self._decoder.step(torch.tensor(tokens), active=None if all(active) else torch.tensor(active))
+        for draft, reason in last:
+            yield self._end(draft, reason)
 
     def _reports(self, scores: Scores, chosen: Sequence[tuple["_Draft", int]]) -> list[Chosen]:
         """Return the events of tokens; log-probabilities compute no rare cluster in the rows of others."""
@@ -242,24 +272,22 @@ class Scheduler:
         self._drafts[draft.row] = None
         return draft.finished(reason, stop_token)
 
-    def _fail_rows(self, rows: Sequence[int], error: Exception) -> Iterator[Failed]:
-        """End all texts of some rows, which forget, because nobody knows what they have read."""
-        self._scores = None
-        for row in rows:
-            self._forget(row)
-            if (draft := self._drafts[row]) is not None:
-                yield self._fail(draft, error)
-
-    def _refuse_calls_back(self) -> None:
-        if self._asks_request:
-            raise RuntimeError("a request's `ends` must not call the scheduler that asks it; do so after the tick")
-
     def _fail(self, draft: "_Draft", error: Exception) -> Failed:
         self._drafts[draft.row] = None
         return Failed(draft.number, error, draft.n_read, draft.n_written)
 
-    def _forget(self, row: int) -> None:
-        self._decoder.reset(torch.arange(self._decoder.batch_size) == row)
+    def _abandon(self, drafts: Sequence["_Draft"], error: BaseException) -> list[Failed]:
+        """End texts of which nobody knows what their rows have read; raise what is no `Exception`."""
+        self._scores = None
+        for draft in drafts:
+            self._drafts[draft.row] = None
+        self._forget(*(draft.row for draft in drafts))
+        if not isinstance(error, Exception):
+            raise error
+        return [self._fail(draft, error) for draft in drafts]
+
+    def _forget(self, *rows: int) -> None:
+        self._decoder.reset(torch.tensor([row in rows for row in range(self._decoder.batch_size)]))
 
 
 def write(
@@ -291,31 +319,32 @@ def write(
         Tokens as they are chosen, and the end of each text.
 
     Raises:
-        ConfigError: a sampling that does not fit the vocabulary, or no token that can be drawn.
+        ConfigError: a sampling that does not fit the vocabulary, a negative number of likeliest tokens, or no token that can be
+            drawn.
         TokenizerError: an empty prompt, or an id outside the vocabulary.
         ValueError: a prompt that is not token ids.
     """
-    scheduler = Scheduler(decoder, sampling=sampling, likeliest=likeliest)
-    queue = iter(requests)
-    while True:
-        for row in range(decoder.batch_size):  # a text begins only when the row before has read, so few are interrupted
-            if scheduler._drafts[row] is None and (request := next(queue, None)) is not None:
-                scheduler.submit(request, row=row, go_on=go_on, remember=go_on)
-            event = scheduler._read(row)
+    scheduler, queue = Scheduler(decoder, sampling=sampling, likeliest=likeliest), iter(requests)
+
+    def begin(row: int) -> None:  # only when the row before has read, so few texts are interrupted
+        if (request := next(queue, None)) is not None:
+            scheduler.submit(request, row=row, go_on=go_on, remember=go_on)
+
+    has_texts = True
+    while has_texts:
+        has_texts = False
+        for event in scheduler._round(begin, interrupted):
+            has_texts = True
             if isinstance(event, Failed):
                 raise event.error
-            if event and on_read:
+            if not isinstance(event, Read):
+                yield event
+                continue
+            if on_read:
                 on_read(event.text, event.n)
-            if event and interrupted():
-                begun = sorted(draft.number for draft in scheduler._drafts if draft)
-                yield from [end for number in begun if (end := scheduler.cancel(number))]
+            if interrupted():
+                yield from scheduler._interrupt()
                 return
-        if scheduler.idle:
-            return
-        for event in scheduler._step(interrupted):
-            if isinstance(event, Failed):
-                raise event.error
-            yield event
 
 
 class _Draft:
@@ -326,11 +355,13 @@ class _Draft:
     ) -> None:
         self.row, self.number, self.request, self.remember = row, number, request, remember
         self.n_read = self.n_written = 0
-        self._prompt = np.asarray(request.prompt)
+        try:
+            self._prompt = np.array(request.prompt)  # a copy; the caller may change theirs
+        except ValueError:  # ragged
+            self._prompt = np.empty((0, 0))
         if self._prompt.ndim != 1 or (len(self._prompt) and self._prompt.dtype.kind not in "iu"):
-            raise ValueError(
-                f"prompt, {reprlib.repr(request.prompt)}, must be the token ids of one text; tokenizer.encode(text) makes them"
-            )
+            prompt = " ".join(reprlib.repr(request.prompt).split())  # in one line
+            raise ValueError(f"prompt, {prompt}, must be the token ids of one text; tokenizer.encode(text) makes them")
         vocab_size = decoder.model.config.vocab_size or 0
         check_ids(self._prompt, vocab_size=vocab_size)
         self._decoder, self._sampling = decoder, request.sampling or sampling
