@@ -120,6 +120,8 @@ class AdaptiveSoftmax(nn.Module):
         proj_same_dim: with `div_val` above 1, project vectors of width D too.
     """
 
+    is_normalized = True
+
     def __init__(
         self,
         vocab_size: int,

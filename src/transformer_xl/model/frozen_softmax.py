@@ -58,7 +58,7 @@ class FrozenSoftmax:
             for projection, vectors, bias in parts
         ]
         self.tail_classes = None if classes is None else (freeze(classes[0], precision), freeze_vector(classes[1]))
-        self._adaptive = isinstance(softmax, AdaptiveSoftmax)
+        self._is_normalized = softmax.is_normalized
         sizes = [len(cluster.bias) for cluster in self.clusters]
         self.borders = tuple(sum(sizes[:i]) for i in range(len(sizes) + 1))
         self._dtype = activation_dtype(precision, self.clusters[0].vectors.weight.dtype)
@@ -70,7 +70,7 @@ class FrozenSoftmax:
         `compute_head` in a compiled form.
         """
         own, tails = (compute or compute_head)(h_XD, self.clusters[0], self.tail_classes, self._dtype)
-        return (own.log_softmax(-1) if self._adaptive and tails.shape[-1] == 0 else own), tails
+        return (own.log_softmax(-1) if self._is_normalized and tails.shape[-1] == 0 else own), tails
 
     def tail(self, i: int, h_XD: Tensor, of_tail_X: Tensor) -> Tensor:
         """Return the log-probabilities (X, size) of the tokens of tail `i`, given those of the tail as a whole (X,)."""

@@ -91,6 +91,9 @@ class TokenSoftmax(nn.Module):
         tied_projection: use the embedding's projection.
     """
 
+    is_normalized = False
+    """Whether `logits` returns log-probabilities."""
+
     def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, tied: bool, tied_projection: bool = False) -> None:
         super().__init__()
         self.weight = None if tied else nn.Parameter(torch.randn(vocab_size, d_embed))
