@@ -14,6 +14,8 @@ from tests.helpers import examples, tiny_model
 from transformer_xl.config import load_recipe
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.model.attention.relative import RelativeAttention
+from transformer_xl.model.call import Execution
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
@@ -292,3 +294,18 @@ def test_an_array_has_nothing_but_nats(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"^cannot write '.*': Is a directory; free disk space or choose another"):
         write_token_nats(tmp_path, TOKEN_IDS, NATS, ByteTokenizer())
+
+
+def test_segments_are_computed_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Validation inside training computes as training does, where the model itself reads whole segments."""
+    asked: list[str] = []
+    positions = RelativeAttention.positions
+
+    def watched(model: TransformerXL, n_key: int, *, backend: str) -> list[dict[str, Any]]:
+        asked.append(backend)
+        return positions(model, n_key, backend=backend)
+
+    monkeypatch.setattr(RelativeAttention, "positions", staticmethod(watched))
+    model = tiny_model()
+    evaluate(model, np.arange(40) % 8, tgt_len=8, ext_len=4, execution=Execution(backend="sdpa"))
+    assert set(asked) == {"sdpa"}

@@ -17,7 +17,9 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.corpora import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
+from transformer_xl.model.call import Execution
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.training import run as training_run
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import Best, Outcome, train
@@ -115,6 +117,18 @@ def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome,
     assert (config.name, config.model.vocab_size, config.train.precision) == ("tiny", 256, "fp32")
     assert any("memory is worth" in line for line in display.said)
     assert display.warned == []
+
+
+def test_validation_computes_as_training_does(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends: list[str] = []
+
+    def watched(*arguments: Any, execution: Execution, **options: Any) -> Score:
+        backends.append(execution.backend)
+        return evaluate(*arguments, execution=execution, **options)
+
+    monkeypatch.setattr("transformer_xl.training.run.evaluate", watched)
+    start("run", "train.max_steps=4", "train.attention=sdpa")
+    assert backends and set(backends) == {"sdpa"}
 
 
 def test_the_logged_loss_is_the_mean_of_the_steps_since_the_last_line(

@@ -19,11 +19,12 @@ import torch
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.model.call import Execution
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
-from transformer_xl.reading.stream import KeptKeys, open_stream, scoring
+from transformer_xl.reading.stream import open_stream, scoring
 from transformer_xl.world import World
 
 
@@ -165,6 +166,7 @@ def evaluate(
     per_token: bool = False,
     on_tokens: Callable[[int], object] | None = None,
     world: World | None = None,
+    execution: Execution = Execution(),
 ) -> Score:
     """Score a whole stream, every token counted once, with warm memory.
 
@@ -188,6 +190,7 @@ def evaluate(
         per_token: keep the nats of every token.
         on_tokens: called with the number of tokens just scored here, for progress bars.
         world: the processes that score the stream together, each with the same arguments; None: this one alone.
+        execution: how the model computes where it reads whole segments itself; kept keys are read in one way only.
 
     Returns:
         The score.
@@ -224,7 +227,7 @@ def evaluate(
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
         n_lane = max(1, min(batch_size, n_predicted // max(view.reach(tgt_len) + ext_len, 1)))
         lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
-        for segment, nll in _nats(view, lanes, tgt_len, chosen):
+        for segment, nll in _nats(view, lanes, tgt_len, chosen, execution):
             total += float(nll.double().sum())
             if token_nats is not None:
                 token_nats[segment.places[segment.is_scored]] = nll[segment.is_scored].float()
@@ -239,19 +242,21 @@ def evaluate(
     return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, kept)
 
 
-def _nats(view: LanguageModel, lanes: Lanes, tgt_len: int, precision: InferencePrecision) -> Iterator[tuple[Cut, torch.Tensor]]:
+def _nats(
+    view: LanguageModel, lanes: Lanes, tgt_len: int, precision: InferencePrecision, execution: Execution
+) -> Iterator[tuple[Cut, torch.Tensor]]:
     """Yield each segment of all lanes with the nats of its tokens (lanes, W) on the CPU, 0 where there is no label."""
     if not lanes.n_lane:
         return
     reach = view.reach(tgt_len)
     n_cold = lanes.n_cold if reach else lanes.n_lane  # rows that begin without memory
-    stream = open_stream(view, lanes.n_lane - n_cold or n_cold, tgt_len=tgt_len, precision=precision)
+    stream = open_stream(view, lanes.n_lane - n_cold or n_cold, tgt_len=tgt_len, precision=precision, execution=execution)
     if n_cold < lanes.n_lane:  # fill the memory of the other lanes with what stands before them
         for ids in lanes.before(reach):
             stream.score(ids, torch.full_like(ids, NOT_SCORED))
         if n_cold:
             stream.prepend(n_cold)
-    for segment in lanes.segments(pad_left=not isinstance(stream, KeptKeys)):
+    for segment in lanes.segments(pad_left=stream.pads_left):
         yield segment, stream.score(segment.ids, segment.labels, n_pad=segment.n_pad).cpu()
 
 

@@ -1,4 +1,4 @@
-"""`Stream`: rows of text that a model goes on reading, in the way that the model allows.
+"""`Stream`: rows of text, each continued in the fastest way that the model supports.
 
     KeptKeys      keys and values of past positions stay as they are, so no token is projected twice (`KeyValueMemory`)
     CarriedState  each `read` is a segment, and the model's own memory goes from segment to segment, as in training
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.call import Rows
+from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel
@@ -55,6 +55,8 @@ class Stream(ABC):
     model: LanguageModel
     tgt_len: int
     precision: InferencePrecision
+    pads_left = False
+    """Whether rows of different lengths are read at once, padded at the left."""
     by_position: tuple[str, ...] = ()
     """Names of tensors of `take` whose shape is (X, n, Y), where n is the row's `n_valid`; other shapes are fixed."""
 
@@ -236,16 +238,21 @@ class CarriedState(Stream):
     For a model whose memory is a state, such as an LSTM, it makes no difference how a text is cut into segments.
     """
 
-    def __init__(self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision) -> None:
+    pads_left = True
+
+    def __init__(
+        self, model: LanguageModel, batch_size: int, *, tgt_len: int, precision: Precision, execution: Execution = Execution()
+    ) -> None:
         self.model, self.tgt_len = model, tgt_len
         self.precision: Precision = precision  # pyright: ignore[reportIncompatibleVariableOverride]  # never int8
+        self.execution = execution
         self.mems = model.init_mems(batch_size)
 
     @torch.no_grad()
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
         """Read one segment in some rows."""
         with autocast(self.model.device, self.precision):
-            h_BTD, new = self.model.read(ids, mems=self.mems.select(rows), rows=Rows(n_pad=n_pad))
+            h_BTD, new = self.model.read(ids, mems=self.mems.select(rows), rows=Rows(n_pad=n_pad), execution=self.execution)
         self._replace(rows, new)
         return h_BTD
 
@@ -253,7 +260,7 @@ class CarriedState(Stream):
     def step(self, ids: Tensor, active: Tensor | None = None) -> Tensor:
         """Read one token in all rows, and keep the new memory of the active ones."""
         with autocast(self.model.device, self.precision):
-            h_BTD, mems = self.model.read(ids.unsqueeze(1), mems=self.mems)
+            h_BTD, mems = self.model.read(ids.unsqueeze(1), mems=self.mems, execution=self.execution)
         self.mems = mems if active is None else mems.where(active, self.mems)
         return h_BTD[:, -1]
 
@@ -269,7 +276,9 @@ class CarriedState(Stream):
         device = self.model.device
         n_pad = None if n_pad is None else n_pad.to(device)
         with autocast(device, self.precision):
-            out = self.model(ids.to(device), mems=self.mems, labels=labels.to(device), rows=Rows(n_pad=n_pad))
+            out = self.model(
+                ids.to(device), mems=self.mems, labels=labels.to(device), rows=Rows(n_pad=n_pad), execution=self.execution
+            )
         self.mems = out.mems
         return out.nll
 
@@ -414,7 +423,13 @@ def _memory_of(like: Memory, state: dict[str, Tensor], device: torch.device) -> 
 
 
 def open_stream(
-    model: LanguageModel, batch_size: int, *, tgt_len: int, precision: InferencePrecision = "fp32", token_by_token: bool = False
+    model: LanguageModel,
+    batch_size: int,
+    *,
+    tgt_len: int,
+    precision: InferencePrecision = "fp32",
+    token_by_token: bool = False,
+    execution: Execution = Execution(),
 ) -> Stream:
     """Return rows that have read nothing, in the way that suits a model; ConfigError for int8 if its keys cannot be kept.
 
@@ -426,10 +441,10 @@ def open_stream(
         window = (model.window or model.mem_len + 1) if token_by_token else None
         return KeptKeys(cast(TransformerXL, model), batch_size, tgt_len=tgt_len, precision=precision, window=window)
     if precision == "int8":
-        raise ConfigError(
-            f"precision int8 needs keys that stay the same; with {model.config.reads_by}, mem_len ({model.mem_len}) and "
-            f"ext_len ({model.ext_len}) they do not: use bf16 or fp32"
-        )
+        why = model.config.reads_by
+        if model.keeps_keys:
+            why = f"ext_len ({model.ext_len})" if model.ext_len else f"mem_len ({model.mem_len}) or sharding"
+        raise ConfigError(f"precision int8 needs keys that stay the same, which {why} does not allow; use bf16 or fp32")
     if token_by_token and not model.carries_state:
         return ReadAgain(model, batch_size, tgt_len=tgt_len, precision=precision)
-    return CarriedState(model, batch_size, tgt_len=tgt_len, precision=precision)
+    return CarriedState(model, batch_size, tgt_len=tgt_len, precision=precision, execution=execution)

@@ -362,6 +362,7 @@ def _score(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | 
         n_bytes=text.n_bytes,
         precision=run.trainer.precision,
         world=run.world,
+        execution=run.trainer.execution,
     )
 
 
