@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -163,3 +164,22 @@ def test_a_kind_that_keeps_keys_needs_a_frozen_form(monkeypatch: pytest.MonkeyPa
 def test_settings_that_a_kind_cannot_have_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses among .* sloped has one"):
         RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
+
+
+def test_the_kind_of_the_design_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "design.md").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(page[page.index("# mine.py") :].partition("```")[0], encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    del ATTENTION["sloped"]  # the toy of that name; `_registered` takes the other one out
+    import_module("mine")
+    sizes: dict[str, Any] = {"vocab_size": 7, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 16, "init_std": 0.5}
+    model = txl.TransformerXL(txl.TransformerXLConfig(**sizes, attention="sloped")).eval()
+    ids = torch.arange(12)[None] % 7
+    with torch.no_grad():
+        flat = model(ids, mems=model.init_mems(1)).logits[0, -1].softmax(-1)
+        model.learned_positions["slopes"].fill_(3.0)
+        sloped = model(ids, mems=model.init_mems(1)).logits[0, -1].softmax(-1)
+    assert (sloped - flat).abs().max() > 1e-2
+    scores = txl.Decoder(model, tgt_len=4).read(ids)
+    read = torch.stack([scores.log_probability(torch.tensor([token]))[0] for token in range(7)]).exp()
+    assert_close("what the decoder reads", read, sloped, 1e-6)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class FrozenPositions(NamedTuple):
     """What one layer's scores are made of besides queries and keys, when weights no longer change.
 
-    A_ij = (q_i + content_bias)·k_j + (q_i + position_bias)·r_{i-j} + b_{i-j}
+    A_ij = (q_i + content_bias)·k_j + (q_i + position_bias)·r_{i-j} + b_{i-j}, all divided by √H
     """
 
     content_bias: Tensor
@@ -83,6 +83,9 @@ class AttentionBlock(nn.Module):
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the parameters of positions that belong to the whole model.
+
+        `LanguageModel.init_weights` draws them like all other weights. Constants, such as ALiBi's slopes, are no parameters;
+        compute them in `positions` and `frozen`.
 
         Raises:
             ConfigError: settings that only a run knows are missing.
