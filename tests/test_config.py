@@ -143,6 +143,7 @@ def test_evaluation_reads_as_training_unless_told() -> None:
             {"cutoffs": (3, 5), "div_val": 40},
             r"div_val \(40\) leaves nothing of d_embed \(512\) in the last of 3 clusters",
         ),
+        (TransformerXLConfig, {"attention": 3}, r"attention \(3\) must be 'transformer_xl', 'shaw', 'vaswani' or 'al_rfou'"),
         (
             TransformerXLConfig,
             {"attention": "shav"},

@@ -83,7 +83,7 @@ class OptimConfig(Settings):
     )
     momentum: Probability = Field(default=0.95, description="sgd and muon")
     weight_decay: Annotated[float, Field(ge=0)] = Field(
-        default=0.0, description="decay of the weights that decayed names; decoupled with adamw, muon and lamb"
+        default=0.0, description="weight decay; `decayed` says for which weights; decoupled with adamw, muon and lamb"
     )
     decayed: Literal["matrices", "layers", "all"] = Field(
         default="matrices", description="matrices: embeddings and softmax too; layers: only matrices of layers; all: everything"

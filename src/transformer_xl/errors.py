@@ -76,7 +76,7 @@ def room_for(what: str, remedy: str) -> Iterator[None]:
         >>> with room_for("all of it", "take less"):
         ...     raise MemoryError
         Traceback (most recent call last):
-        transformer_xl.errors.ConfigError: memory for all of it cannot be had here; take less
+        transformer_xl.errors.ConfigError: not enough memory for all of it; take less
     """
     try:
         yield
@@ -85,4 +85,4 @@ def room_for(what: str, remedy: str) -> Iterator[None]:
         signs = ("allocate", "out of memory", "verflow")
         if not (isinstance(error, (MemoryError, OverflowError)) or any(sign in str(error) for sign in signs)):
             raise
-        raise ConfigError(f"memory for {what} cannot be had here; {remedy}") from None
+        raise ConfigError(f"not enough memory for {what}; {remedy}") from None

@@ -35,7 +35,7 @@ def download(repo_id: str, files: Sequence[str], *, revision: str | None, token:
     """Return a local directory with those of `files` that a repository has.
 
     Raises:
-        CheckpointError: the repository cannot be read; says why in a few words, for a message of the caller.
+        CheckpointError: the repository cannot be read. The message only says why, so that callers can quote it in theirs.
     """
     from huggingface_hub import snapshot_download
 

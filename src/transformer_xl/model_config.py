@@ -27,7 +27,7 @@ class ModelConfig(Settings):
     """Where the class of its models is, `module:Class`; imported when a model is built."""
 
     title: ClassVar[str] = "A language model"
-    """The kind in words, for a model card."""
+    """The kind in words, as a model card says it."""
 
     attends: ClassVar[bool] = False
     """Whether its layers attend; True for an `AttentionConfig`."""
@@ -148,12 +148,12 @@ class ModelConfig(Settings):
 
     @property
     def layers_in_words(self) -> str:
-        """Number and width of the layers, for a model card."""
+        """Number and width of the layers in words."""
         return f"{self.n_layer} layers of width {self.d_model}"
 
     @property
     def memory_in_words(self) -> str:
-        """What a model remembers of the text, for a model card."""
+        """What a model remembers of the text, in words."""
         return f"a memory of {self.mem_len} tokens per layer" if self.mem_len else "no memory"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
@@ -228,10 +228,10 @@ class TransformerXLConfig(AttentionConfig):
     )
     untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
 
-    @field_validator("attention")
+    @field_validator("attention", mode="before")
     @classmethod
-    def _known(cls, attention: str) -> str:
-        if attention not in ATTENTION:
+    def _known(cls, attention: Any) -> Any:
+        if not isinstance(attention, str) or attention not in ATTENTION:
             *names, last = map(repr, ATTENTION)
             raise ValueError(f"must be {', '.join(names)} or {last}")
         return attention
@@ -312,7 +312,7 @@ class VanillaConfig(AttentionConfig):
 
     @property
     def memory_in_words(self) -> str:
-        """What a model remembers of the text, for a model card."""
+        """What a model remembers of the text, in words."""
         return f"separate segments of at most {self.max_len} tokens"
 
     def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
@@ -346,14 +346,14 @@ class LstmConfig(ModelConfig):
 
     @property
     def layers_in_words(self) -> str:
-        """Number and width of the layers, for a model card."""
+        """Number and width of the layers in words."""
         if not self.d_hidden or self.n_layer == 1:
             return super().layers_in_words
         return f"{self.n_layer} layers of width {self.d_hidden}, the last of {self.d_model}"
 
     @property
     def memory_in_words(self) -> str:
-        """What a model remembers of the text, for a model card."""
+        """What a model remembers of the text, in words."""
         return "a state that goes on from segment to segment" if self.mem_len else "no memory"
 
 

@@ -84,7 +84,7 @@ def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
     }
 
 
-class _Segment(nn.Module):
+class _FlatModel(nn.Module):
     """The model with flat inputs and outputs."""
 
     def __init__(self, model: TransformerXL) -> None:
@@ -111,7 +111,7 @@ def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
     try:
         with _quiet(), torch.no_grad():
             return torch.onnx.export(
-                _Segment(model),
+                _FlatModel(model),
                 (ids, torch.zeros_like(mems.n_valid), mems.n_valid, hidden),
                 dynamo=True,
                 dynamic_shapes=None if batch_size else shapes,
@@ -120,7 +120,7 @@ def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
                 verbose=False,
             )
     finally:
-        model.train(was_training)  # `_Segment` holds the caller's model
+        model.train(was_training)  # `_FlatModel` holds the caller's model
 
 
 @contextlib.contextmanager

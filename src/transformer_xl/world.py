@@ -127,7 +127,7 @@ class World:
         if self.alone or device.type != "cuda" or (own < n_gpu and device.index in (None, own)):
             return
         raise ConfigError(
-            f"process {own} of this machine, which sees {n_gpu} GPUs, cannot have device {device}: each needs one of "
+            f"process {own} cannot use {device}: this machine has {n_gpu} GPUs, and each process needs one of "
             "its own; use train.device=cuda and --nproc-per-node of as many at most, or train.device=cpu"
         )
 

@@ -105,7 +105,7 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
 @pytest.mark.parametrize("n", [10**13, 10**30])
 def test_a_memory_that_cannot_be_had(txl, workbench, n):
     assert txl("explain", "run", "text.txt", "--mem-len", str(n), "--out", "out").complaint == (
-        f"memory for segments of 5 tokens and a memory of {n:,} cannot be had here; lower --mem-len, --tgt-len, --top or --most"
+        f"not enough memory for segments of 5 tokens and a memory of {n:,}; lower --mem-len, --tgt-len, --top or --most"
     )
     assert not (workbench / "out").exists()
 

@@ -434,8 +434,8 @@ def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, comman
 @pytest.mark.parametrize("options", ["-n 1000000000000 --batch-size 100000000000", "--mem-len 1000000000000"])
 def test_what_does_not_fit_into_memory(txl: Txl, options: str) -> None:
     complaint = txl("generate", "run", *options.split()).complaint
-    assert complaint.startswith("memory for ")
-    assert complaint.endswith("tokens, cannot be had here; lower --batch-size or --mem-len")
+    assert complaint.startswith("not enough memory for ")
+    assert complaint.endswith("; lower --batch-size or --mem-len")
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, *, step: int, times: int = 1) -> None:

@@ -161,8 +161,8 @@ def test_settings_are_shown_and_changed(talk: Talk) -> None:
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("/sav a", "/sav is no command; did you mean 'save'?"),
-        ("/", "/ is no command; known: help, load, quit, reset, save, set"),
+        ("/sav a", "unknown command /sav; did you mean 'save'?"),
+        ("/", "unknown command /; known: help, load, quit, reset, save, set"),
         ("/save", "/save needs a file: /save FILE"),
         ("/load", "/load needs a file: /load FILE"),
         ("/load gone", "session 'gone' cannot be read (No such file or directory)"),
@@ -290,7 +290,7 @@ def test_a_second_ctrl_c_leaves_the_file_as_it_was(txl: Txl, monkeypatch: pytest
     interrupt(monkeypatch, line, "never\n", times=2)
     answer = txl(*COMMAND, "a")
     assert answer.status == 130
-    assert "broken off; a stays as it was" in answer.err
+    assert "stopped; a is unchanged" in answer.err
     assert Path("a").read_bytes() == before
 
 

@@ -79,7 +79,7 @@ def test_what_a_kind_does_not_have_is_one_line(txl: Txl, kind: str) -> None:
         ("vanilla", "model.max_len=4", "train.tgt_len (5) must be at most model.max_len (4)"),
         ("vanilla", "eval.ext_len=1", "eval.tgt_len and eval.ext_len together (6) must be at most model.max_len (5)"),
         ("vanilla", "eval.mem_len=8", "mem_len (8) must be 0"),
-        ("lstm", "eval.clamp_len=9", "clamp_len (9) is about distances"),
+        ("lstm", "eval.clamp_len=9", "clamp_len (9) needs a memory of positions"),
     ],
 )
 def test_what_validation_would_fail_at_is_refused_at_once(

@@ -154,7 +154,7 @@ def file_read(path: Path) -> None:
     assert peak > 48 * 2**20
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell")
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from /proc, which only Linux has")
 @pytest.mark.parametrize("call", ["held_and_freed()", "freed_before()", "file_read(Path(sys.argv[1]))"])
 def test_memory_that_is_held_and_that_was(tmp_path: Path, call: str) -> None:
     """In a process of its own: what other tests left in the heap would be taken again, and seem to cost nothing."""

@@ -192,7 +192,7 @@ def peaks(precision: str) -> list[int]:
     return json.loads(child.stdout)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell the peak")
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc, which only Linux has")
 @pytest.mark.parametrize(
     ("precision", "number"),
     [

@@ -326,14 +326,17 @@ def with_tensors(**changes: Any) -> Callable[[dict[str, Tensor]], None]:
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
     "version": (with_about(version=3), r"has version 3 and this program reads 2; upgrade"),
-    "format": (with_about(format="other"), "is no session; give a file that decoder.save wrote"),
-    "no about": (lambda t: t.pop("about"), "is no session"),
-    "about is a list": (with_tensors(about=about_tensor("[]")), "is no session"),
-    "about is not JSON": (with_tensors(about=about_tensor("{")), "is no session"),
-    "about is not text": (with_tensors(about=torch.full((3,), 255, dtype=torch.uint8)), "is no session"),
-    "about is nested": (with_tensors(about=about_tensor("[" * 100_000)), "is no session"),
-    "about is of floats": (with_tensors(about=lambda x: x.float()), "is no session"),
-    "about is huge": (with_tensors(about=lambda x: torch.cat([x, about_tensor(" " * MAX_ABOUT_BYTES)])), "is no session"),
+    "format": (with_about(format="other"), "is not a session file; give a file that decoder.save wrote"),
+    "no about": (lambda t: t.pop("about"), "is not a session file"),
+    "about is a list": (with_tensors(about=about_tensor("[]")), "is not a session file"),
+    "about is not JSON": (with_tensors(about=about_tensor("{")), "is not a session file"),
+    "about is not text": (with_tensors(about=torch.full((3,), 255, dtype=torch.uint8)), "is not a session file"),
+    "about is nested": (with_tensors(about=about_tensor("[" * 100_000)), "is not a session file"),
+    "about is of floats": (with_tensors(about=lambda x: x.float()), "is not a session file"),
+    "about is huge": (
+        with_tensors(about=lambda x: torch.cat([x, about_tensor(" " * MAX_ABOUT_BYTES)])),
+        "is not a session file",
+    ),
     "no decoder": (with_about(decoder=None), "does not say what it belongs to"),
     "note of numbers": (with_about(note={"a": 1}), "does not say what it belongs to"),
     "no model": (with_about(model=None), "does not say what it belongs to"),
@@ -430,7 +433,7 @@ def test_what_describes_a_file_refuses_what_loading_does(path: Path, name: str) 
     path.write_bytes(sealed(tensors))
     with pytest.raises(CheckpointError) as caught:
         decoder_of().load(path)
-    if any(words in str(caught.value) for words in ("is of another decoder", "does not hold what it says")):
+    if any(words in str(caught.value) for words in ("is of another decoder", "is inconsistent")):
         assert set(describe_session(path)) == {"format", "version", "model", "decoder", "note"}
         return
     with pytest.raises(CheckpointError) as refused:
@@ -551,7 +554,7 @@ def test_a_fault_at_any_call_keeps_the_old_file(tmp_path: Path, name: str, for_g
         assert str(path) in str(failure)
         assert os.strerror(code) in str(failure)
         assert "\n" not in str(failure)
-        confirmed = "is saved, but the disk does not confirm" in str(failure)
+        confirmed = "is saved, but it may not survive a power cut" in str(failure)
         assert path.read_bytes() == (after if confirmed else before)
         assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     assert failure is None

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.generate_options import MACHINE, Choice, Length, Machine, Options, Output, Remembered, Source, refuse
+from transformer_xl.cli.generate_options import (
+    MACHINE,
+    Choice,
+    Length,
+    Machine,
+    Options,
+    Output,
+    PromptSource,
+    Remembered,
+    refuse,
+)
 from transformer_xl.cli.options import Opening
 from transformer_xl.console import say, warn
 from transformer_xl.errors import ConfigError, room_for
@@ -33,7 +43,7 @@ def generate(
     run: str,
     /,
     *,
-    source: Source = Source(),
+    source: PromptSource = PromptSource(),
     length: Length = Length(),
     choice: Choice = Choice(),
     output: Output = Output(),

@@ -30,7 +30,7 @@ _RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multi
 
 @Parameter(name="*", group=Group("What to go on from", sort_key=1))
 @dataclass(frozen=True)
-class Source:
+class PromptSource:
     """What to go on from.
 
     Args:
@@ -253,7 +253,7 @@ class Options:
     """
 
     run: str
-    source: Source
+    source: PromptSource
     length: Length
     choice: Choice
     output: Output

@@ -83,7 +83,7 @@ class Conversation:
                 say(f"error: {one_line(error)}")
                 goes_on = True
             except KeyboardInterrupt:  # a second one, in the middle of something: the session may hold half of it
-                say(f"\nbroken off{f'; {self._file} stays as it was' if self._saves else ''}")
+                say(f"\nstopped{f'; {self._file} is unchanged' if self._saves else ''}")
                 raise
             if not goes_on:
                 break
@@ -118,7 +118,7 @@ class Conversation:
             case "set":
                 self._set(argument)
             case _:
-                raise ConfigError(f"/{name} is no command; {did_you_mean(name, _COMMANDS)}")
+                raise ConfigError(f"unknown command /{name}; {did_you_mean(name, _COMMANDS)}")
         return True
 
     def _prompt(self, text: str) -> Prompt:

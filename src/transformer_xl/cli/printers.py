@@ -36,7 +36,7 @@ class StreamPrinter:
         self._echo, self._tokenizer, self._last = echo, tokenizer, "\n"
 
     def begin(self, text: "Sample") -> None:
-        """Show the prompt, if it is to be shown."""
+        """Show the prompt, if `echo` asks for it."""
         self._show(_echoed(text, self._echo, self._tokenizer))
 
     def token(self, text: "Sample", chosen: "Chosen") -> None:
@@ -64,7 +64,7 @@ class TextPrinter:
         self._next = first
 
     def begin(self, text: "Sample") -> None:
-        """Begin with the prompt, if it is to be shown."""
+        """Begin with the prompt, if `echo` asks for it."""
         self._pieces[text.number] = [_echoed(text, self._echo, self._tokenizer)]
 
     def token(self, text: "Sample", chosen: "Chosen") -> None:
@@ -174,7 +174,7 @@ def gathered_output(world: "World") -> Iterator[None]:
 
 
 def _echoed(text: "Sample", echo: bool | None, tokenizer: "Tokenizer") -> str:
-    """Return the prompt as the model reads it, if it is to be shown; by default, if it was typed.
+    """Return the prompt as the model reads it, or nothing if it is not echoed; by default, a typed prompt is.
 
     If it ends within a character, the text completes it.
     """

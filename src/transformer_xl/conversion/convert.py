@@ -14,7 +14,7 @@ from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.programs import Kind
 from transformer_xl.conversion.readers.inert import TensorRef
-from transformer_xl.conversion.sources import Source, open_source
+from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
@@ -91,7 +91,7 @@ def convert(
     return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, record.size)
 
 
-def _native_tensors(source: Source) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
+def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
     """Check that the source has all native tensors. Return their types and shapes, and a function that makes one of them."""
     origin = str(source.weights)
     names = source.key_map.locate({name: tensor.shape for name, tensor in source.tensors.items()}, origin)

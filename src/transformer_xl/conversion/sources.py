@@ -27,7 +27,7 @@ _LEAST_PER_LAYER = 9  # tensors that every layer has in every format
 
 
 @dataclass(frozen=True)
-class Source:
+class ForeignCheckpoint:
     """A foreign checkpoint that has been read, except for the numbers in its tensors."""
 
     kind: Kind
@@ -45,7 +45,7 @@ def open_source(
     vocabulary: Path | None = None,
     moses: str | None = None,
     settings: Mapping[str, Any] | None = None,
-) -> Source:
+) -> ForeignCheckpoint:
     """Recognize and read a foreign checkpoint; the arguments are those of `convert`.
 
     Raises:
@@ -65,7 +65,9 @@ def open_source(
         )
     config = _settle(contents, changes)
     tokenizer = find_tokenizer(weights, given=vocabulary, state=contents.vocabulary, vocab_size=config.vocab_size, moses=moses)
-    return Source(contents.kind, weights, config, contents.tensors, tokenizer, PROGRAMS[contents.kind].key_map(config))
+    return ForeignCheckpoint(
+        contents.kind, weights, config, contents.tensors, tokenizer, PROGRAMS[contents.kind].key_map(config)
+    )
 
 
 def _settle(contents: Contents, settings: Mapping[str, Any]) -> TransformerXLConfig:

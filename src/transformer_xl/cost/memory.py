@@ -54,7 +54,7 @@ def count_memory(work: Work, optim: OptimConfig, *, n_group: int = 1, n_share: i
 
 
 def mems_bytes(work: Work) -> int:
-    """Return the bytes of the tensors whose ends a memory is: of the segment's states, or of memory and segment joined."""
+    """Return the bytes of the tensors that the memory is a slice of: the segment's states, or memory and segment joined."""
     M, T = work.model.mem_len, work.tgt_len
     n_kept = T if T >= M else M + T
     return work.model.config.n_layer * work.rows * n_kept * work.model.config.d_model * _FP32

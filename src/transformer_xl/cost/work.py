@@ -1,4 +1,4 @@
-"""What a training pass consists of, for the counters: the model, its lanes and segments, the precision, the vocabulary.
+"""`Work`: one training pass to be counted, with its model, lanes and segments, precision and vocabulary.
 
 The model is built on the meta device, with every shape and no numbers. So the model's code alone says how large things are.
 """

@@ -89,7 +89,7 @@ def save_session(path: Path, rows: Sequence[RowState], *, by_position: Collectio
             with suppress(OSError):  # the first error is the one to report; the next save removes what is left
                 stray.unlink(missing_ok=True)
             raise
-    with _explained(f"session {str(path)!r} is saved, but the disk does not confirm its name", "check the disk"):
+    with _explained(f"session {str(path)!r} is saved, but it may not survive a power cut", "check the disk"):
         sync_directory(path.parent)
 
 
@@ -110,14 +110,14 @@ def load_session(
             check(row.tensors)
         return rows, about["note"]
     except ValueError as error:
-        raise CheckpointError(f"session {str(path)!r} does not hold what it says: {error}; start anew") from error
+        raise CheckpointError(f"session {str(path)!r} is inconsistent: {error}; start anew") from error
 
 
 def describe_session(path: Path) -> dict[str, Any]:
     """Verify a file, and return what it says: `model`, a hash, `decoder`, how that was opened, and `note`.
 
     Anybody can compute the hash, so a valid file may still say anything; only the types are certain. A CheckpointError says in
-    one line why the file is no session.
+    one line why the file is not a session.
     """
     return _open_session(Path(path))[0]
 
@@ -237,7 +237,7 @@ def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
         with suppress(ValueError, RecursionError):
             content = json.loads(about.numpy().tobytes())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"{str(path)!r} is no session; give a file that decoder.save wrote")
+        raise CheckpointError(f"{str(path)!r} is not a session file; give a file that decoder.save wrote")
     if content.get("version") != VERSION:
         raise CheckpointError(
             f"session {str(path)!r} has version {_quoted(content.get('version'))} and this program reads {VERSION}; "

@@ -287,7 +287,7 @@ def read_token(
         column_BC: int64, for each slot the column of the position keys for its distance.
         bias_BC: -inf where a row must not see a slot, else 0.
         options: of all layers.
-        streamed: multiply and sum, for a compiler, instead of calling matrix products.
+        streamed: write products as multiplications and sums, which a compiler turns into loops, instead of calling matmul.
 
     Returns:
         The layer's output, (B, D).

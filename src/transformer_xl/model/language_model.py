@@ -186,7 +186,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         """
         for name, value in (("clamp_len", self.clamp_len), ("same_length", self.same_length)):
             if value:
-                raise ConfigError(f"{name} ({value}) is about distances in a memory, and {self.config.reads_by} has none")
+                raise ConfigError(f"{name} ({value}) needs a memory of positions, and {self.config.reads_by} has none")
 
     def check_backend(self, backend: str, device: torch.device) -> None:
         """Refuse an attention backend that cannot run on a device; kinds without a choice of backend accept any name.

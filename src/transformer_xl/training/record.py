@@ -9,6 +9,7 @@ import math
 import os
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
@@ -170,19 +171,19 @@ def check_loggers(names: Sequence[str]) -> None:
             raise ConfigError(f"logger '{name}' is not installed; pip install {name}, or leave out --logger {name}")
 
 
-class Logger:
+class Logger(ABC):
     """Another program that a run is logged to."""
 
+    @abstractmethod
     def log(self, kind: str, step: int, values: Mapping[str, Any]) -> None:
         """Take an entry of the log."""
-        raise NotImplementedError
 
-    def rewind(self, step: int) -> None:
+    def rewind(self, step: int) -> None:  # noqa: B027 (most programs cannot)
         """Drop the entries after `step`, if that is possible, because a resumed run logs them again."""
 
+    @abstractmethod
     def close(self) -> None:
         """Send the remaining entries."""
-        raise NotImplementedError
 
 
 class _TensorBoard(Logger):

@@ -30,7 +30,7 @@ MIN_SECONDS = 2  # processor time for the smallest file, which takes 0.05
 SECONDS_PER_MB = 1  # processor time per megabyte of pickle, which takes 0.1
 MAX_SECONDS = 120  # most processor time; a cached corpus of a gigabyte takes 3
 WALL_FACTOR = 5  # most time on the clock per processor time, on a busy machine
-MAX_REPLY = 2 * MAX_OUTPUT  # bytes of JSON; the child counts characters, some of which JSON escapes
+MAX_REPLY = 2 * MAX_OUTPUT  # bytes of JSON; the child counts characters, and JSON escapes some of them
 
 _HINT = "is it a checkpoint of a Transformer-XL?"
 _CHILD = Path(__file__).with_name("pickle_child.py")
