@@ -277,7 +277,7 @@ class Scheduler:
         return Failed(draft.number, error, draft.n_read, draft.n_written)
 
     def _abandon(self, drafts: Sequence["_Draft"], error: BaseException) -> list[Failed]:
-        """End texts of which nobody knows what their rows have read; raise what is no `Exception`."""
+        """End texts after a failure and empty their rows, which may have read anything; re-raise what is not an `Exception`."""
         self._scores = None
         for draft in drafts:
             self._drafts[draft.row] = None

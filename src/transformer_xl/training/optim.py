@@ -38,7 +38,7 @@ class Optimizers:
             part.zero_grad(set_to_none=True)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """Return moments and counters by parameter name, for a checkpoint.
+        """Return moments and counters by parameter name, as a checkpoint stores them.
 
         Raises:
             TypeError: an optimizer keeps something other than tensors, which a resumed run would lack.
