@@ -172,7 +172,8 @@ def test_the_kind_of_the_design_page_works(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(tmp_path))
     del ATTENTION["sloped"]  # the toy of that name; `_registered` takes the other one out
     import_module("mine")
-    sizes: dict[str, Any] = {"vocab_size": 7, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8, "mem_len": 16, "init_std": 0.5}
+    sizes: dict[str, Any] = {"vocab_size": 7, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 8}
+    sizes |= {"mem_len": 16, "init_std": 0.5}
     model = txl.TransformerXL(txl.TransformerXLConfig(**sizes, attention="sloped")).eval()
     ids = torch.arange(12)[None] % 7
     with torch.no_grad():
