@@ -223,6 +223,12 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "billion laughs": (b"]" + b"".join(b"q\x00]" + b"h\x00a" * 10 for _ in range(40)), "grow to 10**40 objects"),
         "long text a million times": (value("x" * 100_000) + b"q\x00](" + b"h\x00" * 300_000 + b"e", "grow to 30 GB"),
         "ten million lists": (b"](" + b"]" * 1000 + b"e" + b"q\x00](" + b"h\x00" * 10_000 + b"e", "grow to 1 GB"),
+        "three million dicts": (b"(" + b"}" * 3_000_000 + b"l", "grow to 400 MB"),
+        "three million lists": (b"(" + b"]" * 3_000_000 + b"l", "grow to 300 MB"),
+        "keys that collide": (
+            b"}(" + b"".join(value(i * (2**61 - 1)) + b"N" for i in range(30_000)) + b"u",
+            "compare for ever",
+        ),
         "memo of 2**31": (value(1) + b"r\x00\x00\x00\x80", "fill the memory"),
         "memo of 2**27": (value(1) + b"r\x00\x00\x00\x08", "fill the memory"),
         "number of 2**30 bytes": (b"\x8b\x00\x00\x00\x40" + b"\x01" * 20, "fill the memory"),

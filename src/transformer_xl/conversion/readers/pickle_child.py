@@ -16,6 +16,7 @@ import io
 import json
 import os
 import re
+import signal
 import struct
 import sys
 from collections.abc import Callable
@@ -651,7 +652,7 @@ def _read_keys(window: Window, storages: dict[str, tuple[str, int]]) -> list[str
     return keys
 
 
-def _limit(megabytes: int, seconds: int) -> None:
+def _limit(megabytes: int, seconds: float) -> None:
     """Limit this process. Windows has none of these limits, and macOS none of memory; the parent limits the time anyway."""
     try:
         import resource
@@ -663,7 +664,7 @@ def _limit(megabytes: int, seconds: int) -> None:
     except (OSError, ValueError):
         used = 0  # not Linux; macOS ignores the limit
     # NOFILE 0: no more files can be opened. FSIZE 0: it can write to pipes only.
-    wanted = {"AS": used + megabytes * 2**20, "CPU": seconds, "FSIZE": 0, "NOFILE": 0, "NPROC": 0, "CORE": 0}
+    wanted = {"AS": used + megabytes * 2**20, "CPU": int(seconds) + 1, "FSIZE": 0, "NOFILE": 0, "NPROC": 0, "CORE": 0}
     for name, value in wanted.items():
         try:
             number = getattr(resource, f"RLIMIT_{name}")
@@ -672,11 +673,12 @@ def _limit(megabytes: int, seconds: int) -> None:
             resource.setrlimit(number, (least, least))
         except (AttributeError, ValueError, OSError):
             continue
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # of processor time, more exactly than RLIMIT_CPU
 
 
 def main() -> None:
     """Read standard input as the arguments say. Write a line of JSON (the error or the storages), then the content as JSON."""
-    kind, start, end, megabytes, seconds = sys.argv[1], *map(int, sys.argv[2:])
+    kind, start, end, megabytes, seconds = sys.argv[1], *map(int, sys.argv[2:5]), float(sys.argv[5])
     file = io.BufferedReader(io.FileIO(0, closefd=False), buffer_size=2**17)
     "".encode("latin-1")  # loads the codec now, because no file can be opened after the next line
     _limit(megabytes, seconds)

@@ -22,11 +22,11 @@ from transformer_xl.errors import CheckpointError
 
 MAX_BYTES = 4 * 2**30
 """Bytes of a file that is one pickle. The authors' cached WikiText-103 has 900 million, mostly arrays, which are skipped."""
-MIN_MB = 80  # address space for the smallest file, beyond what the interpreter takes: room for buffers
-MB_PER_MB = 100  # address space per byte of pickle; the worst pickle, of empty lists, takes 70
+MIN_MB = 32  # address space for the smallest file, beyond what the interpreter takes; a vocabulary of 30,000 words needs 17
+MB_PER_MB = 20  # address space per byte of pickle; large vocabularies need up to 14, millions of empty dicts more
 MAX_MB = 4096
 """Most address space: an 800 MB array twice (untouched, so it takes no real memory) and a vocabulary of a million words."""
-MIN_SECONDS = 2  # processor time for the smallest file, which takes 0.05
+MIN_SECONDS = 0.8  # processor time for the smallest file, which takes 0.05
 SECONDS_PER_MB = 1  # processor time per megabyte of pickle, which takes 0.1
 MAX_SECONDS = 120  # most processor time; a cached corpus of a gigabyte takes 3
 WALL_FACTOR = 5  # most time on the clock per processor time, on a busy machine
@@ -67,7 +67,7 @@ def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -
     """
     size_mb = (end - start) / 2**20
     memory = min(MAX_MB, MIN_MB + int(MB_PER_MB * size_mb))
-    seconds = min(MAX_SECONDS, MIN_SECONDS + int(SECONDS_PER_MB * size_mb))
+    seconds = min(MAX_SECONDS, max(MIN_SECONDS, SECONDS_PER_MB * size_mb))
     arguments = [kind, str(start), str(end), str(memory), str(seconds)]
     reply, code = _run(path, file, arguments, WALL_FACTOR * seconds)
     if len(reply) > MAX_REPLY:
@@ -75,8 +75,8 @@ def read_in_child(path: Path, file: BinaryIO, kind: str, start: int, end: int) -
     head, _, body = reply.partition(b"\n")
     if code or not head:
         cause = f"needs more than {memory} MB to read, or breaks the reader (status {code})"
-        if -code in (getattr(signal, "SIGXCPU", None), getattr(signal, "SIGKILL", None)):
-            cause = f"needs more than {seconds} s to read"
+        if -code in (getattr(signal, name, None) for name in ("SIGPROF", "SIGXCPU", "SIGKILL")):
+            cause = f"needs more than {seconds:.3g} s to read"
         raise CheckpointError(f"'{path}' {cause}; {_HINT}")
     header = json.loads(head)
     if "error" in header:
