@@ -224,12 +224,9 @@ class RunConfig(Settings):
                 "with one of zeros; use one of them"
             )
         if self.train.attention != "auto" and not self.model.has_backends:
-            kind = self.model.attention_kind
-            if kind is None:
-                raise ValueError(f"train.attention ({self.train.attention}) is for transformer_xl models only; leave it out")
             raise ValueError(
-                f"train.attention ({self.train.attention}) chooses among the ways to compute model.attention=transformer_xl; "
-                f"{kind.name} has one: use train.attention=auto"
+                f"train.attention ({self.train.attention}) chooses an attention backend, and {self.model.reads_by} has none; "
+                "use train.attention=auto"
             )
         return self
 

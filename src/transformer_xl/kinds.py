@@ -24,12 +24,14 @@ class ForeignNames:
             theirs, joined in this order, are one of ours.
         model: parameters of the whole model, with the same names here, and their shapes there.
         nvidia: shapes that differ in NVIDIA's code.
+        begins_memory: the authors' code can begin a memory with it.
     """
 
     attn_type: int
     layers: Mapping[str, tuple[tuple[str, str], ...]]
     model: Mapping[str, str] = field(default_factory=dict)
     nvidia: Mapping[str, str] = field(default_factory=dict)
+    begins_memory: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ ATTENTION: dict[str, AttentionKind] = {
             "vaswani",
             f"{_PACKAGE}.absolute:VaswaniAttention",
             counts_from_end=True,
-            foreign=ForeignNames(2, _TWO_MATRICES),
+            foreign=ForeignNames(2, _TWO_MATRICES, begins_memory=False),
         ),
         AttentionKind(
             "al_rfou",

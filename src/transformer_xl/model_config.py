@@ -35,6 +35,9 @@ class ModelConfig(Settings):
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
     """What a model carries from segment to segment: something for each past position, one state, or nothing."""
 
+    is_counted: ClassVar[bool] = False
+    """Whether `cost/` counts the operations and the memory of its models, so that `txl plan` can plan their runs."""
+
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
     d_model: Positive = Field(default=512, description="width of the input of the softmax; transformer_xl: even")
@@ -206,6 +209,7 @@ class TransformerXLConfig(AttentionConfig):
     kind: ClassVar[str] = "transformer_xl"
     model_class: ClassVar[str] = "transformer_xl.model.transformer_xl:TransformerXL"
     title: ClassVar[str] = "A Transformer-XL"
+    is_counted: ClassVar[bool] = True
 
     attention: str = Field(
         default="transformer_xl",

@@ -81,8 +81,11 @@ def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPa
         ("tiny.toml --lengths 7 --stride 8", "stride (8) must be at most the shortest attention length (7)"),
         ("--plot speed.txt", "--plot 'speed.txt' must end in .png, .svg, .pdf"),
         ("--precision fp16 --device cpu", "precision fp16 is for GPUs"),
-        ("tiny.toml --set model.attention=vaswani", "recipe 'tiny' (vaswani) keeps no keys in a memory"),
-        ("tiny.toml --set model.kind=lstm", "recipe 'tiny' (lstm) keeps no keys in a memory; give one that does"),
+        ("tiny.toml --set model.attention=vaswani", "recipe 'tiny' (attention 'vaswani') keeps no keys in a memory"),
+        (
+            "tiny.toml --set model.kind=lstm",
+            "recipe 'tiny' (a model of kind 'lstm') keeps no keys in a memory; give",
+        ),
         (
             "tiny.toml --lengths 7,10000000000000",
             "length of 10,000,000,000,000 and segments of 256 tokens; lower",

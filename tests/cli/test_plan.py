@@ -121,7 +121,7 @@ def test_a_dry_run_of_another_kind_says_what_it_can(txl: Txl, workbench: Path, r
     before = files(workbench)
     answer = txl("train", recipe, "--dry-run")
     assert (answer.status, answer.err) == (0, "")
-    unplanned = "memory, operations and time are planned for transformer_xl models only"
+    unplanned = f"memory, operations and time cannot be planned for models of kind {load_recipe(recipe).model.kind}"
     assert answer.out.splitlines() == [*lines, unplanned]
     assert files(workbench) == before
     unknown = txl("train", recipe, "--dry-run", "--set", "data.corpus=mine.txt", "--set", "tokenizer.kind=word")

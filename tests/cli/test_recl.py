@@ -260,7 +260,10 @@ def test_other_texts(txl: Txl, workbench: Path) -> None:
         ("run --tokens 0", "--tokens (0) must be at least 1"),
         ("run --start 0", "--start (0) must be at least 1"),
         ("run --mem-len -1", "--mem-len (-1) must be at least 0"),
-        ("lstm vanilla --mem-len 5", "--mem-len is for transformer_xl runs, and these are lstm, vanilla; leave it out"),
+        (
+            "lstm vanilla --mem-len 5",
+            "--mem-len is for models that remember positions, and these are lstm, vanilla",
+        ),
         ("run --plot recl.txt", "--plot 'recl.txt' must end in .png, .svg, .pdf"),
         ("run --file text.txt --split test", "--file scores a whole file; leave --split and --corpus out"),
         ("run --file gone.txt", "cannot read 'gone.txt': no such file"),

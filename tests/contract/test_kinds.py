@@ -149,6 +149,10 @@ def test_names_are_those_of_one_kind() -> None:
         txl.TransformerXLConfig(attention="slopes")
 
 
+def test_a_kind_of_attention_sets_its_own_parameters() -> None:
+    assert (tiny_model(attention="sloped").get_parameter("slopes") == 0.25).all()
+
+
 def test_a_kind_that_keeps_keys_needs_a_frozen_form(monkeypatch: pytest.MonkeyPatch) -> None:
     place = "transformer_xl.model.attention.block:AttentionBlock"
     monkeypatch.setitem(ATTENTION, "plain", txl.AttentionKind("plain", place, keeps_keys=True))
@@ -162,7 +166,7 @@ def test_a_kind_that_keeps_keys_needs_a_frozen_form(monkeypatch: pytest.MonkeyPa
 
 
 def test_settings_that_a_kind_cannot_have_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses among .* sloped has one"):
+    with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses .* backend, and attention 'sloped' has none"):
         RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
 
 

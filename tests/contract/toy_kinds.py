@@ -26,6 +26,11 @@ class SlopedAttention(AttentionBlock):
         return {"slopes": (config.n_layer, config.n_head)}
 
     @staticmethod
+    def init_own(name: str, parameter: Tensor) -> bool:
+        parameter.fill_(0.25)
+        return True
+
+    @staticmethod
     def positions(model: txl.TransformerXL, n_key: int, *, backend: str) -> list[dict[str, Any]]:
         return [{"bias_SN": bias_SN} for bias_SN in slopes(model, n_key)]
 

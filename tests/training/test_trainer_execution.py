@@ -78,7 +78,8 @@ def test_a_backend_that_cannot_run_is_refused(name: str, message: str) -> None:
 
 def test_a_backend_is_for_the_papers_attention() -> None:
     with pytest.raises(
-        ConfigError, match=r"train.attention \(equation\) chooses among .* shaw has one: use train.attention=auto"
+        ConfigError,
+        match=r"train.attention \(equation\) chooses .* backend, and attention 'shaw' has none; use train.attention=auto",
     ):
         RunConfig(**{"model": {"attention": "shaw"}, "train": {"attention": "equation", "max_steps": 1}})
 

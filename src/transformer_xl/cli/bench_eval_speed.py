@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.bench import check_fp16
 from transformer_xl.cli.options import Flag, FloatPrecision, Json, Overrides, check_least, numbers_of
@@ -118,16 +118,14 @@ def _model_and_text(config: "RunConfig") -> "tuple[TransformerXLConfig, Any]":
 
     from transformer_xl.cost.work import with_vocabulary
 
-    kind = config.model.attention_kind
-    if kind is None or not kind.keeps_keys:
-        what = getattr(config.model, "attention", config.model.kind)
+    if not config.model.keeps_keys:
         raise ConfigError(
-            f"recipe '{config.name}' ({what}) keeps no keys in a memory; give one that does, such as enwik8-base; the vanilla "
-            "model takes its sizes"
+            f"recipe '{config.name}' ({config.model.reads_by}) keeps no keys in a memory; give one that does, such as "
+            "enwik8-base; the vanilla model takes its sizes"
         )
     model, _ = with_vocabulary(config)
     ranks = np.exp(np.random.default_rng(0).random(1 << 16) * np.log(model.vocab_size or 1))  # Zipf's law
-    return cast("TransformerXLConfig", model), ranks.astype(np.int64) - 1
+    return model, ranks.astype(np.int64) - 1
 
 
 def _describe(config: "RunConfig", facts: dict[str, Any]) -> str:

@@ -104,7 +104,7 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
     print(
         f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, {config.n_layer} layers, "
         f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}"
-        f"{', ' + config.attention if config.attention != 'transformer_xl' else ''}"
+        f"{', ' + config.attention if config.attention != config.kind else ''}"
     )
     if tokenizer is None:
         warn(f"no vocabulary, so '{destination}' has no tokenizer; {PROGRAMS[converted.kind].vocabulary}")

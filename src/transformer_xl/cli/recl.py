@@ -60,8 +60,8 @@ def recl(
         block: tokens scored together: the first has exactly that context, each further one a token more. Default: a fifth of
             --delta; 1 is exact and slowest.
         text: which text is read.
-        tgt_len: tokens per segment of transformer_xl runs. Default: as evaluated.
-        mem_len: positions of memory of transformer_xl runs. Default: as evaluated.
+        tgt_len: tokens per segment of models that remember positions. Default: as evaluated.
+        mem_len: positions of memory of these models. Default: as evaluated.
         batch_size: blocks read side by side.
         plot: draw the gains into this file, such as recl.png.
         opening: how the runs are opened.
@@ -95,7 +95,7 @@ def recl(
     lengths = [option for option, value in {"tgt-len": tgt_len, "mem-len": mem_len}.items() if value is not None]
     if lengths and not any(map(remembers_positions, by_source.values())):
         kinds = ", ".join(sorted({each.config.model.kind for each in by_source.values()}))
-        raise ConfigError(f"--{lengths[0]} is for transformer_xl runs, and these are {kinds}; leave it out")
+        raise ConfigError(f"--{lengths[0]} is for models that remember positions, and these are {kinds}; leave it out")
     opened = {short[source]: each for source, each in by_source.items()}
     groups = [[short[source] for source in names] for names in groups]
     readings = {name: open_reading(each, tgt_len=tgt_len, mem_len=mem_len) for name, each in opened.items()}

@@ -47,7 +47,7 @@ def train(
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
-            For kinds other than transformer_xl: only the parameters.
+            For models that txl plan does not count, such as an LSTM: only the parameters.
     """
     from transformer_xl.training.record import check_loggers
 
@@ -79,13 +79,11 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import vocabulary
-    from transformer_xl.model_config import TransformerXLConfig
     from transformer_xl.training.starting import asked_settings, compare_parameters, count_parameters
 
     run = RunDirectory(out) if resume and out is not None else None
     config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
-    is_planned = isinstance(config.model, TransformerXLConfig)
-    if is_planned:
+    if config.model.is_counted:
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model
         print(plan_table(plan))
@@ -96,5 +94,5 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)
-    if not is_planned:
-        print("memory, operations and time are planned for transformer_xl models only")
+    if not model.is_counted:
+        print(f"memory, operations and time cannot be planned for models of kind {model.kind}")

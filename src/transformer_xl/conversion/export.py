@@ -127,8 +127,10 @@ def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
             "Hugging Face begins every stream after mem_len zero vectors that it attends to, which this model does not know: "
             "the first mem_len tokens will score otherwise"
         )
-    if kind == "authors" and config.attention == "vaswani" and config.mem_len:
-        yield "the authors' code fails to begin a memory with attention 'vaswani'; call its reset_length with mem_len 0 first"
+    foreign = config.attention_kind.foreign
+    if kind == "authors" and config.mem_len and foreign and not foreign.begins_memory:
+        fails = f"the authors' code fails to begin a memory with attention '{config.attention}'"
+        yield f"{fails}; call its reset_length with mem_len 0 first"
 
 
 def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, kind: Target) -> Iterator[str]:

@@ -6,29 +6,22 @@ The model is built on the meta device, with every shape and no numbers. So the m
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 
 from transformer_xl.config import RunConfig
+from transformer_xl.data.named import NAMED
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model_config import KINDS, TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
 """Backends that can be counted: the paper's equation (operations only), and those that `auto` takes."""
 
-_VOCABULARIES = {  # corpus, kind of token: number of tokens, as docs/recipes.md counts them
-    ("ptb", "word"): 10_000,
-    ("wikitext-2", "word"): 33_278,
-    ("wikitext-103", "word"): 267_735,
-    ("lm1b", "word"): 793_471,
-    ("text8", "char"): 27,
-    ("tinyshakespeare", "char"): 65,
-}
 _BPE = 8192
 
 
@@ -109,10 +102,11 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
     Raises:
         ConfigError: the model is of another kind than can be planned, or the size is unknown without the text.
     """
-    if not isinstance(config.model, TransformerXLConfig):
-        raise ConfigError(f"only transformer_xl models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
+    if not config.model.is_counted:
+        planned = ", ".join(name for name, settings in KINDS.items() if settings.is_counted)
+        raise ConfigError(f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
-    return config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len), origin
+    return cast(TransformerXLConfig, config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)), origin
 
 
 def vocabulary(config: RunConfig) -> tuple[int, str]:
@@ -128,8 +122,8 @@ def vocabulary(config: RunConfig) -> tuple[int, str]:
         return 256, "bytes"
     if tokenizer.kind == "bpe":
         return tokenizer.vocab_size or _BPE, "bpe, as set" if tokenizer.vocab_size else "bpe, the default"
-    if (corpus, tokenizer.kind) in _VOCABULARIES:
-        return _VOCABULARIES[corpus, tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
+    if corpus in NAMED and tokenizer.kind in NAMED[corpus].vocabularies:
+        return NAMED[corpus].vocabularies[tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
     raise ConfigError(
         f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
         "for a plan say it with --set model.vocab_size=N"

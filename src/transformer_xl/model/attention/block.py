@@ -1,8 +1,9 @@
 """`AttentionBlock`: what every kind of attention is made of, and attention by content alone.
 
 A kind of your own is a subclass, and a line in the table of kinds (`transformer_xl.kinds`) that says where the class is. Every
-method has a default. Override `shapes` for parameters of positions, `positions` for what a layer needs to know of them, `enter`
-to add positions to the states, `attend` and `attention_weights` for the scores, and `frozen` for inference with kept keys.
+method has a default. Override `shapes` for parameters of positions, `init_own` for their initial values, `positions` for what
+a layer needs to know of them, `enter` to add positions to the states, `attend` and `attention_weights` for the scores, and
+`frozen` for inference with kept keys.
 
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_model, P distances with a key of their own.
 """
@@ -84,13 +85,18 @@ class AttentionBlock(nn.Module):
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the parameters of positions that belong to the whole model.
 
-        `LanguageModel.init_weights` draws them like all other weights. Constants, such as ALiBi's slopes, are no parameters;
-        compute them in `positions` and `frozen`.
+        They are drawn like all other weights unless `init_own` sets them. Constants, such as ALiBi's slopes, are not
+        parameters: compute them in `positions` and `frozen`.
 
         Raises:
             ConfigError: settings that only a run knows are missing.
         """
         return {}
+
+    @staticmethod
+    def init_own(name: str, parameter: Tensor) -> bool:
+        """Set the initial values of a parameter of `shapes` and return True, or return False so that it is drawn."""
+        return False
 
     @staticmethod
     def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:

@@ -34,6 +34,13 @@ class ShawAttention(AttentionBlock):
         return {"r_emb": (*table, *heads), "r_bias": (*table, config.n_head), "r_w_bias": (config.n_layer, *heads)}
 
     @staticmethod
+    def init_own(name: str, parameter: Tensor) -> bool:
+        """Let biases begin at 0."""
+        if name == "r_bias":
+            parameter.zero_()
+        return name == "r_bias"
+
+    @staticmethod
     def positions(model: "TransformerXL", n_key: int, *, backend: str) -> list[dict[str, Any]]:
         """Return each layer's vectors and biases of the distances S-1, …, 0, and its u."""
         r_emb, r_bias, u = (model.learned_positions[name] for name in ("r_emb", "r_bias", "r_w_bias"))
