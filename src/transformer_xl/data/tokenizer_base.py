@@ -102,6 +102,10 @@ class Tokenizer(ABC):
             TokenizerError: an id outside the vocabulary.
         """
 
+    def piece(self, token_id: int) -> bytes:
+        """Return the bytes that an id stands for, which need not be whole characters."""
+        return self.decode([token_id]).encode("utf-8", "surrogatepass")
+
     @abstractmethod
     def stream(self) -> StreamDecoder:
         """Return a decoder that takes ids one at a time."""
@@ -165,7 +169,7 @@ class PieceTokenizer(Tokenizer):
         return len(self._pieces)
 
     def piece(self, token_id: int) -> bytes:
-        """Return the bytes that an id stands for."""
+        """Return the bytes that an id stands for, which need not be whole characters."""
         (token_id,) = self._checked([token_id])
         return self._pieces[token_id]
 

@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 
-from transformer_xl.data.tokenizer_base import PieceTokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 
 _LONGEST_LABEL = 80
@@ -45,14 +44,11 @@ def label(tokenizer: Tokenizer, token_id: int) -> str:
         >>> label(ByteTokenizer(), 65), label(ByteTokenizer(), 0xC3)
         ('A', '\\xc3')
     """
-    if isinstance(tokenizer, PieceTokenizer):
-        piece = tokenizer.piece(token_id)
-        try:
-            text = piece.decode("utf-8")
-        except UnicodeDecodeError:
-            text = "".join(f"\\x{byte:02x}" for byte in piece)
-    else:
-        text = without_surrogates(tokenizer.decode([token_id]))
+    piece = tokenizer.piece(token_id)
+    try:
+        text = piece.decode("utf-8")
+    except UnicodeDecodeError:
+        text = "".join(f"\\x{byte:02x}" for byte in piece)
     text = text or f"token {token_id}"
     return text if len(text) <= _LONGEST_LABEL else text[: _LONGEST_LABEL - 1] + "…"
 

@@ -6,7 +6,7 @@ from typing import Any, BinaryIO
 from transformer_xl.conversion.readers.files import open_regular, read_at
 from transformer_xl.conversion.readers.inert import DTYPES, Checksum, Storage, place
 from transformer_xl.conversion.readers.pickles import read_in_child, rebuild
-from transformer_xl.conversion.readers.zip_directory import SIGNATURE, Entry, read_directory
+from transformer_xl.conversion.readers.zip_directory import SIGNATURE, ZipEntry, read_directory
 from transformer_xl.errors import CheckpointError
 
 MAX_PICKLE_BYTES = 256 * 2**20
@@ -54,7 +54,7 @@ def _read_zip(path: Path, file: BinaryIO, size: int) -> Any:
     return _rebuild(path, body, storages, {key: dtype for key, (dtype, _) in header["storages"].items()})
 
 
-def _folder(path: Path, entries: dict[str, Entry]) -> str:
+def _folder(path: Path, entries: dict[str, ZipEntry]) -> str:
     """Return the folder that holds all entries of the zip file; its name is the file's name when it was saved."""
     folders = {name.split("/")[0] for name in entries}
     folder = folders.pop() if len(folders) == 1 else ""

@@ -26,7 +26,7 @@ _LOCAL = struct.Struct("<4s5H3L2H")  # signature, ..., lengths (2)
 
 
 @dataclass(frozen=True)
-class Entry:
+class ZipEntry:
     """A run of bytes with a name; `crc` is their CRC-32."""
 
     offset: int
@@ -34,7 +34,7 @@ class Entry:
     crc: int
 
 
-def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
+def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, ZipEntry]:
     """Return the entries of a zip file of `size` bytes, by name; they lie within the file and do not overlap.
 
     Names are relative and never lead upwards, although no file is ever made from one.
@@ -52,7 +52,7 @@ def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
     if offset + length > size:
         raise _damaged(path, "its directory lies outside of it")
     data = read_at(path, file, offset, length)
-    found: dict[str, Entry] = {}
+    found: dict[str, ZipEntry] = {}
     spans: list[tuple[int, int]] = []
     at = 0
     for _ in range(n_entries):
@@ -60,7 +60,7 @@ def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, Entry]:
         if name in found:
             raise _damaged(path, f"it has two entries {name!r}")
         first = _data_offset(path, file, name, start)
-        found[name] = Entry(first, n_bytes, crc)
+        found[name] = ZipEntry(first, n_bytes, crc)
         spans.append((start, first + n_bytes))
     if at != length:
         raise _damaged(path, "its directory has another size than it says")
