@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from transformer_xl.config import RunConfig, load_recipe, recipe_names
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.model.language_model import make_model
 from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 from transformer_xl.training.starting import compare_parameters, count_parameters
+from transformer_xl.training.trainer import Trainer
 
 OUR_OWN = {"ptb-small", "quickstart", "scale-1b", "shakespeare-char"} | {
     f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")
@@ -258,6 +262,24 @@ def test_two_steps_at_reduced_width(name: str, text: Path, tmp_path: Path) -> No
     steps = [line for line in lines if line["kind"] == "train"]
     assert steps[-1]["skipped"] == 0
     assert steps[-1]["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_three_steps_at_full_depth_from_three_seeds(name: str) -> None:
+    """The first steps are the hardest: biases of zero, an empty memory, and dropout through all layers."""
+    recipe = load_recipe(name)
+    settings = [setting for setting in reduced(recipe) if not setting.startswith(("model.n_layer=", "train.max_steps="))]
+    config = load_recipe(name, settings)
+    model = config.model.completed(vocab_size=59, tgt_len=config.train.tgt_len)
+    assert model.n_layer == recipe.model.n_layer
+    for seed in range(3):
+        torch.manual_seed(seed)
+        ids = torch.randint(59, (4 * config.train.tgt_len * config.train.tbptt_segments * 3 + 1,)).numpy()
+        stream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len)
+        trainer = Trainer(make_model(model), stream, train=config.train, optim=config.optim, precision="fp32")
+        results = [trainer.train_step() for _ in range(3)]
+        assert not any(result.skipped for result in results), f"seed {seed}"
+        assert trainer.finite
 
 
 def settings_row(name: str, config: RunConfig) -> str:

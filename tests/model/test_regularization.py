@@ -126,7 +126,7 @@ def test_dropped_words_vanish_from_the_input_in_all_rows(layout: dict[str, Any],
     monkeypatch.setattr(AttentionBlock, "project", lambda self, h, *rest: entered.append(h) or project(self, h, *rest))
     ids = random_ids(200)
     model(ids)
-    absent = (entered[0] == 0).all(-1)
+    absent = (entered[0].abs() < 1e-4).all(-1)
     gone = set(ids[absent].tolist())
     assert gone.isdisjoint(ids[~absent].tolist())
     assert 20 < len(gone) < 60  # of 101
@@ -141,7 +141,8 @@ def test_the_softmax_keeps_the_words_that_the_input_lost(tied: bool) -> None:
     nll(model).sum().backward()
     assert isinstance(model.embedding.weight, Tensor)
     assert model.embedding.weight.grad is not None
-    without_gradient = (model.embedding.weight.grad == 0).all(-1)
+    gradient = model.embedding.weight.grad.abs().amax(-1)
+    without_gradient = gradient < 1e-4 * gradient.max()
     read = torch.zeros(101, dtype=torch.bool)
     read[random_ids(10)[:, :-1]] = True
     assert without_gradient[~read].all() != tied

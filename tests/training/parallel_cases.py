@@ -1,6 +1,7 @@
 """Trainings that several processes do together, for `tests.forked`."""
 
 import hashlib
+import math
 import os
 import time
 from pathlib import Path
@@ -52,7 +53,10 @@ def losses(cases: list[Changes], n_step: int) -> list[list[float]]:
 
 
 def resumed(cases: list[Changes], n_before: int, n_after: int) -> list[list[Any]]:
-    """Bits of the whole state after so many steps: in one go, and with a checkpoint between."""
+    """Bits of the whole state after so many steps: in one go, and with a checkpoint between.
+
+    With `bad`, a gradient of the last process is not finite in the step before the checkpoint.
+    """
     with joined() as world:
         return [
             [_state(_trained(world, each, n_before, n_after)), _state(_cut(world, each, n_before, n_after))] for each in cases
@@ -138,9 +142,21 @@ def _steps(trainer: Trainer, n_step: int) -> list[float]:
     return [result.nats / result.tokens for result in results]
 
 
+def _steps_before(trainer: Trainer, changes: Changes, n_step: int) -> None:
+    if "bad" not in changes:
+        _steps(trainer, n_step)
+        return
+    _steps(trainer, n_step - 1)
+    value = math.nan if trainer.world.rank == trainer.world.size - 1 else 1.0
+    hook = trainer.model.get_parameter("r_w_bias").register_hook(lambda grad: grad * value)
+    assert trainer.train_step().skipped
+    hook.remove()
+
+
 def _trained(world: World, changes: Changes, n_before: int, n_after: int) -> Trainer:
     trainer = make(world, changes)
-    _steps(trainer, n_before + n_after)
+    _steps_before(trainer, changes, n_before)
+    _steps(trainer, n_after)
     return trainer
 
 
@@ -148,7 +164,7 @@ def _cut(world: World, changes: Changes, n_before: int, n_after: int) -> Trainer
     import tempfile
 
     trainer = make(world, changes)
-    _steps(trainer, n_before)
+    _steps_before(trainer, changes, n_before)
     checkpoint = trainer.checkpoint({})
     directory = world.from_first(tempfile.mkdtemp() if world.first else None)
     if checkpoint is not None:

@@ -33,6 +33,7 @@ DROPPING = {"dropout": 0.2, "dropatt": 0.1}
 RESUMED = [
     {"model": DROPPING, "train": {"average": "ema", "accumulate": 2}, "optim": {"optimizer": "muon"}},
     {"model": DROPPING, "train": {"parallel": "fsdp", "average": "ema"}},
+    {"model": DROPPING, "train": {"average": "ema"}, "bad": {}},
 ]
 SAVED = {how: {"train": {"parallel": how, "average": "swa", "average_start": 0.1}} for how in ("ddp", "fsdp")}
 AVERAGED = {how: {"train": {"parallel": how, "average": "ema"}} for how in ("ddp", "fsdp")}

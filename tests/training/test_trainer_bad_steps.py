@@ -1,5 +1,6 @@
-"""A loss or gradient that is not finite changes nothing but the place in the text and the counters."""
+"""A loss or gradient that is not finite changes nothing but the place in the text, the random numbers and the counters."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -50,12 +51,19 @@ EVERYTHING: dict[str, Any] = {
     "optim": {"optimizer": "muon"},
     "train": {"accumulate": 2, "max_bad_steps": 3},
 }
-MOVES = ["state.skipped", "state.bad_in_a_row", "state.stream", "state.tokens", "step"]
+MOVES = [  # places in the text and among the random numbers, and counters
+    "random.cpu",
+    "state.skipped",
+    "state.bad_in_a_row",
+    "state.stream",
+    "state.tokens",
+    "step",
+]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("injury", INJURIES)
-def test_a_bad_step_changes_only_place_and_counters(injury: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_step_changes_only_places_and_counters(injury: str, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = tiny_trainer(**EVERYTHING)
     for _ in range(4):
         trainer.train_step()
@@ -89,6 +97,7 @@ def test_the_run_goes_on_as_if_the_bad_segment_were_not_there(monkeypatch: pytes
     with monkeypatch.context() as patch:
         spoil_loss(injured, patch, math.nan)
         injured.train_step()
+    random_state = torch.get_rng_state()
     nats, after = injured.train_step().nats, bits(injured)
     assert injured.bad_in_a_row == 0
 
@@ -97,8 +106,36 @@ def test_the_run_goes_on_as_if_the_bad_segment_were_not_there(monkeypatch: pytes
         healthy.train_step()
     next(healthy.stream)
     healthy.step += 1  # the schedule counts skipped steps
+    torch.set_rng_state(random_state)
     assert healthy.train_step().nats == nats
     assert differing(after, bits(healthy)) == ["state.skipped", "state.tokens"]
+
+
+def test_dropout_that_overflowed_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny_trainer(**EVERYTHING)
+    drawn: list[Tensor] = []
+    trainer.model.drop_input.register_forward_hook(lambda module, args, out: drawn.append(out.eq(0)))
+    spoil_loss(trainer, monkeypatch, math.inf)
+    trainer.train_step()
+    trainer.train_step()
+    first, then = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
+    assert len(first) == len(then)
+    assert not any(torch.equal(one, other) for one, other in zip(first, then, strict=True))
+
+
+def test_a_run_stopped_after_a_bad_step_has_the_bits_of_one_that_went_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = tiny_trainer(**EVERYTHING)
+    trainer.train_step()
+    with monkeypatch.context() as patch:
+        spoil_loss(trainer, patch, math.nan)
+        trainer.train_step()
+    checkpoint = copy.deepcopy(saved(trainer))
+    trainer.train_step()
+    expected = bits(trainer)
+    resumed = tiny_trainer(seed=9, **EVERYTHING)
+    resumed.restore(checkpoint)
+    resumed.train_step()
+    assert differing(bits(resumed), expected) == []
 
 
 def test_too_many_in_a_row_end_the_run_and_say_where(monkeypatch: pytest.MonkeyPatch) -> None:

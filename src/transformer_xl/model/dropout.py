@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
+_LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
 
 
 def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
@@ -68,6 +69,11 @@ class WordDropout(nn.Module):
     AWD-LSTM (Merity et al. 2017, arXiv 1708.02182) does the same to the rows of the embedding matrix, with a copy of it. Each
     call draws the dropped words anew. A softmax that shares the matrix keeps all of them.
 
+    A millionth of a dropped word's vector stays. From a row of zeros, such as a text's first word when biases are zero, every
+    layer norm makes zeros again and multiplies their gradient by 1 / sqrt(epsilon) = 316, and 32 norms overflow any number.
+    From a millionth, a few norms make a vector of the usual size. (The authors' code for Penn Treebank puts 1e-12 into every
+    feature of a dropped word.)
+
     Args:
         p: probability of dropping a word, at least 0 and below 1.
         vocab_size: number of words.
@@ -78,12 +84,13 @@ class WordDropout(nn.Module):
         self.p, self.vocab_size = p, vocab_size
 
     def forward(self, embedded_BTD: Tensor, ids_BT: Tensor) -> Tensor:
-        """Zero the vectors of dropped words while training; `ids_BT` are the words of the vectors."""
+        """Shrink the vectors of dropped words while training; `ids_BT` are the words of the vectors."""
         if not self.training or self.p == 0:
             return embedded_BTD
         like = torch.empty(self.vocab_size, dtype=torch.uint8, device=embedded_BTD.device)
         keep, factor = keep_mask(like, self.p)
-        return _broadcast_mask(embedded_BTD, keep[ids_BT].unsqueeze(-1), factor)
+        keep_BT1 = keep[ids_BT].unsqueeze(-1).to(embedded_BTD.dtype).clamp_min(_LEFT_OF_A_WORD)
+        return _broadcast_mask(embedded_BTD, keep_BT1, factor)
 
     def extra_repr(self) -> str:
         """Return the probability, for `print(model)`."""

@@ -101,7 +101,7 @@ class Trainer:
     def train_step(self) -> StepResult:
         """Read one segment per lane, or `tbptt_segments` of them, and update the weights.
 
-        If the loss or a gradient is not finite, the stream moves on and everything else stays as it was.
+        If the loss or a gradient is not finite, the stream and the random numbers move on and everything else stays as it was.
 
         Raises:
             TrainingError: this happened `max_bad_steps` times in a row.
@@ -112,7 +112,6 @@ class Trainer:
             self.mems = self._empty_mems()
         segments = self._next_segments()
         n_token = sum(segment.ids.numel() for segment in segments) * self.world.size  # all processes have as many lanes
-        random_state = self._random_state()
         progress = self.progress
         rate = self.schedule.factor(self.step, progress)
 
@@ -132,8 +131,6 @@ class Trainer:
             self.optimizers.step(rate)
             self.average.update(self.model, progress=progress)
             self.mems = new_mems
-        else:
-            self._restore_random_state(random_state)
         if self.scaler.is_enabled():
             self.scaler.update(None if finite or overflow else self.scaler.get_scale())
         self._count(n_token, finite=finite, overflow=overflow, place=(place.epoch, place.position))
