@@ -237,7 +237,8 @@ class TransformerXLConfig(AttentionConfig):
     def _known(cls, attention: Any) -> Any:
         if not isinstance(attention, str) or attention not in ATTENTION:
             *names, last = map(repr, ATTENTION)
-            raise ValueError(f"must be {', '.join(names)} or {last}")
+            kinds = f"{', '.join(names)} or {last}"
+            raise ValueError(f"must be {kinds}; no other is registered: if it is your own, import its module first")
         return attention
 
     @field_validator("d_model")
@@ -391,5 +392,6 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
     own = dict(values)
     kind = own.pop("kind", TransformerXLConfig.kind)
     if kind not in KINDS:
-        raise ConfigError(f"unknown kind of model '{kind}'; {did_you_mean(str(kind), KINDS)}")
+        near = did_you_mean(str(kind), KINDS)
+        raise ConfigError(f"kind of model '{kind}' is not registered ({near}); if it is your own, import its module first")
     return KINDS[kind](**own)

@@ -92,7 +92,9 @@ def test_what_validation_would_fail_at_is_refused_at_once(
 
 def test_unknown_kind(txl: Txl) -> None:
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "model.kind=vanila")
-    assert answer.complaint == "model: unknown kind of model 'vanila'; did you mean 'vanilla'?"
+    assert answer.complaint == (
+        "model: kind of model 'vanila' is not registered (did you mean 'vanilla'?); if it is your own, import its module first"
+    )
 
 
 def test_an_exported_model_is_read_as_it_can_be(txl: Txl, workbench: Path, kind: str) -> None:

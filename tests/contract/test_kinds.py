@@ -15,7 +15,7 @@ from tests.contract import toy_kinds
 from tests.helpers import assert_close
 from tests.training.helpers import bits, differing, tiny_model, tiny_trainer, write_recipe, write_text
 from transformer_xl.config import RunConfig
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION
 from transformer_xl.model_config import KINDS
 from transformer_xl.training.display import Display
@@ -29,7 +29,8 @@ def _registered() -> Iterator[None]:
     txl.register_attention(toy_kinds.SLOPED)
     txl.register_model(toy_kinds.FadingConfig)
     yield
-    del ATTENTION["sloped"], KINDS["fading"]
+    for table, name in ((ATTENTION, "sloped"), (KINDS, "fading")):
+        table.pop(name, None)
 
 
 @CASES
@@ -48,6 +49,12 @@ def test_a_run_is_trained_loaded_scored_and_written_on(settings: dict[str, Any],
     model.save_pretrained(tmp_path / "saved")
     again = type(model).from_pretrained(tmp_path / "saved")
     assert txl.evaluate(again, ids, tgt_len=5, batch_size=2).nats == score.nats
+
+    del ATTENTION["sloped"], KINDS["fading"]  # as in a program that does not import their module
+    for load, folder in ((txl.load, "run"), (type(model).from_pretrained, "saved")):
+        with pytest.raises(CheckpointError, match=r"registered.* if it is your own, import its module first") as caught:
+            load(tmp_path / folder)
+        assert "damaged" not in str(caught.value)
 
 
 @CASES

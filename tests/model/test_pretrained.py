@@ -98,8 +98,11 @@ def change_weights(path: Path, change: Any) -> None:
         (lambda d: (d / "config.json").unlink(), "config.json' is missing; is this the directory of a model"),
         (lambda d: (d / "model.safetensors").unlink(), "model.safetensors' is missing"),
         (lambda d: (d / "config.json").write_text("{"), "config.json' cannot be read"),
-        (lambda d: (d / "config.json").write_text("[]"), "does not describe a transformer_xl model"),
-        (lambda d: edit(d / "config.json", model_type="gpt2"), "does not describe a transformer_xl model"),
+        (lambda d: (d / "config.json").write_text("[]"), "does not describe a model"),
+        (
+            lambda d: edit(d / "config.json", model_type="gpt2"),
+            "kind 'gpt2', which is not registered; if it is your own, import",
+        ),
         (lambda d: edit(d / "config.json", auto_map="evil.py"), "config.json': unknown key 'auto_map'"),
         (lambda d: edit(d / "config.json", d_model=11), "must be even"),
         (lambda d: edit(d / "config.json", vocab_size="drop"), "vocab_size is missing"),

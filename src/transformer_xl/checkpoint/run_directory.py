@@ -20,7 +20,7 @@ from typing import Any, Literal
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.errors import CheckpointError, ConfigError, TxlError
 from transformer_xl.files import locked, remove, replace_file, stray_name
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.pretrained import (
@@ -108,6 +108,8 @@ class RunDirectory:
             raise CheckpointError(
                 f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}"
             ) from None
+        except ConfigError as error:
+            raise CheckpointError(f"'{path}': {error}") from None
         except (OSError, ValueError, TypeError) as error:
             raise CheckpointError(f"'{path}' is damaged: {error}") from None
 

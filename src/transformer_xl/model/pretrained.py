@@ -144,9 +144,13 @@ def read_config(path: Path) -> ModelConfig:
         ) from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"'{path}' cannot be read: {error}") from None
-    if not isinstance(values, dict) or values.get("model_type") not in KINDS:
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str):
+        raise CheckpointError(f"'{path}' does not describe a model (model_type); txl convert reads those of other programs")
+    if kind not in KINDS:
         raise CheckpointError(
-            f"'{path}' does not describe a {MODEL_TYPE} model (model_type); txl convert reads those of others"
+            f"'{path}' describes a model of kind '{kind}', which is not registered; if it is your own, import its module "
+            "first; if it is another program's, use txl convert"
         )
     try:
         config = model_config({"kind": values.pop("model_type"), **values})
