@@ -16,6 +16,9 @@ from typing import Any
 STRAY_SUFFIX = ".tmp"
 """Ends the names of unfinished and half-deleted files and directories, which are never read."""
 
+DAMAGED_SUFFIX = ".damaged"
+"""Ends the names of files that keep what was damaged, for people to look at; they are never read."""
+
 _POLL_SECONDS = 0.2
 
 

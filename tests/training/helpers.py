@@ -29,7 +29,7 @@ MODEL: dict[str, Any] = {
 }
 OPTIM: dict[str, Any] = {"lr": 0.01, "warmup_steps": 3}
 TRAIN: dict[str, Any] = {"batch_size": 4, "tgt_len": 5, "max_steps": 40}
-TIMES = ("seconds", "tokens_per_second")  # of a log entry: no two runs take equally long
+TIMES = ("seconds", "tokens_per_second", "crc")  # of a log entry: no two runs take equally long
 
 RECIPE = """
 [model]

@@ -1,8 +1,11 @@
-"""The log survives whatever a model writes and wherever a process is killed."""
+"""The log survives whatever a model writes, wherever a process is killed, and whatever happens to its file."""
 
 import builtins
+import itertools
 import json
 import math
+import os
+import random
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -10,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.helpers import corrupt
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.training import record as module
 from transformer_xl.training.record import Record, read_metrics
 
 ODD = "é\ud800\u2028\x85\n\t\0€\U0001f600"
@@ -20,27 +25,23 @@ ODD = "é\ud800\u2028\x85\n\t\0€\U0001f600"
 def record(tmp_path: Path) -> Record:
     record = Record(tmp_path)
     for step in (4, 8, 12):
-        record.write("train", step, loss=1.0 / step, tokens=step * 10)
+        record.write("train", step, loss=1.0 / step, tokens=step * 10, seconds=1.0)
     record.write("sample", 12, text=ODD)
     return record
 
 
 def test_entries_come_back_one_to_a_line(record: Record) -> None:
     entries = read_metrics(record.directory)
-    assert entries[0] == {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40}
+    assert entries[0] == {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40, "seconds": 1.0}
     assert entries[-1] == {"kind": "sample", "step": 12, "text": ODD}
     assert record.path.read_bytes().count(b"\n") == 4
 
 
 def test_numbers_that_json_lacks_are_null(record: Record) -> None:
-    record.write("valid", 16, loss=math.nan, ppl=math.inf, tokens=1)
-    assert json.loads(record.path.read_text().splitlines()[-1], parse_constant=pytest.fail) == {
-        "kind": "valid",
-        "step": 16,
-        "loss": None,
-        "ppl": None,
-        "tokens": 1,
-    }
+    record.write("train", 16, loss=math.nan, ppl=math.inf, tokens=1, seconds=1.0)
+    json.loads(record.path.read_text().splitlines()[-1], parse_constant=pytest.fail)
+    expected = {"kind": "train", "step": 16, "loss": None, "ppl": None, "tokens": 1, "seconds": 1.0}
+    assert read_metrics(record.directory)[-1] == expected
 
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (4, 1), (7, 1), (8, 2), (11, 2), (12, 4), (99, 4)])
@@ -60,8 +61,133 @@ def test_a_line_cut_anywhere_is_dropped(record: Record) -> None:
         assert record.path.read_bytes() == whole[:begin]
 
 
+def reader(directory: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the entries of a log and the warnings."""
+    said: list[str] = []
+    return read_metrics(directory, warn=said.append), said
+
+
+@pytest.mark.parametrize("share", [pytest.param(0.05, id="some"), pytest.param(1, id="all", marks=pytest.mark.faults)])
+def test_a_flipped_bit_costs_its_own_line_and_is_named(record: Record, share: float) -> None:
+    record.write("train", 16, loss=0.5, tokens=160, seconds=1.0)
+    whole, entries, generator = record.path.read_bytes(), read_metrics(record.directory), random.Random(0)
+    for place, bit in itertools.product(range(len(whole) - 1), range(8)):  # a last line without its end is what a kill leaves
+        if generator.random() > share and whole[place : place + 1] != b"\n":
+            continue
+        record.path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << bit]) + whole[place + 1 :])
+        left, said = reader(record.directory)
+        if whole[place : place + 1] == b"\n":
+            assert (left, said) == (entries, [])
+        else:
+            n = whole.count(b"\n", 0, place)
+            assert left == entries[:n] + entries[n + 1 :]
+            assert said == [f"'{record.path}' has damaged lines: {n + 1}; left out"]
+
+
+def test_damaged_lines_are_kept_beside_the_log(record: Record) -> None:
+    lines = record.path.read_bytes().splitlines(keepends=True)
+    said: list[str] = []
+    for attempt in (1, 2):
+        record = Record(record.directory, warn=said.append)
+        record.path.write_bytes(lines[0] + b"\xff" + lines[1] + lines[2] + b"{}\n" + lines[3][:-5])
+        record.rewind(12, n_entry=4)
+        assert record.path.read_bytes() == lines[0] + lines[2]
+        assert (record.directory / "metrics.jsonl.damaged").read_bytes() == (b"\xff" + lines[1] + b"{}\n") * attempt
+    assert said == [f"'{record.path}' has damaged lines: 2, 4; moved to metrics.jsonl.damaged, and the run goes on"] * 2
+    assert record.n_entry == 2
+    record.rewind(12, n_entry=2)
+    assert len(said) == 2  # it is mended
+
+
+def test_many_damaged_lines_are_one_warning(record: Record) -> None:
+    with record.path.open("ab") as file:
+        file.write(b"\0\n" * 1500)
+    assert reader(record.directory)[1] == [f"'{record.path}' has damaged lines: 5, 6, 7, 8, 9 and 1,495 more; left out"]
+
+
+def test_entries_that_are_gone_are_counted(record: Record) -> None:
+    assert record.n_entry == 4
+    record.path.write_bytes(record.path.read_bytes()[:150])  # in the middle of the second
+    said: list[str] = []
+    record = Record(record.directory, warn=said.append)
+    record.rewind(12, n_entry=4)
+    record.path.unlink()
+    record.rewind(12, n_entry=1)
+    missing = f"entries up to step 12 are missing in '{record.path}'; the run goes on"
+    assert said == [f"3 of the 4 {missing}", f"1 of the 1 {missing}"]
+
+
+SOUND: dict[str, Any] = {"kind": "train", "step": 4, "loss": 0.25, "tokens": 40, "seconds": 1.0}
+
+
+NO_ENTRIES: list[Any] = [
+    *(SOUND | {"step": step} for step in ("4", 4.0, True, None, -1, [4], 10**4000)),
+    *(SOUND | {"loss": loss} for loss in ("0.25", [0.25], {}, True, math.nan, math.inf, 10**400)),
+    *(SOUND | {"kind": kind} for kind in ("trian", ["train"], None, 3, "valid", "sample", "final")),
+    *(SOUND | {name: None} for name in ("tokens", "seconds")),
+    *({name: value for name, value in SOUND.items() if name != left} for left in SOUND),
+    *(SOUND | more for more in ({"": 0, "kind": ""}, {"lr": {"deep": 1}}, {"crd": "00000000"})),
+    *({"kind": "sample", "step": 4, "text": 3}, [SOUND], "text", None),
+]
+
+
+def test_what_is_no_entry_is_damaged(record: Record) -> None:
+    """With a checksum or without."""
+    sound = record.path.read_bytes()
+    before = read_metrics(record.directory)
+    for value in NO_ENTRIES:
+        body = json.dumps(value)[:-1]
+        for end in (json.dumps(value)[-1:], f', "crc": "{module.zlib.crc32(body.encode()):08x}"}}'):
+            record.path.write_bytes(f"{body}{end}\n".encode() + sound)
+            assert reader(record.directory) == (before, [f"'{record.path}' has damaged lines: 1; left out"]), value
+
+
+def test_lines_without_a_checksum_are_read_and_get_one(record: Record) -> None:
+    record.path.write_text(json.dumps(SOUND) + "\n")
+    assert read_metrics(record.directory) == [SOUND]
+    record.rewind(4)
+    assert read_metrics(record.directory) == [SOUND]
+    corrupt(record.path)
+    assert reader(record.directory)[0] == []
+
+
+@pytest.mark.parametrize("bad", [b"[" * 100_000, b'{"a":' * 100_000, b" " * 3_000_000 + b"1", b"\0" * 3_000_000])
+@pytest.mark.parametrize("place", ["middle", "end"])
+def test_no_line_takes_the_reader_down(record: Record, bad: bytes, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_LINE", 1 << 20)
+    first, *rest = record.path.read_bytes().splitlines(keepends=True)
+    record.path.write_bytes(first + bad + b"\n" + b"".join(rest if place == "middle" else []))
+    left, said = reader(record.directory)
+    assert len(left) == (4 if place == "middle" else 1)
+    assert said == [f"'{record.path}' has damaged lines: 2; left out"]
+    with pytest.warns(UserWarning, match="damaged lines: 2; moved"):
+        record.rewind(99)
+    assert (record.directory / "metrics.jsonl.damaged").read_bytes().replace(b"\n", b"") == bad
+    assert read_metrics(record.directory) == left
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, os.mkdir, lambda path: Path(path).symlink_to("/dev/zero")], ids=["fifo", "folder", "link"]
+)
+def test_a_log_that_is_no_file_is_one_line(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "metrics.jsonl")
+    for read in (lambda: read_metrics(tmp_path), lambda: Record(tmp_path).rewind(3)):
+        with pytest.raises(
+            CheckpointError, match=r"metrics.jsonl' cannot be used: it is a link, directory or device, .*; move"
+        ):
+            read()
+
+
+def test_damaged_lines_are_never_appended_to_what_a_link_leads_to(record: Record, tmp_path: Path) -> None:
+    corrupt(record.path)
+    record.path.with_name("metrics.jsonl.damaged").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"metrics.jsonl.damaged' cannot be used: it is a link"):
+        record.rewind(12)
+    assert not (tmp_path / "elsewhere").exists()
+
+
 def test_the_final_line_is_written_again_by_a_resumed_run(record: Record) -> None:
-    record.write("final", 12, loss=1.0)
+    record.write("final", 12, loss=1.0, bpc=1.0)
     record.rewind(12)
     assert [entry["kind"] for entry in read_metrics(record.directory)] == ["train", "train", "train", "sample"]
 
@@ -99,15 +225,15 @@ def test_the_picture_shows_what_there_is(record: Record) -> None:
     for _ in range(2):
         assert record.draw() == record.directory / "loss.png"
         assert (record.directory / "loss.png").read_bytes().startswith(b"\x89PNG")
-        record.write("train", 16, loss=None, tokens=160)  # every step was skipped
-        record.write("valid", 16, loss=0.5, tokens=160)
-        record.write("final", 16, loss=0.5, loss_without_memory=0.7, tokens=160)
+        record.write("train", 16, loss=None, tokens=160, seconds=1.0)  # every step was skipped
+        record.write("valid", 16, loss=0.5, bpc=0.5, tokens=160, seconds=1.0)
+        record.write("final", 16, loss=0.5, bpc=0.5, loss_without_memory=0.7, tokens=160)
     assert sorted(path.name for path in record.directory.iterdir()) == ["loss.png", "metrics.jsonl"]
 
 
 def test_nothing_finite_draws_nothing(tmp_path: Path) -> None:
     record = Record(tmp_path)
-    record.write("train", 4, loss=None, tokens=40)
+    record.write("train", 4, loss=None, tokens=40, seconds=1.0)
     assert record.draw() is None
 
 
@@ -148,7 +274,7 @@ def remotes(monkeypatch: pytest.MonkeyPatch) -> Remotes:
 
 def write_some(directory: Path, *loggers: str, **more: Any) -> None:
     record = Record(directory, loggers=loggers, settings={"train": {"seed": 3}}, **more)
-    record.write("train", 4, loss=0.5, tokens=40, skipped=None)
+    record.write("train", 4, loss=0.5, tokens=40, seconds=1.0, skipped=None)
     record.write("sample", 4, text="once")
     record.close()
 
@@ -161,7 +287,7 @@ def test_wandb_gets_the_numbers_with_their_step(tmp_path: Path, remotes: Remotes
         **{"id": json.loads((tmp_path / "loggers.json").read_text())["wandb"], "config": {"train": {"seed": 3}}},
     }
     assert run.metrics == [("step", {}), ("*", {"step_metric": "step"})]
-    assert run.got == [({"train/loss": 0.5, "train/tokens": 40, "step": 4}, {})]
+    assert run.got == [({"train/loss": 0.5, "train/tokens": 40, "train/seconds": 1.0, "step": 4}, {})]
     assert run.finished
     assert len(read_metrics(tmp_path)) == 2
 
@@ -172,7 +298,7 @@ def test_trackio_gets_the_numbers_with_their_step(tmp_path: Path, remotes: Remot
     identity = json.loads((tmp_path / "loggers.json").read_text())["trackio"]
     name = f"{tmp_path.name}-{identity}"
     assert run.options == {**{"project": "transformer_xl", "name": name, "resume": "allow", "config": {"train": {"seed": 3}}}}
-    assert run.got == [({"train/loss": 0.5, "train/tokens": 40}, {"step": 4})]
+    assert run.got == [({"train/loss": 0.5, "train/tokens": 40, "train/seconds": 1.0}, {"step": 4})]
     assert run.finished
 
 
@@ -186,10 +312,17 @@ def test_a_resumed_run_goes_on_in_the_same_place(tmp_path: Path, remotes: Remote
         assert first == again != other
 
 
-def test_a_damaged_identity_is_made_anew(tmp_path: Path, remotes: Remotes) -> None:
-    (tmp_path / "loggers.json").write_text("{")
-    write_some(tmp_path, "wandb")
-    assert json.loads((tmp_path / "loggers.json").read_text()) == {"wandb": remotes["wandb"][0].options["id"]}
+@pytest.mark.parametrize("damage", ["{", "[" * 50_000, "[]", '{"wandb": 5}', '{"wandb": "1a2b3c4d"}', "\udcff"])
+def test_a_damaged_identity_is_named_and_made_anew(tmp_path: Path, remotes: Remotes, damage: str) -> None:
+    (tmp_path / "loggers.json").write_bytes(damage.encode(errors="surrogateescape"))
+    said: list[str] = []
+    for _ in range(2):
+        write_some(tmp_path, "wandb", warn=said.append)
+    assert len(said) == 1
+    assert said[0].startswith(f"'{tmp_path / 'loggers.json'}' is damaged (")
+    assert said[0].endswith("); the run begins anew in wandb")
+    assert "\n" not in said[0]
+    assert {json.loads((tmp_path / "loggers.json").read_text())["wandb"]} == {run.options["id"] for run in remotes["wandb"]}
 
 
 def test_wandb_without_a_network_logs_offline(tmp_path: Path, remotes: Remotes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +393,7 @@ def test_tensorboard_by_name_and_by_default(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("transformer_xl.training.record._tensorboard", lambda *place: opened.append(place) or Board())
     monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
     write_some(tmp_path)
-    assert got == [("train/loss", 0.5, 4), ("train/tokens", 40, 4), ("sample", "once", 4)]
+    assert got == [("train/loss", 0.5, 4), ("train/tokens", 40, 4), ("train/seconds", 1.0, 4), ("sample", "once", 4)]
     write_some(tmp_path, "tensorboard")
     assert opened == [(tmp_path, None)] * 2
     write_some(tmp_path, "wandb")  # who names others means those
@@ -274,8 +407,8 @@ def test_tensorboard_forgets_what_a_resumed_run_logs_again(tmp_path: Path, monke
     record = Record(tmp_path)
     record.rewind(2)
     assert opened == [None]  # nothing is opened before there is something to log
-    record.write("train", 3, loss=1.0, tokens=30)
-    record.write("train", 4, loss=1.0, tokens=40)
+    record.write("train", 3, loss=1.0, tokens=30, seconds=1.0)
+    record.write("train", 4, loss=1.0, tokens=40, seconds=1.0)
     record.close()
     assert opened == [None, 3]
 

@@ -452,6 +452,34 @@ def test_a_half_written_line_of_the_log_is_written_again(start: Start, whole: Pa
     assert entries(tmp_path / "run") == entries(whole)
 
 
+def test_a_damaged_log_costs_its_damaged_line_and_the_run_goes_on(start: Start, whole: Path, tmp_path: Path) -> None:
+    start(display=stop_at(20))
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    broken = lines[1][:20] + b"\xc3" + lines[1][21:]
+    path.write_bytes(lines[0] + broken + b"".join(lines[2:]))
+    display = Lines()
+    assert start(resume=True, display=display).finished
+    assert display.warned == [f"'{path}' has damaged lines: 2; moved to metrics.jsonl.damaged, and the run goes on"]
+    assert path.with_name("metrics.jsonl.damaged").read_bytes() == broken
+    log = entries(whole)
+    assert entries(tmp_path / "run") == log[:1] + log[2:]
+
+
+def test_entries_that_a_resumed_run_misses_are_said(start: Start, tmp_path: Path) -> None:
+    start(display=stop_at(20))
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:2]))
+    display = stop_at(24)
+    start(resume=True, display=display)
+    n = len(entries(tmp_path / "run"))
+    assert display.warned == [f"5 of the 7 entries up to step 20 are missing in '{path}'; the run goes on"]
+    display = Lines()
+    start(resume=True, display=display)
+    assert display.warned == []
+    assert n == 3
+
+
 # Bad steps through the run
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from transformer_xl import console
 from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
 from transformer_xl.analysis.lines import Line, Look
@@ -40,7 +41,9 @@ def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit
 
 
 def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Line]:
-    entries = [e for e in read_metrics(run.path) if e["kind"] in ("train", "valid") and e["loss"] is not None]
+    entries = [
+        e for e in read_metrics(run.path, warn=console.warn) if e["kind"] in ("train", "valid") and e["loss"] is not None
+    ]
     if not entries:
         raise CheckpointError(f"'{run.path}' has no losses in {METRICS_FILE} yet; train it further with txl train --resume")
     factor = 1.0 if unit == "nats" else _bits_per_character(run, entries)

@@ -7,6 +7,7 @@ checkpoints/      step-00001000/ …, best.json
 environment.json  versions, commit, machine, seed and command of each start
 loggers.json      the remote runs that it writes to, if any
 metrics.jsonl     loss, validation, samples; one JSON object per line
+*.damaged         what was damaged in a log, set aside
 loss.png
 .lock             held by the process that trains here
 """

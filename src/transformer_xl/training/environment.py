@@ -9,7 +9,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import replace_file
+from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
 from transformer_xl.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
@@ -26,10 +27,16 @@ ENVIRONMENT_FILE = "environment.json"
 LAUNCH = "TORCHELASTIC_RUN_ID"  # torchrun sets it to the same value in all processes that it starts and restarts
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 _SECONDS = 5
+_MOST_BYTES = 16 * 2**20  # of the file
 
 
-def write_environment(directory: Path, *, seed: int, device: torch.device, step: int = 0) -> None:
-    """Add an entry to the run's `environment.json`; the run starts or goes on after `step`."""
+def write_environment(
+    directory: Path, *, seed: int, device: torch.device, step: int = 0, warn: Callable[[str], object] = warnings.warn
+) -> None:
+    """Add an entry to the run's `environment.json`; the run starts or goes on after `step`.
+
+    A damaged file is renamed `environment.json.damaged`, and `warn` says so.
+    """
     variables = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES", _CUBLAS, "WORLD_SIZE", LAUNCH)
     entry = {
         "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -41,9 +48,16 @@ def write_environment(directory: Path, *, seed: int, device: torch.device, step:
         "machine": _machine(device),
         "variables": {name: os.environ[name] for name in variables if name in os.environ},
     }
-    entries = [*read_environment(directory), entry]
+    path = directory / ENVIRONMENT_FILE
     try:
-        replace_file(directory / ENVIRONMENT_FILE, (json.dumps(entries, indent=2) + "\n").encode())
+        try:
+            entries = _entries(path)
+        except ValueError as error:
+            aside = path.with_name(path.name + DAMAGED_SUFFIX)
+            path.replace(aside)
+            warn(f"'{path}' is damaged ({error}); moved to {aside.name}, and the run goes on")
+            entries = []
+        replace_file(path, (json.dumps([*entries, entry], indent=2) + "\n").encode())
     except OSError as error:
         raise CheckpointError(
             f"cannot write to '{directory}': {error.strerror or error}; free disk space, then --resume"
@@ -53,10 +67,29 @@ def write_environment(directory: Path, *, seed: int, device: torch.device, step:
 def read_environment(directory: Path) -> list[dict[str, Any]]:
     """Return the entries of a run, oldest first. A missing or damaged file has none; no run depends on it."""
     try:
-        entries = json.loads((directory / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+        return _entries(directory / ENVIRONMENT_FILE)
     except (OSError, ValueError):
         return []
-    return entries if isinstance(entries, list) else []
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """Return the entries of a file; none if it does not exist.
+
+    Raises:
+        ValueError: it is damaged.
+        OSError: it cannot be read.
+    """
+    try:
+        if (size := regular_size(path)) > _MOST_BYTES:
+            raise ValueError(f"it has {size:,} bytes")
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    except RecursionError as error:
+        raise ValueError(error) from None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError("it holds no list of JSON objects")
+    return entries
 
 
 def begun_by_this_launch(directory: Path) -> bool:

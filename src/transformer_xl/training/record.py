@@ -1,5 +1,8 @@
 """The record of a run: `metrics.jsonl`, a picture of the loss curve, and other programs that log it.
 
+Each line of `metrics.jsonl` ends with a checksum of what stands before it. A line that is not what was written is named and
+left out; it costs no other line.
+
 TensorBoard, Weights & Biases and trackio are imported only on request. The run's directory keeps the run's name in each of
 them, so a resumed run goes on in the same place. No failure of theirs ends a training, because `metrics.jsonl` has everything.
 """
@@ -7,19 +10,22 @@ them, so a resumed run goes on in the same place. No failure of theirs ends a tr
 import json
 import math
 import os
+import re
 import sys
 import warnings
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from transformer_xl.checkpoint.checkpoint import read_sealed, seal
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.files import replace_file
+from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
 from transformer_xl.pictures import new_figure, save_picture
 
 METRICS_FILE = "metrics.jsonl"
@@ -27,6 +33,15 @@ PROJECT = "transformer_xl"
 
 _LOGGERS = ("tensorboard", "wandb", "trackio")
 _REMEDY = "free disk space, then --resume"
+
+_FIELDS = {  # that an entry of a kind has besides kind and step; all but text are numbers or null
+    "train": {"loss", "tokens", "seconds"},
+    "valid": {"loss", "bpc", "tokens", "seconds"},
+    "sample": {"text"},
+    "final": {"loss", "bpc"},
+}
+_LONGEST_LINE = 16 * 2**20  # bytes
+_SEAM = re.compile(rb'(?<="})[^\n](?={"kind": )')  # of two lines, where what ended the first is damaged
 
 Warn = Callable[[str], None]  # shows a line of warning
 
@@ -53,9 +68,10 @@ class Record:
         self.path = directory / METRICS_FILE
         check_loggers(loggers)
         self._warn = warn
+        self.n_entry = 0  # written so far, as far as they count in a resumed run
         self._loggers: dict[str, Logger] = {}
         for name in dict.fromkeys(loggers or ("tensorboard",)):
-            identity = "" if name == "tensorboard" else _identity(directory, name)
+            identity = "" if name == "tensorboard" else _identity(directory, name, warn)
             with self._guarded(name):
                 self._loggers[name] = _open_logger(name, directory, identity, settings or {}, warn)
 
@@ -69,6 +85,7 @@ class Record:
                 file.write(_line(entry))
         except OSError as error:
             raise _unwritable(self.directory, error) from None
+        self.n_entry += 1
         self._call_loggers(lambda logger: logger.log(kind, step, values))
 
     def sync(self) -> None:
@@ -81,21 +98,39 @@ class Record:
         except OSError as error:
             raise _unwritable(self.directory, error) from None
 
-    def rewind(self, step: int) -> None:
-        """Drop the entries after `step` and a half-written last line, because a resumed run writes them again."""
-        if not self.path.exists():
+    def rewind(self, step: int, *, n_entry: int | None = None) -> None:
+        """Drop the entries after `step`, because a resumed run writes them again, and a half-written last line.
+
+        Damaged lines are named in a warning and moved to `metrics.jsonl.damaged`.
+
+        Args:
+            step: the last step whose entries stay.
+            n_entry: how many entries there were when the checkpoint of that step was saved; if they are fewer now, a warning
+                says so. None: unknown.
+        """
+        if not self.path.exists() and not n_entry:
             return
-        entries = read_metrics(self.directory)
+        entries, damaged = _read(self.path)
         kept = [entry for entry in entries if entry["step"] <= step and entry["kind"] != "final"]
+        aside = self.path.with_name(self.path.name + DAMAGED_SUFFIX)
         try:
+            if damaged:
+                _copy_damaged(self.path, aside)
             replace_file(self.path, "".join(map(_line, kept)).encode())
         except OSError as error:
             raise _unwritable(self.directory, error) from None
+        if damaged:
+            self._warn(f"{_named(self.path, damaged)}; moved to {aside.name}, and the run goes on")
+        if n_entry is not None and (n_missing := n_entry - len(kept) - len(damaged)) > 0:
+            self._warn(
+                f"{n_missing} of the {n_entry} entries up to step {step:,} are missing in '{self.path}'; the run goes on"
+            )
+        self.n_entry = len(kept)
         self._call_loggers(lambda logger: logger.rewind(step))
 
     def draw(self) -> Path | None:
         """Draw training and validation loss against tokens read; None if there is nothing to draw yet."""
-        entries = read_metrics(self.directory)
+        entries = read_metrics(self.directory, warn=self._warn)
         if not any(entry["kind"] in ("train", "valid") and entry["loss"] is not None for entry in entries):
             return None
         return _draw(entries, self.directory / "loss.png")
@@ -125,18 +160,116 @@ def _unwritable(directory: Path, error: OSError) -> CheckpointError:
 
 def _line(entry: dict[str, Any]) -> str:
     # in ASCII, because a byte-level model may write lone surrogates, or line ends other than \n
-    return json.dumps(entry, allow_nan=False) + "\n"
+    body = json.dumps(entry, allow_nan=False)[:-1]
+    return f'{body}, "crc": "{zlib.crc32(body.encode()):08x}"}}\n'
 
 
-def read_metrics(directory: Path) -> list[dict[str, Any]]:
-    """Return the entries of a run's `metrics.jsonl`, if there is one, without a half-written last line."""
-    path, entries = directory / METRICS_FILE, []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            entries.append(json.loads(line))
-        except json.JSONDecodeError:  # the process was killed while it wrote this line
-            break
+def read_metrics(directory: Path, *, warn: Warn = warnings.warn) -> list[dict[str, Any]]:
+    """Return the entries of a run's `metrics.jsonl`, if there is one; `warn` names damaged lines.
+
+    A half-written last line is left out silently, because that is what a killed process leaves.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    path = directory / METRICS_FILE
+    entries, damaged = _read(path)
+    if damaged:
+        warn(f"{_named(path, damaged)}; left out")
     return entries
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the entries of a log, and the numbers of its damaged lines."""
+    entries, damaged = [], dict[int, None]()
+    try:
+        for number, _, entry in _lines(path):
+            if entry is None:
+                damaged[number] = None
+            else:
+                entries.append(entry)
+    except OSError as error:
+        reason = error.strerror or error
+        raise CheckpointError(f"'{path}' cannot be read: {reason}; check the disk and the permissions") from None
+    return entries, list(damaged)
+
+
+def _copy_damaged(path: Path, aside: Path) -> None:
+    """Append the damaged lines of a log to another file, and force that to the disk."""
+    _is_file(aside)
+    with aside.open("ab") as file:
+        for _, line, entry in _lines(path):
+            if entry is None:
+                file.write(line.removesuffix(b"\n") + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
+    """Yield number, bytes and entry of each line, None if it is damaged; a half-written last line is left out.
+
+    A line that is too long for an entry comes in several pieces.
+    """
+    if not _is_file(path):
+        return
+    with path.open("rb") as file:
+        number, begins = 1, True
+        while piece := file.readline(_LONGEST_LINE):
+            ends = piece.endswith(b"\n")
+            if not begins or (len(piece) == _LONGEST_LINE and not ends):
+                yield number, piece, None
+            else:
+                *lines, last = _SEAM.split(piece)
+                yield from ((number, line, _entry(line)) for line in lines)
+                entry = _entry(last)
+                if entry or ends:  # else the process was killed while it wrote this line
+                    yield number, last, entry
+            number, begins = number + ends, ends
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a file exists; refuse what is not a regular file."""
+    try:
+        regular_size(path)
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        raise CheckpointError(f"'{path}' cannot be used: {error}; move it away") from None
+    return True
+
+
+def _entry(line: bytes) -> dict[str, Any] | None:
+    """Return the entry that a line holds; None if it is not what `_line` writes. Lines of version 0.2.0 have no checksum."""
+    body, has_checksum, rest = line.removesuffix(b"\n").rpartition(b', "crc": "')
+    if has_checksum and rest != b'%08x"}' % zlib.crc32(body):
+        return None
+    try:
+        entry = json.loads(line.decode("ascii"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict):
+        return None
+    if has_checksum:
+        del entry["crc"]
+    kind, step, text = (entry.get(name, "") for name in ("kind", "step", "text"))
+    numbers = [value for name, value in entry.items() if name not in ("kind", "text") and value is not None]
+    is_sound = (
+        isinstance(kind, str)
+        and isinstance(text, str)
+        and kind in _FIELDS
+        and _FIELDS[kind] <= entry.keys()
+        and type(step) is int
+        and step >= 0
+        and None not in (entry.get("tokens", 0), entry.get("seconds", 0))
+        and all(type(value) in (int, float) and abs(value) <= sys.float_info.max for value in numbers)  # False for NaN
+    )
+    return entry if is_sound else None
+
+
+def _named(path: Path, damaged: list[int]) -> str:
+    """Return a clause that names damaged lines, not all if they are many."""
+    more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
+    return f"'{path}' has damaged lines: {', '.join(map(str, damaged[:5]))}{more}"
 
 
 def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
@@ -272,16 +405,20 @@ def _open_trackio(directory: Path, identity: str, settings: Mapping[str, Any]) -
     return _Service(run, lambda numbers, step: run.log(numbers, step=step))
 
 
-def _identity(directory: Path, logger: str) -> str:
+def _identity(directory: Path, logger: str, warn: Warn) -> str:
     """Return the run's random name in a logger, kept in the run's directory."""
     path = directory / "loggers.json"
     known: dict[str, str] = {}
-    with suppress(FileNotFoundError, ValueError):  # there is none, or it is damaged; the run then gets a new name
-        known = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        known = read_sealed(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        warn(f"'{path}' is damaged ({error}); the run begins anew in {logger}")
     if logger not in known:
         known[logger] = uuid4().hex[:8]
         try:
-            replace_file(path, (json.dumps(known, indent=2) + "\n").encode())
+            replace_file(path, seal(known))
         except OSError as error:
             raise _unwritable(directory, error) from None
     return known[logger]

@@ -42,6 +42,8 @@ class Outcome:
     directory: Path
     finished: bool  # whether the budget is used up; False if a signal ended the run
     step: int  # steps so far
+    tokens: int  # of training, read so far
+    seconds: float  # of training steps so far
     score: Score | None = None  # validation, with memory; None without such a split, and if the run did not finish
     score_without_memory: Score | None = None  # None if the model has no memory
     picture: Path | None = None  # the loss curve
@@ -107,7 +109,8 @@ class Run:
     def outcome(self, *, finished: bool, **scores: Score | None) -> Outcome:
         """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw() if self.record else None
-        return Outcome(self.directory.path, finished, self.trainer.step, picture=picture, **scores)
+        trainer = self.trainer
+        return Outcome(self.directory.path, finished, trainer.step, trainer.tokens, trainer.seconds, picture=picture, **scores)
 
 
 def train(
@@ -173,7 +176,13 @@ def train(
             if world.first:
                 if goes_on and run.config != directory.config():  # the next --resume uses these settings
                     directory.save_config(run.config)
-                write_environment(directory.path, seed=run.config.train.seed, device=run.trainer.device, step=run.trainer.step)
+                write_environment(
+                    directory.path,
+                    seed=run.config.train.seed,
+                    device=run.trainer.device,
+                    step=run.trainer.step,
+                    warn=display.warn,
+                )
         with _stop_signal(once=world.alone) as stopped:
             _learn(run, stopped)
         return run.outcome(finished=False) if run.trainer.progress < 1 else _conclude(run)
@@ -254,7 +263,7 @@ def _restore(run: Run) -> None:
     with world.agreed():
         if run.record:
             run.store.rewind(step, best=run.best.step if run.best else None)
-            run.record.rewind(step)
+            run.record.rewind(step, n_entry=record.get("entries"))
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:
         run.display.say(
@@ -398,6 +407,7 @@ def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
         "interval": asdict(run.interval),
         "best": asdict(newest_best) if newest_best else None,
         "training_text": run.corpus.training_sha256,
+        "entries": run.record.n_entry if run.record else None,
     }
     try:
         finite = trainer.finite

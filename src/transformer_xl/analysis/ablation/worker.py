@@ -17,7 +17,6 @@ from transformer_xl.errors import TrainingError, TxlError
 from transformer_xl.opening import open_run
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
-from transformer_xl.training.record import read_metrics
 from transformer_xl.training.run import train
 from transformer_xl.training.starting import check_start
 
@@ -141,9 +140,8 @@ class Worker:
         outcome = train(config, out=path, resume=True, display=_TrialDisplay(name=trial.name, quiet=self.quiet))
         if not outcome.finished:
             raise KeyboardInterrupt
-        last = [entry for entry in read_metrics(path) if entry["kind"] == "train"][-1]
         valid = outcome.score.as_dict() if outcome.score else None
-        used = {"steps": outcome.step, "tokens": last["tokens"], "seconds": last["seconds"]}
+        used = {"steps": outcome.step, "tokens": outcome.tokens, "seconds": round(outcome.seconds, 3)}
         return used | {"validation": valid, "scores": []}
 
     def _score(self, trial: Trial, result: dict[str, Any]) -> None:
