@@ -1,5 +1,7 @@
 """Memory: rows are reset, selected, joined and saved."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -29,17 +31,23 @@ def test_reset_of_one_row_is_a_fresh_row_and_leaves_the_other_alone():
     assert all(h[0].abs().max() == 0 for h in reset.hidden), "the old text must be gone, not only masked"
 
 
-def test_reset_gives_a_row_the_first_memory_that_the_model_was_trained_with():
-    model = tiny_model(zero_first_memory=True)
-    mems = model(tokens(2, 6)).mems.reset(torch.tensor([True, False]), valid=True)
-    ids = tokens(2, 3)
-    assert_close("fresh row", model(ids, mems=mems).logits[:1], model(ids[:1]).logits, 1e-12)
-    assert not torch.allclose(model(ids).logits, tiny_logits(model, ids))
-
-
-def tiny_logits(model, ids):
-    """What the model says when it may not attend to the zeros that it begins with."""
-    return model(ids, mems=model.init_mems(2).reset(torch.tensor([True, True]))).logits
+@pytest.mark.parametrize(
+    "options", [{}, {"attention": "shaw", "max_klen": 16}, {"attention": "vaswani"}, {"untie_r": True, "same_length": True}]
+)
+@pytest.mark.parametrize("mem_len", [3, 8])
+def test_reset_gives_a_row_the_first_memory_that_the_model_was_trained_with(options: dict[str, Any], mem_len: int) -> None:
+    model = tiny_model(zero_first_memory=True, mem_len=mem_len, **options)
+    used = model(tokens(3, 6)).mems
+    restored = type(used).from_state_dict(used.state_dict())
+    ids = tokens(3, 4)
+    fresh, kept = model(ids), model(ids, mems=used)
+    for mems in (used, restored, type(used).concatenate([used.select(slice(0, 1)), used.select(slice(1, None))])):
+        out = model(ids, mems=mems.reset(torch.tensor([True, False, True])))
+        assert_close("fresh rows", out.logits[::2], fresh.logits[::2], 1e-12)
+        assert_close("other row", out.logits[1], kept.logits[1], 1e-12)
+        then = model(ids, mems=out.mems)
+        assert_close("fresh rows later", then.logits[::2], model(ids, mems=fresh.mems).logits[::2], 1e-12)
+    assert not torch.allclose(fresh.logits, model(ids, mems=Mems(used.hidden, used.n_valid).reset(torch.ones(3).bool())).logits)
 
 
 def test_reset_heals_a_row_that_went_wrong():

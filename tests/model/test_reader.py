@@ -340,6 +340,8 @@ def test_keys_become_hidden_states(name: str, dtype: torch.dtype, tolerance: flo
     M = model.mem_len
     assert mems.length == M and mems.n_valid.tolist() == ([M, M, M] if model.config.zero_first_memory else [0, min(3, M), M])
     assert all(h.dtype == dtype for h in mems.hidden)
+    emptied = mems.reset(torch.tensor([True, True, False])).n_valid.tolist()
+    assert emptied == ([M, M, M] if model.config.zero_first_memory else [0, 0, M])
     again = rows.reader.from_mems(mems)
     for T in (1, 4, 5):
         ids = tokens(3, T)

@@ -7,7 +7,7 @@ kind of your own only has to define how it becomes such tensors and is made from
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -114,7 +114,10 @@ class Mems(Memory):
     Attributes:
         hidden: one tensor per layer, (B, M, D), detached unless the call had `keep_graph`.
         n_valid: int64 (B,), how many of the last M positions hold real states.
+        valid_when_empty: whether queries attend to the zeros of a row that has read nothing.
     """
+
+    valid_when_empty: ClassVar[bool] = False
 
     hidden: tuple[Tensor, ...]
     n_valid: Tensor
@@ -129,8 +132,7 @@ class Mems(Memory):
         length: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        valid: bool = False,
-    ) -> "Mems":
+    ) -> Self:
         """Make an empty memory.
 
         Args:
@@ -140,13 +142,12 @@ class Mems(Memory):
             length: M, positions allotted; with the model's `mem_len` shapes never change, with 0 the memory grows.
             dtype: of the hidden states.
             device: where it lives.
-            valid: queries attend to its zeros, for models that were trained so.
 
         Returns:
             Zeros.
         """
         zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
-        return cls((zeros,) * n_layer, torch.full((batch_size,), length if valid else 0, device=device))
+        return cls((zeros,) * n_layer, torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device))
 
     @property
     def batch_size(self) -> int:
@@ -158,26 +159,18 @@ class Mems(Memory):
         """M, positions per row, valid or not."""
         return self.hidden[0].shape[1]
 
-    def reset(self, rows: Tensor, *, valid: bool = False) -> "Mems":
-        """Return this memory with some rows emptied, for example where a new document begins.
-
-        Args:
-            rows: bool (B,), True where a row is emptied.
-            valid: queries attend to the zeros of the emptied rows, see `empty`.
-
-        Returns:
-            A new memory; the emptied rows hold zeros, so nothing of the old text is left in them.
-        """
+    def reset(self, rows: Tensor) -> Self:
+        """Return this memory with some rows emptied, as those of a new text are; the argument is that of `Memory.reset`."""
         emptied = super().reset(rows)
-        n_valid = torch.where(rows.to(self.n_valid.device), self.length if valid else 0, emptied.n_valid)
-        return Mems(emptied.hidden, n_valid)
+        n_valid = torch.where(rows.to(self.n_valid.device), self.length if self.valid_when_empty else 0, emptied.n_valid)
+        return type(self)(emptied.hidden, n_valid)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the numbers of valid positions and the states of each layer."""
         return {"n_valid": self.n_valid, **{f"hidden.{i}": h for i, h in enumerate(self.hidden)}}
 
     @classmethod
-    def from_state_dict(cls, state: Mapping[str, Tensor]) -> "Mems":
+    def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
         """Rebuild a memory from `state_dict()`."""
         return cls(tuple(state[f"hidden.{i}"] for i in range(len(state) - 1)), state["n_valid"])
 
@@ -193,6 +186,12 @@ class Mems(Memory):
         """Refuse rows with fewer than 0 or more than M valid positions."""
         if ((self.n_valid < 0) | (self.n_valid > self.length)).any():
             raise ValueError("its rows have impossible lengths")
+
+
+class ZeroFirstMems(Mems):
+    """Hidden states for models with `zero_first_memory`: where a text begins, queries attend to zeros."""
+
+    valid_when_empty = True
 
 
 def join(memory: Tensor, segment: Tensor, n_pad: Tensor | None = None) -> Tensor:

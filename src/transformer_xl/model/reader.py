@@ -205,7 +205,7 @@ class Reader:
             v_BMX = values.transpose(2, 3)[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
             states = _solve(layer, torch.cat([k_BMX, v_BMX], dim=-1).double())
             hidden.append(torch.where((age <= n_valid.unsqueeze(1)).unsqueeze(-1), states, 0).to(self._model.dtype))
-        return Mems(tuple(hidden), n_valid.clone())
+        return self._model.mems_class(tuple(hidden), n_valid.clone())
 
     @torch.no_grad()
     def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:

@@ -26,7 +26,7 @@ from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, make_softmax
 from transformer_xl.model.layers import make_layer
-from transformer_xl.model.memory import Mems, join
+from transformer_xl.model.memory import Mems, ZeroFirstMems, join
 from transformer_xl.model_config import TransformerXLConfig
 
 
@@ -78,15 +78,19 @@ class TransformerXL(LanguageModel):
         Returns:
             The memory at the beginning of a stream, on the model's device.
         """
-        return Mems.empty(
+        return self.mems_class.empty(
             batch_size,
             n_layer=self.config.n_layer,
             d_model=self.config.d_model,
             length=self.mem_len if length is None else length,
             dtype=self.dtype,
             device=self.device,
-            valid=self.config.zero_first_memory,
         )
+
+    @property
+    def mems_class(self) -> type[Mems]:
+        """The kind of its memory, which knows what an empty row is."""
+        return ZeroFirstMems if self.config.zero_first_memory else Mems
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
         """Let the kind of attention set its own parameters."""
@@ -143,7 +147,8 @@ class TransformerXL(LanguageModel):
             remembered.append(self._remember(mem_BMD, h_BTD, n_pad, keep_graph=keep_graph))
             h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
-        return h_BTD, Mems(tuple(remembered), (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1]))
+        n_valid = (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1])
+        return h_BTD, self.mems_class(tuple(remembered), n_valid)
 
     def _remember(self, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, *, keep_graph: bool) -> Tensor:
         """Return the last `mem_len` hidden states, without gradient (the paper's SG) unless `keep_graph`."""
