@@ -33,7 +33,7 @@ class DataConfig(Settings):
 
     corpus: str = Field(default="python-stdlib", description="name, file, directory or glob")
     split: tuple[float, float, float] = Field(
-        default=(0.9, 0.05, 0.05), description="train, valid, test shares when none is given"
+        default=(0.9, 0.05, 0.05), strict=False, description="train, valid, test shares when none is given"
     )
     directory: str | None = Field(default=None, description="where a named corpus lies; None: $TXL_DATA, else downloaded")
     document_separator: str | None = Field(default=None, description="a line that divides documents inside a file")
@@ -76,7 +76,9 @@ class OptimConfig(Settings):
     adamw_lr: Annotated[float, Field(gt=0)] | None = Field(
         default=None, description="muon: rate of the AdamW part; None means lr"
     )
-    betas: tuple[Probability, Probability] = Field(default=(0.9, 0.999), description="Adam's and LAMB's decay rates")
+    betas: tuple[Probability, Probability] = Field(
+        default=(0.9, 0.999), strict=False, description="Adam's and LAMB's decay rates"
+    )
     eps: Annotated[float, Field(gt=0)] = Field(default=1e-8, description="Adam's and LAMB's denominator term")
     embedding_lr_ratio: Annotated[float, Field(gt=0)] = Field(
         default=1.0, description="rate of the embedding / rate of the others (muon: / adamw_lr)"

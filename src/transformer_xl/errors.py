@@ -5,6 +5,7 @@ exits with status 1, so a traceback always means a bug in the package.
 """
 
 import difflib
+import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -44,6 +45,25 @@ class ToldElsewhereError(TxlError):
 def one_line(error: Exception) -> str:
     """Return an error's message on one line."""
     return " ".join(str(error).split())
+
+
+def shown(value: object) -> str:
+    """Return a name or value of unknown origin for a message: quoted, short, and on one line.
+
+    Example:
+        >>> print(shown(10**5000), shown("a" * 1000)[:9], shown([1] * 1000))
+        an enormous integer 'aaaaaaaa [1, 1, 1, 1, 1, 1, ...]
+    """
+    return "an enormous integer" if is_enormous(value) else _short.repr(value)
+
+
+def is_enormous(value: object) -> bool:
+    """Return whether a value is an integer of more than 64 bits."""
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
+
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 100
 
 
 def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:

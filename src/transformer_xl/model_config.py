@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.kinds import ATTENTION, AttentionKind
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
@@ -55,11 +55,15 @@ class ModelConfig(Settings):
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
     cutoffs: tuple[int, ...] = Field(
         default=(),
+        strict=False,
+        max_length=100,
         description="first ids of the tails of an adaptive softmax (ids sorted by frequency, as of words); empty: one softmax",
     )
     div_val: Positive = Field(default=1, description="factor between the widths of the vectors of a cluster and the next")
     tie_projs: tuple[bool, ...] | None = Field(
-        default=None, description="per cluster, from the head: the softmax projects with the embedding's projection; None: none"
+        default=None,
+        strict=False,
+        description="per cluster, from the head: the softmax projects with the embedding's projection; None: none",
     )
     proj_share_all_but_first: bool = Field(default=False, description="the same as tie_projs for all clusters but the head")
     proj_same_dim: bool = Field(
@@ -118,6 +122,11 @@ class ModelConfig(Settings):
     def has_backends(self) -> bool:
         """True if `train.attention` may choose how attention is computed."""
         return self.attention_kind is not None and self.attention_kind.has_backends
+
+    @property
+    def least_tensors(self) -> int:
+        """The fewest tensors that the weights can be; a file with fewer is refused before anything is made for each."""
+        return self.n_layer
 
     @property
     def begins_with_zeros(self) -> bool:
@@ -306,6 +315,11 @@ class VanillaConfig(AttentionConfig):
         return self
 
     @property
+    def least_tensors(self) -> int:
+        """The fewest tensors that the weights can be: each later target has its own, too."""
+        return self.n_layer + self.n_target - 1
+
+    @property
     def longest_segment(self) -> int | None:
         """The most tokens that can be read at once: one per position."""
         return self.max_len
@@ -391,7 +405,7 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
     """
     own = dict(values)
     kind = own.pop("kind", TransformerXLConfig.kind)
-    if kind not in KINDS:
-        near = did_you_mean(str(kind), KINDS)
-        raise ConfigError(f"kind of model '{kind}' is not registered ({near}); if it is your own, import its module first")
+    if not isinstance(kind, str) or kind not in KINDS:
+        near = did_you_mean(str(kind)[:100], KINDS)
+        raise ConfigError(f"kind of model {shown(kind)} is not registered ({near}); if it is your own, import its module first")
     return KINDS[kind](**own)

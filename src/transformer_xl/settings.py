@@ -4,32 +4,41 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import ConfigError, did_you_mean, shown
 
 Probability = Annotated[float, Field(ge=0, lt=1)]
-Positive = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, lt=2**63)]
+Natural = Annotated[int, Field(ge=0, lt=2**63)]
+
+_MOST_PROBLEMS = 5
+"""How many problems a message lists."""
 
 
 class Settings(BaseModel):
-    """A frozen settings class whose construction errors are one line each."""
+    """A frozen settings class whose construction errors are one line each.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    Values are not converted: "2", 2.0 and true are no integers. A field for a tuple says `strict=False` and takes a list, too,
+    because files have no tuples.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError("; ".join(_problem(type(self), problem) for problem in error.errors())) from None
+            first, n_more = error.errors()[:_MOST_PROBLEMS], error.error_count() - _MOST_PROBLEMS
+            more = [f"and {n_more:,} more"] if n_more > 0 else []
+            raise ConfigError("; ".join([*(_problem(type(self), problem) for problem in first), *more])) from None
 
 
 def _problem(settings: type[BaseModel], problem: Any) -> str:
     """Return one problem in words: its key, its value and what would be right."""
     key = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
-        return f"unknown key '{key}'; {did_you_mean(key, settings.model_fields)}"
+        return f"unknown key '{key[:100]}'; {did_you_mean(key[:100], settings.model_fields)}"
     message = problem["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
     value = problem["input"]
     if isinstance(value, dict | BaseModel):  # a section, whose own message names the key, or a rule about several keys
         return f"{key}: {message}" if key else message
-    return f"{key} ({value!r}) {message}"
+    return f"{key} ({shown(value)}) {message}"

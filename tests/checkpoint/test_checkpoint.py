@@ -142,16 +142,19 @@ MANIFEST, MODEL, STATE = "manifest.json", "model.safetensors", "state.json"
             "each file needs a size and a sha256",
         ),
         (lambda d: forge(d, STATE, b"[1]"), "state.json' is damaged: it holds no JSON object"),
-        (lambda d: forge(d, STATE, b'{"a":1e999}'), r"state\['a'\] is inf"),
+        (lambda d: forge(d, STATE, b'{"a":1e999}'), "1e999 is too large a number"),
         (lambda d: forge(d, STATE, b"\xff"), "state.json' is damaged: .*can't decode"),
         (lambda d: forge(d, STATE, b'{"a":' + b"[" * 10**5), "state.json' is damaged"),
         (lambda d: forge(d, STATE, b" " * (2**24 + 1)), "more than 16777216 bytes"),
-        (lambda d: forge(d, MODEL, b""), "no sound safetensors file"),
+        (lambda d: forge(d, MODEL, b""), "model.safetensors' ends 8 bytes too early"),
         (lambda d: forge(d, MODEL, b"\xff" * 100), r"claims a header of [0-9]+ bytes; 16777216 is the most"),
-        (lambda d: forge(d, MODEL, safetensors(b"{" * 60_000)), "claims 59998 tensors; 50000 is the most accepted"),
+        (
+            lambda d: forge(d, MODEL, safetensors(b"{" * 2**20)),
+            "it has 1,048,576 brackets, commas and colons; 1,000,000 is the most",
+        ),
         (
             lambda d: forge(d, MODEL, safetensors(b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234")),
-            "no sound safetensors file: .*invalid shape",
+            "no sound safetensors file: tensor 'w' has another size than its shape",
         ),
         (
             lambda d: forge(d, MODEL, safetensors(b'{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}', b"1")),

@@ -171,8 +171,13 @@ def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) ->
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ("{", "config.json' is damaged"),
-        ("[]", "config.json' is damaged"),
+        ("{", "config.json' is no sound JSON"),
+        ("[]", "config.json' is no JSON object"),
+        ('{"train": {"batch_size": "2"}}', r"train: batch_size \('2'\) must be a valid integer"),
+        ('{"train": {"batch_size": 2.0}}', r"train: batch_size \(2.0\) must be a valid integer"),
+        ('{"train": {"batch_size": true}}', r"train: batch_size \(True\) must be a valid integer"),
+        ('{"model": {"same_length": 1}}', r"same_length \(1\) must be a valid boolean"),
+        ('{"model": {"kind": ["a"]}}', r"kind of model \['a'\] is not registered"),
         ('{"nmae": 3}', "unknown key 'nmae'; did you mean 'name'"),
         ('{"model": {"d_model": 3}}', "must be even"),
     ],

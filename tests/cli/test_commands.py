@@ -260,7 +260,7 @@ def test_damage_is_named_and_passed_over(txl: Txl, workbench: Path) -> None:
 def test_a_damaged_config_is_named(txl: Txl, workbench: Path) -> None:
     (workbench / "run" / "config.json").write_text("{")
     for command in ("eval run", "generate run", "train --resume --out run"):
-        assert "config.json' is damaged" in txl(*command.split()).complaint
+        assert "config.json' is no sound JSON" in txl(*command.split()).complaint
 
 
 def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:

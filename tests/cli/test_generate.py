@@ -24,11 +24,11 @@ from tests import forked
 from tests.cli.conftest import Txl
 from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.checkpoint.tensor_file import encode_tensors
 from transformer_xl.console import Bar
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import text_seed
 from transformer_xl.generation.session_file import describe_session
+from transformer_xl.tensor_file import encode_tensors
 
 
 def figures(err: str) -> str:

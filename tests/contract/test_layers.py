@@ -8,8 +8,8 @@ import transformer_xl
 ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"version", "errors", "process", "console"},
-    {"files"},
-    {"world", "pictures", "hub"},
+    {"files", "untrusted"},
+    {"world", "pictures", "hub", "tensor_file"},
     {"settings"},
     {"kinds"},
     {"model_config"},

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.conversion.values import MAX_BYTES, integer, integers, number, one_of, read_json, shown, truth, truths
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.conversion.values import integer, integers, number, one_of, truth, truths
+from transformer_xl.errors import ConfigError, shown
 
 ENORMOUS = 10**5000
 
@@ -71,23 +71,3 @@ def test_what_messages_show_is_one_short_line(value):
     assert text.isprintable()
     assert len(text) < 2000
     assert shown(ENORMOUS) == "an enormous integer"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('{"n_layer": NaN}', "is no sound JSON: NaN is no number; restore"),
-        ('{"a": {"b": 1, "b": 2}}', "is no sound JSON: key 'b' occurs twice"),
-        ("[1]", "is no JSON object"),
-        ("{", "is no sound JSON: "),
-        ("[" * 100_000, "is no sound JSON: "),
-        ('{"a": "\xff"}'.encode("latin-1"), "is no sound JSON: 'utf-8' codec"),
-        (" " * (MAX_BYTES + 1), f"has {MAX_BYTES + 1} bytes; {MAX_BYTES} is the most"),
-    ],
-)
-def test_files_of_settings_are_read_strictly(text, message, tmp_path):
-    path = tmp_path / "config.json"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(CheckpointError, match=message) as error:
-        read_json(path)
-    assert "config.json'" in str(error.value)

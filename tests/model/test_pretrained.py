@@ -17,7 +17,9 @@ from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.language_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig
+from transformer_xl.tensor_file import TensorFile
 
 SIZES: dict[str, Any] = {"vocab_size": 13, "n_layer": 2, "d_model": 10}
 IDS = torch.arange(12).view(2, 6)
@@ -92,26 +94,44 @@ def change_weights(path: Path, change: Any) -> None:
     save_file(weights, path)
 
 
+def change_type(folder: Path, name: str | None, dtype: torch.dtype) -> None:
+    """Change the type of one tensor, or of all."""
+    change = {key: tensor.to(dtype) for key, tensor in load_file(folder / "model.safetensors").items() if name in (None, key)}
+    change_weights(folder / "model.safetensors", lambda weights: weights.update(change))
+
+
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
         (lambda d: (d / "config.json").unlink(), "config.json' is missing; is this the directory of a model"),
         (lambda d: (d / "model.safetensors").unlink(), "model.safetensors' is missing"),
-        (lambda d: (d / "config.json").write_text("{"), "config.json' cannot be read"),
-        (lambda d: (d / "config.json").write_text("[]"), "does not describe a model"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json' is no sound JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), "config.json' is no JSON object"),
         (
             lambda d: edit(d / "config.json", model_type="gpt2"),
             "kind 'gpt2', which is not registered; if it is your own, import",
         ),
+        (lambda d: edit(d / "config.json", model_type=["a"]), "does not describe a model"),
+        (lambda d: edit(d / "config.json", d_inner="14"), r"d_inner \('14'\) must be a valid integer"),
+        (lambda d: edit(d / "config.json", d_inner=14.0), r"d_inner \(14.0\) must be a valid integer"),
+        (lambda d: edit(d / "config.json", n_head=True), r"n_head \(True\) must be a valid integer"),
+        (lambda d: edit(d / "config.json", tie_weight=0), r"tie_weight \(0\) must be a valid boolean"),
+        (lambda d: edit(d / "config.json", d_head=10**18), "its config asks for what cannot be built"),
+        (lambda d: edit(d / "config.json", d_model=2**63 - 2), "its config asks for what cannot be built"),
+        (lambda d: edit(d / "config.json", d_inner=2**63), r"d_inner \(an enormous integer\) must be less than"),
+        (lambda d: edit(d / "config.json", cutoffs=[*range(1, 102)]), "at most 100 items"),
+        (lambda d: edit(d / "config.json", **{f"key{i}": 1 for i in range(9)}), "unknown key 'key0'; .*and 4 more$"),
         (lambda d: edit(d / "config.json", auto_map="evil.py"), "config.json': unknown key 'auto_map'"),
         (lambda d: edit(d / "config.json", d_model=11), "must be even"),
         (lambda d: edit(d / "config.json", vocab_size="drop"), "vocab_size is missing"),
         (lambda d: edit(d / "config.json", d_inner=15), r"has shape \(.*14.*\), its config asks for \(.*15.*\)"),
         (lambda d: edit(d / "config.json", n_layer=3), r"'layers.2.*' has shape None, its config asks for"),
-        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for 1000000000 layers"),
+        (lambda d: edit(d / "config.json", n_layer=10**9), "tensors, its config asks for at least 1000000000"),
         (lambda d: edit(d / "config.json", n_layer=1), r"'layers.1.*' has shape .*, its config asks for None"),
-        (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "model.safetensors' is damaged"),
-        (lambda d: os.truncate(d / "model.safetensors", 900), "model.safetensors' is damaged"),
+        (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "claims a header of"),
+        (lambda d: os.truncate(d / "model.safetensors", 900), "model.safetensors' ends [0-9]+ bytes too early"),
+        (lambda d: change_type(d, "r_w_bias", torch.int32), "'r_w_bias' is torch.int32, where torch.float32 is expected"),
+        (lambda d: change_type(d, None, torch.float8_e5m2), "is torch.float8_e5m2, where torch.float32 is expected"),
         (lambda d: change_weights(d / "model.safetensors", lambda w: w.pop("r_w_bias")), "'r_w_bias' has shape None"),
     ],
 )
@@ -125,6 +145,35 @@ def test_misfits_are_named_in_one_line(saved: Path, damage: Any, match: str) -> 
 def test_nothing_is_allocated_for_a_config_that_asks_for_too_much(saved: Path) -> None:
     edit(saved / "config.json", d_inner=10**9, d_model=10**6)
     with pytest.raises(CheckpointError, match="its config asks for"):
+        TransformerXL.from_pretrained(saved)
+
+
+def test_mixed_types_become_the_widest(saved: Path) -> None:
+    change_type(saved, "r_w_bias", torch.float64)
+    model = TransformerXL.from_pretrained(saved)
+    assert model(IDS).logits.dtype == torch.float64
+
+
+def test_nothing_is_allotted_before_all_tensors_are_known_to_fit(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorFile, "load", lambda _: pytest.fail("it was read"))
+    with pytest.raises(CheckpointError, match=r"'layers.2.*' has shape None"):
+        edit(saved / "config.json", n_layer=3)
+        TransformerXL.from_pretrained(saved)
+
+
+def test_the_later_targets_of_a_vanilla_model_are_bounded_by_its_tensors(tmp_path: Path) -> None:
+    make_model(VanillaConfig(**{**TINY, "mem_len": 0}, max_len=8, n_target=2)).save_pretrained(tmp_path)
+    assert Vanilla.from_pretrained(tmp_path).config.n_target == 2
+    edit(tmp_path / "config.json", n_target=10**9)
+    with pytest.raises(CheckpointError, match="its config asks for at least 1000000001"):
+        Vanilla.from_pretrained(tmp_path)
+
+
+def test_a_file_of_many_empty_tensors_is_refused_unparsed(saved: Path) -> None:
+    entry = b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
+    header = b"{" + b"".join(entry % i for i in range(250_000)) + b'"x":0}'
+    (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(CheckpointError, match="its header is no JSON"):
         TransformerXL.from_pretrained(saved)
 
 

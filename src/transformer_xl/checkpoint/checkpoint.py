@@ -8,7 +8,6 @@ bytes is found.
 """
 
 import hashlib
-import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,9 +15,10 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.checkpoint.tensor_file import encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import FileRecord, canonical_json, regular_size, sync_directory, write_file
+from transformer_xl.tensor_file import encode_tensors, load_tensors
+from transformer_xl.untrusted import parse_json
 
 MODEL_FILE = "model.safetensors"
 TRAINING_FILE = "training.safetensors"
@@ -26,6 +26,8 @@ STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 FORMAT = 1
 MAX_STATE_BYTES = 16 * 2**20
+
+_MAX_STATE_PARTS = 2**20
 
 _CONTENT_FILES = (MODEL_FILE, TRAINING_FILE, STATE_FILE)
 _MAX_SEALED_BYTES = 64 * 2**10  # sealed files have a few hundred bytes; a huge file is refused unread
@@ -126,11 +128,11 @@ def _read_state(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_STATE_BYTES:
         raise _damaged(path, f"it has more than {MAX_STATE_BYTES} bytes")
     try:
-        state = json.loads(path.read_bytes())
+        state = parse_json(path.read_bytes(), most_parts=_MAX_STATE_PARTS)
         if not isinstance(state, dict):
             raise ValueError("it holds no JSON object")
         _check_json(state, "state")
-    except (ValueError, CheckpointError, RecursionError) as error:
+    except (ValueError, CheckpointError) as error:
         raise _damaged(path, str(error)) from error
     return state
 
@@ -152,7 +154,7 @@ def unseal(data: bytes) -> dict[str, Any]:
         ValueError: `data` is not, byte for byte, what `seal` returns.
     """
     try:
-        content = json.loads(data)
+        content = parse_json(data)
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
         content.pop("checksum", None)
@@ -160,7 +162,7 @@ def unseal(data: bytes) -> dict[str, Any]:
         # repeated keys, another spelling of a number.
         if data != seal(content):
             raise ValueError("its checksum does not match its content")
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(one_line(error)) from error
     return content
 
@@ -182,6 +184,8 @@ def _encode_state(state: dict[str, Any]) -> bytes:
     try:
         _check_json(state, "state")
         data = canonical_json(state)
+        if len(data) <= MAX_STATE_BYTES:
+            parse_json(data, most_parts=_MAX_STATE_PARTS)
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; a list that contains itself
         raise CheckpointError(f"state cannot be stored: {error}; keep to small, plain values") from error
     if len(data) > MAX_STATE_BYTES:

@@ -30,10 +30,11 @@ from transformer_xl.model.pretrained import (
     WEIGHTS_FILE,
     beside,
     build,
+    open_model,
     read_config,
-    read_weights,
     resolve,
 )
+from transformer_xl.untrusted import read_json_object
 
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
@@ -102,17 +103,14 @@ class RunDirectory:
     def config(self) -> RunConfig:
         """Read the run's settings."""
         path = self.path / CONFIG_FILE
-        try:
-            return RunConfig(**json.loads(path.read_text(encoding="utf-8")))
-        except (FileNotFoundError, NotADirectoryError):
+        if not path.exists():
             runs = beside(self.path, lambda path: RunDirectory(path).holds_run)
-            raise CheckpointError(
-                f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}"
-            ) from None
+            raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}")
+        values = read_json_object(path)
+        try:
+            return RunConfig(**values)
         except ConfigError as error:
             raise CheckpointError(f"'{path}': {error}") from None
-        except (OSError, ValueError, TypeError) as error:
-            raise CheckpointError(f"'{path}' is damaged: {error}") from None
 
     def tokenizer(self) -> Tokenizer:
         """Read the run's tokenizer."""
@@ -180,19 +178,19 @@ def load(
     run = RunDirectory(source)
     if run.holds_run:
         config, tokenizer = run.config().model, run.tokenizer()
-        weights, origin = _run_weights(run, which, on_damaged or _warn), f"{run.path / CHECKPOINTS}"
-    else:
-        folder = resolve(source)
-        config = read_config(folder / CONFIG_FILE)
-        if not (folder / TOKENIZER_FILE).exists():
-            raise CheckpointError(
-                f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, convert again with --vocabulary FILE, or load "
-                "the model alone, with from_pretrained of its class"
-            )
-        tokenizer = load_tokenizer(folder / TOKENIZER_FILE)
-        weights, origin = read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE)
+        check_tokenizer(tokenizer, config.vocab_size, str(source))
+        weights = _run_weights(run, which, on_damaged or _warn)
+        return build(make_model, config, weights, f"{run.path / CHECKPOINTS}"), tokenizer
+    folder = resolve(source)
+    config = read_config(folder / CONFIG_FILE)
+    if not (folder / TOKENIZER_FILE).exists():
+        raise CheckpointError(
+            f"'{folder}' has no {TOKENIZER_FILE}; save the tokenizer there, convert again with --vocabulary FILE, or load "
+            "the model alone, with from_pretrained of its class"
+        )
+    tokenizer = load_tokenizer(folder / TOKENIZER_FILE, vocab_size=config.vocab_size)
     check_tokenizer(tokenizer, config.vocab_size, str(source))
-    return build(make_model, config, weights, origin), tokenizer
+    return open_model(make_model, config, folder / WEIGHTS_FILE), tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.tensor_file import encode_lazily
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps.entries import Part
 from transformer_xl.conversion.programs import Kind
@@ -21,6 +20,7 @@ from transformer_xl.files import write_file
 from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE, TOKENIZER_FILE, WEIGHTS_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.tensor_file import encode_lazily
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
-from transformer_xl.checkpoint.tensor_file import encode_lazily
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
@@ -20,6 +19,7 @@ from transformer_xl.files import write_file
 from transformer_xl.model.pretrained import TOKENIZER_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.tensor_file import encode_lazily
 
 Target = Literal["huggingface", "authors"]
 TARGETS: tuple[Target, ...] = get_args(Target)

@@ -14,9 +14,9 @@ from transformer_xl.conversion.readers.inert import Stub, TensorRef
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.conversion.readers.torch_files import read_torch
-from transformer_xl.conversion.values import read_json, shown
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.untrusted import read_json_object
 
 Kind = Literal["huggingface", "authors", "nvidia", "tensorflow"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -64,7 +64,7 @@ def read_any(weights: Path) -> Contents:
 
 def _huggingface(weights: Path) -> Contents:
     settings = weights.parent / "config.json"
-    values = read_json(settings)
+    values = read_json_object(settings)
     is_safe = weights.suffix == ".safetensors"
     tensors = read_safetensors(weights) if is_safe else _named_tensors(read_torch(weights), weights)
     return Contents("huggingface", tensors, settings, partial(huggingface.config_of, values))

@@ -10,12 +10,12 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
 from transformer_xl.conversion.readers.inert import TensorRef
-from transformer_xl.conversion.values import read_json
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.untrusted import read_json_object
 
 _TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")
 _UNREADABLE = {
@@ -138,7 +138,7 @@ def _in_directory(folder: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
 
 def _refuse_native(folder: Path) -> None:
     try:
-        model_type = read_json(folder / CONFIG_FILE).get("model_type")
+        model_type = read_json_object(folder / CONFIG_FILE).get("model_type")
     except CheckpointError:
         return
     if model_type == MODEL_TYPE:

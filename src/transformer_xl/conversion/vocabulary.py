@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.conversion.readers.files import open_regular, read_at
 from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
-from transformer_xl.conversion.values import read_json, shown
 from transformer_xl.data.characters import is_byte
 from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
-from transformer_xl.errors import CheckpointError, TokenizerError
+from transformer_xl.errors import CheckpointError, TokenizerError, shown
+from transformer_xl.untrusted import open_regular, read_at, read_json_object
 
 MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
 MAX_WORDS = 1 << 23  # the largest vocabulary that was published with a model has 793,471 words
@@ -174,7 +173,7 @@ def _beside(path: Path, name: str, key: str, kind: type) -> Any:
     """Return a value from a file of settings beside a vocabulary, or None if there is none of the right type."""
     if not os.path.lexists(path.parent / name):
         return None
-    value = read_json(path.parent / name).get(key)
+    value = read_json_object(path.parent / name).get(key)
     return value if isinstance(value, kind) else None
 
 

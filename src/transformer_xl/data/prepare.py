@@ -50,9 +50,10 @@ from transformer_xl.data.shards import (
 )
 from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, one_line
 from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
 from transformer_xl.process import is_reporter
+from transformer_xl.untrusted import read_json
 
 FORMAT = 2
 """Version of the directory's layout and of the places at which text is cut."""
@@ -66,6 +67,7 @@ manifest are checked. Only the sizes of the other files are checked."""
 
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _UNFINISHED, _MANIFEST, _TOKENIZER = ".unfinished", "manifest.json", "tokenizer.json"
+_MOST_MANIFEST_BYTES = 2**24
 
 _COPIED_WORDS = 500_000
 """A larger vocabulary is not loaded by several processes."""
@@ -306,8 +308,8 @@ def _kept_tokenizer(directory: Path) -> Tokenizer | None:
     """Return the tokenizer that encoded the finished shards of an interrupted preparation."""
     try:
         kept = load_tokenizer(directory / _TOKENIZER)
-        used = {json.loads(record.read_text(encoding="utf-8"))["tokenizer"] for record in _records(directory)}
-    except (OSError, ValueError, KeyError, TypeError, TokenizerError):
+        used = {read_json(record)["tokenizer"] for record in _records(directory)}
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError):
         return None
     return kept if used == {kept.fingerprint} else None
 
@@ -391,7 +393,7 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
         DamagedError: something is missing or not as the manifest says.
     """
     try:
-        manifest = json.loads((directory / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = read_json(directory / _MANIFEST, most_bytes=_MOST_MANIFEST_BYTES, most_parts=_MOST_MANIFEST_BYTES)
         _check_files(directory, manifest["files"], verify=verify)
         tokenizer = load_tokenizer(directory / _TOKENIZER)
         if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
@@ -400,7 +402,7 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
         splits = {split: _open_split(directory, split, dtype, manifest["splits"][split]) for split in SPLITS}
         n_shards = len(manifest["splits"]["train"]["shards"])
         hashes = [manifest["files"][f"{name}.bin"]["sha256"] for name in shard_names("train", n_shards)]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(directory / _MANIFEST, one_line(error) or type(error).__name__) from None
     training_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return PreparedCorpus(tokenizer, directory, splits, training_sha256)

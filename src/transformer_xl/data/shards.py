@@ -22,8 +22,9 @@ import numpy as np
 
 from transformer_xl.data.encoding import EncodedBatch
 from transformer_xl.data.text_files import Chunk
-from transformer_xl.errors import CorpusError, one_line
+from transformer_xl.errors import CheckpointError, CorpusError, one_line
 from transformer_xl.files import replace_file, whole_file
+from transformer_xl.untrusted import read_json
 
 SHARD_BYTES = 1 << 30
 """Bytes of text in a shard; a shard ends with the chunk that reaches this size."""
@@ -136,12 +137,12 @@ def _documents_file(split: str, n_shards: int) -> str:
 def _finished_shard(directory: Path, name: str, tokenizer: str) -> Shard | None:
     """Return a shard that the same tokenizer encoded from a portion of the same size, if it is intact."""
     try:
-        shard = Shard(**json.loads((directory / f"{name}.json").read_text(encoding="utf-8")))
+        shard = Shard(**read_json(directory / f"{name}.json"))
         if (shard.tokenizer, shard.text_bytes) != (tokenizer, SHARD_BYTES):
             return None
         for file, expected in shard.files.items():
             check_file(directory / file, expected, thorough=True)
-    except (OSError, ValueError, TypeError, DamagedError):
+    except (CheckpointError, OSError, ValueError, TypeError, DamagedError):
         return None
     return shard
 

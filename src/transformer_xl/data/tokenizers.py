@@ -10,7 +10,6 @@ other white space, where BPE may form one token more than without the cut.
 """
 
 import inspect
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,8 @@ from transformer_xl.data.bpe import BPE_TRAINING_BYTES, DEFAULT_BPE_SIZE, BPETok
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.data.tokenizer_base import FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
 from transformer_xl.data.words import WordTokenizer, train_words
-from transformer_xl.errors import TokenizerError, did_you_mean, one_line
+from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, shown
+from transformer_xl.untrusted import read_json
 
 __all__ = [
     "BPE_TRAINING_BYTES",
@@ -39,8 +39,13 @@ __all__ = [
     "train_tokenizer",
 ]
 
-MAX_FILE_BYTES = 512 << 20
+MAX_FILE_BYTES = 64 << 20
 """The largest file that is read as a tokenizer; one of 800,000 words has some 10 MB."""
+
+MAX_PARTS = 1 << 22
+"""The most brackets, commas and colons of such a file: one per word, 5 per token of byte pairs, and those in the words."""
+
+_PARTS_PER_TOKEN, _OTHER_PARTS = 16, 100_000
 
 _KINDS: dict[str, Any] = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SymbolTokenizer)}
 
@@ -66,26 +71,24 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return train(config, texts)
 
 
-def load_tokenizer(path: Path) -> Tokenizer:
+def load_tokenizer(path: Path, *, vocab_size: int | None = None) -> Tokenizer:
     """Read a tokenizer that `Tokenizer.save` wrote.
+
+    Args:
+        path: of the file.
+        vocab_size: of the model that it belongs to, if that is known: a file of far more words is refused unread.
 
     Raises:
         TokenizerError: no such file, or one that is too large, damaged, inconsistent or of an unknown kind.
     """
     path = Path(path)
+    most_parts = MAX_PARTS if vocab_size is None else min(MAX_PARTS, _PARTS_PER_TOKEN * vocab_size + _OTHER_PARTS)
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise TokenizerError(
-                f"it has {size:,} bytes, more than the {MAX_FILE_BYTES:,} of any tokenizer; give the path of one"
-            )
-        return tokenizer_from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise TokenizerError(f"cannot read tokenizer '{path}': {error.strerror}; give the path of a saved one") from None
+        return tokenizer_from_dict(read_json(path, most_bytes=MAX_FILE_BYTES, most_parts=most_parts))
+    except CheckpointError as error:
+        raise TokenizerError(str(error)) from None
     except TokenizerError as error:
         raise TokenizerError(f"tokenizer '{path}': {error}") from None
-    except (ValueError, RecursionError) as error:
-        raise TokenizerError(f"tokenizer '{path}' is damaged ({one_line(error)}); train it again or restore the file") from None
 
 
 def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
@@ -102,13 +105,13 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
     fields = dict(values)
     kind, file_format = fields.pop("kind", None), fields.pop("format", None)
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise TokenizerError(f"unknown tokenizer kind {kind!r}; {did_you_mean(str(kind), _KINDS)}")
+        raise TokenizerError(f"unknown tokenizer kind {shown(kind)}; {did_you_mean(str(kind)[:100], _KINDS)}")
     if file_format != FORMAT:
-        raise TokenizerError(f"tokenizer format {file_format!r} is not {FORMAT}; use the version of txl that wrote it")
+        raise TokenizerError(f"tokenizer format {shown(file_format)} is not {FORMAT}; use the version of txl that wrote it")
     parameters = inspect.signature(_KINDS[kind]).parameters
     needed = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
     fit = needed <= fields.keys() <= parameters.keys()
-    require(fit, f"its fields are {sorted(fields)}, not {sorted(parameters)}")
+    require(fit, f"its fields are {shown(sorted(fields))}, not {sorted(parameters)}")
     tokenizer = _KINDS[kind](**fields)
     require(tokenizer.to_dict() == values, "it is not in the form in which tokenizers are saved")
     return tokenizer

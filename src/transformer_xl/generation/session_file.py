@@ -10,7 +10,6 @@ Shapes: D d_model, n positions that a row remembers, X heads, Y numbers per head
 """
 
 import hashlib
-import json
 import os
 import re
 import reprlib
@@ -24,11 +23,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from transformer_xl.checkpoint.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.reading.stream import check_like, check_names
+from transformer_xl.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
+from transformer_xl.untrusted import parse_json
 
 FORMAT = "transformer_xl session"
 VERSION = 2
@@ -234,8 +234,8 @@ def _decode_about(path: Path, tensors: dict[str, Tensor]) -> dict[str, Any]:
     about, checksum = tensors.pop(_ABOUT, None), tensors.pop(_CHECKSUM, None)
     content: Any = None
     if about is not None and checksum is not None and about.dtype == torch.uint8 and about.numel() <= MAX_ABOUT_BYTES:
-        with suppress(ValueError, RecursionError):
-            content = json.loads(about.numpy().tobytes())
+        with suppress(ValueError):
+            content = parse_json(about.numpy().tobytes())
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"{str(path)!r} is not a session file; give a file that decoder.save wrote")
     if content.get("version") != VERSION:

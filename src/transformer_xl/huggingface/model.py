@@ -6,11 +6,11 @@ mean, and `attention_mask` marks padding. Callers pass the memory as `mems`, and
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.utils.generic import ModelOutput
@@ -22,8 +22,9 @@ from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import WEIGHTS_FILE
+from transformer_xl.model.pretrained import WEIGHTS_FILE, blueprint
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.tensor_file import open_tensors
 
 PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
 
@@ -95,7 +96,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         """
         if source is not None:  # None: the caller gives a config and weights
             source = native_source(source, kwargs)
-            _check_layers(source, kwargs)
+            _check_file(source, kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(source, *args, **kwargs)
@@ -258,8 +259,8 @@ def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
         state_dict[_PREFIX + name] = state_dict.pop(name)
 
 
-def _check_layers(source: str, arguments: dict[str, Any]) -> None:
-    """Refuse a config that asks for more layers than the file has tensors, before transformers makes a module for each."""
+def _check_file(source: str, arguments: dict[str, Any]) -> None:
+    """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any."""
     download = download_arguments(arguments)
     path = cached_file(source, WEIGHTS_FILE, _raise_exceptions_for_missing_entries=False, **download)
     if path is None:  # transformers reports that itself
@@ -267,15 +268,8 @@ def _check_layers(source: str, arguments: dict[str, Any]) -> None:
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
         config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
-    try:
-        with safe_open(path, framework="pt") as file:
-            n_tensor = len(list(file.keys()))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' is damaged: {error}") from None
-    if config.n_layer > n_tensor:
-        raise CheckpointError(
-            f"'{path}' has {n_tensor} tensors, its config asks for {config.n_layer} layers; not the same model?"
-        )
+    with open_tensors(Path(path)) as file:
+        blueprint(TransformerXL, config.native, {name.removeprefix(_PREFIX): x for name, x in file.tensors.items()}, path)
 
 
 def _memory(mems: Mems | None, cache: MemoryCache | None) -> Mems | None:

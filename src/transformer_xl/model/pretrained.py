@@ -2,18 +2,21 @@
 
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line, shown
 from transformer_xl.files import replace_file, whole_file
 from transformer_xl.hub import download, model_card, upload
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.tensor_file import Place, open_tensors
+from transformer_xl.untrusted import read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,6 +26,7 @@ WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_TYPE = TransformerXLConfig.kind
 
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _MOST_NAMES = 5
 """How many models beside a mistyped path an error lists."""
 
@@ -115,7 +119,7 @@ class PretrainedMixin:
         config = read_config(folder / CONFIG_FILE)
         if config.kind != cls.kind:
             raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
-        return build(cls, config, read_weights(folder / WEIGHTS_FILE), str(folder / WEIGHTS_FILE))
+        return open_model(cls, config, folder / WEIGHTS_FILE)
 
 
 def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -136,20 +140,17 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
 
 def read_config(path: Path) -> ModelConfig:
     """Read a model's `config.json`."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise CheckpointError(
             f"'{path}' is missing; is this the directory of a model? txl convert reads those of other programs"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"'{path}' cannot be read: {error}") from None
-    kind = values.get("model_type") if isinstance(values, dict) else None
+        )
+    values = read_json_object(path)
+    kind = values.get("model_type")
     if not isinstance(kind, str):
         raise CheckpointError(f"'{path}' does not describe a model (model_type); txl convert reads those of other programs")
     if kind not in KINDS:
         raise CheckpointError(
-            f"'{path}' describes a model of kind '{kind}', which is not registered; if it is your own, import its module "
+            f"'{path}' describes a model of kind {shown(kind)}, which is not registered; if it is your own, import its module "
             "first; if it is another program's, use txl convert"
         )
     try:
@@ -161,37 +162,64 @@ def read_config(path: Path) -> ModelConfig:
     return config
 
 
-def read_weights(path: Path) -> "dict[str, Tensor]":
-    """Read a safetensors file."""
-    try:
-        return load_file(path)
-    except FileNotFoundError:
-        raise CheckpointError(f"'{path}' is missing; is this the directory of a model?") from None
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"'{path}' is damaged: {error}") from None
-
-
-def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "dict[str, Tensor]", origin: str) -> Any:
-    """Build a model of `config` from `weights`, after checking every name and shape, without drawing random weights first.
+def open_model(cls: "Callable[[Any], Any]", config: ModelConfig, path: Path) -> Any:
+    """Build a model of `config` from a safetensors file. No memory is allotted before its tensors are known to fit.
 
     Raises:
-        CheckpointError: a tensor is missing, unexpected or of another shape; names it and `origin`.
+        CheckpointError: the file is missing or damaged, or a tensor is missing, unexpected or of another shape or type.
     """
-    if config.n_layer > len(weights):  # every layer has several tensors; even empty, a billion layers would fill the memory
+    if not path.exists():
+        raise CheckpointError(f"'{path}' is missing; is this the directory of a model?")
+    with open_tensors(path) as file:
+        model = blueprint(cls, config, file.tensors, str(path))
+        return _filled(model, file.load())
+
+
+def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "Mapping[str, Tensor]", origin: str) -> Any:
+    """Build a model of `config` from `weights`, without drawing random weights first.
+
+    Raises:
+        CheckpointError: a tensor is missing, unexpected or of another shape or type; names it and `origin`.
+    """
+    return _filled(blueprint(cls, config, weights, origin), weights)
+
+
+def blueprint(cls: "Callable[[Any], Any]", config: ModelConfig, found: "Mapping[str, Tensor | Place]", origin: str) -> Any:
+    """Return a model without memory for its weights, after comparing every name, shape and type with those of a file."""
+    if config.least_tensors > len(found):  # even empty, a billion layers would fill the memory
         raise CheckpointError(
-            f"'{origin}' has {len(weights)} tensors, its config asks for {config.n_layer} layers; not the same model?"
+            f"'{origin}' has {len(found)} tensors, its config asks for at least {config.least_tensors} (one for each of "
+            f"{config.n_layer} layers); not the same model?"
         )
-    with torch.device("meta"):
-        model = cls(config)
-    expected = model.state_dict()
-    for name in sorted(expected.keys() | weights.keys()):
+    try:
+        with torch.device("meta"):
+            model = cls(config)
+    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
+        raise CheckpointError(
+            f"'{origin}': its config asks for what cannot be built ({one_line(error)[:150]}); not the same model?"
+        ) from None
+    expected: dict[str, Tensor] = model.state_dict()
+    for name in sorted(expected.keys() | found.keys()):
         want = tuple(expected[name].shape) if name in expected else None
-        have = tuple(weights[name].shape) if name in weights else None
+        have = tuple(found[name].shape) if name in found else None
         if want != have:
             raise CheckpointError(
-                f"'{origin}': tensor '{name}' has shape {have}, its config asks for {want}; not the same model?"
+                f"'{origin}': tensor {shown(name)} has shape {have}, its config asks for {want}; not the same model?"
             )
-    model.load_state_dict(weights, assign=True)
+    for name, tensor in expected.items():
+        own = found[name].dtype
+        fits = own in _FLOATS if tensor.is_floating_point() else own == tensor.dtype
+        if not fits:
+            raise CheckpointError(
+                f"'{origin}': tensor {shown(name)} is {own}, where {tensor.dtype} is expected; save the weights in fp32 or bf16"
+            )
+    return model
+
+
+def _filled(model: Any, weights: "Mapping[str, Tensor]") -> Any:
+    floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
+    dtype = reduce(torch.promote_types, floats, floats[0])  # products of several types are errors
+    model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     return model.eval()

@@ -20,6 +20,7 @@ import torch
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
+from transformer_xl.untrusted import parse_json
 from transformer_xl.version import __version__
 
 ENVIRONMENT_FILE = "environment.json"
@@ -82,11 +83,9 @@ def _entries(path: Path) -> list[dict[str, Any]]:
     try:
         if (size := regular_size(path)) > _MOST_BYTES:
             raise ValueError(f"it has {size:,} bytes")
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = parse_json(path.read_bytes(), most_parts=_MOST_BYTES)
     except FileNotFoundError:
         return []
-    except RecursionError as error:
-        raise ValueError(error) from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError("it holds no list of JSON objects")
     return entries

@@ -7,9 +7,9 @@ import pytest
 
 from tests.conversion.hostile import raw_zip, zip_file
 from transformer_xl.conversion.readers import zip_directory
-from transformer_xl.conversion.readers.files import open_regular
 from transformer_xl.conversion.readers.zip_directory import read_directory
 from transformer_xl.errors import CheckpointError
+from transformer_xl.untrusted import open_regular
 
 FILES = {"data.pkl": b"pickle", "data/0": bytes(100), "data/1": b"", "ünï": b"x"}
 

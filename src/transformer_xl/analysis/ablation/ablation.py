@@ -19,6 +19,7 @@ from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import locked, replace_file
+from transformer_xl.untrusted import read_json, read_json_object
 
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
 
@@ -72,11 +73,11 @@ class Ablation:
     def open(cls, directory: Path) -> "Ablation":
         """Open an ablation that was begun; CheckpointError if there is none or its plan is damaged."""
         path = directory / PLAN_FILE
+        if not path.exists():
+            raise CheckpointError(f"'{directory}' holds no ablation: {PLAN_FILE} is missing; name the recipe, too")
         try:
-            return cls(directory, AblationPlan.from_dict(json.loads(path.read_text(encoding="utf-8"))))
-        except (FileNotFoundError, NotADirectoryError):
-            raise CheckpointError(f"'{directory}' holds no ablation: {PLAN_FILE} is missing; name the recipe, too") from None
-        except (OSError, ValueError, TypeError, KeyError) as error:
+            return cls(directory, AblationPlan.from_dict(read_json(path)))
+        except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(f"'{path}' is damaged ({error}); restore it, or choose another --out") from None
 
     def path_of(self, trial: Trial) -> Path:
@@ -95,12 +96,11 @@ class Ablation:
     def stored_paces(self) -> dict[str, Pace]:
         """Return the measured time of a step by variant; empty before it is measured."""
         path = self.directory / PACE_FILE
-        try:
-            values = json.loads(path.read_text(encoding="utf-8"))
-            return {name: Pace(**value) for name, value in values.items()}
-        except FileNotFoundError:
+        if not path.exists():
             return {}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+        try:
+            return {name: Pace(**value) for name, value in read_json_object(path).items()}
+        except TypeError as error:
             raise CheckpointError(f"'{path}' is damaged ({error}); restore it, or choose another --out") from None
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
@@ -110,12 +110,8 @@ class Ablation:
 
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return the result of a trained run; None: there is none yet."""
-        try:
-            return json.loads(self.result_path(trial).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise CheckpointError(f"'{self.result_path(trial)}' is damaged ({error}); delete it to score again") from None
+        path = self.result_path(trial)
+        return read_json_object(path) if path.exists() else None
 
     def results(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the results that the runs of a variant have so far."""

@@ -25,6 +25,7 @@ from transformer_xl.analysis.explain.token_text import labels, text_of, without_
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import save_picture
+from transformer_xl.untrusted import read_json
 
 PAGE, TOTALS = "index.html", "explain.json"
 _FORMAT = "txl explain 1"
@@ -57,9 +58,9 @@ def check_output(directory: Path) -> None:
 
 def _is_explanation(directory: Path) -> bool:
     try:
-        totals = json.loads((directory / TOTALS).read_text(encoding="utf-8"))
+        totals = read_json(directory / TOTALS)
         return isinstance(totals, dict) and totals.get("format") == _FORMAT
-    except (OSError, ValueError):
+    except CheckpointError:
         return False
 
 

@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from transformer_xl.conversion.values import shown
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.model.adaptive import cluster_sizes, cluster_widths, is_projected
 from transformer_xl.model_config import TransformerXLConfig
 

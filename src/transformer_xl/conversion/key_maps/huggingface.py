@@ -10,8 +10,8 @@ from typing import Any
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, shared_entries
-from transformer_xl.conversion.values import integer, integers, number, one_of, shown, truth
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.conversion.values import integer, integers, number, one_of, truth
+from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.model_config import TransformerXLConfig
 
 MODEL_TYPE = "transfo-xl"

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transformer_xl.conversion.readers.files import open_regular
 from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickle_child import MAX_OUTPUT
 from transformer_xl.errors import CheckpointError
+from transformer_xl.untrusted import open_regular
 
 MAX_BYTES = 4 * 2**30
 """Bytes of a file that is one pickle. The authors' cached WikiText-103 has 900 million, mostly arrays, which are skipped."""

@@ -21,9 +21,9 @@ from typing import TypeVar
 
 import torch
 
-from transformer_xl.conversion.readers.files import open_regular
 from transformer_xl.conversion.readers.inert import TensorRef
 from transformer_xl.errors import CheckpointError
+from transformer_xl.untrusted import open_regular
 
 # The largest model of the authors, with its Adam slots, has about 850 variables in an index of 30 kB.
 MAX_INDEX_BYTES = 2**20

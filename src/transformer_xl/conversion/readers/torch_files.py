@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transformer_xl.conversion.readers.files import open_regular, read_at
 from transformer_xl.conversion.readers.inert import DTYPES, Checksum, Storage, place
 from transformer_xl.conversion.readers.pickles import read_in_child, rebuild
 from transformer_xl.conversion.readers.zip_directory import SIGNATURE, ZipEntry, read_directory
 from transformer_xl.errors import CheckpointError
+from transformer_xl.untrusted import open_regular, read_at
 
 MAX_PICKLE_BYTES = 256 * 2**20
 """Bytes of the pickle in a zip file, which holds no tensors. A vocabulary of a million words, three times, takes 60 million."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from transformer_xl.conversion.readers.files import read_at
 from transformer_xl.errors import CheckpointError
+from transformer_xl.untrusted import read_at
 
 SIGNATURE = b"PK\x03\x04"  # such a file starts with it
 MAX_ENTRIES = 100_000  # see `pickle_child.MAX_STORAGES`

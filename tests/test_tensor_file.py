@@ -49,7 +49,8 @@ def test_tensors_on_a_gpu_load_back_on_the_cpu() -> None:
     assert_same_tensors(reload(only({"w": weight.cuda()})).model, {"w": weight})
 
 
-def test_loaded_tensors_do_not_map_the_file(store: CheckpointStore) -> None:
+def test_loaded_tensors_do_not_map_the_file(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
     path = store.save(numbered(1)) / "model.safetensors"
     loaded = store.load(1)
     with path.open("r+b") as file:
@@ -57,7 +58,8 @@ def test_loaded_tensors_do_not_map_the_file(store: CheckpointStore) -> None:
     assert_same(loaded, numbered(1))
 
 
-def test_other_tools_read_the_weights(store: CheckpointStore) -> None:
+def test_other_tools_read_the_weights(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
     path = store.save(numbered(3)) / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         assert file.metadata() == {"format": "pt"}

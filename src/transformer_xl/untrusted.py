@@ -1,0 +1,135 @@
+"""The one way in which files that others may have written are opened, and JSON in them is read.
+
+A file is a regular one of limited size, opened without waiting. JSON is UTF-8 of few enough parts, not nested deep. Every key
+occurs in it once, and every number is finite.
+"""
+
+import json
+import math
+import os
+import stat
+from io import FileIO
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from transformer_xl.errors import CheckpointError, one_line
+
+MAX_SETTINGS_BYTES = 2**20
+"""The largest JSON file that holds no vocabulary."""
+
+MAX_SETTINGS_PARTS = 100_000
+MAX_DEPTH = 64
+"""Lists and objects inside of each other; our own files have 4, those of byte-pair tokenizers 8."""
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+_PARTS = (b"{", b"[", b",", b":")
+
+
+def open_regular(path: Path) -> tuple[FileIO, int]:
+    """Open a regular file for reading; return it and its size (bytes).
+
+    A link is followed, because the cache of Hugging Face consists of links. Only the user names files: a name inside of a file
+    never leads to another file. A pipe or device is refused without waiting for its other end.
+
+    Raises:
+        CheckpointError: it cannot be opened, or is no regular file.
+    """
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise CheckpointError(f"'{path}' cannot be read: {reason}") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"'{path}' is no regular file, but a directory, pipe or device; give the path of a file")
+    # unbuffered, because a child process may read the same open file and move its position
+    return FileIO(descriptor, "rb"), status.st_size
+
+
+def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
+    """Return exactly `n` bytes from an offset; the caller has limited `n`."""
+    try:
+        file.seek(offset)
+        data = file.read(n)
+    except (OSError, ValueError, OverflowError) as error:
+        raise CheckpointError(f"'{path}' cannot be read at byte {offset}: {error}") from error
+    if len(data) != n:
+        raise CheckpointError(f"'{path}' ends {n - len(data)} bytes too early; copy or download it again")
+    return data
+
+
+def read_json(path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
+    """Read a JSON file of limited size; see `parse_json` for what is refused.
+
+    Raises:
+        CheckpointError: the file cannot be read, is too large, or holds no such JSON.
+    """
+    file, size = open_regular(path)
+    with file:
+        if size > most_bytes:
+            raise CheckpointError(f"'{path}' has {size:,} bytes; {most_bytes:,} is the most accepted, restore it from a copy")
+        data = read_at(path, file, 0, size)
+    try:
+        return parse_json(data, most_parts=most_parts)
+    except ValueError as error:
+        raise CheckpointError(f"'{path}' is no sound JSON: {one_line(error)}; restore it from a copy") from None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file of settings, an object; see `read_json`."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"'{path}' is no JSON object; restore it from a copy")
+    return values
+
+
+def parse_json(data: bytes, *, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
+    """Parse JSON in UTF-8.
+
+    Refused are more than `most_parts` brackets, braces, commas and colons (counting them is cheap, parsing is not), what is
+    nested deeper than `MAX_DEPTH`, and what programs read in different ways: keys that occur twice, NaN, Infinity, and numbers
+    that become infinite.
+
+    Raises:
+        ValueError: it is no such JSON.
+    """
+    n_parts = sum(map(data.count, _PARTS))
+    if n_parts > most_parts:
+        raise ValueError(f"it has {n_parts:,} brackets, commas and colons; {most_parts:,} is the most accepted")
+    try:
+        value = json.loads(data.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return
+        level = [item for each in containers for item in (each.values() if isinstance(each, dict) else each)]
+    raise ValueError("it is nested too deep")
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        seen: set[str] = set()
+        twice = next(name for name, _ in pairs if name in seen or seen.add(name))
+        raise ValueError(f"key {twice[:100]!a} occurs twice")
+    return values
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return number

@@ -1,0 +1,63 @@
+"""Files of unknown origin: regular, of limited size, and JSON that all programs read in one way."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.errors import CheckpointError
+from transformer_xl.untrusted import MAX_DEPTH, MAX_SETTINGS_BYTES, MAX_SETTINGS_PARTS, parse_json, read_json, read_json_object
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"n_layer": NaN}', "is no sound JSON: NaN is no number; restore"),
+        ('{"n_layer": -Infinity}', "-Infinity is no number"),
+        ('{"n_layer": 1e999}', "1e999 is too large a number"),
+        ('{"n_layer": ' + "9" * 5000 + "}", "is no sound JSON: Exceeds the limit"),
+        ('{"a": {"b": 1, "c": 0, "b": 2}}', "is no sound JSON: key 'b' occurs twice"),
+        ("[1]", "is no JSON object"),
+        ("", "is no sound JSON: Expecting value"),
+        ("{", "is no sound JSON: "),
+        ("{}{}", "is no sound JSON: Extra data"),
+        ("[" * 100_000, "is no sound JSON: it is nested too deep"),
+        ("[" * MAX_DEPTH + "[[]]" + "]" * MAX_DEPTH, "is no sound JSON: it is nested too deep"),
+        ("[" + "{}," * MAX_SETTINGS_PARTS + "{}]", "has 200,002 brackets, commas and colons; 100,000 is the most"),
+        ('{"a": "\xff"}'.encode("latin-1"), "is no sound JSON: 'utf-8' codec"),
+        (" " * (MAX_SETTINGS_BYTES + 1), "has 1,048,577 bytes; 1,048,576 is the most"),
+    ],
+    ids=range(14),
+)
+def test_unsound_settings_are_refused_in_one_line(text: str | bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(CheckpointError, match=message) as error:
+        read_json_object(path)
+    assert "config.json'" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 400
+
+
+def test_sound_json_is_read_as_json_reads_it(tmp_path: Path) -> None:
+    values = {"a": [1, 2.5, -0.0, 1e-300, True, None, "é\ud800 [{,:"], "b": {"c": {}}, "d": json.loads("[" * 62 + "]" * 62)}
+    (tmp_path / "x.json").write_text(json.dumps(values))
+    assert repr(read_json(tmp_path / "x.json")) == repr(values)
+    assert parse_json(b"[1, 2]") == [1, 2]
+
+
+def test_a_pipe_a_device_and_a_directory_are_refused_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(CheckpointError, match=f"'{path}' is no regular file, but a directory, pipe or device; give"):
+            read_json(path)
+    with pytest.raises(CheckpointError, match="gone' cannot be read: No such file"):
+        read_json(tmp_path / "gone")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    """The cache of Hugging Face consists of links."""
+    (tmp_path / "blob").write_text("[1]")
+    (tmp_path / "x.json").symlink_to("blob")
+    assert read_json(tmp_path / "x.json") == [1]
