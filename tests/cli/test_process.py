@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tests import forked
 from tests.cli.conftest import Answer, Txl
 from tests.forked import run_forked
 from tests.training.helpers import differing, run_bits
+from transformer_xl.checkpoint.run_directory import RunDirectory
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and limits")
 
@@ -41,27 +43,39 @@ def run(environment: dict[str, str], *arguments: str):
 
 
 def test_signals_stop_a_run_that_then_resumes_exactly(workbench: Path, txl: Txl) -> None:
-    """The whole promise, once: SIGINT, then SIGTERM, then to the end; the state is that of a run which was left alone."""
-    settings = ("--set", "train.max_steps=120", "--set", "train.log_interval=10", "--set", "train.eval_interval=70")
+    """The whole promise, once: every way to be stopped, then to the end; the state is that of a run which was left alone."""
+    settings = ("--set", "train.max_steps=200", "--set", "train.log_interval=10", "--set", "train.eval_interval=70")
     settings = (*settings, "--set", "train.checkpoint_interval=1000")
     arguments = (*TRAIN, "run1", *settings)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         with forked.start("tests.world_cases:program", *arguments) as child:
             shown = b""
             while "% · step ".encode() not in shown:
                 shown += child.stderr.read(1000) or pytest.fail(shown.decode())
+            arguments = ("train", "--resume", "--out", "run1")
+            if number == signal.SIGPIPE:
+                child.stderr.close()
+                assert child.wait() == 141
+                continue
             child.send_signal(number)
             _, rest = child.communicate()
-            assert child.wait() == 130
+            assert child.wait() == {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}[number]
         text = (shown + rest).decode()
         last = text.splitlines()[-1]
         assert last.startswith(f"{number.name}: saved step ")
         assert last.rstrip().endswith("; go on with: txl train --resume --out run1")
         assert "Traceback" not in text
-        arguments = ("train", "--resume", "--out", "run1")
+    assert RunDirectory(workbench / "run1").store().steps()[-1] < 200, "it ended before it was stopped"
     assert txl(*arguments).status == 0
     assert txl(*TRAIN, "run2", *settings).status == 0
     assert differing(run_bits(workbench / "run1"), run_bits(workbench / "run2")) == []
+
+
+def test_streams_that_are_closed_at_the_start(environment: dict[str, str]) -> None:
+    """A complaint does not go to standard output, nor into the file that is opened next."""
+    shell = f"exec {shlex.join(command('trian'))} 0<&- 2>&-"
+    done = subprocess.run(["sh", "-c", shell], env=environment, stdout=subprocess.PIPE, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, b"")
 
 
 def test_a_reader_that_has_seen_enough(workbench: Path) -> None:

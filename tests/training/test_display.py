@@ -1,6 +1,8 @@
 """What is shown on a terminal, in a pipe, and in quiet runs."""
 
+import errno
 import io
+import os
 import re
 
 import pytest
@@ -56,3 +58,19 @@ def test_time_left_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
         shown.advance(step=1, progress=progress, loss=1.0, tokens_per_second=1.0, final=True)
         assert out.getvalue().rstrip().endswith(f" {left} left")
         now[0] += 60
+
+
+@pytest.mark.parametrize(("code", "is_lost"), [(errno.EPIPE, True), (errno.EIO, False), (errno.ENOSPC, False)])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_what_cannot_be_shown_ends_nothing(code: int, is_lost: bool, terminal: bool) -> None:
+    """A pipe without a reader, a terminal that was closed, a full disk."""
+    shown, out = display(terminal=terminal)
+
+    def fail(text: str) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out, "write", fail)
+        show_all(shown)
+    show_all(shown)
+    assert (shown.is_lost, out.getvalue()) == (is_lost, "")

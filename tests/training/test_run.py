@@ -45,6 +45,9 @@ class Lines(Display):
         self.at.get(step, lambda: None)()
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Lines:
     return Lines({step: lambda: signal.raise_signal(number)})
 
@@ -167,15 +170,15 @@ def test_parameters_of_what_is_compared_are_said_at_the_start(start: Start, tmp_
 
 
 def test_a_stopped_and_resumed_run_is_the_uninterrupted_one(start: Start, whole: Path, tmp_path: Path) -> None:
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in STOPS]
     # between lines of the log, at one, between validation and checkpoint
-    for step, number in ((10, signal.SIGINT), (12, signal.SIGTERM), (28, signal.SIGINT), (30, signal.SIGTERM)):
+    for step, number in ((10, signal.SIGINT), (12, signal.SIGTERM), (28, signal.SIGHUP), (30, signal.SIGTERM)):
         display = stop_at(step, number)
         outcome = start("run", display=display, resume=True)
-        assert (outcome.finished, outcome.step) == (False, step)
+        assert (outcome.finished, outcome.step, outcome.stopped_by) == (False, step, number)
         expected = f"{number.name}: saved step {step}; go on with: txl train --resume --out {tmp_path / 'run'}"
         assert display.said[-1] == expected
-        assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+        assert [signal.getsignal(n) for n in STOPS] == handlers
     assert start("run", resume=True).finished
     assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
 
@@ -333,6 +336,22 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         start(display=Lines({10: twice}))
+
+
+def test_a_terminal_that_is_closed_sends_two_signals(start: Start) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+
+    assert start(display=Lines({10: twice})).stopped_by == signal.SIGHUP
+
+
+def test_what_nohup_started_goes_on_without_a_terminal(start: Start) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert start("run", "train.max_steps=12", display=stop_at(10, signal.SIGHUP)).finished
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_finished_run_can_be_finished_again_and_prolonged(

@@ -118,7 +118,7 @@ def test_a_signal_to_one_process_saves_and_one_goes_on(recipe: str, text: Path, 
     run = tmp_path / "together"
     command = ("train", recipe, "--corpus", str(text), "--out", str(run), *settings())
     outcomes = run_forked("tests.world_cases:txl_that_is_stopped", 2, 1, 9, *command)
-    assert [outcome["status"] for outcome in outcomes] == [130, 130]
+    assert [outcome["status"] for outcome in outcomes] == [143, 143]
     assert printed(outcomes).count(GO_ON) == 1
     assert_one_goes_on(run, alone)
 

@@ -55,6 +55,9 @@ app.command(recl.recl)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `txl` and exit; an error that the user can mend is one line on stderr and status 1."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # it was closed, and the next file that is opened would take its place
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model may write characters that a terminal cannot show
             stream.reconfigure(errors="replace")

@@ -3,6 +3,7 @@
 import json
 import math
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,9 +119,9 @@ def ablate(
             _print_forecast(worker, rounds=None, json_=json_)
             return
         busy = worker.go_on()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print(f"interrupted; go on with: txl ablate --out {shlex.quote(str(directory))}", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
     _conclude(ablation, busy, json_=json_, quiet=quiet)
 
 

@@ -21,7 +21,8 @@ def train(
 ) -> None:
     """Train a model on text, score it and write with it.
 
-    Ctrl-C finishes the step, saves, and says how to go on.
+    Ctrl-C finishes the step, saves, and says how to go on. So do SIGTERM, a
+    terminal that is closed, and a pipe that nobody reads any more.
 
     Common uses:
         txl train
@@ -65,8 +66,8 @@ def train(
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())
     outcome = run(recipe, out=out, overrides=set_ or [], corpus=corpus, resume=resume, loggers=logger or [], display=display)
-    if not outcome.finished:
-        sys.exit(130)
+    if outcome.stopped_by:
+        sys.exit(128 + outcome.stopped_by)
     if outcome.picture:
         display.say(f"loss curve: {outcome.picture}")
     display.say(f"next: txl eval {outcome.directory}    txl generate {outcome.directory} --prompt TEXT")

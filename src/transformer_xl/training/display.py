@@ -1,6 +1,10 @@
 """Shows the progress of a training: a live bar on a terminal, plain lines elsewhere."""
 
+import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -12,10 +16,16 @@ from transformer_xl.console import clock
 
 
 class Display:
-    """Shows the progress of a run on stderr. With `quiet` it shows only warnings; `name` distinguishes runs."""
+    """Shows the progress of a run on stderr. With `quiet` it shows only warnings; `name` distinguishes runs.
+
+    If it cannot be written, because a terminal was closed or a disk is full, nothing more is shown. If it is a pipe that nobody
+    reads any more, `is_lost` becomes true, too.
+    """
 
     def __init__(self, *, quiet: bool = False, console: Console | None = None, name: str = "") -> None:
         self.console = console or Console(stderr=True, highlight=False)
+        self.console.on_broken_pipe = self._lose  # rich would end the process
+        self.is_lost = False
         self.quiet = quiet
         self._name = f"{name}: " if name else ""
         self._bar: Progress | None = None
@@ -23,16 +33,19 @@ class Display:
         self._began: tuple[float, float] | None = None
 
     def __enter__(self) -> "Display":
-        if self.console.is_terminal and not self.quiet:
+        if self.console.is_terminal and not self.quiet and not self.console.quiet:
             columns = (BarColumn(bar_width=None), TextColumn("{task.percentage:>3.0f}%"), TextColumn("{task.fields[state]}"))
-            self._bar = Progress(*columns, console=self.console, transient=True, expand=True)
-            self._task = self._bar.add_task("training", total=1.0, state="")
-            self._bar.start()
+            bar = Progress(*columns, console=self.console, transient=True, expand=True)
+            self._task = bar.add_task("training", total=1.0, state="")
+            with self._showing():
+                bar.start()
+                self._bar = bar
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar:
-            self._bar.stop()
+            with self._showing():
+                self._bar.stop()
             self._bar = None
 
     def say(self, text: str) -> None:
@@ -47,7 +60,7 @@ class Display:
     def show(self, text: str, *, title: str) -> None:
         """Show a piece of generated text in a frame."""
         if not self.quiet:
-            self.console.print(Panel(Text(text), title=Text(title), title_align="left", border_style="dim"))
+            self._print(Panel(Text(text), title=Text(title), title_align="left", border_style="dim"))
 
     def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
         """Show how far the run is. Without a live bar, only a `final` call writes a line. `loss` is in nats per token."""
@@ -63,6 +76,23 @@ class Display:
         elif final:
             self._print(Text(f"{100 * min(progress, 1.0):3.0f}% · {state}"))
 
-    def _print(self, line: Text) -> None:
-        """Print one line, broken at the screen's width only on a terminal."""
-        self.console.print(line, soft_wrap=not self.console.is_terminal)
+    def _print(self, shown: Text | Panel) -> None:
+        """Print a line, broken at the screen's width only on a terminal, or a panel."""
+        with self._showing():
+            self.console.print(shown, soft_wrap=isinstance(shown, Text) and not self.console.is_terminal)
+
+    @contextmanager
+    def _showing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._end()
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self._end()
+
+    def _end(self) -> None:
+        self.console.quiet = True
+        with suppress(OSError), Path(os.devnull).open("w") as nothing:  # takes what is still buffered
+            os.dup2(nothing.fileno(), self.console.file.fileno())

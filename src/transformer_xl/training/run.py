@@ -5,6 +5,7 @@ first process writes files and prints.
 """
 
 import math
+import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -48,6 +49,7 @@ class Outcome:
     score_without_memory: Score | None = None  # None if the model has no memory
     picture: Path | None = None  # the loss curve
     score_of_average: Score | None = None  # averaged weights, with memory; None without `train.average`
+    stopped_by: signal.Signals | None = None  # the signal that ended it; SIGPIPE: nobody reads standard error any more
 
 
 @dataclass
@@ -106,11 +108,20 @@ class Run:
         if self.record:
             self.record.write(kind, self.trainer.step, **values)
 
-    def outcome(self, *, finished: bool, **scores: Score | None) -> Outcome:
+    def outcome(self, *, stopped_by: signal.Signals | None = None, **scores: Score | None) -> Outcome:
         """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw() if self.record else None
         trainer = self.trainer
-        return Outcome(self.directory.path, finished, trainer.step, trainer.tokens, trainer.seconds, picture=picture, **scores)
+        return Outcome(
+            self.directory.path,
+            trainer.progress >= 1,
+            trainer.step,
+            trainer.tokens,
+            trainer.seconds,
+            picture=picture,
+            stopped_by=stopped_by,
+            **scores,
+        )
 
 
 def train(
@@ -184,8 +195,8 @@ def train(
                     warn=display.warn,
                 )
         with _stop_signal(once=world.alone) as stopped:
-            _learn(run, stopped)
-        return run.outcome(finished=False) if run.trainer.progress < 1 else _conclude(run)
+            stopped_by = _learn(run, stopped)
+        return run.outcome(stopped_by=stopped_by) if stopped_by else _conclude(run)
 
 
 def _set_up(
@@ -273,13 +284,13 @@ def _restore(run: Run) -> None:
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
-def _learn(run: Run, stopped: list[int]) -> None:
-    """Train until the budget is used up or a signal arrives, and save the last step."""
+def _learn(run: Run, stopped: list[int]) -> signal.Signals | None:
+    """Train until the budget is used up or a signal arrives, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
     stopping = False
     with run.display:
-        while trainer.progress < 1 and not (stopping := run.world.any(stopped)):
+        while trainer.progress < 1 and not (stopping := run.world.any(stopped or run.display.is_lost)):
             before = trainer.seconds
             result = trainer.train_step()
             run.interval.add(result, trainer.seconds - before)
@@ -295,10 +306,14 @@ def _learn(run: Run, stopped: list[int]) -> None:
                 saved_step = _save(run, best=best, must=last) or saved_step
         if stopping and saved_step != trainer.step:
             _save(run, must=True)
-    if stopping:
-        name = signal.Signals(stopped[0]).name if stopped else "another process was stopped"
-        command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
-        run.display.say(f"{name}: saved step {trainer.step:,}; go on with: {command} train --resume --out {run.directory.path}")
+    if not stopping:
+        return None
+    everywhere = run.world.exchange(stopped[0] if stopped else signal.SIGPIPE if run.display.is_lost else None)
+    number = next(signal.Signals(own) for own in everywhere if own is not None)
+    command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
+    where = shlex.quote(str(run.directory.path))
+    run.display.say(f"{number.name}: saved step {trainer.step:,}; go on with: {command} train --resume --out {where}")
+    return number
 
 
 def _log(run: Run, result: StepResult, *, final: bool) -> None:
@@ -437,7 +452,7 @@ def _conclude(run: Run) -> Outcome:
     trainer, say = run.trainer, run.display.say
     say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
     if len(split.ids) < 2:
-        return run.outcome(finished=True)
+        return run.outcome()
     remembers = run.config.eval_mem_len > 0
     how = ", with memory and without" if remembers else ""
     say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split{how}")
@@ -456,15 +471,16 @@ def _conclude(run: Run) -> Outcome:
     say(found)
     if averaged:
         say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
-    return run.outcome(finished=True, score=score, score_without_memory=without, score_of_average=averaged)
+    return run.outcome(score=score, score_without_memory=without, score_of_average=averaged)
 
 
 @contextmanager
 def _stop_signal(*, once: bool) -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM in a list instead of dying; the training loop looks at it between steps.
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying; the training loop looks at it between steps.
 
-    With `once`, a second signal has its usual effect. Under `torchrun` it must not, because the terminal sends a signal to all
-    processes, and `torchrun` sends it to them again.
+    With `once`, a second signal has its usual effect, except for SIGHUP, which arrives twice when a terminal is closed. Under
+    `torchrun` it must not, because the terminal sends a signal to all processes, and `torchrun` sends it to them again. What
+    `nohup` started goes on without a terminal.
     """
     received: list[int] = []
     previous: dict[int, Any] = {}
@@ -472,11 +488,13 @@ def _stop_signal(*, once: bool) -> Iterator[list[int]]:
     def handle(number: int, frame: FrameType | None) -> None:
         received.append(number)
         for signal_number, handler in previous.items() if once else ():
-            signal.signal(signal_number, handler)
+            if signal_number != signal.SIGHUP:
+                signal.signal(signal_number, handler)
 
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handle)
     except ValueError:  # not the main thread, so the caller handles signals
         pass
     try:

@@ -93,7 +93,7 @@ class Worker:
         """Train and score all runs that no other process has claimed, and return the names of those that others have.
 
         Raises:
-            KeyboardInterrupt: a signal ended it; everything is stored.
+            KeyboardInterrupt: a signal, its argument, ended it; everything is stored.
             TxlError: the directory cannot be read or written. If a run fails, this is stored, and the others go on.
         """
         plan = self.ablation.plan
@@ -138,8 +138,8 @@ class Worker:
         """Train a run, or go on where it was interrupted; return what it used, and its validation score."""
         path = self.ablation.path_of(trial)
         outcome = train(config, out=path, resume=True, display=_TrialDisplay(name=trial.name, quiet=self.quiet))
-        if not outcome.finished:
-            raise KeyboardInterrupt
+        if outcome.stopped_by:
+            raise KeyboardInterrupt(outcome.stopped_by)
         valid = outcome.score.as_dict() if outcome.score else None
         used = {"steps": outcome.step, "tokens": outcome.tokens, "seconds": round(outcome.seconds, 3)}
         return used | {"validation": valid, "scores": []}
