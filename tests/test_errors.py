@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.errors import ConfigError, room_for
+from transformer_xl.errors import ConfigError, one_line, room_for
 
 
 @pytest.mark.parametrize("n", [10**14, 10**18, 10**19, 10**30])
@@ -28,3 +28,11 @@ def test_other_errors_stay_what_they_are(error: Exception) -> None:
     with pytest.raises(type(error)) as caught, room_for("a table", "lower --rows"):
         raise error
     assert caught.value is error
+
+
+def test_a_message_is_one_line_of_bounded_length() -> None:
+    assert one_line(ConfigError("a\n  b")) == "a b"
+    text = one_line(ConfigError(f"'{'n' * 5000}' is wrong; choose another"))
+    assert len(text) < 700
+    assert text.startswith("'nnn")
+    assert text.endswith("nnn' is wrong; choose another")

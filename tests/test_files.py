@@ -1,10 +1,12 @@
 import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from transformer_xl import files
-from transformer_xl.files import locked, whole_file
+from transformer_xl.errors import ConfigError
+from transformer_xl.files import check_file, locked, whole_file
 
 
 def test_a_file_that_was_removed_before_it_was_locked_keeps_nobody_out(tmp_path: Path, monkeypatch) -> None:
@@ -63,3 +65,17 @@ def test_who_is_refused_leaves_the_lock_to_its_owner(tmp_path: Path) -> None:
         with pytest.raises(BlockingIOError), locked(tmp_path / "lock", on_busy=refuse):
             pytest.fail("two hold it")
         assert (tmp_path / "lock").exists()
+
+
+@pytest.mark.parametrize("name", ["folder", "pipe", "no/file", "/proc/sys/file"])
+def test_a_place_where_no_file_can_be_written_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match=r"^--out '.*; (name a file|make it first|choose another place)$"):
+        check_file(tmp_path / name, option="out")
+
+
+def test_a_file_may_be_written_or_replaced(tmp_path: Path) -> None:
+    check_file(tmp_path / "new", option="out")
+    (tmp_path / "old").touch()
+    check_file(tmp_path / "old", option="out")

@@ -7,9 +7,10 @@ data (`recipes/*.toml`), never code. Modules get plain arguments; only the code 
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeGuard, get_args
 
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
@@ -270,7 +271,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     path = Path(recipe)
     if path.suffix == ".toml":
         if not path.is_file():
-            raise ConfigError(f"recipe file '{recipe}' does not exist; recipes that come with txl: {', '.join(recipe_names())}")
+            raise ConfigError(f"recipe file '{recipe}' does not exist; {_recipe_meant(path.stem)}")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
@@ -278,34 +279,57 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     elif recipe in recipe_names():
         text = (resources.files("transformer_xl") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
     else:
-        raise ConfigError(f"unknown recipe '{recipe}'; {did_you_mean(recipe, recipe_names())}")
+        raise ConfigError(f"unknown recipe '{recipe}'; {_recipe_meant(recipe)}")
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = _toml(text)
+    except ValueError as error:
         raise ConfigError(f"recipe '{recipe}' is not valid TOML: {error}") from None
     return apply_overrides({"name": path.stem, **values}, overrides or [])
+
+
+def _recipe_meant(name: str) -> str:
+    return did_you_mean(name, recipe_names(), listed_by="docs/recipes.md")
+
+
+def _toml(text: str) -> dict[str, Any]:
+    """Read TOML; a `ValueError` says what is wrong with it."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("brackets are nested too deeply") from None
 
 
 def apply_overrides(values: dict[str, Any], overrides: list[str]) -> RunConfig:
     """Validate `values` as a run after applying `section.key=value` overrides.
 
     If they ask for another kind of model, settings that this kind does not have are left out of `values`.
+
+    Raises:
+        ConfigError: an override without its section, an unknown key, or a value that cannot work.
     """
     changes: dict[str, Any] = {}
     for override in overrides:
-        changes = merge(changes, parse_override(override))
+        change = parse_override(override)
+        (key,) = change
+        if homes := [
+            f"{section}.{key}" for section in _sections() if key not in RunConfig.model_fields and _fields(section, key)
+        ]:
+            raise ConfigError(f"--set '{override}' lacks its section; did you mean {' or '.join(homes)}?")
+        changes = merge(changes, change)
     return RunConfig(**merge(_of_kind(values, changes), changes))
 
 
 def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe without the settings that another kind of model, which `changes` asks for, does not have."""
-    model = values.get("model", {})
+    model, read, change = values.get("model", {}), values.get("eval", {}), changes.get("model", {})
+    if not all(isinstance(each, dict) for each in (model, read, change)):  # which validation refuses
+        return values
     old = model.get("kind", TransformerXLConfig.kind)
-    kind = (changes.get("model") or {}).get("kind", old)
-    if kind == old or kind not in KINDS:
+    kind = change.get("kind", old)
+    if kind == old or not isinstance(kind, str) or kind not in KINDS:
         return values
     kept = {key: value for key, value in model.items() if key in KINDS[kind].model_fields and key != "mem_len"}
-    read = {key: value for key, value in values.get("eval", {}).items() if key not in ("mem_len", "clamp_len", "same_length")}
+    read = {key: value for key, value in read.items() if key not in ("mem_len", "clamp_len", "same_length")}
     return {**values, "model": kept, "eval": read}
 
 
@@ -319,26 +343,31 @@ def parse_override(override: str) -> dict[str, Any]:
         ({'train': {'max_steps': 1000}}, {'optim': {'clip': None}}, {'train': {'average': 'none'}})
     """
     key, separator, value = override.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
     path, text = key.strip().split("."), value.strip()
+    if not separator or not all(path) or len(path) > 2:
+        raise ConfigError(f"--set '{override}' must have the form section.key=value, such as train.max_steps=1000")
     try:
-        parsed = None if text.lower() == "none" else tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed = None if text.lower() == "none" else _toml(f"value = {text}")["value"]
+    except ValueError:
         parsed = text
-    nested: dict[str, Any] = {path[-1]: "none" if parsed is None and _may_be_the_word_none(path) else parsed}
-    for part in reversed(path[:-1]):
-        nested = {part: nested}
-    return nested
+    if parsed is None and len(path) == 2 and any("none" in get_args(field.annotation) for field in _fields(*path)):
+        parsed = "none"
+    return {path[0]: {path[1]: parsed}} if len(path) == 2 else {path[0]: parsed}
 
 
-def _may_be_the_word_none(path: list[str]) -> bool:
-    section = RunConfig.model_fields.get(path[0])
-    if section is None or len(path) != 2:
-        return False
-    settings = KINDS.values() if path[0] == "model" else (section.annotation,)
-    fields = [each.model_fields.get(path[1]) for each in settings if isinstance(each, type) and issubclass(each, Settings)]
-    return any(field is not None and "none" in get_args(field.annotation) for field in fields)
+def _sections() -> list[str]:
+    return [name for name, field in RunConfig.model_fields.items() if _is_settings(field.annotation)]
+
+
+def _fields(section: str, key: str) -> list[FieldInfo]:
+    """Return the fields of a name in a section, of every kind of model in `model`."""
+    whole = RunConfig.model_fields.get(section)
+    settings = KINDS.values() if section == "model" else [whole.annotation] if whole else []
+    return [each.model_fields[key] for each in settings if _is_settings(each) and key in each.model_fields]
+
+
+def _is_settings(kind: Any) -> TypeGuard[type[Settings]]:
+    return isinstance(kind, type) and issubclass(kind, Settings)
 
 
 def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

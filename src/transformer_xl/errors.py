@@ -5,9 +5,27 @@ exits with status 1, so a traceback always means a bug in the package.
 """
 
 import difflib
+import errno
 import reprlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+
+_LONGEST = 600  # characters of a message
+_MOST_NAMES = 12  # that a message lists
+
+SYSTEM_REMEDIES = {
+    errno.ENAMETOOLONG: "give a shorter name",
+    errno.ENOSPC: "free disk space",
+    errno.EDQUOT: "free disk space or raise the quota",
+    errno.EFBIG: "raise the limit of file sizes",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "check its permissions",
+    errno.EPERM: "check its permissions",
+    errno.EIO: "check the disk",
+    errno.ELOOP: "mend the link that leads to itself",
+    errno.EMFILE: "raise the limit of open files",
+}
+"""What to do about errors of the system that no program can foresee, unlike a file that is missing or in the way."""
 
 
 class TxlError(Exception):
@@ -43,8 +61,9 @@ class ToldElsewhereError(TxlError):
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's message on one line."""
-    return " ".join(str(error).split())
+    """Return an error's message on one line; of a very long one, which may quote what was typed, beginning and end."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def shown(value: object) -> str:
@@ -66,22 +85,43 @@ _short = reprlib.Repr()
 _short.maxstring = _short.maxother = _short.maxlong = 100
 
 
-def did_you_mean(name: str, known: Iterable[str], *, most: int | None = None) -> str:
-    """Return a clause for an error message that names the nearest known name, or else all of them (`most` at most).
+def system_reason(error: OSError, otherwise: str) -> str:
+    """Return why the system refused something and what to do about it, besides `otherwise`.
+
+    Example:
+        >>> system_reason(OSError(errno.ENOSPC, "No space left on device"), "choose another file")
+        'No space left on device; free disk space or choose another file'
+        >>> system_reason(OSError(errno.ENOENT, "No such file or directory"), "choose another file")
+        'No such file or directory; choose another file'
+    """
+    own = SYSTEM_REMEDIES.get(error.errno or 0)
+    return f"{error.strerror or error}; {f'{own} or ' if own else ''}{otherwise}"
+
+
+def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "") -> str:
+    """Return a clause for an error message that names the nearest known name, all of them, or of very many the nearest three.
+
+    Args:
+        name: the unknown name.
+        known: the names that there are.
+        listed_by: a command that lists them, for the case that there are very many.
 
     Example:
         >>> did_you_mean("quickstrat", ["quickstart", "shakespeare-char"])
         "did you mean 'quickstart'?"
         >>> did_you_mean("zzz", ["b", "a"])
         'known: a, b'
+        >>> did_you_mean("zzz", [f"z{i}" for i in range(20)], listed_by="txl zs")
+        'nearest of 20: z0, z1, z2; txl zs lists them'
     """
-    options = sorted(known)
+    options, name = sorted(known), name[:_LONGEST]
     nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     if nearest:
         return f"did you mean '{nearest[0]}'?"
-    listed = options[:most]
-    more = f" and {len(options) - len(listed)} more" if len(listed) < len(options) else ""
-    return f"known: {', '.join(listed)}{more}"
+    if len(options) <= _MOST_NAMES:
+        return f"known: {', '.join(options)}"
+    nearest = sorted(options, key=lambda option: difflib.SequenceMatcher(None, name, option).ratio(), reverse=True)[:3]
+    return f"nearest of {len(options)}: {', '.join(nearest)}" + (f"; {listed_by} lists them" if listed_by else "")
 
 
 @contextmanager
@@ -101,8 +141,12 @@ def room_for(what: str, remedy: str) -> Iterator[None]:
     try:
         yield
     except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
-        # torch has its own error class for GPU memory only, and a size may overflow before memory runs out
-        signs = ("allocate", "out of memory", "verflow")
-        if not (isinstance(error, (MemoryError, OverflowError)) or any(sign in str(error) for sign in signs)):
+        # a size may overflow before memory runs out
+        if not (isinstance(error, OverflowError) or lacks_memory(error) or "verflow" in str(error)):
             raise
         raise ConfigError(f"not enough memory for {what}; {remedy}") from None
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Return whether an error says that memory ran out; torch has a class of its own for that of GPUs only."""
+    return isinstance(error, MemoryError) or any(sign in str(error) for sign in ("allocate", "out of memory"))

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformer_xl.errors import ConfigError
+
 STRAY_SUFFIX = ".tmp"
 """Ends the names of unfinished and half-deleted files and directories, which are never read."""
 
@@ -95,6 +97,23 @@ def whole_file(path: Path) -> Iterator[Path]:
     finally:
         stray.unlink(missing_ok=True)
     sync_directory(path.parent)
+
+
+def check_file(path: Path, *, option: str) -> None:
+    """Refuse a path where no file can be written or replaced; call this before computing anything.
+
+    A device or a pipe is refused, because what is written whole would take its place.
+
+    Raises:
+        ConfigError: names the option and the path.
+    """
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise ConfigError(f"--{option} '{path}': the directory '{folder}' does not exist; make it first")
+    if path.is_dir() or (path.exists() and not path.is_file()):
+        raise ConfigError(f"--{option} '{path}' is a {'directory' if path.is_dir() else 'device or pipe'}; name a file")
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"--{option} '{path}': the directory '{folder}' cannot be written; choose another place")
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class ModelConfig(Settings):
     dropemb: Probability = Field(default=0.0, description="dropout of whole words from the input")
     dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
-    cutoffs: tuple[int, ...] = Field(
+    cutoffs: tuple[Natural, ...] = Field(
         default=(),
         strict=False,
         max_length=100,

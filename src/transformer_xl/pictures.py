@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.files import whole_file
+from transformer_xl.errors import CheckpointError, ConfigError, system_reason
+from transformer_xl.files import check_file, whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,15 +29,14 @@ def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[
         return
     if path.suffix.lower() not in endings:
         raise ConfigError(f"--{option} '{path}' must end in {', '.join(endings)}")
-    if not path.absolute().parent.is_dir():
-        raise ConfigError(f"--{option} '{path}': the directory '{path.absolute().parent}' does not exist; make it first")
+    check_file(path, option=option)
 
 
-def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space or choose another file") -> Path:
+def save_picture(figure: "Figure", path: Path, *, remedy: str | None = None) -> Path:
     """Write a figure whole or not at all, in the format of the path's ending.
 
     Raises:
-        CheckpointError: the file cannot be written; `remedy` ends the message.
+        CheckpointError: the file cannot be written; `remedy` ends the message; None: what fits.
     """
     from matplotlib.axis import Tick
     from matplotlib.text import Text
@@ -51,5 +50,6 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str = "free disk space
         with whole_file(path) as stray:
             figure.savefig(stray)
     except OSError as error:
-        raise CheckpointError(f"cannot write '{path}': {error.strerror or error}; {remedy}") from None
+        what = f"{error.strerror or error}; {remedy}" if remedy else system_reason(error, "choose another file")
+        raise CheckpointError(f"cannot write '{path}': {what}") from None
     return path

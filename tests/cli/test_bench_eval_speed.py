@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import Txl
 from transformer_xl.cost import eval_speed
@@ -42,6 +43,7 @@ def test_time_of_the_processor(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> Non
     assert result["cpu_time"] is True
     assert [figures["slowdown"]["median"] for figures in result["figures"]] == [8, 8]  # a second each, of 1 and of 8 tokens
     assert "; seconds of the processor" in txl(*ONE, "--cpu-time").out
+    monkeypatch.setattr("transformer_xl.model.precision.choose_device", torch.device)
     answer = txl(*ONE, "--cpu-time", "--device", "meta")
     assert "--cpu-time counts what a processor does, and device meta does the work here" in answer.complaint
 

@@ -1,5 +1,6 @@
 """`txl` as a person and a script use it."""
 
+import errno
 import json
 import math
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.cli import main
 from transformer_xl.opening import Text, beginning
 
 
@@ -183,8 +185,11 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
     ("command", "complaint"),
     [
         ("train quickstrat", "unknown recipe 'quickstrat'; did you mean 'quickstart'?"),
-        ("train gone.toml", "recipe file 'gone.toml' does not exist; recipes that come with txl: "),
-        ("train text.txt", "unknown recipe 'text.txt'; known: "),
+        ("train gone.toml", "recipe file 'gone.toml' does not exist; nearest of "),
+        ("train nested.toml", "recipe 'nested.toml' is not valid TOML: brackets are nested too deeply"),
+        (f"train {'n' * 300}.toml", "nnn.toml'; give a shorter name"),
+        (f"eval {'n' * 300}/x", "File name too long"),
+        ("eval run --device meta", "device 'meta' cannot be used here"),
         ("train tiny.toml --corpus gone.txt --out new", "corpus 'gone.txt': no such file or name; known: "),
         ("train tiny.toml --corpus enwik9 --out new", "corpus 'enwik9': no such file or name; did you mean 'enwik8'?"),
         ("train tiny.toml --corpus empty.txt --out new", "is empty; give a file or directory with text"),
@@ -220,6 +225,7 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
+    (workbench / "nested.toml").write_text("name = " + "[" * 5000)
     (workbench / "empty.txt").touch()
     (workbench / "short.txt").write_text("too short")
     (workbench / "latin.txt").write_bytes(b"caf\xe9 " * 400)
@@ -234,12 +240,16 @@ def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, comman
 
 
 @pytest.mark.parametrize(
-    "command", ["frobnicate", "train --frobnicate", "eval", "eval run --split dev", "train --set", "generate run --tokens x"]
+    "command",
+    [
+        *("frobnicate", "train --frobnicate", "eval", "eval run --split dev", "train --set", "generate run --tokens x"),
+        *(f"{command} 1{'0' * 20}" for command in ("plan --gpus", "eval run --mem-len", "generate run --tokens")),
+    ],
 )
 def test_wrong_usage_is_one_line_and_status_2(txl: Txl, command: str) -> None:
     answer = txl(*command.split())
     assert answer.status == 2
-    known = command.split()[0] in ("train", "eval", "generate")
+    known = command.split()[0] in ("train", "eval", "generate", "plan")
     assert answer.complaint.endswith(f"See txl {command.split()[0]} --help." if known else "See txl --help.")
 
 
@@ -270,6 +280,34 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("transformer_xl.generation.job.write", interrupted)
     answer = txl("generate", "run")
     assert (answer.status, answer.err.strip()) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("error", "complaint"),
+    [
+        (MemoryError(), "not enough memory for what was asked; lower its numbers, such as --mem-len or --batch-size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory for what was asked"),
+        (OSError(errno.ENOSPC, "No space left on device", "x"), "[Errno 28] No space left on device: 'x'; free disk space"),
+        (OSError(errno.ENOENT, "No such file or directory", "x"), None),
+        (RuntimeError("a bug"), None),
+        (OverflowError("a bug"), None),
+        (RecursionError("a bug"), None),
+    ],
+)
+def test_only_a_lack_of_memory_and_faults_of_the_system_are_told(
+    txl: Txl, monkeypatch: pytest.MonkeyPatch, error: Exception, complaint: str | None
+) -> None:
+    """Anything else that is no error of ours is a bug, whose traceback is wanted."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("transformer_xl.reading.evaluation.evaluate", fail)
+    if complaint is None:
+        with pytest.raises(type(error)):
+            main(["eval", "run"])
+    else:
+        assert txl("eval", "run").complaint.startswith(complaint)
 
 
 @pytest.mark.parametrize("command", ["", "train", "eval", "generate", "corpus list", "corpus get", "corpus prepare"])

@@ -102,7 +102,7 @@ def test_what_lies_in_the_way_is_left_alone(txl, workbench):
     assert "--mem-len (-1) must be at least 0" in txl("explain", "run", "text.txt", "--mem-len=-1").complaint
 
 
-@pytest.mark.parametrize("n", [10**13, 10**30])
+@pytest.mark.parametrize("n", [10**13, 10**18])
 def test_a_memory_that_cannot_be_had(txl, workbench, n):
     assert txl("explain", "run", "text.txt", "--mem-len", str(n), "--out", "out").complaint == (
         f"not enough memory for segments of 5 tokens and a memory of {n:,}; lower --mem-len, --tgt-len, --top or --most"

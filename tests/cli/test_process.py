@@ -126,7 +126,7 @@ def test_a_disk_that_is_full_at_the_start(workbench: Path, txl: Txl) -> None:
     refused = txl_on_a_full_disk(100, workbench, *TRAIN, "full")
     assert refused.status == 1
     (line,) = refused.err.splitlines()
-    assert line.startswith("txl: error: cannot write to 'full': File too large; free disk space or choose another --out")
+    assert line.startswith("txl: error: cannot write to 'full': File too large; raise the limit of file sizes or choose")
     assert not (workbench / "full").exists()
 
 

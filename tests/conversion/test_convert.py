@@ -228,7 +228,7 @@ def test_a_read_only_parent(tmp_path):
     source = copy("authors/plain", tmp_path)
     (tmp_path / "place").mkdir(mode=0o500)
     with pytest.raises(
-        CheckpointError, match=r"cannot write '.*native': Permission denied; free space or choose another place"
+        CheckpointError, match=r"cannot write '.*native': Permission denied; check its permissions or choose another place"
     ):
         convert(source, tmp_path / "place" / "native")
 
@@ -239,7 +239,7 @@ def test_a_file_system_that_cannot_be_written(tmp_path, monkeypatch):
 
     source = copy("authors/plain", tmp_path)
     monkeypatch.setattr(Path, "mkdir", refuse)
-    with pytest.raises(CheckpointError, match=r"cannot write '.*native': Read-only file system; free space"):
+    with pytest.raises(CheckpointError, match=r"cannot write '.*native': Read-only file system; mount it writable or"):
         convert(source, tmp_path / "native")
     assert names(tmp_path) == ["source"]
 
@@ -292,7 +292,7 @@ def test_a_full_disk_leaves_nothing_behind(file, tmp_path, monkeypatch):
         return open_path(self, mode, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", open_full)
-    with pytest.raises(CheckpointError, match=r"cannot write '.*native': No space left on device; free space or choose"):
+    with pytest.raises(CheckpointError, match=r"cannot write '.*native': No space left on device; free disk space or choose"):
         convert(source, tmp_path / "native")
     monkeypatch.undo()
     assert names(tmp_path) == ["source"]

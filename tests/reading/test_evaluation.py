@@ -292,7 +292,7 @@ def test_an_array_has_nothing_but_nats(tmp_path: Path) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"^cannot write '.*': Is a directory; free disk space or choose another"):
+    with pytest.raises(CheckpointError, match=r"^cannot write '.*': Is a directory; choose another file"):
         write_token_nats(tmp_path, TOKEN_IDS, NATS, ByteTokenizer())
 
 

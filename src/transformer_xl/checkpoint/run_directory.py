@@ -13,6 +13,7 @@ loss.png
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any, Literal
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TxlError
+from transformer_xl.errors import CheckpointError, ConfigError, TxlError, system_reason
 from transformer_xl.files import locked, remove, replace_file, stray_name
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.pretrained import (
@@ -121,8 +122,7 @@ class RunDirectory:
         try:
             yield
         except OSError as error:
-            reason = error.strerror or error
-            raise CheckpointError(f"cannot write to '{self.path}': {reason}; free disk space or choose another --out") from None
+            raise CheckpointError(f"cannot write to '{self.path}': {system_reason(error, 'choose another --out')}") from None
 
     def _is_free(self) -> bool:
         """Return whether the directory has no files but those that a killed start leaves: everything before config.json."""
@@ -151,7 +151,7 @@ def short_names(sources: Sequence[str | Path]) -> list[str]:
         >>> short_names(["runs/a", "runs/b"]), short_names(["old/a", "new/a", "new/b"])
         (['a', 'b'], ['old/a', 'new/a', 'new/b'])
     """
-    names = [Path(source).resolve().name for source in sources]
+    names = [os.path.basename(os.path.realpath(source)) for source in sources]  # noqa: PTH119 - unlike Path, it ignores loops
     return names if len(set(names)) == len(names) else [str(source) for source in sources]
 
 

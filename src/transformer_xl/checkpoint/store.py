@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, read_sealed, seal, write_checkpoint
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import SYSTEM_REMEDIES, CheckpointError, ConfigError
 from transformer_xl.files import (
     discard_directory,
     make_directory,
@@ -36,11 +36,7 @@ _STRAY_NAME = re.compile(rf"({_STEP_NAME.pattern}|best\.json)\.tmp")
 _MAX_STEP = 10**18 - 1
 AVERAGE_PREFIX = "average."  # begins the names, in `Checkpoint.training`, of weights averaged over steps
 
-_REMEDIES = {
-    errno.ENOSPC: "free disk space",
-    errno.EDQUOT: "free disk space or raise the quota",
-    errno.EFBIG: "raise the limit of file sizes",
-    errno.EROFS: "mount it writable",
+_REMEDIES = SYSTEM_REMEDIES | {
     errno.EACCES: "make it writable",
     errno.EPERM: "make it writable",
     errno.ENOENT: "check that the directory above it still exists",

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from transformer_xl.cli import (
     ablate,
@@ -20,7 +20,8 @@ from transformer_xl.cli import (
     recl,
     train,
 )
-from transformer_xl.errors import LostContactError, ToldElsewhereError, TxlError, one_line
+from transformer_xl.cli.options import in_64_bits
+from transformer_xl.errors import SYSTEM_REMEDIES, LostContactError, ToldElsewhereError, TxlError, lacks_memory, one_line
 from transformer_xl.process import have_met, local_rank, rank
 from transformer_xl.version import __version__
 
@@ -38,6 +39,7 @@ Common uses:
     txl convert transfo-xl-wt103 models/wt103
 """,
     help_format="plaintext",
+    default_parameter=Parameter(validator=in_64_bits),
 )
 app.command(train.train)
 app.command(evaluate.evaluate, name="eval")
@@ -64,16 +66,14 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
-        if _prints(error):
-            print(f"txl: error: {one_line(error)}", file=sys.stderr)
+        _complain(error, one_line(error))
         if isinstance(error, LostContactError):  # threads still wait for lost processes, and would abort the exit
             sys.stderr.flush()
             os._exit(1)
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        if _prints(error):
-            print(f"txl: error: {one_line(error)} See {command} --help.", file=sys.stderr)
+        _complain(error, f"{one_line(error)} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -81,6 +81,21 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is still buffered
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in SYSTEM_REMEDIES:  # it should have been foreseen
+            raise
+        _complain(error, f"{one_line(error)}; {SYSTEM_REMEDIES[error.errno]}")
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not lacks_memory(error):
+            raise
+        _complain(error, "not enough memory for what was asked; lower its numbers, such as --mem-len or --batch-size")
+        sys.exit(1)
+
+
+def _complain(error: Exception, message: str) -> None:
+    if _prints(error):
+        print(f"txl: error: {message}", file=sys.stderr)
 
 
 def _prints(error: Exception) -> bool:

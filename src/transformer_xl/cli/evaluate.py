@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError
+from transformer_xl.files import check_file
 
 if TYPE_CHECKING:
     from transformer_xl.reading.evaluation import Reading, Score
@@ -64,7 +65,8 @@ def evaluate(
             choice.check()
             limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)}
             check_least(limits | {"clamp-len": (clamp_len, 1), "ext-len": (ext_len, 0)})
-            _check_writable(per_token)
+            if per_token is not None:
+                check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
             reading = opened.reading(
                 tgt_len=tgt_len,
@@ -115,11 +117,6 @@ def evaluate(
             f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "
             f"memory is worth {without.bpc - score.bpc:.4f} bits per character ({without.loss - score.loss:.4f} nats per token)"
         )
-
-
-def _check_writable(path: Path | None) -> None:
-    if path is not None and not path.absolute().parent.is_dir():
-        raise ConfigError(f"--per-token '{path}': the directory '{path.absolute().parent}' does not exist; make it first")
 
 
 def _print(score: "Score", what: str) -> None:

@@ -1,14 +1,14 @@
 """Options that several commands share: their types, groups and checks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import ConfigError, did_you_mean, is_enormous
 
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
@@ -110,6 +110,22 @@ def names_of(option: str, text: str, known: Sequence[str]) -> list[str]:
         if name not in known:
             raise ConfigError(f"unknown --{option} '{name}'; {did_you_mean(name, known)}")
     return list(dict.fromkeys(chosen))
+
+
+def in_64_bits(_: Any, value: Any) -> None:
+    """Refuse whole numbers that no library can hold; `value` is an argument, or a group of them.
+
+    Raises:
+        ValueError: a number is too large or too small.
+    """
+    named = (
+        {f"--{name.replace('_', '-')} ({each})": each for name, each in vars(value).items()}
+        if is_dataclass(value)
+        else {"It": value}
+    )
+    for name, each in named.items():
+        if is_enormous(each):
+            raise ValueError(f"{name} must fit into 64 bits.")
 
 
 def check_least(limits: dict[str, tuple[int | None, int]]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, system_reason
 from transformer_xl.files import remove, stray_name, sync_directory
 
 
@@ -48,4 +48,4 @@ def new_directory(target: Path) -> Iterator[Path]:
 
 
 def _cannot_write(target: Path, error: OSError) -> CheckpointError:
-    return CheckpointError(f"cannot write '{target}': {error.strerror or error}; free space or choose another place")
+    return CheckpointError(f"cannot write '{target}': {system_reason(error, 'choose another place')}")

@@ -212,12 +212,12 @@ def matmul_rate(device: torch.device, dtype: torch.dtype, *, clock: Clock = time
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, clock: Clock) -> float:
-    """Return how long work takes until the device has finished it."""
+    """Return how long work takes until the device has finished it; above 0, although a coarse clock may not have moved."""
     finish(device)
     begin = clock()
     work()
     finish(device)
-    return clock() - begin
+    return max(clock() - begin, 1e-9)
 
 
 def finish(device: torch.device) -> None:

@@ -32,7 +32,7 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.zeros(1, device=device).item()  # "meta" makes tensors, but computes nothing
     except (RuntimeError, AssertionError, ImportError) as error:
         reason = str(error).strip().splitlines()[0].partition(". ")[0]
         raise ConfigError(f"device '{name}' cannot be used here ({reason}); use auto or cpu") from None

@@ -27,8 +27,6 @@ TOKENIZER_FILE = "tokenizer.json"
 MODEL_TYPE = TransformerXLConfig.kind
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_MOST_NAMES = 5
-"""How many models beside a mistyped path an error lists."""
 
 
 class PretrainedMixin:
@@ -231,7 +229,7 @@ def beside(path: Path, holds: Callable[[Path], bool]) -> str:
         others = [other.name for other in path.parent.iterdir() if holds(other)]
     except OSError:  # no such directory, or one that must not be listed
         return ""
-    return f"; {did_you_mean(path.name, others, most=_MOST_NAMES)}" if others else ""
+    return f"; {did_you_mean(path.name, others)}" if others else ""
 
 
 def _holds_model(path: Path) -> bool:

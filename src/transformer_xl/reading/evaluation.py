@@ -18,7 +18,7 @@ import torch
 
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
 from transformer_xl.model.call import Execution
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
@@ -218,6 +218,7 @@ def evaluate(
             f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
         )
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    tgt_len = min(tgt_len, n_predicted)
     chosen = precision_of_segments(precision, model.device)
     everyone = world or World()
     world = World() if model.is_sharded else everyone
@@ -284,4 +285,4 @@ def write_token_nats(path: Path, ids: np.ndarray, nats: np.ndarray, tokenizer: T
                 text = texts.setdefault(token, json.dumps(tokenizer.decode([token]), ensure_ascii=False))
                 file.write(f"{position}\t{token}\t{value:.6f}\t{text}\n")
     except OSError as error:
-        raise CheckpointError(f"cannot write '{path}': {error.strerror}; free disk space or choose another file") from None
+        raise CheckpointError(f"cannot write '{path}': {system_reason(error, 'choose another file')}") from None

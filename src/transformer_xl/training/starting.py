@@ -28,7 +28,7 @@ def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = ()
     if isinstance(recipe, RunConfig):
         config = apply_overrides(recipe.model_dump(), list(overrides))
     else:
-        config = load_recipe(recipe or "quickstart", list(overrides))
+        config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
     return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, system_reason
 from transformer_xl.files import locked, replace_file
 from transformer_xl.untrusted import read_json, read_json_object
 
@@ -156,8 +156,7 @@ def _writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"cannot write to '{directory}': {reason}; free disk space or choose another --out") from None
+        raise CheckpointError(f"cannot write to '{directory}': {system_reason(error, 'choose another --out')}") from None
 
 
 def _json(values: dict[str, Any]) -> bytes:

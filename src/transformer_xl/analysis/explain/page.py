@@ -22,7 +22,7 @@ import numpy as np
 from transformer_xl.analysis.explain.explanation import Explanation
 from transformer_xl.analysis.explain.pictures import pictures
 from transformer_xl.analysis.explain.token_text import labels, text_of, without_surrogates
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
 from transformer_xl.files import make_directory, replace_file
 from transformer_xl.pictures import save_picture
 from transformer_xl.untrusted import read_json
@@ -84,8 +84,7 @@ def write_explanation(explanation: Explanation, directory: Path) -> Path:
                 (directory / name).unlink(missing_ok=True)
         replace_file(directory / PAGE, content.encode())
     except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"cannot write to '{directory}': {reason}; free disk space or choose another --out") from None
+        raise CheckpointError(f"cannot write to '{directory}': {system_reason(error, 'choose another --out')}") from None
     return directory / PAGE
 
 
