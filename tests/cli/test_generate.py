@@ -276,7 +276,7 @@ def test_a_long_prompt_shows_how_far_it_is_read(txl: Txl, workbench: Path, monke
 
 def test_a_book_is_read_once_and_asked_later(txl: Txl, workbench: Path) -> None:
     text = (workbench / "text.txt").read_text(encoding="utf-8")
-    options = ("--tokens", "40", "--seed", "4", "--temperature", "3")
+    options = ("--tokens", "40", "--seed", "1", "--temperature", "0.2")
     answer = txl("generate", "run", "--prompt-file", "text.txt", "--tokens", "0", "--memory", "book")
     assert (answer.status, answer.out) == (0, "")
     assert figures(answer.err).startswith(f"read {len(text.encode()):,} tokens in ")
@@ -526,7 +526,7 @@ def test_texts_that_end_with_ctrl_c_ended_as_they_would_have(
     txl: Txl, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
     """Whoever writes interrupted texts again writes none that is whole."""
-    command = ("generate", "run", "--prompt", "the", "-n", "4", "--batch-size", "4", "--seed", "4", "--json", *options)
+    command = ("generate", "run", "--prompt", "the", "-n", "4", "--batch-size", "4", "--seed", "1", "--json", *options)
     whole = {line["sample"]: line for line in lines(txl(*command).out)}
     assert ("stop" in {line["finish"] for line in whole.values()}) == ("--stop" in options)
     for step in range(max(line["tokens"] for line in whole.values())):

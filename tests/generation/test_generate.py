@@ -9,6 +9,7 @@ from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
+from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.sampling import Sampling
 
 
@@ -64,7 +65,7 @@ def test_every_option_of_the_sampling_has_its_effect() -> None:
     }
     torch.manual_seed(0)
     model, sampling, history = tiny_model(), Sampling(**options), [1, 2, 3]
-    decoder, generator = Decoder(model), torch.Generator().manual_seed(5)
+    decoder, generator = Decoder(model), seeded_generator(5)
     scores = decoder.read([history])
     for _ in range(30):
         history.append(sampling.choose(scores, 0, history, generator))

@@ -1,10 +1,12 @@
 """`Sampling.probabilities` against the definitions in plain Python; `choose` against `probabilities`, and what it computes."""
 
+import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,16 +15,13 @@ from torch import Tensor
 
 from tests.generation.test_scores import ALL_BORDERS, BORDERS, LOG_PROBABILITIES, adaptive_logits, clustered
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.drawing import RejectionSampler
+from transformer_xl.generation.drawing import _BLOCK, RejectionSampler, _place
+from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import ROUNDING, Scores
 
 BAN = -math.inf
 LOGITS = st.lists(st.integers(-60, 60), min_size=1, max_size=12, unique=True).map(lambda values: [v / 7 for v in values])
-
-
-def generator(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 # the definition
@@ -181,7 +180,7 @@ N_DRAW_TOGETHER = 8_000
 
 
 def count(sampling: Sampling, scores: Scores, n_draw: int) -> Tensor:
-    draws, n = generator(11), scores.vocab_size
+    draws, n = seeded_generator(11), scores.vocab_size
     return torch.bincount(torch.tensor([sampling.choose(scores, 0, HISTORY, draws) for _ in range(n_draw)]), minlength=n)
 
 
@@ -200,11 +199,29 @@ def test_draws_from_a_plain_softmax_follow_the_definition(options: dict[str, Any
     fits(count(sampling, Scores(logits), n_draw), sampling.probabilities(logits[0], HISTORY))
 
 
+def test_draws_from_many_words_follow_the_definition() -> None:
+    """More than are summed one after another; some banned."""
+    logits, sampling = torch.randn(1, 2 * _BLOCK + 100), Sampling(logit_bias=dict.fromkeys(range(400, 700), BAN))
+    logits[0, ::97] += 4
+    fits(count(sampling, Scores(logits), N_DRAW), sampling.probabilities(logits[0], HISTORY))
+
+
+@pytest.mark.parametrize("n", [1, _BLOCK, _BLOCK + 1, 3 * _BLOCK - 7])
+def test_a_point_lies_in_the_length_that_holds_it(n: int) -> None:
+    numbers = random.Random(n)
+    lengths = numbers.choices(range(4), k=n)
+    ends = list(itertools.accumulate(lengths))
+    for point in [0.0, ends[-1] - 0.5, ends[-1], ends[-1] + 0.5, *(numbers.uniform(0, ends[-1]) for _ in range(30))]:
+        expected = next((place for place, end in enumerate(ends) if point < end), None)
+        assert _place(np.array(lengths, np.float64), point) == expected
+
+
 def test_the_test_of_draws_notices_a_shift_of_two_percent() -> None:
     probabilities = adaptive_logits()[0].exp()
     shifted = probabilities.clone()
     shifted[0] += 0.02
-    counts = torch.multinomial(shifted, N_DRAW, replacement=True, generator=generator(0)).bincount(minlength=13)
+    torch.manual_seed(0)
+    counts = torch.multinomial(shifted, N_DRAW, replacement=True).bincount(minlength=13)
     with pytest.raises(AssertionError, match="drawn"):
         fits(counts, probabilities)
 
@@ -240,7 +257,7 @@ def test_what_was_computed_before_makes_no_difference(
     known = clustered(log_probabilities, borders)
     known.full()
     for row in range(len(log_probabilities)):
-        one, two, three = (generator(seed + row) for _ in range(3))
+        one, two, three = (seeded_generator(seed + row) for _ in range(3))
         for _ in range(3):
             lazy = clustered(log_probabilities, borders)
             alone = clustered(log_probabilities[row : row + 1], borders)
@@ -285,16 +302,16 @@ def test_greedy_takes_the_first_of_the_likeliest(
     for row, of_row in enumerate(log_probabilities):
         expected = int(sampling.probabilities(of_row, history).argmax())
         for scores in (clustered(log_probabilities, borders), Scores(log_probabilities)):
-            assert sampling.choose(scores, row, history, generator(0)) == expected
+            assert sampling.choose(scores, row, history, seeded_generator(0)) == expected
 
 
 def test_rows_draw_from_their_own_generators() -> None:
     logits, sampling = torch.randn(3, 13), Sampling(temperature=1.2, top_p=0.9)
-    rows = [generator(seed) for seed in (1, 2, 3)]
+    rows = [seeded_generator(seed) for seed in (1, 2, 3)]
     together = [[sampling.choose(Scores(logits), row, [], rows[row]) for row in range(3)] for _ in range(40)]
-    alone, last = Scores(logits[2:]), generator(3)
+    alone, last = Scores(logits[2:]), seeded_generator(3)
     assert [step[2] for step in together] == [sampling.choose(alone, 0, [], last) for _ in range(40)]
-    seeds = [[sampling.choose(alone, 0, [], draws) for _ in range(40)] for draws in map(generator, (1, 1, 2))]
+    seeds = [[sampling.choose(alone, 0, [], draws) for _ in range(40)] for draws in map(seeded_generator, (1, 1, 2))]
     assert seeds[0] == seeds[1] != seeds[2]
 
 
@@ -302,14 +319,14 @@ def test_rows_draw_from_their_own_generators() -> None:
 def test_tiny_temperatures_draw_the_likeliest(logits: list[float], temperature: float) -> None:
     row = torch.tensor([[*logits, 1e4, -1e30, 9e3]])
     sampling = Sampling(temperature=temperature)
-    assert sampling.probabilities(row[0]).argmax() == len(logits) == sampling.choose(Scores(row), 0, [], generator(0))
+    assert sampling.probabilities(row[0]).argmax() == len(logits) == sampling.choose(Scores(row), 0, [], seeded_generator(0))
     clusters = clustered(row.log_softmax(1), (0, 1, row.shape[1] - 1, row.shape[1]))
-    assert sampling.choose(clusters, 0, [], generator(0)) == len(logits)
+    assert sampling.choose(clusters, 0, [], seeded_generator(0)) == len(logits)
 
 
 def test_huge_temperatures_draw_evenly() -> None:
     sampling, scores = Sampling(temperature=1e300), clustered(adaptive_logits())
-    draws = generator(0)
+    draws = seeded_generator(0)
     fits(
         torch.bincount(torch.tensor([sampling.choose(scores, 0, [], draws) for _ in range(N_DRAW)]), minlength=13),
         torch.full((13,), 1 / 13),
@@ -324,7 +341,7 @@ HEAVY = torch.tensor([[0.5, 0.25, 0.1, 0.05, *[0.012] * 5, *[0.01] * 4]]).log()
 
 def computed(sampling: Sampling, log_probabilities: Tensor = HEAVY, history: Sequence[int] = (), seed: int = 0) -> set[int]:
     scores = clustered(log_probabilities)
-    sampling.choose(scores, 0, history, generator(seed))
+    sampling.choose(scores, 0, history, seeded_generator(seed))
     return {tail for tail, _ in scores.computed}
 
 
@@ -351,7 +368,7 @@ def test_a_draw_computes_the_tail_that_it_falls_in() -> None:
     found = set()
     for seed in range(300):
         scores = clustered(HEAVY)
-        token = Sampling().choose(scores, 0, [], generator(seed))
+        token = Sampling().choose(scores, 0, [], seeded_generator(seed))
         expected = frozenset() if token < 4 else frozenset({(0 if token < 9 else 1, 0)})
         assert scores.computed == expected
         found.add(expected)
@@ -363,7 +380,7 @@ def test_the_nucleus_computes_a_tail_only_where_bounds_do_not_tell() -> None:
     found = set()
     for seed in range(200):
         scores = clustered(HEAVY)
-        token = Sampling(top_p=0.87).choose(scores, 0, [], generator(seed))
+        token = Sampling(top_p=0.87).choose(scores, 0, [], seeded_generator(seed))
         found.add((token, scores.computed))
     nothing, first = frozenset(), frozenset({(0, 0)})
     assert {(0, nothing), (1, nothing), (2, nothing), (3, first)} <= found
@@ -415,14 +432,14 @@ def test_a_tail_may_hold_little_of_all(temperature: float, top_p: float, bias: d
     sampling = Sampling(temperature=temperature, top_p=top_p, logit_bias=bias)
     assert sampling.probabilities(row[0]).tolist() == [1.0] + [0.0] * 10
     for seed in range(50):
-        assert sampling.choose(clustered(row, (0, 2, 11)), 0, [], generator(seed)) == 0
+        assert sampling.choose(clustered(row, (0, 2, 11)), 0, [], seeded_generator(seed)) == 0
 
 
 def test_a_tail_may_hold_several_that_are_likelier() -> None:
     """0.41 has room for two tokens before 0.18."""
     row, sampling = torch.tensor([[0.3, 0.18, 0.06, 0.05, 0.2, 0.2, 0.005, 0.005]]).log(), Sampling(top_k=3)
     assert sampling.probabilities(row[0]).gt(0).tolist() == [True, False, False, False, True, True, False, False]
-    assert {sampling.choose(clustered(row, (0, 4, 8)), 0, [], generator(seed)) for seed in range(50)} == {0, 4, 5}
+    assert {sampling.choose(clustered(row, (0, 4, 8)), 0, [], seeded_generator(seed)) for seed in range(50)} == {0, 4, 5}
 
 
 def test_a_small_nucleus_takes_few_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +449,7 @@ def test_a_small_nucleus_takes_few_proposals(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(RejectionSampler, "_propose", lambda self, point: (hits.append(propose(self, point)), hits[-1])[1])
     for seed in range(50):
         hits.clear()
-        assert Sampling(top_p=1e-4).choose(Scores(torch.zeros(1, 1000)), 0, [], generator(seed)) == 0
+        assert Sampling(top_p=1e-4).choose(Scores(torch.zeros(1, 1000)), 0, [], seeded_generator(seed)) == 0
         assert len(set(hits)) == len(hits) < 30
 
 
@@ -473,7 +490,7 @@ def test_values_that_cannot_be(options: dict[str, Any], match: str) -> None:
 
 def test_filters_that_keep_all_or_say_the_same_go_with_temperature_0() -> None:
     sampling = Sampling(temperature=0, top_k=1, top_p=1.0, min_p=0.0)
-    assert sampling.choose(clustered(HEAVY), 0, [], generator(0)) == 0
+    assert sampling.choose(clustered(HEAVY), 0, [], seeded_generator(0)) == 0
 
 
 @pytest.mark.parametrize(
@@ -489,7 +506,7 @@ def test_a_bias_that_does_not_fit_the_vocabulary(bias: dict[int, float], match: 
     for attempt in (
         lambda: sampling.check(13),
         lambda: sampling.probabilities(HEAVY),
-        lambda: sampling.choose(clustered(HEAVY), 0, [], generator(0)),
+        lambda: sampling.choose(clustered(HEAVY), 0, [], seeded_generator(0)),
     ):
         with pytest.raises(ConfigError, match=match):
             attempt()
@@ -501,11 +518,33 @@ def test_scores_that_are_no_numbers(options: dict[str, Any], value: float) -> No
     sampling, row = Sampling(**options), torch.full((1, 13), value)
     for attempt in (
         lambda: sampling.probabilities(row),
-        lambda: sampling.choose(Scores(row), 0, [], generator(0)),
-        lambda: sampling.choose(clustered(row), 0, [], generator(0)),
+        lambda: sampling.choose(Scores(row), 0, [], seeded_generator(0)),
+        lambda: sampling.choose(clustered(row), 0, [], seeded_generator(0)),
     ):
         with pytest.raises(ConfigError, match="no token can be drawn: the best score is not a finite number"):
             attempt()
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.5}, {"min_p": 0.5}])
+def test_a_single_score_that_is_no_number(options: dict[str, Any]) -> None:
+    row = torch.zeros(1, 13).index_fill(1, torch.tensor([5]), math.nan)
+    with pytest.raises(ConfigError, match="look for NaN"):
+        Sampling(**options).choose(Scores(row), 0, [], seeded_generator(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"),
+    [
+        ({"repetition_penalty": 1e300}, {0, 1, 3}),
+        ({"logit_bias": {0: -1e300, 1: -1e300}}, {2, 3}),
+        ({"temperature": 1e300, "min_p": 0.5}, {0, 1, 2, 3}),
+    ],
+)
+def test_settings_beyond_fp32(options: dict[str, Any], possible: set[int]) -> None:
+    row, sampling = torch.tensor([[0.0, 0.0, -1.0, 1.0]]), Sampling(**options)
+    assert set(sampling.probabilities(row[0], [2]).nonzero().flatten().tolist()) == possible
+    draws = seeded_generator(0)
+    assert {sampling.choose(Scores(row), 0, [2], draws) for _ in range(100)} == possible
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0}, {}, {"top_k": 2}, {"top_p": 0.5}])
@@ -518,7 +557,7 @@ def test_a_tail_of_no_numbers_is_not_drawn_from(options: dict[str, Any]) -> None
         borders=(0, 4, 9, 13),
     )
     with pytest.raises(ConfigError, match="look for NaN"):
-        Sampling(**options).choose(broken, 0, [], generator(0))
+        Sampling(**options).choose(broken, 0, [], seeded_generator(0))
 
 
 def test_the_callers_bias_is_copied() -> None:

@@ -14,7 +14,7 @@ from tests.generation.test_decoder_rows import TEXT, feed, model_of
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Failed, Finished, Read, Request
+from transformer_xl.generation.requests import Chosen, Failed, Finished, Read, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import Scheduler, write
@@ -457,7 +457,7 @@ def test_a_text_goes_on_from_a_state_with_the_same_bits(kind: str, n_first: int)
     whole = Scheduler(decoder_of(kind), likeliest=2)
     expected = of((whole.submit(request, row=1), finish(whole))[1], 0)
 
-    generator, decoder = torch.Generator().manual_seed(5), decoder_of(kind)
+    generator, decoder = seeded_generator(5), decoder_of(kind)
     scheduler = Scheduler(decoder, likeliest=2)
     scheduler.submit(replace(request, max_new_tokens=n_first, generator=generator), row=1, remember=True)
     first = of(finish(scheduler), 0)

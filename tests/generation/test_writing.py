@@ -10,7 +10,7 @@ import torch
 from tests.helpers import assert_close, tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, text_seed
+from transformer_xl.generation.requests import Chosen, Finished, FinishReason, Request, seeded_generator, text_seed
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.writing import write
 from transformer_xl.model.language_model import LanguageModel
@@ -249,7 +249,7 @@ def test_each_text_may_be_sampled_in_its_own_way() -> None:
 def test_a_text_may_draw_on_from_a_generator() -> None:
     """And moves it on; its seed is of no account then."""
     torch.manual_seed(0)
-    decoder, generator = Decoder(tiny_model()), torch.Generator().manual_seed(5)
+    decoder, generator = Decoder(tiny_model()), seeded_generator(5)
     (whole,), _ = texts(decoder.model, [Request(prompt=[1], seed=5, max_new_tokens=20)])
     written = []
     for prompt, n_tokens in (([1], 9), ([], 11)):

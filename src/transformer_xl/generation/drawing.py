@@ -7,11 +7,13 @@ import itertools
 import math
 from collections.abc import Callable
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.scores import ROUNDING, RowScores
+
+_BLOCK = 512
+"""Tokens whose lengths are summed one after another."""
 
 
 def require_drawable(drawable: bool) -> None:
@@ -54,19 +56,19 @@ class RejectionSampler:
         # n probabilities of sum P have powers 1/temperature between P^(1/temperature) and that times n^(1 - 1/temperature)
         self._spread = 1 - 1 / temperature
         self._opened = set(row.opened)
-        self._weights: dict[int, Tensor] = {}
+        self._weights: dict[int, np.ndarray] = {}
         self._best, self._reference = self._highest()
         # the last token in rank, by score and id, that may be drawn: at first, by what is known without any tail
         self._last_score, self._last_id = self._least(self._best), row.borders[-1]
         self._kth = -math.inf
         if top_k is not None and top_k <= row.size(0):
-            self._kth = float(row.cluster(0).topk(top_k).values[-1])
+            self._kth = float(np.partition(row.cluster(0), -top_k)[-top_k])
         self._last_score = max(self._last_score, self._kth)
 
-    def draw(self, generator: torch.Generator) -> int:
+    def draw(self, generator: np.random.Generator) -> int:
         """Return the id of a token."""
         while True:
-            proposed = self._propose(float(torch.rand((), dtype=torch.float64, generator=generator)))
+            proposed = self._propose(generator.random())
             if proposed is not None:
                 i, place = proposed
                 score, token = float(self._row.cluster(i)[place]), self._row.borders[i] + place
@@ -76,18 +78,18 @@ class RejectionSampler:
 
     def _propose(self, uniform: float) -> tuple[int, int] | None:
         """Return cluster and place of the token at a point in [0, 1) of the line; None: no token."""
-        ends = {i: self._drawable(i).cumsum(0) for i in self._opened}
-        lengths = [float(ends[i][-1]) if i in ends else self._longest(i) for i in range(self._row.n_cluster)]
+        drawable = {i: self._drawable(i) for i in self._opened}
+        lengths = [float(drawable[i].sum()) if i in drawable else self._longest(i) for i in range(self._row.n_cluster)]
         borders = list(itertools.accumulate(lengths, initial=0.0))
         point = uniform * borders[-1]
         i = next((i for i, end in enumerate(borders[1:]) if point < end), None)
         if i is None:  # rounded up to the end of the line
             return None
-        if i not in ends:
-            ends[i] = self._drawable(i).cumsum(0)  # measured as the line is, which opening may change
+        if i not in drawable:
+            drawable[i] = self._drawable(i)  # measured as the line is, which opening may change
             self._open(i)
-        place = int(torch.searchsorted(ends[i], point - borders[i], right=True))
-        return (i, place) if place < len(ends[i]) else None
+        place = _place(drawable[i], point - borders[i])
+        return None if place is None else (i, place)
 
     def _is_kept(self, score: float, token: int) -> bool:
         """Return whether all filters keep a token; open tails until that is certain."""
@@ -121,7 +123,7 @@ class RejectionSampler:
         """Return the fewest and the most tokens of a cluster that rank before one; top_k is subtracted in the head."""
         assert self._top_k is not None
         if i in self._opened:
-            n = float(self._ranked_until(i, score, token - 1).sum()) - (self._top_k if i == 0 else 0)
+            n = float(np.count_nonzero(self._ranked_until(i, score, token - 1))) - (self._top_k if i == 0 else 0)
             return n, n
         # the tail's total probability limits how many of its tokens can be as likely as that one
         n_log, size = self._row.bound(i) - score, self._row.size(i)
@@ -134,7 +136,7 @@ class RejectionSampler:
         """
         assert self._top_p is not None
         if i in self._opened:
-            before = float(self._weights_of(i)[self._ranked_until(i, score, token - 1)].sum())
+            before = float((self._weights_of(i) * self._ranked_until(i, score, token - 1)).sum())
             before -= self._top_p * self._total() if i == 0 else 0.0
             return before, before
         row, bound = self._row, self._row.bound(i)
@@ -153,21 +155,20 @@ class RejectionSampler:
         weights = [self._weights_of(i) for i in sorted(self._opened)]
         if self._top_k is None:
             return sum(float(w.sum()) for w in weights)
-        best = torch.cat([w.topk(min(self._top_k, len(w))).values for w in weights])
-        return float(best.topk(min(self._top_k, len(best))).values.sum())
+        return float(np.sort(np.concatenate(weights))[-self._top_k :].sum())
 
     def _longest(self, i: int) -> float:
         """Return an upper bound of the length of a tail's tokens."""
         bound = self._row.bound(i)
         return 0.0 if bound < self._last_score else self._length(bound) * self._row.size(i) ** max(0.0, self._spread)
 
-    def _drawable(self, i: int) -> Tensor:
+    def _drawable(self, i: int) -> np.ndarray:
         weights = self._weights_of(i)
         if self._last_score == -math.inf:
             return weights
         return weights * self._ranked_until(i, self._last_score, self._last_id)
 
-    def _ranked_until(self, i: int, score: float, token: int) -> Tensor:
+    def _ranked_until(self, i: int, score: float, token: int) -> np.ndarray:
         """Return which tokens (size,) of a cluster have a higher score, or the same and no higher id."""
         scores = self._row.cluster(i)
         ranked = scores > score
@@ -175,9 +176,12 @@ class RejectionSampler:
         ranked[:n] |= scores[:n] == score
         return ranked
 
-    def _weights_of(self, i: int) -> Tensor:
+    def _weights_of(self, i: int) -> np.ndarray:
         if i not in self._weights:
-            self._weights[i] = ((self._row.cluster(i).double() - self._reference) / self._temperature).exp()
+            nats = self._row.cluster(i).astype(np.float64)
+            nats -= self._reference
+            nats *= 1 / self._temperature
+            self._weights[i] = np.exp(nats, out=nats)
         return self._weights[i]
 
     def _length(self, score: float) -> float:
@@ -203,3 +207,15 @@ class RejectionSampler:
         highest = max([*seen, *possible])
         require_drawable(math.isfinite(highest) and not any(math.isnan(score) for score in [*seen, *possible]))
         return max(seen), highest
+
+
+def _place(lengths: np.ndarray, point: float) -> int | None:
+    """Return which of the lengths, one after another, holds a point; None if it lies beyond them."""
+    first = 0
+    if len(lengths) > _BLOCK:  # a sum in blocks is ten times as fast as one that goes from token to token
+        ends = np.add.reduceat(lengths, np.arange(0, len(lengths), _BLOCK)).cumsum()
+        block = int(ends.searchsorted(point, side="right"))
+        first, point = block * _BLOCK, point - (float(ends[block - 1]) if block else 0.0)
+        lengths = lengths[first : first + _BLOCK]
+    place = int(lengths.cumsum().searchsorted(point, side="right"))
+    return first + place if place < len(lengths) else None

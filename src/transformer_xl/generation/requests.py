@@ -9,7 +9,6 @@ from transformer_xl.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
 
     from transformer_xl.generation.sampling import Sampling
 
@@ -48,7 +47,7 @@ class Request:
         stop_tokens: ids that end the text and are not part of it.
         ends: called with every token of the text; returns why it was the last one, or None.
         history: tokens that the row has read before, for a repetition penalty.
-        generator: on the CPU; None: a new one with the seed.
+        generator: of its random numbers; None: `seeded_generator(seed)`.
 
     Raises:
         ConfigError: a negative number of tokens, or a seed out of range.
@@ -61,7 +60,7 @@ class Request:
     stop_tokens: Collection[int] = frozenset()
     ends: Callable[[int], FinishReason | None] | None = None
     history: Sequence[int] = ()
-    generator: "torch.Generator | None" = None
+    generator: "np.random.Generator | None" = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
@@ -149,6 +148,18 @@ def check_seed(seed: int) -> int:
 def fresh_seed() -> int:
     """Return a random seed."""
     return secrets.randbits(32)
+
+
+def seeded_generator(seed: int) -> "np.random.Generator":
+    """Return the random numbers of a seed, the same on every machine and with every version of numpy.
+
+    Example:
+        >>> seeded_generator(7).random()
+        0.625095466604667
+    """
+    import numpy as np
+
+    return np.random.Generator(np.random.PCG64(check_seed(seed)))
 
 
 def text_seed(seed: int, prompt: int, sample: int) -> int:

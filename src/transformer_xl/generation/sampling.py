@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,22 +22,23 @@ from transformer_xl.generation.scores import RowScores, Scores, by_cluster, like
 _COLDEST = 1e-30
 """The least divisor. At lower temperatures, and far above it, only tokens with the very best score are ever drawn."""
 
+_infinite_beyond_fp32 = np.errstate(over="ignore", invalid="ignore")
+"""A penalty, a bias or a bound may be beyond fp32; what counts is that no token can be drawn then, not that numpy warns."""
 
-def penalize(scores: Tensor, ids: Sequence[int], penalty: float) -> Tensor:
-    """Divide positive scores (…, V) of some different tokens by a penalty, and multiply negative ones by it.
+
+def penalize(scores: np.ndarray, ids: Sequence[int], penalty: float) -> None:
+    """Divide positive scores (…, V) of some different tokens by a penalty, and multiply negative ones by it, in place.
 
     Reference: Keskar et al. 2019 (CTRL, arXiv 1909.05858) section 4.1, who divide; negative scores are multiplied as in other
     programs, because division would make the tokens likelier.
     """
-    index = torch.tensor(ids, dtype=torch.int64, device=scores.device)
-    chosen = scores[..., index]
-    return scores.index_copy(-1, index, torch.where(chosen < 0, chosen * penalty, chosen / penalty))
+    chosen = scores[..., ids]
+    scores[..., ids] = np.where(chosen < 0, chosen * penalty, chosen / penalty)
 
 
-def add_bias(scores: Tensor, bias: Mapping[int, float]) -> Tensor:
-    """Add to the scores (…, V) of some tokens; -inf bans a token."""
-    index = torch.tensor(list(bias), dtype=torch.int64, device=scores.device)
-    return scores.index_add(-1, index, scores.new_tensor(list(bias.values())).expand(*scores.shape[:-1], -1))
+def add_bias(scores: np.ndarray, bias: Mapping[int, float]) -> None:
+    """Add to the scores (…, V) of some tokens, in place; -inf bans a token."""
+    scores[..., list(bias)] += np.array(list(bias.values()), scores.dtype)
 
 
 def keep_top_k(scores: Tensor, k: int) -> Tensor:
@@ -145,6 +147,7 @@ class Sampling:
         n_banned = sum(bias == -math.inf for bias in self.logit_bias.values())
         _require(n_banned < vocab_size, f"logit_bias bans all {vocab_size} tokens; leave one that can be drawn")
 
+    @_infinite_beyond_fp32
     def probabilities(self, logits: Tensor, history: Sequence[int] | None = None) -> Tensor:
         """Return the distribution fp32 (…, V) that tokens are drawn from.
 
@@ -156,15 +159,15 @@ class Sampling:
             ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
         """
         self.check(logits.shape[-1])
-        scores = logits.float()
+        scores = logits.detach().to("cpu", torch.float32, copy=True)
         if seen := [token for token in self._penalized(history or ()) if 0 <= token < logits.shape[-1]]:
-            scores = penalize(scores, seen, self.repetition_penalty)
+            penalize(scores.numpy(), seen, self.repetition_penalty)
         if self.logit_bias:
-            scores = add_bias(scores, self.logit_bias)
+            add_bias(scores.numpy(), self.logit_bias)
         best = scores.amax(-1, keepdim=True)
         require_drawable(bool(best.isfinite().all()))
         if self.temperature == 0:
-            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).float()
+            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(logits.device, torch.float32)
         scores = (scores.double() - best.double()) / self._temperature  # at most 0, so that nothing overflows
         if self.top_k is not None:
             scores = keep_top_k(scores, self.top_k)
@@ -172,16 +175,17 @@ class Sampling:
             scores = keep_top_p(scores, self._top_p)
         if self.min_p:
             scores = keep_min_p(scores, self.min_p)
-        return scores.softmax(-1).float()
+        return scores.softmax(-1).to(logits.device, torch.float32)
 
-    def choose(self, scores: Scores, row: int, history: Sequence[int], generator: torch.Generator) -> int:
+    @_infinite_beyond_fp32
+    def choose(self, scores: Scores, row: int, history: Sequence[int], generator: np.random.Generator) -> int:
         """Draw the next token of one row, whatever the other rows are and draw.
 
         Args:
             scores: of the next token.
             row: the row to draw for.
             history: the tokens before, in this row.
-            generator: of this row, on the CPU, so that a seed means the same everywhere.
+            generator: of this row.
 
         Raises:
             ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
@@ -190,8 +194,8 @@ class Sampling:
         adjusted = self._adjust(scores.row(row), history)
         if self.temperature == 0:
             best, token = likeliest(adjusted, 1)
-            require_drawable(bool(best.isfinite()))
-            return int(token)
+            require_drawable(math.isfinite(best[0]))
+            return int(token[0])
         top_k = None if self.top_k is None or self.top_k >= scores.vocab_size else self.top_k
         if top_k is None or adjusted.n_cluster > len(adjusted.opened):
             return RejectionSampler(adjusted, self._temperature, top_k, self._top_p, self.min_p).draw(generator)
@@ -223,11 +227,13 @@ class Sampling:
             rising |= penalized_in
 
         @functools.cache
-        def adjusted(i: int) -> Tensor:
-            scores, first = row.cluster(i), row.borders[i]
+        def adjusted(i: int) -> np.ndarray:
+            scores, first = row.cluster(i).copy(), row.borders[i]
             if i in penalized_in:
-                scores = penalize(scores, [token - first for token in penalized_in[i]], self.repetition_penalty)
-            return add_bias(scores, {token - first: biased[token] for token in biased_in[i]}) if i in biased_in else scores
+                penalize(scores, [token - first for token in penalized_in[i]], self.repetition_penalty)
+            if i in biased_in:
+                add_bias(scores, {token - first: biased[token] for token in biased_in[i]})
+            return scores
 
         touched = frozenset(penalized_in) | frozenset(biased_in)
         return RowScores(row.borders, row.totals, adjusted, opened=row.opened | frozenset(rising), lowered=touched)

@@ -8,9 +8,11 @@ Shapes: B rows, V vocabulary.
 """
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,14 +31,15 @@ class RowScores:
     Attributes:
         borders: first id of each cluster, then V.
         totals: log-probability of each cluster as a whole; that of the head is not used.
-        cluster: the scores, fp32 (size,), of a cluster; the first call for a tail computes them.
+        cluster: the scores, fp32 (size,), of a cluster, not to be written to; the first call for a tail computes them. They
+            are arrays of numpy, because small operations of torch take longer than the step of a small model.
         opened: clusters that are looked at in any case, such as the head.
         lowered: tails with tokens made less likely than the model says, so that the total is only an upper bound.
     """
 
     borders: tuple[int, ...]
     totals: tuple[float, ...]
-    cluster: Callable[[int], Tensor]
+    cluster: Callable[[int], np.ndarray]
     opened: frozenset[int] = frozenset({0})
     lowered: frozenset[int] = frozenset()
 
@@ -80,10 +83,10 @@ class Scores:
         borders: Sequence[int] | None = None,
     ) -> None:
         self.borders = (0, head.shape[1]) if borders is None else tuple(borders)
-        self._head = head.detach().float().cpu()
-        self._tails = head.new_zeros(len(head), 0).float().cpu() if tails is None else tails.detach().float().cpu()
+        self._head = _array(head)
+        self._tails = np.zeros((len(head), 0), np.float32) if tails is None else _array(tails)
         self._compute_tail = compute_tail
-        self._computed: dict[tuple[int, int], Tensor] = {}
+        self._computed: dict[tuple[int, int], np.ndarray] = {}
         n_tail, size = self._tails.shape[1], self.borders[1]
         assert len(self.borders) == n_tail + 2 and size == self._head.shape[1], f"borders {self.borders}, head {head.shape}"
         assert n_tail == 0 or compute_tail is not None, "tails need compute_tail"
@@ -109,7 +112,7 @@ class Scores:
         if missing:
             assert self._compute_tail is not None
             with torch.no_grad():
-                values = self._compute_tail(tail, torch.tensor(missing)).float().cpu()
+                values = _array(self._compute_tail(tail, torch.tensor(missing)))
             self._computed.update(((tail, row), of_row) for row, of_row in zip(missing, values, strict=True))
 
     def full(self) -> Tensor:
@@ -117,8 +120,8 @@ class Scores:
         n_tail = self._tails.shape[1]
         for tail in range(n_tail):
             self.compute(tail, range(self.batch_size))
-        tails = (torch.stack([self._computed[tail, row] for row in range(self.batch_size)]) for tail in range(n_tail))
-        return torch.cat([self._head, *tails], dim=1)
+        tails = (np.stack([self._computed[tail, row] for row in range(self.batch_size)]) for tail in range(n_tail))
+        return torch.from_numpy(np.concatenate([self._head, *tails], axis=1))
 
     def log_probability(self, ids: Ids, *, rows: Sequence[int] | None = None) -> Tensor:
         """Return the model's log-probability (R,) of one token in each row, before any sampling setting.
@@ -134,11 +137,13 @@ class Scores:
         rows = self._checked(rows)
         tokens_R = one_id_per_row(ids, len(rows))
         check_ids(tokens_R, vocab_size=self.vocab_size)
-        asked = [(row, token, _cluster_of(self.borders, token)) for row, token in zip(rows, tokens_R.tolist(), strict=True)]
+        asked = [
+            (row, token, bisect_right(self.borders, token) - 1) for row, token in zip(rows, tokens_R.tolist(), strict=True)
+        ]
         for tail in range(self._tails.shape[1]):
             self.compute(tail, [row for row, _, cluster in asked if cluster == tail + 1])
-        chosen = [self._cluster(row, cluster)[token - self.borders[cluster]] for row, token, cluster in asked]
-        return torch.stack(chosen) - self._normalizers(rows)
+        chosen = [float(self._cluster(row, cluster)[token - self.borders[cluster]]) for row, token, cluster in asked]
+        return torch.tensor(chosen) - self._normalizers(rows)
 
     def top(self, n: int, *, rows: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """Return the model's log-probabilities (R, n) and the ids (R, n) of each row's likeliest tokens, the likeliest first.
@@ -157,7 +162,7 @@ class Scores:
             raise ConfigError(f"the {n} likeliest tokens of {self.vocab_size} were asked for; ask for 1 … {self.vocab_size}")
         rows = self._checked(rows)
         leading = [likeliest(self.row(row), n) for row in rows]
-        values, ids = (torch.stack(parts) for parts in zip(*leading, strict=True))
+        values, ids = (torch.from_numpy(np.stack(parts)) for parts in zip(*leading, strict=True))
         return values - self._normalizers(rows).unsqueeze(1), ids
 
     def row(self, row: int) -> RowScores:
@@ -168,7 +173,7 @@ class Scores:
             cluster=lambda i: self._cluster(row, i),
         )
 
-    def _cluster(self, row: int, i: int) -> Tensor:
+    def _cluster(self, row: int, i: int) -> np.ndarray:
         if i == 0:
             return self._head[row]
         self.compute(i - 1, [row])
@@ -183,10 +188,14 @@ class Scores:
 
     def _normalizers(self, rows: Sequence[int]) -> Tensor:
         """Return how much (R,) scores exceed log-probabilities; 0 with an adaptive softmax, which normalizes them."""
-        return self._head[list(rows)].logsumexp(1) if self._tails.shape[1] == 0 else self._head.new_zeros(len(rows))
+        return torch.from_numpy(self._head[list(rows)]).logsumexp(1) if self._tails.shape[1] == 0 else torch.zeros(len(rows))
 
 
-def likeliest(row: RowScores, n: int) -> tuple[Tensor, Tensor]:
+def _array(x: Tensor) -> np.ndarray:
+    return x.detach().float().cpu().numpy()
+
+
+def likeliest(row: RowScores, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Return scores (n,) and ids (n,) of the best tokens of a row, the best first, of equal ones the lowest id first.
 
     This computes only tails that may hold one of them. A row with fewer tokens than `n` returns all.
@@ -196,39 +205,29 @@ def likeliest(row: RowScores, n: int) -> tuple[Tensor, Tensor]:
         if len(ids) >= n and bound < values[-1]:
             break
         more, places = _best(row.cluster(i), n)
-        ids = torch.cat([ids, places + row.borders[i]])
-        values, order_of_both = _ranked(torch.cat([values, more]), ids, n)
-        ids = ids[order_of_both]
+        values, ids = _ranked(np.concatenate([values, more]), np.concatenate([ids, places + row.borders[i]]), n)
     return values, ids
 
 
 def by_cluster(borders: Sequence[int], ids: Iterable[int]) -> dict[int, list[int]]:
     """Return the ids of each cluster, sorted, without ids outside the vocabulary."""
-    inside = sorted(token for token in ids if 0 <= token < borders[-1])
-    return {i: list(group) for i, group in itertools.groupby(inside, lambda token: _cluster_of(borders, token))}
+    ordered = sorted(ids)
+    ends = [bisect_left(ordered, border) for border in borders]
+    return {i: ordered[first:end] for i, (first, end) in enumerate(itertools.pairwise(ends)) if first < end}
 
 
-def _cluster_of(borders: Sequence[int], token: int) -> int:
-    return sum(token >= border for border in borders[1:-1])
-
-
-def _best(scores: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n largest and their places; `topk` does not define which of equal values it takes, so this decides ties."""
+def _best(scores: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the n largest and their places."""
     if n == 1:
-        place = scores.argmax(keepdim=True)  # the first of equal ones
-        return scores[place], place
+        place = int(scores.argmax())  # the first of equal ones
+        return scores[place : place + 1], np.array([place])
     n = min(n, len(scores))
-    values, places = scores.topk(n)
-    reaching = scores >= values[-1]
-    if int(reaching.sum()) > n:
-        places = reaching.nonzero().squeeze(1)
-        values = scores[places]
-    values, order = _ranked(values, places, n)
-    return values, places[order]
+    least = np.partition(scores, len(scores) - n)[len(scores) - n]
+    places = np.flatnonzero(~(scores < least))  # all of equal ones, and whatever is no number
+    return _ranked(scores[places], places, n)
 
 
-def _ranked(values: Tensor, ids: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """Return the n largest values and their places, of equal values the lowest id first."""
-    by_id = ids.argsort()
-    order = by_id[values[by_id].argsort(descending=True, stable=True)][:n]
-    return values[order], order
+def _ranked(values: np.ndarray, ids: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the n largest values and their ids, of equal values the lowest id first."""
+    order = np.lexsort((-ids, values))[: -n - 1 : -1]
+    return values[order], ids[order]

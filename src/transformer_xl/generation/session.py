@@ -5,15 +5,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, Request
+from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import write
@@ -84,7 +83,7 @@ class TextSession:
 
         last: Chosen | None = None
         if self._random is None or not self.keeps_drawing:
-            self._random = request.seed, torch.Generator().manual_seed(request.seed)
+            self._random = request.seed, seeded_generator(request.seed)
         request = replace(request, history=tuple(self.tail), generator=self._random[1])
         for event in write(
             self.decoder,
@@ -146,7 +145,7 @@ class TextSession:
         self.n_tokens += n
 
 
-_Random = tuple[int, torch.Generator]
+_Random = tuple[int, np.random.Generator]
 """A seed, and the generator that began with it."""
 
 
@@ -165,44 +164,33 @@ def _is_whole(text: str, end: int) -> bool:
 
 
 # --- a random generator as a line of text ----------------------------------------------------------------------------------
-# torch takes the state of its generator back as bytes that it hardly checks: with a forged count it would read past its words.
-# So the text holds only the words and how many of them were used, and any text of that length is a valid generator.
-# Reference: Matsumoto and Nishimura 1998 (MT19937), whose 624 words are replaced together once all were used.
+# Reference: O'Neill 2014 (PCG, HMC-CS-2014-0905). The state is two numbers of 128 bits, the second of them odd.
 
-_N = 624
-_TORCH = np.dtype([("seed", "u8"), ("left", "i4"), ("seeded", "i4"), ("used", "u8"), ("words", "u8", _N), ("normal", "V40")])
-"""State of a generator on the CPU. `left` counts down to the draw that replaces the words; they last for left - 1 draws."""
-
-_STORED = np.dtype([("words", "<u4", _N), ("used", "<u2")])
+_STATE_BYTES = 16
 
 
-def generator_to_text(generator: torch.Generator) -> str:
-    """Return a generator on the CPU as text, without its seed and without a cached normal number."""
-    state = generator.get_state().numpy().view(_TORCH)[0]
-    stored = np.zeros((), _STORED)
-    stored["words"], stored["used"] = state["words"], state["used"]
-    return base64.b64encode(stored.tobytes()).decode("ascii")
+def generator_to_text(generator: np.random.Generator) -> str:
+    """Return a generator over PCG64 as text."""
+    state: Any = generator.bit_generator.state["state"]
+    numbers = (state[name].to_bytes(_STATE_BYTES, "little") for name in ("state", "inc"))
+    return base64.b64encode(b"".join(numbers)).decode("ascii")
 
 
-def generator_from_text(text: str) -> torch.Generator:
+def generator_from_text(text: str) -> np.random.Generator:
     """Return the generator that a text holds; ValueError if it holds none.
 
     Example:
-        >>> generator = torch.Generator().manual_seed(7)
+        >>> generator = seeded_generator(7)
         >>> same = generator_from_text(generator_to_text(generator))
-        >>> torch.equal(torch.rand(3, generator=same), torch.rand(3, generator=generator))
+        >>> same.random() == generator.random()
         True
     """
     data = base64.b64decode(text, validate=True)
-    if len(data) != _STORED.itemsize:
-        raise ValueError(f"{len(data)} bytes are not the {_STORED.itemsize} of a generator")
-    stored = np.frombuffer(data, _STORED)[0]
-    used = int(stored["used"])
-    if used > _N:
-        raise ValueError(f"{used} of {_N} words cannot have been used")
-    generator = torch.Generator()
-    new = generator.get_state()
-    state = new.numpy().view(_TORCH)
-    state["words"], state["used"], state["left"] = stored["words"], used, _N + 1 - used if used else 1
-    generator.set_state(new)
-    return generator
+    if len(data) != 2 * _STATE_BYTES:
+        raise ValueError(f"{len(data)} bytes are not the {2 * _STATE_BYTES} of a generator")
+    number, increment = (int.from_bytes(part, "little") for part in (data[:_STATE_BYTES], data[_STATE_BYTES:]))
+    if increment % 2 == 0:
+        raise ValueError("an even increment is not that of a generator")
+    bits = np.random.PCG64(0)
+    bits.state = {"bit_generator": "PCG64", "state": {"state": number, "inc": increment}, "has_uint32": 0, "uinteger": 0}
+    return np.random.Generator(bits)

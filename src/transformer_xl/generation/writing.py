@@ -16,7 +16,17 @@ import torch
 
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Event, Failed, Finished, FinishReason, Read, Request
+from transformer_xl.generation.requests import (
+    EMPTY_PROMPT,
+    Chosen,
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Read,
+    Request,
+    seeded_generator,
+)
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import RowState
@@ -126,7 +136,7 @@ class Scheduler:
             self._forget(row)
         if not draft.is_reading:
             self._scores = self._decoder.scores
-            if self._scores.row(row).cluster(0).isnan().any():
+            if np.isnan(self._scores.row(row).cluster(0)).any():
                 raise TokenizerError(EMPTY_PROMPT)
         self._drafts[row] = draft
         self._n_submitted += 1
@@ -368,7 +378,7 @@ class _Draft:
         self._sampling.check(vocab_size)
         self._history = _History(self._sampling)
         self._history.add(*request.history)
-        self._generator = request.generator or torch.Generator().manual_seed(request.seed)
+        self._generator = request.generator or seeded_generator(request.seed)
         self._begin = self._read = time.perf_counter()
 
     @property
