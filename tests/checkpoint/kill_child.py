@@ -30,12 +30,9 @@ def main(directory: Path, n_kills: int, seed: int) -> None:
     generator = random.Random(seed)
     CheckpointStore(directory).save(numbered(0, n_values=N_VALUES))
     reported = {"step": 0, "best": 0}
-    n_unfinished = 0  # kills since the last complete save; each may have left a finished checkpoint without deleting old ones
     for _ in range(n_kills):
-        reports = kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
-        reported |= reports
-        n_unfinished = 1 if reports else n_unfinished + 1
-        print(json.dumps(examine(directory, reported, n_unfinished)), flush=True)
+        reported |= kill_one(directory, delay=generator.uniform(0, MAX_DELAY))
+        print(json.dumps(examine(directory, reported)), flush=True)
     print("done", flush=True)
 
 
@@ -64,6 +61,7 @@ def save_without_end(directory: Path, writer: int) -> None:
     store = CheckpointStore(directory, keep=KEEP)
     store.clean()
     step = store.load_newest(on_damaged=never).step
+    store.rewind(step, best=store.best_step)
     while True:
         step += 1
         best = step % 5 == 0
@@ -76,7 +74,7 @@ def report(step: int, best: bool) -> bytes:
     return f"step {step}\n".encode() + (f"best {step}\n".encode() if best else b"")
 
 
-def examine(directory: Path, reported: dict[str, int], n_unfinished: int) -> dict[str, Any]:
+def examine(directory: Path, reported: dict[str, int]) -> dict[str, Any]:
     """Load what the kill left, before and after cleaning; every defect is an entry in "defects"."""
     store = CheckpointStore(directory, keep=KEEP)
     strays = stray_names(directory)
@@ -97,8 +95,11 @@ def examine(directory: Path, reported: dict[str, int], n_unfinished: int) -> dic
     defects += [f"{name} after cleaning" for name in stray_names(directory)]
     if steps[0] != steps[1]:
         defects.append(f"cleaning changed the newest step from {steps[0]} to {steps[1]}")
-    if len(store.steps()) > KEEP + 1 + n_unfinished:  # the newest few, the best, and those that a kill saved from deletion
-        defects.append(f"{len(store.steps())} checkpoints are kept")
+    if len(store.steps()) > KEEP + 2:  # the newest few, the best, and the one just published
+        defects.append(f"steps {store.steps()} are kept")
+    store.rewind(steps[1], best=store.best_step)
+    if set(store.steps()) - {*store.steps()[-KEEP:], store.best_step}:
+        defects.append(f"after resuming, steps {store.steps()} are kept")
     return {"reported": reported["step"], "loaded": steps[0], "strays": strays, "defects": defects}
 
 

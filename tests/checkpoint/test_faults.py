@@ -143,6 +143,7 @@ def test_a_fault_at_any_call_loses_nothing(prepared: Path, tmp_path: Path, fault
         n_fired += 1
         check_failure(failure, store, remedy)
         check_nothing_lost(store, step)
+        check_resume(store)
         check_recovery(store, step)
     assert failure is None
     assert n_fired > 0
@@ -176,6 +177,13 @@ def check_nothing_lost(store: CheckpointStore, step: int) -> None:
     if store.best_step == 1:
         for kept in {1, 2, 3} - {step}:
             assert_same(store.load(kept), earlier(kept))
+
+
+def check_resume(store: CheckpointStore) -> None:
+    """A run that goes on keeps the two newest and the best."""
+    store.clean()
+    store.rewind(store.load_newest(on_damaged=never).step, best=store.best_step)
+    assert set(store.steps()) == {*store.steps()[-2:], store.best_step}
 
 
 def check_recovery(store: CheckpointStore, step: int) -> None:

@@ -52,6 +52,14 @@ def test_keep_counts_the_newest(tmp_path: Path) -> None:
     assert store.steps() == [3, 4, 5]
 
 
+def test_a_run_that_goes_on_keeps_no_more_than_one_that_saves(store: CheckpointStore) -> None:
+    """Its process was killed before it deleted old ones."""
+    for step in (10, 20, 30, 40, 50):
+        CheckpointStore(store.directory, keep=9).save(numbered(step), best=step == 10)
+    store.rewind(40, best=10)
+    assert names(store) == ["best.json", "step-00000010", "step-00000030", "step-00000040", "step-00000050.abandoned"]
+
+
 def test_steps_are_sorted_as_numbers(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, keep=9)
     for step in (100_000_000, 99_999_999, 0):

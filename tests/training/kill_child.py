@@ -40,6 +40,9 @@ def train_through_kills(folder: str, n_steps: int, n_kills: int, seed: int, over
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         steps.append(newest_step(home))
+        found = CheckpointStore(home / "killed" / "checkpoints")
+        most = 4  # the two newest, the best, and one that could not be deleted any more
+        assert len(found.steps()) <= most, f"steps {found.steps()} are kept"
     go_on(home, "killed", n_steps, overrides)
     return steps
 

@@ -7,6 +7,7 @@ import pytest
 from tests.forked import run_forked
 from tests.training.helpers import differing, run_bits, write_recipe, write_text
 from tests.training.kill_child import WARNINGS
+from transformer_xl.checkpoint.run_directory import RunDirectory
 
 SETTINGS = {
     "adamw, several segments per update": ["optim.optimizer=adamw", "train.tbptt_segments=2", "optim.schedule=inv_sqrt"],
@@ -41,6 +42,8 @@ def train_through_kills(folder: Path, n_steps: int, n_kills: int, overrides: lis
     assert differing(run_bits(folder / "killed"), run_bits(folder / "whole")) == []
     strays = [path.name for path in (folder / "killed").rglob("*") if path.suffix in (".tmp", ".old", ".abandoned")]
     assert strays == []
+    store = RunDirectory(folder / "killed").store()
+    assert set(store.steps()) == {*store.steps()[-2:], store.best_step}
     return steps
 
 

@@ -91,7 +91,7 @@ class CheckpointStore:
             if best:
                 self._record_best(checkpoint.step)
             self._settle(checkpoint.step)
-            self._rotate(newly_saved=checkpoint.step)
+            self._rotate(newest=checkpoint.step)
         return final
 
     def steps(self) -> list[int]:
@@ -147,7 +147,8 @@ class CheckpointStore:
         """Go back to `step`, so that a run can continue from there.
 
         Later checkpoints, which are damaged or could not be read, get the ending `.abandoned`; from then on they are not read,
-        counted or deleted. Call this after `clean`, before anything is saved.
+        counted or deleted. Earlier ones that need not be kept are deleted, because a killed process may not have come to that.
+        Call this after `clean`, before anything is saved.
 
         Args:
             step: the newest step to keep.
@@ -164,6 +165,7 @@ class CheckpointStore:
             elif best != self.best_step:
                 self._record_best(best)
             sync_directory(self.directory)
+            self._rotate(newest=step)
 
     def clean(self) -> None:
         """Remove what killed processes left behind; call this when a run starts, before anything is saved."""
@@ -216,14 +218,14 @@ class CheckpointStore:
             old.rename(final)
             sync_directory(self.directory)
 
-    def _rotate(self, *, newly_saved: int) -> None:
+    def _rotate(self, *, newest: int) -> None:
         try:
             best = self._recorded_best()
         except ValueError:
             return  # any step may be the best, so delete none until the next best is recorded
         steps = self.steps()
-        # Keep the one just saved even if there are damaged ones of later steps, from before the run was resumed.
-        kept = {*steps[-self.keep :], newly_saved, best}
+        # Keep the run's newest even if there are damaged ones of later steps, from before the run was resumed.
+        kept = {*steps[-self.keep :], newest, best}
         for step in steps:
             if step not in kept:
                 discard_directory(self._old_path(step))
