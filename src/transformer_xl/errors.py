@@ -60,7 +60,7 @@ class ToldElsewhereError(TxlError):
     """An error that ends this process and that the first process reports."""
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Return an error's message on one line; of a very long one, which may quote what was typed, beginning and end."""
     text = " ".join(str(error).split())
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"

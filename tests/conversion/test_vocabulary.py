@@ -51,6 +51,13 @@ def test_a_vocabulary_of_another_model_is_refused(tmp_path):
         open_source(folder)
 
 
+def test_words_beyond_those_of_the_model_are_not_looked_at(tmp_path, monkeypatch):
+    folder = copy("tensorflow/base", tmp_path)
+    monkeypatch.setattr("transformer_xl.conversion.vocabulary._attributes", lambda state: pytest.fail("looked at"))
+    with pytest.raises(CheckpointError, match=r"cache.pkl' has [0-9]+ tokens, the model 3; they do not belong together"):
+        read_vocabulary(folder / "cache.pkl", vocab_size=3)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

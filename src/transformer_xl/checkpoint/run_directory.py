@@ -113,9 +113,9 @@ class RunDirectory:
         except ConfigError as error:
             raise CheckpointError(f"'{path}': {error}") from None
 
-    def tokenizer(self) -> Tokenizer:
-        """Read the run's tokenizer."""
-        return load_tokenizer(self.path / TOKENIZER_FILE)
+    def tokenizer(self, vocab_size: int | None = None) -> Tokenizer:
+        """Read the run's tokenizer; see `load_tokenizer`."""
+        return load_tokenizer(self.path / TOKENIZER_FILE, vocab_size=vocab_size)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -177,7 +177,8 @@ def load(
     """
     run = RunDirectory(source)
     if run.holds_run:
-        config, tokenizer = run.config().model, run.tokenizer()
+        config = run.config().model
+        tokenizer = run.tokenizer(config.vocab_size)
         check_tokenizer(tokenizer, config.vocab_size, str(source))
         weights = _run_weights(run, which, on_damaged or _warn)
         return build(make_model, config, weights, f"{run.path / CHECKPOINTS}"), tokenizer

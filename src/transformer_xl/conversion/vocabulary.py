@@ -6,7 +6,7 @@ a character. That follows from the corpus of the vocabulary.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def find_tokenizer(
     if given is not None:
         tokenizer, origin = read_vocabulary(given, moses=moses, vocab_size=vocab_size), given
     elif state is not None and ("idx2sym" in state or "sym2idx" in state):  # NVIDIA's copy of GPT-2's has no words
-        tokenizer, origin = _of_state(state, weights, moses), weights
+        tokenizer, origin = _of_state(state, weights, moses, vocab_size), weights
     else:
         origin = next((folder / name for name in _NAMES if os.path.lexists(folder / name)), None)
         if origin is None:
@@ -81,7 +81,7 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
     Args:
         path: the file.
         moses: see `convert`.
-        vocab_size: size of the model's vocabulary; a text file with more lines is refused before its lines are read.
+        vocab_size: size of the model's vocabulary; one with more words is refused before they are looked at.
     """
     path = Path(path)
     file, size = open_regular(path)
@@ -99,11 +99,14 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
                 return from_vocab_txt(data.decode("utf-8"), lower_case=lower_case, dataset=dataset, moses=moses)
     tree = read_torch(path) if start.startswith(_TORCH_STARTS) else read_pickle(path)
     if isinstance(tree, Stub) and isinstance(tree.state.get("vocab"), Stub):  # a Corpus
-        return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses)
-    return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses)
+        return _of_state({"dataset": tree.state.get("dataset"), **tree.state["vocab"].state}, path, moses, vocab_size)
+    return _of_state(tree.state if isinstance(tree, Stub) else tree, path, moses, vocab_size)
 
 
-def _of_state(state: Any, path: Path, moses: str | None) -> Tokenizer:
+def _of_state(state: Any, path: Path, moses: str | None, vocab_size: int | None) -> Tokenizer:
+    words = state.get("idx2sym") or state.get("sym2idx") if isinstance(state, Mapping) else None
+    if vocab_size is not None and isinstance(words, Sized) and len(words) > vocab_size:  # before each word is checked
+        raise _misfit(path, len(words), vocab_size)
     with _naming(path):
         known = _attributes(state)
         if known.get("dataset") is None:

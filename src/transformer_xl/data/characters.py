@@ -166,6 +166,9 @@ class SymbolTokenizer(PieceTokenizer):
         self.unit, self.lower_case, self.blank, self.line_end, self.unknown = unit, lower_case, blank, line_end, unknown
         self.reads_bytes = unit == "byte"
         require_members(self._ids, blank=blank, line_end=line_end, unknown=unknown)
+        if line_end not in (None, "10" if unit == "byte" else "\n"):
+            is_text = is_byte(line_end) if unit == "byte" else len(line_end) == 1
+            require(not is_text, f"line_end ({line_end!a}) stands for text, which would become line ends")
         super().__init__([self._piece(symbol) for symbol in self.symbols])
         line_feed = self._ids.get("10" if unit == "byte" else "\n", self._ids.get(line_end) if line_end is not None else None)
         self._line_feed = _LEFT_OUT if line_feed is None else line_feed

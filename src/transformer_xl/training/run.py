@@ -164,7 +164,7 @@ def train(
             tokenizer: Tokenizer | None = None
             if goes_on:
                 config = resumed_settings(directory, recipe, overrides, corpus)
-                tokenizer = directory.tokenizer()
+                tokenizer = directory.tokenizer(config.model.vocab_size)
                 check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
             else:
                 if world.first:
