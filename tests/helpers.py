@@ -70,7 +70,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def threads(n: int) -> Iterator[None]:
-    """Compute with so many threads in the block."""
+    """Compute with this many threads in the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

@@ -13,19 +13,19 @@ from transformer_xl.untrusted import MAX_DEPTH, MAX_SETTINGS_BYTES, MAX_SETTINGS
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"n_layer": NaN}', "is no sound JSON: NaN is no number; restore"),
-        ('{"n_layer": -Infinity}', "-Infinity is no number"),
+        ('{"n_layer": NaN}', "is not valid JSON: NaN is not a number; restore"),
+        ('{"n_layer": -Infinity}', "-Infinity is not a number"),
         ('{"n_layer": 1e999}', "1e999 is too large a number"),
-        ('{"n_layer": ' + "9" * 5000 + "}", "is no sound JSON: Exceeds the limit"),
-        ('{"a": {"b": 1, "c": 0, "b": 2}}', "is no sound JSON: key 'b' occurs twice"),
-        ("[1]", "is no JSON object"),
-        ("", "is no sound JSON: Expecting value"),
-        ("{", "is no sound JSON: "),
-        ("{}{}", "is no sound JSON: Extra data"),
-        ("[" * 100_000, "is no sound JSON: it is nested too deep"),
-        ("[" * MAX_DEPTH + "[[]]" + "]" * MAX_DEPTH, "is no sound JSON: it is nested too deep"),
+        ('{"n_layer": ' + "9" * 5000 + "}", "is not valid JSON: Exceeds the limit"),
+        ('{"a": {"b": 1, "c": 0, "b": 2}}', "is not valid JSON: key 'b' occurs twice"),
+        ("[1]", "is not a JSON object"),
+        ("", "is not valid JSON: Expecting value"),
+        ("{", "is not valid JSON: "),
+        ("{}{}", "is not valid JSON: Extra data"),
+        ("[" * 100_000, "is not valid JSON: it is nested too deep"),
+        ("[" * MAX_DEPTH + "[[]]" + "]" * MAX_DEPTH, "is not valid JSON: it is nested too deep"),
         ("[" + "{}," * MAX_SETTINGS_PARTS + "{}]", "has 200,002 brackets, commas and colons; 100,000 is the most"),
-        ('{"a": "\xff"}'.encode("latin-1"), "is no sound JSON: 'utf-8' codec"),
+        ('{"a": "\xff"}'.encode("latin-1"), "is not valid JSON: 'utf-8' codec"),
         (" " * (MAX_SETTINGS_BYTES + 1), "has 1,048,577 bytes; 1,048,576 is the most"),
     ],
     ids=range(14),
@@ -50,7 +50,7 @@ def test_sound_json_is_read_as_json_reads_it(tmp_path: Path) -> None:
 def test_a_pipe_a_device_and_a_directory_are_refused_without_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
-        with pytest.raises(CheckpointError, match=f"'{path}' is no regular file, but a directory, pipe or device; give"):
+        with pytest.raises(CheckpointError, match=f"'{path}' is not a regular file, but a directory, pipe or device; give"):
             read_json(path)
     with pytest.raises(CheckpointError, match="gone' cannot be read: No such file"):
         read_json(tmp_path / "gone")

@@ -103,7 +103,7 @@ class OptimConfig(Settings):
     )
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="final rate / lr")
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, description="plateau: multiply the rate by this …")
-    plateau_patience: Natural = Field(default=2, description="… after so many validations without improvement")
+    plateau_patience: Natural = Field(default=2, description="… after more than this many validations without improvement")
 
 
 class TrainConfig(Settings):
@@ -190,7 +190,7 @@ class EvalConfig(Settings):
     ext_len: Natural = Field(
         default=0, description="tokens before each segment that are read again with it, and enter the memory only then"
     )
-    max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most so many tokens")
+    max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most this many tokens")
 
 
 class RunConfig(Settings):

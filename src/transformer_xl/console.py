@@ -120,7 +120,7 @@ class Bar:
             self._draw()
 
     def _draw(self, seconds: float = 0.2) -> None:
-        """Draw a bar that has no thread to draw it, but not again within so many seconds."""
+        """Draw a bar that has no thread to draw it, but not again within this many seconds."""
         now = time.monotonic()
         if self._bar and not self._bar.live.auto_refresh and now - self._drawn >= seconds:
             self._bar.refresh()

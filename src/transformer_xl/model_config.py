@@ -355,7 +355,9 @@ class LstmConfig(ModelConfig):
         default=True, description="dropout on activations is the same at all positions of a row and segment (variational)"
     )
     dropweight: Probability = Field(default=0.0, description="dropout on the hidden-to-hidden weights (DropConnect)")
-    mem_len: Natural = Field(default=1, description="1: the state goes on from segment to segment; 0: each begins without one")
+    mem_len: Natural = Field(
+        default=1, description="1: the state is carried from segment to segment; 0: each begins without one"
+    )
 
     @model_validator(mode="after")
     def _one_state(self) -> Self:
@@ -373,7 +375,7 @@ class LstmConfig(ModelConfig):
     @property
     def memory_in_words(self) -> str:
         """What a model remembers of the text, in words."""
-        return "a state that goes on from segment to segment" if self.mem_len else "no memory"
+        return "a state that is carried from segment to segment" if self.mem_len else "no memory"
 
 
 KINDS: dict[str, type[ModelConfig]] = {kind.kind: kind for kind in (TransformerXLConfig, VanillaConfig, LstmConfig)}

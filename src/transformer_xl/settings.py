@@ -17,7 +17,7 @@ _MOST_PROBLEMS = 5
 class Settings(BaseModel):
     """A frozen settings class whose construction errors are one line each.
 
-    Values are not converted: "2", 2.0 and true are no integers. A field for a tuple says `strict=False` and takes a list, too,
+    Values are not converted: "2", 2.0 and true are not integers. A field for a tuple says `strict=False` and takes a list, too,
     because files have no tuples.
     """
 

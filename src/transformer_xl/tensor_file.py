@@ -198,12 +198,12 @@ def _parse_header(path: Path, text: bytes) -> tuple[dict[str, Any], dict[str, st
         header = parse_json(text, most_parts=MAX_PARTS)
     except ValueError as error:
         reason = " ".join(ascii(str(error)).split())[:150]
-        raise CheckpointError(f"'{path}' is no sound safetensors file: its header is no JSON ({reason})") from error
+        raise CheckpointError(f"'{path}' is not a valid safetensors file: its header is not JSON ({reason})") from error
     if not isinstance(header, dict):
-        raise CheckpointError(f"'{path}' is no sound safetensors file: its header holds no tensors")
+        raise CheckpointError(f"'{path}' is not a valid safetensors file: its header holds no tensors")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
-        raise CheckpointError(f"'{path}' is no sound safetensors file: its metadata is not text by name")
+        raise CheckpointError(f"'{path}' is not a valid safetensors file: its metadata is not text by name")
     if len(header) > MAX_TENSORS:
         raise CheckpointError(f"'{path}' claims {len(header)} tensors; {MAX_TENSORS} is the most accepted")
     return header, metadata
@@ -215,7 +215,7 @@ def _check_header(path: Path, header: dict[str, Any], start: int, size: int) -> 
     for begin, end in sorted((place.begin, place.end) for place in tensors.values()):
         if begin != at:
             what = "overlap" if begin < at else "leave a hole"
-            raise CheckpointError(f"'{path}' is no sound safetensors file: its tensors {what}")
+            raise CheckpointError(f"'{path}' is not a valid safetensors file: its tensors {what}")
         at = end
     if at != size:
         raise CheckpointError(f"'{path}' has {size - at} bytes that belong to no tensor; copy or download it again")
@@ -228,7 +228,7 @@ def _place(path: Path, name: str, entry: Any, start: int, size: int) -> Place:
             integers = all(type(number) is int and 0 <= number < 2**62 for number in (*shape, first, end))
         case _:
             integers, code, shape, first, end = False, "", [], 0, 0
-    what = f"'{path}' is no sound safetensors file: tensor {name[:100]!a} has"
+    what = f"'{path}' is not a valid safetensors file: tensor {name[:100]!a} has"
     fits = integers and len(shape) <= MAX_DIMENSIONS and math.prod(filter(None, shape)) < 2**60 and first <= end <= size - start
     if not fits or code not in _DTYPES:
         raise CheckpointError(f"{what} an impossible type, shape or place")

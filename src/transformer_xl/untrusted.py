@@ -32,7 +32,7 @@ def open_regular(path: Path) -> tuple[FileIO, int]:
     never leads to another file. A pipe or device is refused without waiting for its other end.
 
     Raises:
-        CheckpointError: it cannot be opened, or is no regular file.
+        CheckpointError: it cannot be opened, or is not a regular file.
     """
     try:
         descriptor = os.open(path, _FLAGS)
@@ -42,7 +42,7 @@ def open_regular(path: Path) -> tuple[FileIO, int]:
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise CheckpointError(f"'{path}' is no regular file, but a directory, pipe or device; give the path of a file")
+        raise CheckpointError(f"'{path}' is not a regular file, but a directory, pipe or device; give the path of a file")
     # unbuffered, because a child process may read the same open file and move its position
     return FileIO(descriptor, "rb"), status.st_size
 
@@ -73,14 +73,14 @@ def read_json(path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: i
     try:
         return parse_json(data, most_parts=most_parts)
     except ValueError as error:
-        raise CheckpointError(f"'{path}' is no sound JSON: {one_line(error)}; restore it from a copy") from None
+        raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}; restore it from a copy") from None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON file of settings, an object; see `read_json`."""
     values = read_json(path)
     if not isinstance(values, dict):
-        raise CheckpointError(f"'{path}' is no JSON object; restore it from a copy")
+        raise CheckpointError(f"'{path}' is not a JSON object; restore it from a copy")
     return values
 
 
@@ -92,7 +92,7 @@ def parse_json(data: bytes, *, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
     that become infinite.
 
     Raises:
-        ValueError: it is no such JSON.
+        ValueError: it is not such JSON.
     """
     n_parts = sum(map(data.count, _PARTS))
     if n_parts > most_parts:
@@ -125,7 +125,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _finite(text: str) -> float:

@@ -195,7 +195,7 @@ def _contact() -> Iterator[None]:
             raise
         raise LostContactError(
             f"lost contact with another process ({text[:200]}); its own message, if it left one, says why. "
-            "A run that was being trained goes on from its last checkpoint with --resume"
+            "A run that was being trained continues from its last checkpoint with --resume"
         ) from error
 
 

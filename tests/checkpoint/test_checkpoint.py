@@ -154,11 +154,11 @@ MANIFEST, MODEL, STATE = "manifest.json", "model.safetensors", "state.json"
         ),
         (
             lambda d: forge(d, MODEL, safetensors(b'{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}', b"1234")),
-            "no sound safetensors file: tensor 'w' has another size than its shape",
+            "not a valid safetensors file: tensor 'w' has another size than its shape",
         ),
         (
             lambda d: forge(d, MODEL, safetensors(b'{"w":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}', b"1")),
-            "no sound safetensors file",
+            "not a valid safetensors file",
         ),
     ],
 )

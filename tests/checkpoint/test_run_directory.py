@@ -171,8 +171,8 @@ def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) ->
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ("{", "config.json' is no sound JSON"),
-        ("[]", "config.json' is no JSON object"),
+        ("{", "config.json' is not valid JSON"),
+        ("[]", "config.json' is not a JSON object"),
         ('{"train": {"batch_size": "2"}}', r"train: batch_size \('2'\) must be a valid integer"),
         ('{"train": {"batch_size": 2.0}}', r"train: batch_size \(2.0\) must be a valid integer"),
         ('{"train": {"batch_size": true}}', r"train: batch_size \(True\) must be a valid integer"),

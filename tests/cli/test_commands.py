@@ -165,7 +165,7 @@ def test_corpus_prepare(txl: Txl, workbench: Path) -> None:
     assert splits["train"]["tokens"] == splits["train"]["characters"] < splits["train"]["bytes"]
     assert (Path(prepared["directory"]) / "train.bin").is_file()
     answer = txl("corpus", "prepare", "text.txt", "--tokenizer", "bpe", "--vocab-size", "270")
-    assert "vocabulary 270 (bpe)" in answer.out
+    assert answer.out.splitlines()[0].endswith(", with a vocabulary of 270 (bpe)")
 
 
 def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
@@ -176,6 +176,8 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
     assert n_documents == text.count(b"\n") + (not text.endswith(b"\n")) > 10
     again = txl(*command, "--verify")
     assert (json.loads(again.out), again.err) == (prepared, "")
+    verified = "every file has the content that was recorded for it"
+    assert [verified in txl(*command[:-1], *more).out for more in ((), ("--verify",))] == [False, True]
 
 
 # a person errs
@@ -270,7 +272,7 @@ def test_damage_is_named_and_passed_over(txl: Txl, workbench: Path) -> None:
 def test_a_damaged_config_is_named(txl: Txl, workbench: Path) -> None:
     (workbench / "run" / "config.json").write_text("{")
     for command in ("eval run", "generate run", "train --resume --out run"):
-        assert "config.json' is no sound JSON" in txl(*command.split()).complaint
+        assert "config.json' is not valid JSON" in txl(*command.split()).complaint
 
 
 def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +299,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 def test_only_a_lack_of_memory_and_faults_of_the_system_are_told(
     txl: Txl, monkeypatch: pytest.MonkeyPatch, error: Exception, complaint: str | None
 ) -> None:
-    """Anything else that is no error of ours is a bug, whose traceback is wanted."""
+    """Anything else that is not an error of ours is a bug, whose traceback is wanted."""
 
     def fail(*_: object, **__: object) -> None:
         raise error

@@ -239,7 +239,7 @@ def test_precision_and_compilation(txl: Txl) -> None:
 def test_without_line_end_a_text_begins_with_a_space(txl: Txl, char_run: Path) -> None:
     answer = txl("generate", str(char_run), "--tokens", "30", "--seed", "1")
     assert answer.err.splitlines()[0] == (
-        "note: this vocabulary has no line end, so the text goes on from ' '; choose with --prompt"
+        "note: this vocabulary has no line end, so the text begins after ' '; choose another beginning with --prompt"
     )
     assert answer.out == txl("generate", str(char_run), "--prompt", " ", "--tokens", "30", "--seed", "1").out[1:]
     assert len(answer.out) == 31
@@ -817,7 +817,7 @@ def test_a_text_written_in_two_calls_is_that_written_in_one(txl: Txl, char_run: 
     first = txl(*command, *prompt, *options, "--tokens", "50", "--memory", "book")
     assert figures(first.err).endswith("; seed 1")
     second = txl(*command, *options, "--tokens", "50", "--memory", "book")
-    assert figures(second.err).endswith("; seed 1, gone on with")
+    assert figures(second.err).endswith("; seed 1, continued")
     assert first.out.removesuffix("\n") + second.out.removesuffix("\n") == whole
     assert len(whole) == 100
 

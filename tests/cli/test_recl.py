@@ -156,7 +156,7 @@ def test_interrupted_it_shows_what_it_has_and_goes_on(txl: Txl, monkeypatch: pyt
     answer = txl(*command)
     assert (answer.status, answer.out.splitlines()[-1]) == (
         130,
-        "interrupted, so lengths with ≥ are not final; the same command goes on from here",
+        "interrupted, so lengths with ≥ are not final; the same command continues from here",
     )
     assert "≥ 10" in answer.out
     stop_at = 0

@@ -55,7 +55,7 @@ def test_imports_point_downwards():
         for part in imported_parts(path):
             seen += 1
             if part not in LEVEL:
-                wrong.append(f"{path.relative_to(ROOT)} imports the package itself, or what is no module of it: {part}")
+                wrong.append(f"{path.relative_to(ROOT)} imports the package itself, or what is not a module of it: {part}")
             elif part != own and LEVEL[part] >= LEVEL[own]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {part}")
     assert seen > 50

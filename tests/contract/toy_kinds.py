@@ -84,7 +84,7 @@ class FadingConfig(ModelConfig):
     model_class: ClassVar[str] = f"{__name__}:Fading"
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "state"
 
-    mem_len: Natural = Field(default=1, description="1: the trace goes on from segment to segment")
+    mem_len: Natural = Field(default=1, description="1: the trace is carried from segment to segment")
     half_life: float = Field(default=2.0, gt=0, description="tokens after which half of a vector is left")
 
 

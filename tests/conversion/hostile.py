@@ -241,7 +241,7 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "frame of 2**60 bytes": (b"\x95" + struct.pack("<Q", 2**60) + b"N", "fill the memory"),
         "buffer from nowhere": (b"\x97", "use memory that is not there"),
         "empty stack": (b"0000", "read below the stack"),
-        "text that is no text": (b"X\x02\x00\x00\x00\xff\xff", "confuse decoding"),
+        "text that is not text": (b"X\x02\x00\x00\x00\xff\xff", "confuse decoding"),
         "unknown opcode": (b"\xee", "confuse the reader"),
     }
 
@@ -517,7 +517,7 @@ def _safetensors(folder: Path) -> list[Hostile]:
         "extra key": (safetensors_file({"a": _span(0, 16) | {"code": "import os"}}, bytes(16)), "run code"),
         "same name twice": (safetensors_file(b'{"a":%b,"a":%b}' % (text, text), bytes(16)), "differ between readers"),
         "NaN": (safetensors_file(b'{"a":NaN}'), "confuse the reader"),
-        "metadata that is no text": (safetensors_file({"__metadata__": {"a": [1]}, "w": _span(0, 16)}, bytes(16)), "confuse"),
+        "metadata that is not text": (safetensors_file({"__metadata__": {"a": [1]}, "w": _span(0, 16)}, bytes(16)), "confuse"),
         "list": (safetensors_file([]), "confuse the reader"),
         "null": (safetensors_file(b"null"), "confuse the reader"),
         "no JSON": (safetensors_file(b"{'a': 1}"), "confuse the reader"),

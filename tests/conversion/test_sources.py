@@ -69,16 +69,16 @@ def test_a_checkpoint_of_nvidia_needs_no_name(tmp_path):
     folder = copy("nvidia/plain", tmp_path)
     (file,) = folder.glob("checkpoint_*.pt")
     assert open_source(file.rename(folder / "renamed.pt")).kind == "nvidia"
-    with pytest.raises(CheckpointError, match=r"renamed.pt' is no pickled model of the authors'"):
+    with pytest.raises(CheckpointError, match=r"renamed.pt' is not a pickled model of the authors'"):
         open_source(folder / "renamed.pt", kind="authors")
     (folder / "renamed.pt").rename(folder / "model.pt")
-    with pytest.raises(CheckpointError, match=r"model.pt' is no pickled model of the authors'"):
+    with pytest.raises(CheckpointError, match=r"model.pt' is not a pickled model of the authors'"):
         open_source(folder)  # a name that says something else
 
 
 def test_a_model_of_the_authors_is_none_of_nvidia(tmp_path):
     folder = copy("authors/plain", tmp_path)
-    with pytest.raises(CheckpointError, match="is no checkpoint of NVIDIA's: it lacks model_config or model_state"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint of NVIDIA's: it lacks model_config or model_state"):
         open_source(folder / "model.pt", kind="nvidia")
 
 
@@ -245,15 +245,15 @@ def set_part(name: str, attribute: str, value: Any) -> Change:
 
 
 AUTHORS: list[tuple[Change, str]] = [
-    (lambda module: module.state.pop("n_token"), "is no pickled model of the authors'"),
+    (lambda module: module.state.pop("n_token"), "is not a pickled model of the authors'"),
     (lambda module: children(module).pop("crit"), "was trained with sample_softmax"),
     (lambda module: children(module).pop("word_emb"), r"is a model without word_emb.cutoffs; is it the authors'"),
     (lambda module: part(module, "layers.0.dec_attn").state.pop("pre_lnorm"), r"without layers.0.dec_attn.pre_lnorm"),
     (lambda module: children(part(module, "layers.0.dec_attn")).pop("dropatt"), r"without layers.0.dec_attn.dropatt.p"),
     (lambda module: module.state.pop("mem_len"), "mem_len is missing"),
-    (set_part("word_emb", "cutoffs", 3), "has word_emb.cutoffs that are no list"),
-    (set_part("word_emb", "cutoffs", []), "has word_emb.cutoffs that are no list"),
-    (set_part("word_emb", "cutoffs", list(range(10**6))), "has word_emb.cutoffs that are no list of 1 to 100"),
+    (set_part("word_emb", "cutoffs", 3), "has word_emb.cutoffs that are not a list"),
+    (set_part("word_emb", "cutoffs", []), "has word_emb.cutoffs that are not a list"),
+    (set_part("word_emb", "cutoffs", list(range(10**6))), "has word_emb.cutoffs that are not a list of 1 to 100"),
     (set_part("word_emb", "cutoffs", ["a", "b"]), r"cutoffs \('a'\) must be an integer"),
     (set_part("word_emb", "div_val", 0), r"div_val \(0\) must be"),
     (set_part("", "n_layer", 10**9), "says n_layer = 1,000,000,000, but there are only"),
@@ -261,7 +261,7 @@ AUTHORS: list[tuple[Change, str]] = [
     (set_part("", "n_token", True), r"n_token \(True\) must be an integer"),
     (set_part("", "attn_type", 7), r"attn_type \(7\) must be"),
     (set_part("layers.0.pos_ff", "d_inner", "x"), r"d_inner \('x'\) must be an integer"),
-    (set_part("", "_modules", None), "is no pickled model|was trained with sample_softmax"),
+    (set_part("", "_modules", None), "is not a pickled model|was trained with sample_softmax"),
     (set_part("", "_modules", {"crit": 3}), "was trained with sample_softmax"),
 ]
 
@@ -287,7 +287,7 @@ def test_wrapped_models_are_unwrapped():
     for name in ("torch.nn.parallel.data_parallel.DataParallel", "fp16_opt.FP16_Module"):
         tree = Stub(name, state={"_modules": {"module": tree}})
     assert read_module(tree, file) == bare
-    with pytest.raises(CheckpointError, match="is no pickled model"):
+    with pytest.raises(CheckpointError, match="is not a pickled model"):
         read_module(Stub("a", state={"_modules": {"b": tree, "c": tree}}), file)
 
 

@@ -89,7 +89,7 @@ def test_settings_beside_a_vocabulary_say_what_it_leaves_open(tmp_path):
     (tmp_path / "corpus-info.json").write_text('{"dataset": "text8"}')
     assert read_vocabulary(tmp_path / "vocab.txt").encode("cat\n").tolist() == [2]  # no line ends in text8
     (tmp_path / "tokenizer_config.json").write_text("{")
-    with pytest.raises(CheckpointError, match=r"tokenizer_config.json' is no sound JSON"):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config.json' is not valid JSON"):
         read_vocabulary(tmp_path / "vocab.txt")
 
 

@@ -49,11 +49,16 @@ def test_table_of_speeds_and_of_memory() -> None:
 def test_table_of_losses() -> None:
     losses = [
         {"precision": "fp32", "tokens": 1200, "loss": 1.25, "difference": 0.0},
+        {"precision": "bf16", "tokens": 1200, "loss": 1.25, "difference": -0.00001},
         {"precision": "int8", "tokens": 1200, "loss": 1.24, "difference": -0.01},
     ]
     lines = loss_table(losses).splitlines()
     assert lines[0] == "loss on 1,200 tokens"
-    assert [line.split() for line in lines[2:]] == [["fp32", "1.2500", "+0.0000"], ["int8", "1.2400", "-0.0100"]]
+    assert [line.split() for line in lines[2:]] == [
+        ["fp32", "1.2500", "+0.0000"],
+        ["bf16", "1.2500", "+0.0000"],
+        ["int8", "1.2400", "-0.0100"],
+    ]
 
 
 def test_table_of_scoring() -> None:

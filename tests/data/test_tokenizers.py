@@ -269,13 +269,13 @@ def test_damaged_files(tmp_path) -> None:
     with pytest.raises(TokenizerError, match=r"tokenizer.json' cannot be read: No such file"):
         load_tokenizer(path)
     path.write_bytes(b'{"kind": "by')
-    with pytest.raises(TokenizerError, match=r"tokenizer.json' is no sound JSON: .*; restore it"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json' is not valid JSON: .*; restore it"):
         load_tokenizer(path)
     path.write_bytes(b"\x80\x04\x95")
-    with pytest.raises(TokenizerError, match=r"is no sound JSON"):
+    with pytest.raises(TokenizerError, match=r"is not valid JSON"):
         load_tokenizer(path)
     path.write_text("[" * 100_000)
-    with pytest.raises(TokenizerError, match=r"is no sound JSON"):
+    with pytest.raises(TokenizerError, match=r"is not valid JSON"):
         load_tokenizer(path)
 
 

@@ -363,7 +363,7 @@ def test_write_raises_the_error_of_a_text(monkeypatch: pytest.MonkeyPatch) -> No
         ({}, {"row": 3}, ValueError, r"row \(3\) does not exist; the decoder has rows 0 … 2"),
         ({}, {"row": -1}, ValueError, r"row \(-1\) does not exist"),
         ({}, {"go_on": True}, ValueError, "go_on needs the row whose text goes on; give row"),
-        ({}, {"state": "full", "go_on": True}, ValueError, "not from both; leave one out"),
+        ({}, {"state": "full", "go_on": True}, ValueError, "not both; leave one out"),
         ({}, {"state": "other"}, ValueError, "the state is of the model"),
         ({}, {"state": "longer"}, ValueError, "decoder with other settings: tgt_len"),
     ],

@@ -221,7 +221,7 @@ def test_an_empty_text_cannot_be_gone_on_with(model: TransformerXL) -> None:
         turn(TextSession(Decoder(model), LETTERS), [])
 
 
-# --- A generator goes on from its text, and whatever a text says is a generator or an error ---
+# --- A generator continues its text, and whatever a text says is a generator or an error ---
 
 
 def darts(generator: np.random.Generator, n: int) -> list[float]:

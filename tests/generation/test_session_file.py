@@ -415,7 +415,7 @@ def test_so_is_what_the_reader_of_the_format_says(path: Path, field: str) -> Non
     header = json.dumps({NASTY: tensor | {"shape": [7]}} if field == "name" else {"a": tensor | {field: NASTY}}).encode()
     data = len(header).to_bytes(8, "little") + header + bytes(64)
     path.write_bytes(data + hashlib.sha256(data).digest())
-    with pytest.raises(CheckpointError, match="is no sound safetensors file") as caught:
+    with pytest.raises(CheckpointError, match="is not a valid safetensors file") as caught:
         decoder_of().load(path)
     assert_short(caught.value)
 

@@ -136,7 +136,7 @@ def test_a_padded_row_scores_as_it_does_alone(
     torch.manual_seed(0)
     model = wrapped(**changes)
     mems, alone = None, [None] * len(segments[0])
-    for rows in segments:  # memory goes on from segment to segment, each padded in its own way
+    for rows in segments:  # memory is carried from segment to segment, each padded in its own way
         texts = [torch.randint(13, (1, n)) for _, n, _ in rows]
         padding = 13 if by_id else 5  # our tokenizer's <pad>, or any token under a mask
         ids = torch.full((len(rows), sum(rows[0])), padding)

@@ -105,8 +105,8 @@ def change_type(folder: Path, name: str | None, dtype: torch.dtype) -> None:
     [
         (lambda d: (d / "config.json").unlink(), "config.json' is missing; is this the directory of a model"),
         (lambda d: (d / "model.safetensors").unlink(), "model.safetensors' is missing"),
-        (lambda d: (d / "config.json").write_text("{"), "config.json' is no sound JSON"),
-        (lambda d: (d / "config.json").write_text("[]"), "config.json' is no JSON object"),
+        (lambda d: (d / "config.json").write_text("{"), "config.json' is not valid JSON"),
+        (lambda d: (d / "config.json").write_text("[]"), "config.json' is not a JSON object"),
         (
             lambda d: edit(d / "config.json", model_type="gpt2"),
             "kind 'gpt2', which is not registered; if it is your own, import",
@@ -173,7 +173,7 @@ def test_a_file_of_many_empty_tensors_is_refused_unparsed(saved: Path) -> None:
     entry = b'"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
     header = b"{" + b"".join(entry % i for i in range(250_000)) + b'"x":0}'
     (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(CheckpointError, match="its header is no JSON"):
+    with pytest.raises(CheckpointError, match="its header is not JSON"):
         TransformerXL.from_pretrained(saved)
 
 
@@ -302,12 +302,12 @@ def test_a_model_without_tokenizer_says_how_to_load_it(tmp_path: Path, monkeypat
             "A Transformer without memory",
             "2 layers of width 10, separate segments of at most 8 tokens",
         ),
-        (LstmConfig(**SIZES), "An LSTM", "2 layers of width 10, a state that goes on from segment to segment"),
+        (LstmConfig(**SIZES), "An LSTM", "2 layers of width 10, a state that is carried from segment to segment"),
         (LstmConfig(**SIZES, mem_len=0), "An LSTM", "2 layers of width 10, no memory"),
         (
             LstmConfig(**SIZES, d_hidden=20),
             "An LSTM",
-            "2 layers of width 20, the last of 10, a state that goes on from segment to segment",
+            "2 layers of width 20, the last of 10, a state that is carried from segment to segment",
         ),
     ],
 )

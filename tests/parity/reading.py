@@ -44,7 +44,7 @@ def read_golden(path: Path) -> Golden:
     """Read an `expected.safetensors` or `expected64.safetensors`."""
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["about"])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dictionary)
     gradients = {name.removeprefix("grads."): tensors.pop(name) for name in list(tensors) if name.startswith("grads.")}
     gradients.update({name: gradients[first] for name, first in about["aliases"].items()})
     return Golden(tensors, gradients, about["hyperparameters"], about["reading"], about["first_memory"] == "zeros")

@@ -54,9 +54,9 @@ def test_time_left_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("transformer_xl.training.display.time.monotonic", lambda: now[0])
     shown, out = display()
-    for progress, left in ((0.2, "?"), (0.4, "3:00"), (1.0, "0:00")):
+    for progress, left in ((0.2, ""), (0.4, " · 3:00 left"), (1.0, " · 0:00 left")):
         shown.advance(step=1, progress=progress, loss=1.0, tokens_per_second=1.0, final=True)
-        assert out.getvalue().rstrip().endswith(f" {left} left")
+        assert out.getvalue().rstrip().endswith(f"tokens/s{left}")
         now[0] += 60
 
 

@@ -77,7 +77,7 @@ def alone(recipe: str, text: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def assert_one_goes_on(run: Path, alone: list[tuple[str, int, float]]) -> None:
-    """The last step of a stopped run is saved, and one process goes on from there."""
+    """The last step of a stopped run is saved, and one process continues from there."""
     assert RunDirectory(run).store().steps()[-1] == max(entry["step"] for entry in entries(run))
     outcome = train(out=run, resume=True, display=Display(quiet=True))
     assert outcome.finished

@@ -104,7 +104,10 @@ def prepare(
     if json_:
         print(json.dumps({"directory": str(prepared.directory), "vocab_size": vocab_size, "splits": counts}))
         return
-    loses = f"; {prepared.tokenizer.loses}" if prepared.tokenizer.loses else ""
-    print(f"{corpus} in {prepared.directory}: vocabulary {vocab_size:,} ({tokenizer}){loses}")
+    print(f"'{corpus}' is prepared in {prepared.directory}, with a vocabulary of {vocab_size:,} ({tokenizer})")
+    if prepared.tokenizer.loses:
+        print(f"not kept of a text: {prepared.tokenizer.loses}")
+    if verify:
+        print("every file has the content that was recorded for it")
     for name, count in counts.items():
         print(f"  {name:6}" + "  ".join(f"{value:>13,} {unit}" for unit, value in count.items()))

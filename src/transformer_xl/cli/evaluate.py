@@ -109,13 +109,14 @@ def evaluate(
         figures = {"run": str(run), "text": text.what, "precision": chosen, "reading": vars(reading), **score.as_dict()}
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
-    _print(score, f"{text.what}, {reading}, {chosen}")
+    _print(score, f"{text.what}, {reading.in_words(opened.model.config)}, {chosen}")
     if opened.tokenizer.loses:
         print(f"  Not scored: {opened.tokenizer.loses} Compare bits per character and byte with the same vocabulary only.")
     if without:
         print(
             f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "
-            f"memory is worth {without.bpc - score.bpc:.4f} bits per character ({without.loss - score.loss:.4f} nats per token)"
+            f"memory is worth {without.bpc - score.bpc:z.4f} bits per character "
+            f"({without.loss - score.loss:z.4f} nats per token)"
         )
 
 

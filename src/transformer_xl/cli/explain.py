@@ -55,7 +55,9 @@ def explain(
 
     check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
     if top > _MOST_TOP:
-        raise ConfigError(f"--top ({top}) must be at most {_MOST_TOP}: so many likely tokens are stored for every token")
+        raise ConfigError(
+            f"--top ({top}) must be at most {_MOST_TOP}, because that many likely tokens are stored for every token"
+        )
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     opened = opening.open(run)
@@ -94,7 +96,7 @@ def explain(
     )
     if "memory_is_worth_bpc" in figures:
         worth = figures["memory_is_worth_bpc"]
-        print(f"without memory {figures['bpc_without_memory']:.4f}: memory is worth {worth:.4f} bits per character")
+        print(f"without memory {figures['bpc_without_memory']:.4f}: memory is worth {worth:z.4f} bits per character")
     else:
         print("this model is read without memory, so there is nothing to compare with")
     if opened.tokenizer.loses:

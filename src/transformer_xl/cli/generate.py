@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transformer_xl.world import World
 
 _DEFAULT_ROWS = 8
-"""Texts written side by side: so many cost little more than one, because reading the weights takes most of the time."""
+"""Texts written side by side: this many cost little more than one, because reading the weights takes most of the time."""
 
 _INTERACTIVE_TOKENS = 20_000
 """About how many tokens a conversation has; decides whether compiling pays."""
@@ -244,5 +244,5 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
         say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
         return True
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
-    say(f"{line}, gone on with" if task.goes_on else line, quiet=output.quiet or output.json_ or not world.first)
+    say(f"{line}, continued" if task.goes_on else line, quiet=output.quiet or output.json_ or not world.first)
     return interrupted

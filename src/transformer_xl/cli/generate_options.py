@@ -282,7 +282,7 @@ class Options:
         refuse(self.remembered.read_only and memory is None, "--read-only says what to do with the FILE of --memory; give one")
         refuse(
             memory is not None and not self.remembered.read_only and has_several,
-            "--memory remembers one text; with --n or --prompts add --read-only, so that each text goes on from FILE",
+            "--memory remembers one text; with --n or --prompts add --read-only, so that each text continues FILE",
         )
         refuse(source.interactive and sys.stdin is None, "--interactive needs standard input, which is closed")
         refuse(

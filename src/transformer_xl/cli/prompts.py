@@ -45,7 +45,7 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     JSON lines are recognized by the file's ending .jsonl, .ndjson or .json, or by the first line.
 
     Raises:
-        CorpusError: as for `from_file`, or a line is no prompt.
+        CorpusError: as for `from_file`, or a line is not a prompt.
     """
     try:
         text = _content(path).decode("utf-8")
@@ -77,7 +77,10 @@ def beginning(tokenizer: "Tokenizer") -> Prompt:
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})
     ids = tokenizer.encode(separator) if separator else np.zeros(1, np.int64)
     text = tokenizer.decode(ids.tolist())
-    print(f"note: this vocabulary has no line end, so the text goes on from {text!a}; choose with --prompt", file=sys.stderr)
+    print(
+        f"note: this vocabulary has no line end, so the text begins after {text!a}; choose another beginning with --prompt",
+        file=sys.stderr,
+    )
     return Prompt(ids, {"prompt": text})
 
 

@@ -40,7 +40,7 @@ def recl(
 
     Context grows in steps of --delta tokens as long as a step lowers the
     perplexity of the hardest tokens by --threshold. Losses are kept; Ctrl-C
-    prints what is known, and the same command goes on from there.
+    prints what is known, and the same command continues from there.
 
     Common uses:
         txl recl runs/mine runs/lstm --plot recl.png

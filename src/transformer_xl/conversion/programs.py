@@ -83,7 +83,7 @@ def _authors(tree: Any, weights: Path) -> Contents:
 
 def _nvidia(tree: Any, weights: Path) -> Contents:
     if not isinstance(tree, dict) or not isinstance(tree.get("model_config"), dict) or "model_state" not in tree:
-        raise CheckpointError(f"'{weights}' is no checkpoint of NVIDIA's: it lacks model_config or model_state")
+        raise CheckpointError(f"'{weights}' is not a checkpoint of NVIDIA's: it lacks model_config or model_state")
     vocab, arguments = tree.get("vocab"), tree.get("args")
     state = None
     if isinstance(vocab, Stub):

@@ -26,7 +26,7 @@ MAX_WORD_LENGTH = 1 << 16  # characters
 _NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
 _TORCH_STARTS = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")  # zip, or the magic number of 2019
 
-# corpora whose lines end with <eos>, stand between <S>, or are no units
+# corpora whose lines end with <eos>, stand between <S>, or are not units
 _LINES_END = ("ptb", "wt2", "wt103")
 _SENTENCES = ("lm1b",)
 _NO_LINES = ("enwik8", "text8")
@@ -191,7 +191,7 @@ def from_vocab_state(state: Mapping[str, Any], *, dataset: str | None = None, mo
             Hugging Face's own files have. Without a language, words are separated by spaces.
 
     Raises:
-        TokenizerError: this is no vocabulary, contradicts itself, or lacks its own pieces (NVIDIA's copy of GPT-2's).
+        TokenizerError: this is not a vocabulary, contradicts itself, or lacks its own pieces (NVIDIA's copy of GPT-2's).
 
     Example:
         >>> tokenizer = from_vocab_state({"idx2sym": ["<eos>", "cat", "the"], "lower_case": True}, dataset="ptb")

@@ -89,7 +89,7 @@ def decoding_tables(measured: Sequence[Figures]) -> str:
 
 def loss_table(losses: Sequence[Figures]) -> str:
     """Return a table of the loss in each precision."""
-    rows = [[entry["precision"], f"{entry['loss']:.4f}", f"{entry['difference']:+.4f}"] for entry in losses]
+    rows = [[entry["precision"], f"{entry['loss']:.4f}", f"{entry['difference']:+z.4f}"] for entry in losses]
     return f"loss on {losses[0]['tokens']:,} tokens\n" + table([["precision", "nats/token", "more than fp32"], *rows])
 
 

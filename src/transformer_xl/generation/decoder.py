@@ -206,7 +206,7 @@ class Decoder:
 
         Raises:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
-            ValueError: a row that does not exist, or ids that are no integers; nothing has been read then.
+            ValueError: a row that does not exist, or ids that are not integers; nothing has been read then.
         """
         self._check_row(row)
         piece = integers(ids, "ids")
@@ -272,7 +272,7 @@ class Decoder:
             rows: bool (B,), True for rows that forget; None: all.
 
         Raises:
-            ValueError: rows that are no such mask; nothing has been forgotten then.
+            ValueError: rows that are not such a mask; nothing has been forgotten then.
         """
         forget = torch.ones(self.batch_size, dtype=torch.bool)
         if rows is not None:

@@ -42,7 +42,7 @@ def generate(
         temperature: 1 draws as the model believes, lower is safer, 0 takes the likeliest token.
         top_k: draw from the k likeliest tokens only.
         top_p: draw from the likeliest tokens that together have this probability.
-        min_p: draw from tokens at least so many times as likely as the likeliest.
+        min_p: draw from tokens at least this many times as likely as the likeliest.
         repetition_penalty: above 1 makes tokens that were there less likely.
         repetition_window: how many of the last tokens count as being there; None: all.
         logit_bias: added to the scores of some token ids; -inf bans a token.
@@ -58,7 +58,7 @@ def generate(
     Raises:
         ConfigError: an option out of range, or options that contradict each other.
         TokenizerError: an empty prompt, or ids outside the vocabulary.
-        ValueError: a prompt that is no integers, or of several texts.
+        ValueError: a prompt that is not integers, or of several texts.
     """
     sampling = Sampling(
         temperature=temperature,

@@ -24,7 +24,7 @@ def integers(ids: object, what: str) -> Tensor:
     """Return integers of any shape as int64; refuse others, because floats would be rounded silently.
 
     Raises:
-        ValueError: they are no integers; `what` names them.
+        ValueError: they are not integers; `what` names them.
 
     Example:
         >>> integers([3, 4], "ids")

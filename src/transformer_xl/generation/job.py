@@ -28,7 +28,7 @@ class Sample:
 
     Attributes:
         number: in order of all texts.
-        prompt: what it goes on from.
+        prompt: what it continues.
         prompt_number: in order of the prompts.
         sample: number among the texts of one prompt.
         seed: of the text.
@@ -49,7 +49,7 @@ class Printer(Protocol):
     """Shows texts while they are written, and when they are finished."""
 
     def begin(self, text: Sample) -> None:
-        """Show what a text goes on from, before it is read."""
+        """Show what a text continues, before it is read."""
         ...
 
     def token(self, text: Sample, chosen: Chosen) -> None:

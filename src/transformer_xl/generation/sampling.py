@@ -82,7 +82,7 @@ class Sampling:
         temperature: divides the scores; 0 takes the most likely token, of equally likely ones the lowest id.
         top_k: keep the k most likely tokens.
         top_p: keep the fewest most likely tokens whose probabilities reach this sum.
-        min_p: keep tokens at least so many times as likely as the most likely one.
+        min_p: keep tokens at least this many times as likely as the most likely one.
 
     Raises:
         ConfigError: a value out of range, or values that contradict each other.
@@ -217,7 +217,7 @@ class Sampling:
         return sorted(set(history if self.repetition_window is None else history[-self.repetition_window :]))
 
     def _adjust(self, row: RowScores, history: Sequence[int]) -> RowScores:
-        """Apply penalty and bias. Tails in which a token may rise are opened, because their totals are no bounds any more."""
+        """Apply penalty and bias. Tails in which a token may rise are opened, because their totals are not bounds any more."""
         seen, biased = self._penalized(history), self.logit_bias
         if not seen and not biased:
             return row

@@ -223,7 +223,7 @@ def _best(scores: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
         return scores[place : place + 1], np.array([place])
     n = min(n, len(scores))
     least = np.partition(scores, len(scores) - n)[len(scores) - n]
-    places = np.flatnonzero(~(scores < least))  # all of equal ones, and whatever is no number
+    places = np.flatnonzero(~(scores < least))  # all of equal ones, and whatever is not a number
     return _ranked(scores[places], places, n)
 
 

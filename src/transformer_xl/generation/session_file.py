@@ -168,7 +168,7 @@ def _encode(rows: Sequence[RowState], about: bytes, by_position: Collection[str]
 
 
 def _check_replaceable(path: Path) -> None:
-    """Refuse a path that is no regular file, because a rename would replace even a device."""
+    """Refuse a path that is not a regular file, because a rename would replace even a device."""
     try:
         regular_size(path)
     except FileNotFoundError:

@@ -99,8 +99,8 @@ class Scheduler:
         Args:
             request: what to write.
             row: a free row; None: the first one, which `go_on` does not allow.
-            state: what the text goes on from, as `Decoder.take` returned it.
-            go_on: the text goes on from what the row remembers.
+            state: what the text continues, as `Decoder.take` returned it.
+            go_on: the text continues what the row remembers.
             remember: the row also reads the last token of the text (unless the text ended in a stop), so that `Decoder.take`
                 then returns all of it. Otherwise nobody needs the step that reads it.
 
@@ -116,7 +116,7 @@ class Scheduler:
         """
         self._refuse_inside_a_tick("submit")
         if state is not None and go_on:
-            raise ValueError("a text goes on from a state or from what its row remembers (go_on), not from both; leave one out")
+            raise ValueError("a text continues a state or what its row remembers (go_on), not both; leave one out")
         if go_on and row is None:
             raise ValueError("go_on needs the row whose text goes on; give row")
         if row is not None and not 0 <= row < len(self._drafts):
@@ -320,7 +320,7 @@ def write(
         sampling: how tokens are drawn if a request does not say.
         likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
         go_on: rows remember what they read before, and also read the last token of their text (unless the text ended in a
-            stop), so that the next text goes on from there.
+            stop), so that the next text continues there.
         on_read: called with the number of a request, in order, and how many tokens of its prompt were just read; the decoder
             is in order then, whatever it raises.
         interrupted: whether to end all texts; asked after each piece of a prompt and after each token.

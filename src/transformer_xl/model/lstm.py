@@ -1,6 +1,6 @@
 """An LSTM like the paper's RNN baselines, regularized as AWD-LSTM (Merity et al. 2017, arXiv 1708.02182).
 
-    h_l, c_l ← LSTM_l(h_{l-1}, its last h_l, c_l)      state goes on from segment to segment, without gradient
+    h_l, c_l ← LSTM_l(h_{l-1}, its last h_l, c_l)      state is carried from segment to segment, without gradient
     DropConnect on hidden-to-hidden weights, one mask per segment; locked dropout between layers; dropout of words
 
 Its state is a memory of one position: (h, c) of every layer side by side, so code for `Mems` works with it.
@@ -67,7 +67,7 @@ class LstmLayer(nn.Module):
             cuts: where pieces begin and end, from 0 to T.
             document_starts: bool (B, T), positions before which a row's state is reset; all are among `cuts`.
             n_pad: int64 (B,), padding at the left of each row, which does not change its state; all are among `cuts`.
-            kept: return the state after so many positions.
+            kept: return the state after this many positions.
 
         Returns:
             The output of each position (B, T, W), and that state.

@@ -118,7 +118,7 @@ class Vanilla(LanguageModel):
         if self.positions.shape[1] < T:
             raise ConfigError(
                 f"a segment of {T} tokens is longer than the {self.positions.shape[1]} positions that this vanilla model "
-                "learned; read at most so many at once (tgt_len and ext_len together)"
+                "learned; read at most that many at once (tgt_len and ext_len together)"
             )
         first_BT, place = None, torch.arange(T, device=ids.device)
         if n_pad is not None or rows.document_starts is not None:

@@ -23,6 +23,7 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
 from transformer_xl.reading.stream import open_stream, scoring
 from transformer_xl.world import World
@@ -74,15 +75,19 @@ class Reading:
         """Positions before a segment that its tokens may see: the attention length."""
         return self.mem_len + self.ext_len
 
-    def __str__(self) -> str:
-        """Return it in words.
+    def in_words(self, config: ModelConfig) -> str:
+        """Return how a model of these settings is read, in words.
 
         Example:
-            >>> print(Reading(tgt_len=16, mem_len=0, ext_len=48))
-            segments of 16, 48 read again before each, no memory
+            >>> from transformer_xl.model_config import LstmConfig
+            >>> Reading(tgt_len=16, mem_len=1).in_words(LstmConfig())
+            'segments of 16, a state carried on'
+            >>> Reading(tgt_len=16, mem_len=0, ext_len=48).in_words(LstmConfig())
+            'segments of 16, 48 read again before each, no memory'
         """
         again = f", {self.ext_len:,} read again before each" if self.ext_len else ""
-        memory = f"memory of {self.mem_len:,}" if self.mem_len else "no memory"
+        kept = "a state carried on" if config.remembers == "state" else f"memory of {self.mem_len:,}"
+        memory = kept if self.mem_len else "no memory"
         return f"segments of {self.tgt_len:,}{again}, {memory}"
 
     def without_memory(self) -> Self:
@@ -199,7 +204,7 @@ def evaluate(
         CorpusError: fewer than two tokens.
         TokenizerError: ids outside the model's vocabulary.
         ConfigError: sizes below 1, an unknown precision, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
-        ValueError: ids that are no integers, or of another shape.
+        ValueError: ids that are not integers, or of another shape.
 
     Example:
         >>> from transformer_xl import TransformerXL, TransformerXLConfig

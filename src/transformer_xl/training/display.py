@@ -69,8 +69,8 @@ class Display:
         now = time.monotonic()
         self._began = self._began or (now, progress)
         since, done = now - self._began[0], progress - self._began[1]
-        left = clock(since / done * (1 - progress)) if done > 0 else "?"
-        state = f"{self._name}step {step:,} · loss {loss:.3f} · {tokens_per_second:,.0f} tokens/s · {left} left"
+        left = f" · {clock(since / done * (1 - progress))} left" if done > 0 else ""
+        state = f"{self._name}step {step:,} · loss {loss:.3f} · {tokens_per_second:,.0f} tokens/s{left}"
         if self._bar:
             self._bar.update(self._task, completed=min(progress, 1.0), state=state)
         elif final:

@@ -101,7 +101,7 @@ def _groups(named: Named, config: OptimConfig, *, lr: float) -> list[dict[str, A
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
     for name, parameter in named.items():
         rate = lr * config.embedding_lr_ratio if name.startswith("embedding.") else lr
-        # biases and norms have one dimension; u, v and tables of positions, which the model itself holds, are no matrices
+        # biases and norms have one dimension; u, v and tables of positions, which the model itself holds, are not matrices
         is_matrix = parameter.dim() == 2 and "." in name
         is_decayed = {"all": True, "layers": _in_layers(name, parameter)}.get(config.decayed, is_matrix)
         groups.setdefault((rate, is_decayed), []).append(parameter)

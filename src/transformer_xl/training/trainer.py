@@ -185,7 +185,7 @@ class Trainer:
         self.step += 1
         self.tokens += tokens
         self.skipped += not finite
-        # at a loss scale above 1, an overflow is no defect: that is how fp16 finds its scale
+        # at a loss scale above 1, an overflow is not a defect: that is how fp16 finds its scale
         self.bad_in_a_row = 0 if finite else self.bad_in_a_row + (not overflow)
         if self.bad_in_a_row >= self.config.max_bad_steps:
             with self.world.agreed():  # all processes come here, and one reports it
@@ -219,7 +219,7 @@ class Trainer:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def checkpoint(self, record: dict[str, Any]) -> Checkpoint | None:
-        """Return the whole state with the caller's `record` of JSON values. It is no copy, so store it before the next step.
+        """Return the whole state with the caller's `record` of JSON values. It is not a copy, so store it before the next step.
 
         All processes call it. The first one gets the state, which any number of processes can go on from; the others get None.
         """

@@ -138,7 +138,7 @@ def test_attributes_in_slots(read):
 
 
 def test_deep_and_wide_sharing_within_the_limits(read):
-    """Sharing alone is no attack; depth is counted through objects that were met before."""
+    """Sharing alone is not a attack; depth is counted through objects that were met before."""
     content = ["x"]
     for _ in range(10):
         content = [content, content]

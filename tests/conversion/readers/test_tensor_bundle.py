@@ -415,7 +415,7 @@ def test_index_files_that_are_none(prefix):
     assert list(read_bundle(prefix)) == sorted(TENSORS)  # the user named it, and it leads to an index
     index.unlink()
     os.mkfifo(index)
-    refused(prefix, "no regular file")
+    refused(prefix, "not a regular file")
     index.unlink()
     index.symlink_to(index.name)
     refused(prefix, "cannot be read")
@@ -497,7 +497,7 @@ def test_random_corruption_of_a_golden(tmp_path):
 
 @pytest.mark.parametrize("times", MANY)
 def test_random_corruption_under_right_checksums(tmp_path, times):
-    """Checksums are no defense against who can compute them: the same, with damage inside of sound blocks."""
+    """Checksums are not a defense against who can compute them: the same, with damage inside of sound blocks."""
     rng = random.Random(1)
     tensors = {f"layer_{i}/kernel": torch.randn(2, 3) for i in range(5)}
     prefix = write_bundle(tmp_path / "x", tensors)

@@ -243,7 +243,7 @@ def test_a_file_that_became_shorter_is_found(save):
 
 def test_a_plain_pickle_is_no_file_of_torch(tmp_path):
     (tmp_path / "w.bin").write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(CheckpointError, match=r"no file of torch\.save"):
+    with pytest.raises(CheckpointError, match=r"is not a file of torch\.save"):
         read_torch(tmp_path / "w.bin")
 
 

@@ -84,7 +84,7 @@ def steps_of(config: RunConfig) -> int | None:
 
 
 def steps_in(minutes: float, pace: float) -> int:
-    """Return how many steps of `pace` seconds fit into so many minutes, at least 1.
+    """Return how many steps of `pace` seconds fit into this many minutes, at least 1.
 
     Example:
         >>> steps_in(2, 0.5), steps_in(0.001, 1.0)

@@ -72,7 +72,7 @@ class Worker:
     def forecast(self, *, rounds: int | None) -> list[dict[str, Any]]:
         """Return name, parameters, steps and expected seconds of training of each variant.
 
-        With `rounds`, the time of a step is measured in so many turns and not stored; None: as `paces` measures it.
+        With `rounds`, the time of a step is measured in this many turns and not stored; None: as `paces` measures it.
         """
         ablation = self.ablation
         variants = ablation.plan.variants

@@ -147,7 +147,7 @@ def find_facts(
         CorpusError: fewer than two tokens.
         TokenizerError: ids outside the model's vocabulary.
         ConfigError: lengths that cannot work together.
-        CheckpointError: a model whose losses are no numbers.
+        CheckpointError: a model whose losses are not numbers.
     """
     if len(ids) < 2:
         raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")

@@ -37,7 +37,7 @@ def text_of(tokenizer: Tokenizer, ids: np.ndarray) -> tuple[str, np.ndarray]:
 
 
 def label(tokenizer: Tokenizer, token_id: int) -> str:
-    r"""Return a token's text, or \xNN for each byte if it is no text, or its number if it is empty.
+    r"""Return a token's text, or \xNN for each byte if it is not text, or its number if it is empty.
 
     Example:
         >>> from transformer_xl.data.tokenizers import ByteTokenizer

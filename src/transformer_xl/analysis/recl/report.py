@@ -45,7 +45,7 @@ def as_text(
     parts = [recl_table(found, parameters, title=title) for title, found in zip(titles, groups, strict=True)]
     parts += dict.fromkeys(line for found in groups for line in misleading_lengths(found))
     if interrupted:
-        parts.append("interrupted, so lengths with ≥ are not final; the same command goes on from here")
+        parts.append("interrupted, so lengths with ≥ are not final; the same command continues from here")
     elif any(length.at_least for found in groups for own in found.lengths.values() for length in own.values()):
         parts.append(f"≥: still gains at {longest:,} tokens; a larger --max-context tells how far it goes")
     return "\n\n".join(parts)

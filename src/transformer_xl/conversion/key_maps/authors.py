@@ -85,7 +85,7 @@ def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, Ten
         (module,) = _children(module).values()
     if not isinstance(module, Stub) or "n_token" not in module.state:
         raise CheckpointError(
-            f"'{weights}' is no pickled model of the authors'; weights alone do not say their settings, convert the model.pt"
+            f"'{weights}' is not a pickled model of the authors'; weights alone do not say their settings, convert the model.pt"
         )
     modules = dict(_modules(module, ""))
     if "crit" not in modules:
@@ -98,7 +98,7 @@ def read_module(tree: Any, weights: Path) -> tuple[dict[str, Any], dict[str, Ten
         flags[name] = modules[part].state[attribute]
     borders = flags["cutoffs"]
     if not isinstance(borders, list) or not 1 <= len(borders) <= MAX_CLUSTERS:
-        raise CheckpointError(f"'{weights}' has word_emb.cutoffs that are no list of 1 to {MAX_CLUSTERS} numbers")
+        raise CheckpointError(f"'{weights}' has word_emb.cutoffs that are not a list of 1 to {MAX_CLUSTERS} numbers")
     flags["cutoffs"] = borders[:-1]  # the last is the size of the vocabulary
     # no attribute says which weights are tied, but tied tensors have the same place in the file
     flags["tie_weight"] = _same_place(tensors, "crit.out_layers.0.weight", "word_emb.emb_layers.0.weight")

@@ -84,7 +84,9 @@ def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: st
         if found and len(shape) == n_dim and min(shape, default=0) > 0:
             numbered[int(found[1] or 0)] = shape
     if sorted(numbered) != list(range(len(numbered))) or not numbered:
-        raise CheckpointError(f"'{origin}' is no checkpoint of a Transformer-XL: no complete set of tensors '{_ROOT}{pattern}'")
+        raise CheckpointError(
+            f"'{origin}' is not a checkpoint of a Transformer-XL: no complete set of tensors '{_ROOT}{pattern}'"
+        )
     return [numbered[i] for i in range(len(numbered))]
 
 

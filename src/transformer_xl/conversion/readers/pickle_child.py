@@ -209,7 +209,7 @@ class _Dtype(_Inert):
         state = self.states[-1] if self.states else None
         order = state[1] if isinstance(state, tuple) and len(state) > 1 else "|"
         if not (isinstance(code, str) and isinstance(order, str) and len(code) < 16 and len(order) == 1):
-            raise RefusedError("holds a NumPy type that is no plain number")
+            raise RefusedError("holds a NumPy type that is not a plain number")
         return order + code
 
 
@@ -389,11 +389,11 @@ class InertUnpickler(Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         """Return a stand-in for what `torch.save` keeps outside of the pickle: a storage, or a class with its source."""
         if not isinstance(pid, tuple) or not pid or not isinstance(pid[0], str):
-            raise RefusedError("refers to something outside of itself that is no storage")
+            raise RefusedError("refers to something outside of itself that is not a storage")
         if pid[0] == "module" and len(pid) == 4 and isinstance(pid[1], type) and issubclass(pid[1], _Inert):
             return pid[1]
         if pid[0] != "storage" or not 5 <= len(pid) <= 6 or not isinstance(pid[1], _StorageType):
-            raise RefusedError("refers to something outside of itself that is no storage")
+            raise RefusedError("refers to something outside of itself that is not a storage")
         kind, key, _, size, view = [*pid[1:], None][:5]
         view = ("", 0, size) if view is None else view
         if not isinstance(key, str) or not 0 < len(key) <= MAX_NAME or not _is_integer(size):
@@ -496,7 +496,7 @@ class Encoder:
             done = self._compound(value, kind, depth + 1)
             self._done[id(value)] = done, value  # keeping the value alive keeps its id unique
         if done.cost > self._budget:
-            raise RefusedError(f"repeats its parts until they make {done.cost} characters, which is no checkpoint")
+            raise RefusedError(f"repeats its parts until they make {done.cost} characters, which is not a checkpoint")
         return done
 
     def _scalar(self, value: Any, kind: type) -> "_Encoded":
@@ -625,7 +625,7 @@ def parse(kind: str, file: BinaryIO, start: int, end: int) -> tuple[dict[str, An
     except Exception as error:
         # A damaged pickle can raise nearly anything: TypeError, AttributeError, IndexError, struct.error ...
         reason = " ".join(ascii(str(error)).split())[:150]
-        raise RefusedError(f"holds a damaged pickle, or is no checkpoint: {reason}; copy or download it again") from error
+        raise RefusedError(f"holds a damaged pickle, or is not a checkpoint: {reason}; copy or download it again") from error
 
 
 def _trailing(content: Any, n: int) -> str:
@@ -637,7 +637,7 @@ def _trailing(content: Any, n: int) -> str:
 def _check_start(window: Window) -> None:
     for expected in (MAGIC, PROTOCOL):
         if InertUnpickler(window, {}).load() != expected:
-            raise RefusedError("is no file of torch.save")
+            raise RefusedError("is not a file of torch.save")
     system = InertUnpickler(window, {}).load()
     if not isinstance(system, dict) or system.get("little_endian") is not True:
         raise RefusedError("was written by a machine of another byte order")

@@ -133,4 +133,4 @@ def rebuild(path: Path, body: str, tensor: Callable[[list[Any]], Any]) -> Any:
     except CheckpointError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"'{path}' holds something that is no plain value ({error}); {_HINT}") from error
+        raise CheckpointError(f"'{path}' holds something that is not a plain value ({error}); {_HINT}") from error

@@ -71,7 +71,7 @@ def read_directory(path: Path, file: BinaryIO, size: int) -> dict[str, ZipEntry]
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:
-    return CheckpointError(f"'{path}' is no sound zip file: {what}; copy or download it again")
+    return CheckpointError(f"'{path}' is not a valid zip file: {what}; copy or download it again")
 
 
 def _find(path: Path, file: BinaryIO, size: int) -> tuple[int, int, int]:
@@ -133,7 +133,7 @@ def _checked_name(path: Path, data: bytes) -> str:
     try:
         name = data.decode()
     except UnicodeDecodeError as error:
-        raise _damaged(path, f"an entry has the name {data[:40]!r}, which is no text") from error
+        raise _damaged(path, f"an entry has the name {data[:40]!r}, which is not text") from error
     if not name or not name.isprintable() or name.startswith("/") or "\\" in name or ":" in name or ".." in name.split("/"):
         raise CheckpointError(f"'{path}' has an entry {name[:100]!a}, a name that leads elsewhere; torch.save writes none such")
     return name

@@ -77,7 +77,7 @@ class ShawAttention(AttentionBlock):
 def table_rows(distance_S: Tensor, *, n_row: int, clamp_len: int | None) -> Tensor:
     """Return the rows of a position table for distances (in tokens); the last row is distance 0, the first the farthest.
 
-    With `clamp_len`, only so many of the last rows are used.
+    With `clamp_len`, only that many of the last rows are used.
 
     Example:
         >>> table_rows(torch.tensor([4, 3, 2, 1, 0]), n_row=4, clamp_len=3).tolist()

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.model.backends import fused_kernels as kernels
 
 _POSITION_PROGRAMS = 512
-"""About so many programs sum the gradient of the position keys; more would take more memory for their partial sums."""
+"""About this many programs sum the gradient of the position keys; more would take more memory for their partial sums."""
 
 
 def fused_attention(
