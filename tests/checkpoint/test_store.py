@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from tests.checkpoint.helpers import as_bytes, assert_same, corrupt, names, never, numbered, only
 from transformer_xl.checkpoint.checkpoint import seal
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
+from transformer_xl.console import short
 from transformer_xl.errors import CheckpointError, ConfigError
 
 # --- which are kept, and which are found -------------------------------------------------------------------------------------
@@ -266,3 +268,31 @@ def test_bits_matter_to_the_comparison_of_these_tests() -> None:
     assert as_bytes(torch.tensor(-0.0)) != as_bytes(torch.tensor(0.0))
     with pytest.raises(AssertionError):
         assert_same(only(state={"a": 1}), only(state={"a": 1.0}))
+
+
+# --- room on the disk --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "n_saved", "outcome"),
+    [(999, 0, "refused"), (999, 3, "refused"), (1000, 0, "warned"), (2999, 0, "warned"), (3000, 0, ""), (1000, 2, "")],
+)
+def test_a_disk_has_room_for_the_checkpoints_that_will_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, n_saved: int, outcome: str
+) -> None:
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", keep=2)
+    for step in range(n_saved):
+        store.directory.mkdir(parents=True, exist_ok=True)
+        CheckpointStore(store.directory, keep=9).save(numbered(step))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=free))
+    said: list[str] = []
+    where = store.directory if n_saved else tmp_path
+    has = f"the disk of '{where}' has {short(free, ('B', 'kB'))} free, and a checkpoint takes 1 kB; "
+    if outcome == "refused":
+        with pytest.raises(CheckpointError, match=f"^{has}free disk space or choose another --out$"):
+            store.check_room(1000, warn=said.append)
+    else:
+        store.check_room(1000, warn=said.append)
+        warning = f"{has}train.keep_checkpoints (2) needs room for 3, so free disk space soon"
+        assert said == ([warning] if outcome else [])
+    assert store.directory.exists() == bool(n_saved)

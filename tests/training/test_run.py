@@ -7,6 +7,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -722,6 +723,22 @@ def test_a_full_disk_at_a_checkpoint_is_a_warning_and_training_goes_on(
     assert len(display.warned) == 2
     assert "No space left on device); free disk space; training goes on" in display.warned[0]
     assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
+
+
+def test_a_disk_too_small_for_a_checkpoint_is_found_before_anything_is_trained(
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start("run", "train.max_steps=8")
+    before = run_bits(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10_000))
+        patch.setattr(Trainer, "train_step", lambda _: pytest.fail("it trained"))
+        message = "has 10 kB free, and a checkpoint takes .* kB; free disk space or choose another --out"
+        refuse(start, CheckpointError, message)
+        assert not (tmp_path / "new").exists()
+        refuse(start, CheckpointError, message, "train.max_steps=16", out="run", resume=True)
+        assert differing(run_bits(tmp_path / "run"), before) == []
+        assert start("run", "train.max_steps=8", resume=True).finished  # it saves nothing more
 
 
 def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import never
-from tests.training.helpers import bits, differing, memories, saved, tiny_trainer
+from tests.training.helpers import OPTIM, bits, differing, memories, saved, tiny_trainer
 from transformer_xl.checkpoint.store import CheckpointStore
-from transformer_xl.training.trainer import Trainer
+from transformer_xl.config import OptimConfig
+from transformer_xl.training.trainer import Trainer, checkpoint_bytes
 
 N_STEPS = 15  # 2.5 epochs
 CASES: dict[str, dict[str, Any]] = {
@@ -197,3 +198,15 @@ def test_the_step_reads_what_the_stream_gives() -> None:
     result = trainer.train_step()
     assert result.nats == pytest.approx(expected, abs=1e-4)
     assert (result.tokens, result.skipped, trainer.tokens) == (20, False, 20)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_bytes_of_a_checkpoint_are_known_before_the_first_step(case: str) -> None:
+    trainer = tiny_trainer(**CASES[case])
+    optim = OptimConfig(**(OPTIM | CASES[case].get("optim", {})))
+    expected = checkpoint_bytes(trainer.model, train=trainer.config, optim=optim)
+    while not (trainer.step and (trainer.average.count or trainer.config.average == "none")):
+        trainer.train_step()
+    checkpoint = saved(trainer)
+    stored = checkpoint.model | checkpoint.training
+    assert expected == sum(tensor.nbytes for name, tensor in stored.items() if not name.startswith("random."))

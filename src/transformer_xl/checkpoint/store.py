@@ -10,12 +10,14 @@ One directory cannot replace another in one operation. So if a step is saved aga
 
 import errno
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, read_sealed, seal, write_checkpoint
+from transformer_xl.console import short
 from transformer_xl.errors import SYSTEM_REMEDIES, CheckpointError, ConfigError
 from transformer_xl.files import (
     discard_directory,
@@ -93,6 +95,25 @@ class CheckpointStore:
             self._settle(checkpoint.step)
             self._rotate(newest=checkpoint.step)
         return final
+
+    def check_room(self, size: int, *, warn: Callable[[str], object]) -> None:
+        """Refuse to begin if the disk has no room for another checkpoint of `size` bytes.
+
+        `warn` gets one line if it has room for fewer than are there while one is saved. Nothing is written.
+
+        Raises:
+            CheckpointError: there is no room for one.
+        """
+        place = next(path for path in (self.directory, *self.directory.absolute().parents) if path.is_dir())
+        with _explained(f"the disk of {str(place)!r} cannot be asked for its free space"):
+            free = shutil.disk_usage(place).free
+        units = ("B", "kB", "MB", "GB", "TB")
+        has = f"the disk of {str(place)!r} has {short(free, units)} free, and a checkpoint takes {short(size, units)}"
+        if free < size:
+            raise CheckpointError(f"{has}; free disk space or choose another --out")
+        n_room, n_needed = free // size + len(self.steps()), self.keep + 1
+        if n_room < n_needed:
+            warn(f"{has}; train.keep_checkpoints ({self.keep}) needs room for {n_needed}, so free disk space soon")
 
     def steps(self) -> list[int]:
         """Return the steps of all finished checkpoints, ascending; only loading shows whether they are sound."""

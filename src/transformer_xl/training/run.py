@@ -32,7 +32,7 @@ from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch, deterministic, write_environment
 from transformer_xl.training.record import Record
 from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
-from transformer_xl.training.trainer import StepResult, Trainer
+from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
 
 
@@ -95,6 +95,7 @@ class Run:
     world: World
     display: Display
     record: Record | None  # None in processes other than the first
+    checkpoint_bytes: int
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
 
@@ -212,6 +213,7 @@ def _set_up(
     """Build the model and its trainer, and open the run's files."""
     start = begin(config, corpus, world, warn=None if fresh else display.warn)
     config, device = start.config, start.device
+    size = checkpoint_bytes(start.model, train=config.train, optim=config.optim)
     trainer = Trainer(
         start.model,
         start.stream,
@@ -225,6 +227,7 @@ def _set_up(
     with world.agreed():
         if world.first:
             if fresh:  # nothing was written until now, when it is certain that the run can start
+                directory.store(keep=config.train.keep_checkpoints).check_room(size, warn=display.warn)
                 directory.create(config, corpus.tokenizer)
             settings = config.model_dump(mode="json")
             record = Record(directory.path, loggers=loggers, settings=settings, warn=display.warn)
@@ -239,7 +242,7 @@ def _set_up(
     if not world.alone:
         what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
         display.say(f"{world.size} processes, {what}, {config.train.batch_size // world.size} of the lanes each")
-    return Run(directory, config, corpus, trainer, world, display, record)
+    return Run(directory, config, corpus, trainer, world, display, record, size)
 
 
 def _restore(run: Run) -> None:
@@ -274,6 +277,8 @@ def _restore(run: Run) -> None:
     with world.agreed():
         if run.record:
             run.store.rewind(step, best=run.best.step if run.best else None)
+            if run.trainer.progress < 1:
+                run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
             run.record.rewind(step, n_entry=record.get("entries"))
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:

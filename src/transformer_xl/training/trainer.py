@@ -23,7 +23,7 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import Feed, SegmentLengths
-from transformer_xl.training.optim import Optimizers, Schedule, finite_norm
+from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.world import World
 
@@ -295,6 +295,14 @@ def check_settings(
                 f"train.compile (True) compiles layers that attend, and an {model.config.kind} has none; "
                 "use train.compile=false"
             )
+
+
+def checkpoint_bytes(model: LanguageModel, *, train: TrainConfig, optim: OptimConfig) -> int:
+    """Return the bytes of a checkpoint's tensors, without allocating them; random states, a few kB, are left out."""
+    weights = sum(tensor.nbytes for tensor in model.state_dict().values())
+    averaged = sum(parameter.to("meta", torch.float32).nbytes for parameter in model.parameters())
+    lanes = train.batch_size * sum(tensor.nbytes for tensor in model.init_mems(1).state_dict().values())
+    return weights + (0 if train.average == "none" else averaged) + lanes + state_bytes(model, optim)
 
 
 def check_compiler(device: torch.device) -> None:
