@@ -187,7 +187,7 @@ def test_mistakes(settings: Any, values: dict[str, Any], message: str) -> None:
     ("recipe", "overrides", "message"),
     [
         ("quickstrat", [], r"^unknown recipe 'quickstrat'; did you mean 'quickstart'\?$"),
-        ("", [], r"^unknown recipe ''; nearest of \d+: \S+, \S+, \S+; docs/recipes.md lists them$"),
+        ("", [], r"^unknown recipe ''; nearest of \d+: \S+, \S+, \S+; txl recipes lists them$"),
         ("no/such.toml", [], r"^recipe file 'no/such.toml' does not exist; nearest of \d+: "),
         ("quickstart", ["train"], "^--set 'train' must have the form section.key=value, such as train.max_steps=1000$"),
         ("quickstart", ["=3"], "^--set '=3' must have the form"),

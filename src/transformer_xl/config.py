@@ -5,6 +5,7 @@ data (`recipes/*.toml`), never code. Modules get plain arguments; only the code 
 """
 
 import tomllib
+from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeGuard, get_args
@@ -288,7 +289,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
 
 
 def _recipe_meant(name: str) -> str:
-    return did_you_mean(name, recipe_names(), listed_by="docs/recipes.md")
+    return did_you_mean(name, recipe_names(), listed_by="txl recipes")
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -331,6 +332,24 @@ def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in model.items() if key in KINDS[kind].model_fields and key != "mem_len"}
     read = {key: value for key, value in read.items() if key not in ("mem_len", "clamp_len", "same_length")}
     return {**values, "model": kept, "eval": read}
+
+
+def settings_of(run: RunConfig) -> Iterator[tuple[str, Any, str]]:
+    """Yield the name, the value and the meaning of every setting of a run.
+
+    Example:
+        >>> next(setting for setting in settings_of(RunConfig()) if setting[0] == "optim.betas")
+        ('optim.betas', (0.9, 0.999), "Adam's and LAMB's decay rates")
+    """
+    for name, field in RunConfig.model_fields.items():
+        value = getattr(run, name)
+        if not isinstance(value, Settings):
+            yield name, value, field.description or ""
+            continue
+        if isinstance(value, ModelConfig):
+            yield f"{name}.kind", value.kind, f"kind of model: {', '.join(KINDS)}; each has settings of its own"
+        for key, own in type(value).model_fields.items():
+            yield f"{name}.{key}", getattr(value, key), own.description or ""
 
 
 def parse_override(override: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from transformer_xl.cli import (
     generate,
     plan,
     plot,
+    recipes,
     recl,
     train,
 )
@@ -53,6 +54,8 @@ app.command(plan.plan)
 app.command(ablate.ablate)
 app.command(plot.plot)
 app.command(recl.recl)
+app.command(recipes.recipes)
+app.command(recipes.settings)
 
 
 def main(arguments: list[str] | None = None) -> None:

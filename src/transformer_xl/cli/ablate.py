@@ -60,7 +60,7 @@ def ablate(
     other load on the machine changes no result. docs/ablations.md says more.
 
     Args:
-        recipes: names (docs/recipes.md) or TOML files, of any kind of model.
+        recipes: names (txl recipes) or TOML files, of any kind of model.
         recurrence: yes, no or both; no: a model without memory.
         attention: transformer_xl, shaw, vaswani, al_rfou, with commas between.
         loss: full, half or both; half: learn only from the later half of each segment.

@@ -44,7 +44,7 @@ def eval_speed(
         txl bench eval-speed --set eval.clamp_len=none
 
     Args:
-        recipe: of the model: a name (docs/recipes.md) or a TOML file. eval.clamp_len counts, other lengths do not.
+        recipe: of the model: a name (txl recipes) or a TOML file. eval.clamp_len counts, other lengths do not.
         lengths: positions that a token sees, itself among them, with commas between.
         tgt_len: tokens of a segment of ours.
         stride: also measure the vanilla model predicting this many tokens at a time, the first of them with less context.

@@ -34,7 +34,7 @@ def plan(
         txl plan wt103-base --flops 0.9 --bandwidth 77 --memory 24 --efficiency 0.5
 
     Args:
-        recipe: a name (docs/recipes.md) or a TOML file.
+        recipe: a name (txl recipes) or a TOML file.
         gpus: number of devices.
         per_machine: devices of a machine.
         set_: section.key=value laid over the recipe; may be repeated.

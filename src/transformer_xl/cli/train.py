@@ -40,10 +40,10 @@ def train(
     trains with eight processes; docs/distributed.md says more.
 
     Args:
-        recipe: quickstart (the default), shakespeare-char, a published one (docs/recipes.md), or a TOML file of your own.
+        recipe: quickstart (the default), shakespeare-char, another one that txl recipes lists, or a TOML file of your own.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
         out: directory of the run. Default: runs/RECIPE.
-        set_: section.key=value laid over the recipe; may be repeated.
+        set_: section.key=value laid over the recipe; may be repeated. txl settings lists them.
         resume: go on with the run in --out; start it if there is none.
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.

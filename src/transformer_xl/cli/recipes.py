@@ -1,0 +1,63 @@
+"""`txl recipes` and `txl settings`: what can be trained, and what can be set."""
+
+import json
+from typing import Any
+
+from transformer_xl.cli.options import Json, Overrides
+from transformer_xl.console import table
+
+
+def recipes(*, json_: Json = False) -> None:
+    """List the recipes, with what each is for.
+
+    Common uses:
+        txl recipes
+        txl recipes --json
+
+    Args:
+        json_: print one JSON object per recipe.
+    """
+    from transformer_xl.config import load_recipe, recipe_names
+
+    found = [load_recipe(name) for name in recipe_names()]
+    if json_:
+        for each in found:
+            print(json.dumps({"name": each.name, "description": each.description, "source": each.source}))
+        return
+    print(table([["recipe", "description"], *([each.name, each.description] for each in found)], n_left=2))
+    print("\nTrain one with txl train RECIPE; txl settings RECIPE shows its settings.")
+
+
+def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Json = False) -> None:
+    """List all settings, with their defaults or a recipe's values, and what they mean.
+
+    Common uses:
+        txl settings
+        txl settings wt103-base
+        txl settings --set model.kind=lstm
+
+    A kind of model has settings of its own; the last lists those of an LSTM.
+
+    Args:
+        recipe: a name (txl recipes) or a TOML file. Default: none, so that defaults are listed.
+        set_: section.key=value laid over it; may be repeated.
+        json_: print one JSON object per setting.
+    """
+    from transformer_xl.config import apply_overrides, load_recipe, settings_of
+
+    run = load_recipe(recipe, set_) if recipe else apply_overrides({}, set_ or [])
+    found = list(settings_of(run))
+    if json_:
+        for name, value, description in found:
+            print(json.dumps({"setting": name, "value": value, "description": description}))
+        return
+    rows = [[name, _as_set(value), description] for name, value, description in found]
+    print(table([["setting", "value" if recipe or set_ else "default", "description"], *rows], n_left=3))
+    print("\nChange one with --set SETTING=VALUE, or in a recipe of your own.")
+
+
+def _as_set(value: Any) -> str:
+    """Return a value as `--set` takes it."""
+    if value is None:
+        return "none"
+    return value if value and isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,30 @@
+"""`txl recipes` and `txl settings`: all of them, as `--set` takes them."""
+
+import json
+
+import pytest
+
+from tests.cli.conftest import Txl
+from transformer_xl.config import RunConfig, apply_overrides, load_recipe, recipe_names
+
+
+def test_all_recipes_are_listed_with_a_line_each(txl: Txl) -> None:
+    head, *lines = txl("recipes").out.partition("\n\n")[0].splitlines()
+    assert head.split() == ["recipe", "description"]
+    assert [line.split("  ")[0] for line in lines] == recipe_names()
+    assert all(line.endswith(load_recipe(line.split()[0]).description) for line in lines)
+    facts = [json.loads(line) for line in txl("recipes", "--json").out.splitlines()]
+    assert [fact["name"] for fact in facts] == recipe_names()
+
+
+@pytest.mark.parametrize("arguments", [(), ("wt103-base",), ("lstm-ptb", "--set", "train.average=swa")])
+def test_settings_that_are_listed_make_the_same_run(txl: Txl, arguments: tuple[str, ...]) -> None:
+    head, *lines = txl("settings", *arguments).out.partition("\n\n")[0].splitlines()
+    place = head.index("description")
+    found = [line[:place].split(maxsplit=1) for line in lines]
+    run = load_recipe(arguments[0], list(arguments[2:])) if arguments else RunConfig()
+    assert head.split()[1] == ("value" if arguments else "default")
+    assert apply_overrides({}, [f"{name}={value.strip()}" for name, value in found]) == run
+    assert all(len(line) > place for line in lines)  # every one is described
+    facts = [json.loads(line) for line in txl("settings", *arguments, "--json").out.splitlines()]
+    assert [fact["setting"] for fact in facts] == [name for name, _ in found]
