@@ -42,6 +42,17 @@ def test_a_failure_lets_go(tmp_path: Path) -> None:
     assert not (tmp_path / "lock").exists()
 
 
+def test_a_lock_that_was_deleted_is_known_to_be_lost(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked(path, on_busy=lambda: pytest.fail("it waits")) as is_held:
+        assert is_held()
+        path.unlink()
+        assert not is_held()
+        path.touch()  # somebody else's
+        assert not is_held()
+    assert path.exists()
+
+
 def test_a_writer_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     path.write_text("old")

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,10 +118,11 @@ def check_file(path: Path, *, option: str) -> None:
 
 
 @contextmanager
-def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
+def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[Callable[[], bool]]:
     """Hold a lock while the block runs; it is released if the process dies.
 
-    On a file system without locks the block runs without one.
+    On a file system without locks the block runs without one. The block gets a function that says whether the lock file still
+    is where it was, because others may delete it, and then anybody can make and hold another one.
 
     Args:
         path: the lock file, which serves only as a lock and is removed afterwards; its directory exists.
@@ -133,11 +135,13 @@ def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[None]:
     while True:
         with path.open("a") as file:
             if _lock(file.fileno()) and _is_still(path, file.fileno()):
+                is_held = partial(_is_still, path, file.fileno())
                 try:
-                    yield
+                    yield is_held
                 finally:
-                    with suppress(OSError):
-                        path.unlink()
+                    if is_held():
+                        with suppress(OSError):
+                            path.unlink()
                 return
         if not was_busy:
             on_busy()
@@ -159,7 +163,7 @@ def _is_still(path: Path, descriptor: int) -> bool:
     """Return whether the opened file still is the one at `path`; its holder may have removed it meanwhile."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

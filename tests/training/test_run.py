@@ -18,11 +18,13 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.corpora import absolute_corpus
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TrainingError
+from transformer_xl.files import remove
 from transformer_xl.model.call import Execution
 from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.training import run as training_run
 from transformer_xl.training.display import Display
+from transformer_xl.training.record import Record
 from transformer_xl.training.run import Best, Outcome, train
 from transformer_xl.training.trainer import StepResult, Trainer
 
@@ -739,6 +741,57 @@ def test_a_disk_too_small_for_a_checkpoint_is_found_before_anything_is_trained(
         refuse(start, CheckpointError, message, "train.max_steps=16", out="run", resume=True)
         assert differing(run_bits(tmp_path / "run"), before) == []
         assert start("run", "train.max_steps=8", resume=True).finished  # it saves nothing more
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "checkpoints"])
+def test_a_file_that_is_deleted_while_training_is_written_again(start: Start, whole: Path, tmp_path: Path, name: str) -> None:
+    display = stop_at(28)
+    display.at[20] = lambda: remove(tmp_path / "run" / name)
+    start(display=display)
+    assert display.warned == [f"'{tmp_path / 'run'}' has lost {name} while it trained; written again"]
+    display = Lines()
+    assert start(resume=True, display=display).finished
+    assert display.warned == []
+    assert differing(run_bits(tmp_path / "run"), run_bits(whole)) == []
+
+
+def test_a_run_whose_directory_is_deleted_can_be_used_nevertheless(start: Start, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    display = Lines({20: lambda: shutil.rmtree(run)})
+    assert start(display=display).finished
+    assert display.warned == [f"'{run}' has lost config.json, tokenizer.json, checkpoints while it trained; written again"]
+    assert not (run / ".lock").exists()
+    bits, expected = run_bits(run), run_bits(whole)
+    assert bits.pop("log") == expected.pop("log")[6:]
+    assert differing(bits, expected) == []
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_what_is_deleted_after_the_last_save_is_saved_again(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: bool
+) -> None:
+    draw = Record.draw
+
+    def delete(self: Record) -> Path | None:
+        shutil.rmtree(tmp_path / "run" / "checkpoints")
+        return draw(self)
+
+    monkeypatch.setattr(Record, "draw", delete)
+    outcome = start("run", "train.max_steps=12", display=stop_at(10) if stop else None)
+    assert RunDirectory(tmp_path / "run").store().steps() == [outcome.step]
+
+
+def test_a_run_is_not_saved_into_another_one_that_took_its_place(start: Start, short: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def replace() -> None:
+        shutil.rmtree(run)
+        shutil.copytree(short, run)
+
+    before = run_bits(short)
+    with pytest.raises(CheckpointError, match="run' was deleted and holds another run now, so this one cannot be saved"):
+        start(display=Lines({10: replace}))
+    assert differing(run_bits(run), before) == []
 
 
 def test_a_best_that_could_not_be_saved_is_not_taken_for_saved(

@@ -57,8 +57,11 @@ class RunDirectory:
         return CheckpointStore(self.path / CHECKPOINTS, keep=keep)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty."""
+    def locked(self) -> Iterator[Callable[[], bool]]:
+        """Keep other processes from training here until the block ends; make the directory, and remove it if it stays empty.
+
+        The block gets a function that says whether the lock is still there.
+        """
 
         def refuse() -> None:
             raise CheckpointError(f"another process is training in '{self.path}'; wait until it ends, or choose another --out")
@@ -71,8 +74,8 @@ class RunDirectory:
             with self._writing():
                 self.path.mkdir(parents=True, exist_ok=True)
                 held.callback(remove_if_empty)
-                held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
-            yield
+                is_held = held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
+            yield is_held
 
     def check_free(self) -> None:
         """Raise a `CheckpointError` unless the directory is free for a new run."""
@@ -94,6 +97,19 @@ class RunDirectory:
                     with suppress(OSError):
                         remove(path)
                 raise
+
+    def write_missing(self, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
+        """Write those files again without which nobody can use the run, if they are gone; return their names."""
+        checkpoints, tokenizer_path = self.path / CHECKPOINTS, self.path / TOKENIZER_FILE
+        missing = [path.name for path in (self.path / CONFIG_FILE, tokenizer_path, checkpoints) if not path.exists()]
+        with self._writing():
+            if missing:
+                checkpoints.mkdir(exist_ok=True, parents=True)
+            if TOKENIZER_FILE in missing:
+                tokenizer.save(tokenizer_path)
+        if CONFIG_FILE in missing:
+            self.save_config(config)
+        return missing
 
     def save_config(self, config: RunConfig) -> None:
         """Write the run's settings; the file holds either the old or the new ones."""

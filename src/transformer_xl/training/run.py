@@ -7,7 +7,7 @@ first process writes files and prints.
 import math
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -98,15 +98,34 @@ class Run:
     checkpoint_bytes: int
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
+    held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
+    is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
 
     @property
     def store(self) -> CheckpointStore:
         """The run's checkpoints."""
         return self.directory.store(keep=self.config.train.keep_checkpoints)
 
+    def mend(self) -> None:
+        """Write those files of the run's directory again that somebody has deleted; a warning names them.
+
+        Raises:
+            CheckpointError: they cannot be written, or the directory belongs to another run by now.
+        """
+        if not self.is_locked():
+            self.is_locked = self.held.enter_context(self.directory.locked())
+            if self.directory.holds_run and self.directory.config() != self.config:
+                raise CheckpointError(
+                    f"'{self.directory.path}' was deleted and holds another run now, so this one cannot be saved"
+                )
+        if missing := self.directory.write_missing(self.config, self.corpus.tokenizer):
+            names = ", ".join(missing)
+            self.display.warn(f"'{self.directory.path}' has lost {names} while it trained; written again")
+
     def note(self, kind: str, **values: Any) -> None:
         """Write an entry of the log."""
         if self.record:
+            self.mend()
             self.record.write(kind, self.trainer.step, **values)
 
     def outcome(self, *, stopped_by: signal.Signals | None = None, **scores: Score | None) -> Outcome:
@@ -174,12 +193,12 @@ def train(
             text = prepare(config.data, tokenizer or config.tokenizer)
         world.check_same(**what_all_share(config, text))
         with world.agreed():
-            if world.first:
-                held.enter_context(directory.locked())
+            lock = held.enter_context(directory.locked()) if world.first else None
         held.enter_context(deterministic(config.train.deterministic))
         if resume and not goes_on:
             display.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
         run = _set_up(directory, config, text, display, loggers, world, fresh=not goes_on)
+        run.held, run.is_locked = held, lock or run.is_locked
         if run.record:
             held.callback(run.record.close)
         if goes_on:
@@ -197,7 +216,10 @@ def train(
                 )
         with _stop_signal(once=world.alone) as stopped:
             stopped_by = _learn(run, stopped)
-        return run.outcome(stopped_by=stopped_by) if stopped_by else _conclude(run)
+        outcome = run.outcome(stopped_by=stopped_by) if stopped_by else _conclude(run)
+        if not world.from_first(world.first and run.trainer.step in run.store.steps()):  # somebody has deleted it meanwhile
+            _save(run, must=True)
+        return outcome
 
 
 def _set_up(
@@ -440,6 +462,7 @@ def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
         checkpoint = trainer.checkpoint(record)
         with run.world.agreed():
             if checkpoint and run.record:
+                run.mend()
                 run.record.sync()
                 run.store.save(checkpoint, best=best is not None)
     except (CheckpointError, TrainingError, ToldElsewhereError) as error:
