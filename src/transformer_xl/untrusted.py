@@ -18,6 +18,7 @@ MAX_SETTINGS_BYTES = 2**20
 """The largest JSON file that holds no vocabulary."""
 
 MAX_SETTINGS_PARTS = 100_000
+REMEDY = "restore it from a copy"
 MAX_DEPTH = 64
 """Lists and objects inside of each other; our own files have 4, those of byte-pair tokenizers 8."""
 
@@ -59,8 +60,10 @@ def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
     return data
 
 
-def read_json(path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
-    """Read a JSON file of limited size; see `parse_json` for what is refused.
+def read_json(
+    path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: int = MAX_SETTINGS_PARTS, remedy: str = REMEDY
+) -> Any:
+    """Read a JSON file of limited size; see `parse_json` for what is refused, and `remedy` ends the error's message.
 
     Raises:
         CheckpointError: the file cannot be read, is too large, or holds no such JSON.
@@ -68,19 +71,19 @@ def read_json(path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: i
     file, size = open_regular(path)
     with file:
         if size > most_bytes:
-            raise CheckpointError(f"'{path}' has {size:,} bytes; {most_bytes:,} is the most accepted, restore it from a copy")
+            raise CheckpointError(f"'{path}' has {size:,} bytes; {most_bytes:,} is the most accepted; {remedy}")
         data = read_at(path, file, 0, size)
     try:
         return parse_json(data, most_parts=most_parts)
     except ValueError as error:
-        raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}; restore it from a copy") from None
+        raise CheckpointError(f"'{path}' is not valid JSON: {one_line(error)}; {remedy}") from None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, *, remedy: str = REMEDY) -> dict[str, Any]:
     """Read a JSON file of settings, an object; see `read_json`."""
-    values = read_json(path)
+    values = read_json(path, remedy=remedy)
     if not isinstance(values, dict):
-        raise CheckpointError(f"'{path}' is not a JSON object; restore it from a copy")
+        raise CheckpointError(f"'{path}' is not a JSON object; {remedy}")
     return values
 
 

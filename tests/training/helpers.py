@@ -142,6 +142,7 @@ def run_bits(directory: Path) -> dict[str, Any]:
     checkpoint = store.load_newest(on_damaged=print)
     state = json.loads(json.dumps(checkpoint.state))
     del state["seconds"], state["record"]["interval"]["seconds"]
+    del state["record"]["entries"]  # counts those of the log
     return {
         "config": (directory / "config.json").read_text(),
         "tokenizer": (directory / "tokenizer.json").read_text(),

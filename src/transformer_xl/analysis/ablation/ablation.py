@@ -21,6 +21,8 @@ from transformer_xl.errors import CheckpointError, system_reason
 from transformer_xl.files import locked, replace_file
 from transformer_xl.untrusted import read_json, read_json_object
 
+_REMEDY = "restore it, or choose another --out"
+
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
 
 
@@ -76,9 +78,9 @@ class Ablation:
         if not path.exists():
             raise CheckpointError(f"'{directory}' holds no ablation: {PLAN_FILE} is missing; name the recipe, too")
         try:
-            return cls(directory, AblationPlan.from_dict(read_json(path)))
+            return cls(directory, AblationPlan.from_dict(read_json(path, remedy=_REMEDY)))
         except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"'{path}' is damaged ({error}); restore it, or choose another --out") from None
+            raise CheckpointError(f"'{path}' is damaged ({error}); {_REMEDY}") from None
 
     def path_of(self, trial: Trial) -> Path:
         """Return the directory of a run."""
@@ -99,9 +101,9 @@ class Ablation:
         if not path.exists():
             return {}
         try:
-            return {name: Pace(**value) for name, value in read_json_object(path).items()}
+            return {name: Pace(**value) for name, value in read_json_object(path, remedy=_REMEDY).items()}
         except TypeError as error:
-            raise CheckpointError(f"'{path}' is damaged ({error}); restore it, or choose another --out") from None
+            raise CheckpointError(f"'{path}' is damaged ({error}); {_REMEDY}") from None
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times."""
@@ -111,7 +113,7 @@ class Ablation:
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return the result of a trained run; None: there is none yet."""
         path = self.result_path(trial)
-        return read_json_object(path) if path.exists() else None
+        return read_json_object(path, remedy="delete it to score again") if path.exists() else None
 
     def results(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the results that the runs of a variant have so far."""
