@@ -49,3 +49,11 @@ def poison(monkeypatch):
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Show the figures that tests recorded, such as how many of how many attempts ended well."""
+    for report in [*terminalreporter.getreports("passed"), *terminalreporter.getreports("failed")]:
+        for name, figure in report.user_properties:
+            if name == "figure":
+                terminalreporter.write_line(figure)

@@ -234,12 +234,12 @@ def _start(function: str, arguments: list[Any], directory: str, environment: dic
             os.close(stream)
         sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", 1, closefd=False)
-        status = _run(program, arguments)
+        status = run_program(program, arguments)
     finally:
         os._exit(status)
 
 
-def _run(program: Callable[..., object], arguments: list[Any]) -> int:
+def run_program(program: Callable[..., object], arguments: list[Any]) -> int:
     """Run a program to its end as the interpreter does, and return its status."""
     status = 0
     try:

@@ -1,0 +1,80 @@
+"""No command line, however strange, ends in a traceback, without a word, or never.
+
+TXL_SEED draws others than the suite's.
+"""
+
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command_lines import lines
+from tests.cli.forked_lines import Ending, fault, furnish
+from tests.forked import run_forked
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of processes")
+
+_SEED = int(os.environ.get("TXL_SEED", "0"))
+_AT_ONCE = 100
+
+
+@pytest.fixture(scope="module")
+def furnished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("lines") / "home"
+    shutil.copytree(home, place, ignore=shutil.ignore_patterns("cache"))
+    furnish(place)
+    return place
+
+
+@pytest.mark.parametrize("n", [60, pytest.param(2_000, marks=[pytest.mark.faults, pytest.mark.timeout(3600)])])
+def test_every_line_ends_well(furnished: Path, record_property: Callable[[str, object], None], n: int) -> None:
+    drawn, found = lines(_SEED, n), []
+    for first in range(0, n, _AT_ONCE):
+        some = drawn[first : first + _AT_ONCE]
+        (endings,) = run_forked("tests.cli.forked_lines:attempt", 1, str(furnished), some, timeout=1000)
+        ended = [(line, Ending(*ending)) for line, ending in zip(some, endings, strict=True)]
+        found += [f"{what}\n  {line}\n  {ending.err[-2000:]}" for line, ending in ended if (what := fault(ending))]
+    record_property("figure", f"{n - len(found):,} of {n:,} random command lines end well (seed {_SEED})")
+    assert not found, "\n\n".join(found)
+
+
+def test_endings_are_told_apart(furnished: Path) -> None:
+    piped = (["generate", "run", "--prompts", "-", "--tokens", "0", "--json"], "one\ntwo\n")
+    strange = [["eval", "gone"], ["generate", "run", "--tokens", "1000000000", "--compile", "no"], ["frobnicate"]]
+    given = [piped, *((arguments, "") for arguments in strange)]
+    (found,) = run_forked("tests.cli.forked_lines:attempt", 1, str(furnished), given, 2)
+    endings = [Ending(*each) for each in found]
+    assert [ending.status for ending in endings] == [0, 1, -signal.SIGXCPU, 2]
+    assert "'gone' " in endings[1].err
+    assert [fault(ending) is None for ending in endings] == [True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("ending", "what"),
+    [
+        (Ending(0, "warning: this\n", []), None),
+        (Ending(1, "warning: this\ntxl: error: that\n", []), None),
+        (Ending(1, "Traceback (most recent call last):\n", []), "traceback"),
+        (Ending(1, "", []), "status 1 and 0 errors"),
+        (Ending(0, "txl: error: that\n", []), "status 0 and 1 errors"),
+        (Ending(1, "txl: error: this\ntxl: error: that\n", []), "status 1 and 2 errors"),
+        (Ending(1, f"txl: error: {'x' * 1000}\n", []), "an error of 1,012 characters"),
+        (Ending(-24, "", []), "more than 20 s of the processor"),
+        (Ending(-14, "", []), "waits for ever"),
+        (Ending(-11, "", []), "signal 11"),
+        (Ending(0, "a/b.py:3: UserWarning: that\n", []), "a warning for programmers: .py:3: UserWarning"),
+        (Ending(0, "", ["fifo"]), "replaced fifo"),
+    ],
+)
+def test_what_a_bad_ending_is(ending: Ending, what: str | None) -> None:
+    assert fault(ending) == what
+
+
+def test_lines_name_every_option() -> None:
+    """A command that is added has its turn."""
+    used = {argument.partition("=")[0] for line in lines(0, 3_000) for argument in line.arguments}
+    assert {"eval-speed", "prepare", "--per-token", "--repetition-penalty", "--measure-only", "--read-only", "-n"} <= used
