@@ -20,7 +20,7 @@ quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: 
 	$(BIN)/txl eval runs/quickstart --compare-memory
 	@echo
 	@echo "The model is in runs/quickstart, its learning curve in runs/quickstart/loss.png. What to try next:"
-	@echo "  $(BIN)/txl train --corpus YOUR.txt --out runs/mine     your own text: a file, a directory or a glob"
+	@echo "  $(BIN)/txl train YOUR.txt                              your own text: a file, a directory or a glob"
 	@echo "  $(BIN)/txl explain runs/quickstart YOUR.txt            a page: what memory did for each token"
 	@echo "  $(BIN)/txl generate runs/quickstart --prompt 'class '  another text every time"
 

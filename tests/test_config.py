@@ -174,6 +174,7 @@ def test_evaluation_reads_as_training_unless_told() -> None:
         (RunConfig, {"modle": {}}, r"^unknown key 'modle'; did you mean 'model'\?$"),
         (RunConfig, {"zzz": 1}, "^unknown key 'zzz'; known: compared_with, data, description, eval, model, "),
         (RunConfig, {"model": 3}, r"^model \(3\) "),
+        (RunConfig, {"name": "../x"}, r"^name \('../x'\) must be a name without '/'"),
     ],
 )
 def test_mistakes(settings: Any, values: dict[str, Any], message: str) -> None:

@@ -211,6 +211,13 @@ class RunConfig(Settings):
     train: TrainConfig = Field(default_factory=lambda: TrainConfig(max_steps=1000))
     eval: EvalConfig = Field(default_factory=EvalConfig)
 
+    @field_validator("name")
+    @classmethod
+    def _names_a_directory(cls, name: str) -> str:
+        if name in ("", ".", "..") or "/" in name:
+            raise ValueError("must be a name without '/', because the directory of the run has it")
+        return name
+
     @field_validator("model", mode="before")
     @classmethod
     def _of_its_kind(cls, values: Any) -> Any:

@@ -1,8 +1,10 @@
 """`txl` as a person and a script use it."""
 
 import errno
+import gzip
 import json
 import math
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,27 @@ def test_train_says_what_it_does_and_what_comes_next(txl: Txl, workbench: Path) 
     assert lines[-2:] == ["loss curve: new/loss.png", "next: txl eval new    txl generate new --prompt TEXT"]
     config = json.loads((workbench / "new" / "config.json").read_text())
     assert config["data"]["corpus"] == str(workbench / "text.txt")  # absolute, so that it resumes from anywhere
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [("text.txt", "text"), ("../work/my books/text.txt.gz", "text"), ("my books", "my books"), ("my*/*", "work")],
+)
+def test_a_text_in_place_of_a_recipe_is_trained_on(txl: Txl, workbench: Path, text: str, name: str) -> None:
+    (workbench / "my books").mkdir()
+    (workbench / "my books" / "text.txt.gz").write_bytes(gzip.compress((workbench / "text.txt").read_bytes()))
+    small = (
+        "model.n_layer=1 model.d_model=8 model.d_inner=8 model.mem_len=4 train.batch_size=2 train.tgt_len=4 train.max_steps=1"
+    )
+    answer = txl("train", text, *(f"--set={setting}" for setting in small.split()))
+    assert answer.status == 0, answer.err
+    first, *_, last = answer.err.splitlines()
+    given = shlex.quote(text)
+    assert first == f"training on {text} with the recipe quickstart; txl train RECIPE --corpus {given} takes another"
+    where = shlex.quote(f"runs/{name}")
+    assert last == f"next: txl eval {where}    txl generate {where} --prompt TEXT"
+    config = json.loads((workbench / "runs" / name / "config.json").read_text())
+    assert (config["name"], config["data"]["corpus"]) == ("quickstart", str(Path(text).absolute()))
 
 
 def test_quiet_training_says_nothing(txl: Txl) -> None:
@@ -188,6 +211,16 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
     [
         ("train quickstrat", "unknown recipe 'quickstrat'; did you mean 'quickstart'?"),
         ("train gone.toml", "recipe file 'gone.toml' does not exist; nearest of "),
+        ("train gone.txt", "'gone.txt' is neither a recipe nor a text; did you mean 'text.txt'?"),
+        (
+            "train text.txt --corpus latin.txt",
+            "'text.txt' is a text, and --corpus names another, 'latin.txt'; give one of them",
+        ),
+        ("train run", "'run' is a run, not a text; go on with it with txl train --resume --out run"),
+        (
+            "train --resume --out rum",
+            "'rum' holds no run: config.json is missing; train one with txl train; did you mean 'run'?",
+        ),
         ("train nested.toml", "recipe 'nested.toml' is not valid TOML: brackets are nested too deeply"),
         (f"train {'n' * 300}.toml", "nnn.toml'; give a shorter name"),
         (f"eval {'n' * 300}/x", "File name too long"),

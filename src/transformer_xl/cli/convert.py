@@ -1,6 +1,7 @@
 """`txl convert`."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -112,7 +113,8 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         return
     if tokenizer.loses:
         print(f"not kept of a text: {tokenizer.loses}")
-    print(f"written to {destination}; try: txl eval {destination} --file TEXT, txl generate {destination} --prompt TEXT")
+    where = shlex.quote(str(destination))
+    print(f"written to {destination}; try: txl eval {where} --file TEXT, txl generate {where} --prompt TEXT")
 
 
 def _write_checkpoint(

@@ -1,9 +1,14 @@
 """`txl train`."""
 
+import glob
+import os
+import shlex
 import sys
 from pathlib import Path
 
 from transformer_xl.cli.options import Flag, Overrides, Repeated
+from transformer_xl.console import say
+from transformer_xl.errors import ConfigError
 from transformer_xl.process import is_reporter
 
 
@@ -26,7 +31,8 @@ def train(
 
     Common uses:
         txl train
-        txl train --corpus my.txt --out runs/mine
+        txl train my.txt
+        txl train wt2-small --corpus my.txt --out runs/mine
         txl train shakespeare-char --corpus DIR
         txl train --set train.max_minutes=10 --set model.n_layer=6
         txl train --resume --out runs/mine
@@ -34,17 +40,19 @@ def train(
         torchrun --nproc-per-node 8 -m transformer_xl train wt103-base
 
     The first reads Python's standard library, the second any text: a file,
-    a directory, or a glob in quotes. The third finds the recipe's corpus in
-    DIR, so that nothing is downloaded. The fifth goes on exactly where a run
-    stopped. The sixth says what a run will need, and does nothing. The last
-    trains with eight processes; docs/distributed.md says more.
+    a directory, or a glob in quotes. The third trains another recipe on it.
+    The fourth finds the recipe's corpus in DIR, so that nothing is downloaded.
+    The sixth goes on exactly where a run stopped. The seventh says what a run
+    will need, and does nothing. The last trains with eight processes;
+    docs/distributed.md says more.
 
     Args:
-        recipe: quickstart (the default), shakespeare-char, another one that txl recipes lists, or a TOML file of your own.
+        recipe: quickstart (the default), shakespeare-char, another one that txl recipes lists, or a TOML file of your own. A
+            text instead of a recipe is what quickstart is trained on.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
-        out: directory of the run. Default: runs/RECIPE.
+        out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text stands in place of the recipe.
         set_: section.key=value laid over the recipe; may be repeated. txl settings lists them.
-        resume: go on with the run in --out; start it if there is none.
+        resume: go on with the run in --out. If there is none, start it; but without recipe and corpus, --out must be a run.
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
@@ -56,6 +64,12 @@ def train(
         check_loggers(logger or [])
     elif dry_run:
         return
+    if recipe is not None and _is_text(recipe):
+        if corpus is not None:
+            raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one of them")
+        recipe, corpus, out = "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
+        takes = f"txl train RECIPE --corpus {shlex.quote(corpus)}"
+        say(f"training on {corpus} with the recipe {recipe}; {takes} takes another", quiet=quiet or not is_reporter())
     if dry_run:
         _dry_run(recipe, corpus, out, set_ or [], resume=resume)
         return
@@ -70,7 +84,41 @@ def train(
         sys.exit(128 + outcome.stopped_by)
     if outcome.picture:
         display.say(f"loss curve: {outcome.picture}")
-    display.say(f"next: txl eval {outcome.directory}    txl generate {outcome.directory} --prompt TEXT")
+    where = shlex.quote(str(outcome.directory))
+    display.say(f"next: txl eval {where}    txl generate {where} --prompt TEXT")
+
+
+def _is_text(recipe: str) -> bool:
+    """Return whether what stands in place of a recipe is a text: a file, a directory or a glob.
+
+    Raises:
+        ConfigError: it is the directory of a run, or a path that leads nowhere.
+    """
+    from transformer_xl.checkpoint.run_directory import RunDirectory
+    from transformer_xl.config import recipe_names
+    from transformer_xl.model.pretrained import beside
+
+    path = Path(recipe)
+    if not recipe or path.suffix == ".toml" or recipe in recipe_names():
+        return False
+    if RunDirectory(path).holds_run:
+        raise ConfigError(f"'{recipe}' is a run, not a text; go on with it with txl train --resume --out {shlex.quote(recipe)}")
+    if path.expanduser().exists() or any(glob.iglob(str(path.expanduser()), recursive=True)):  # noqa: PTH207 - absolute ones
+        return True
+    if any(sign in recipe for sign in "./*?["):
+        raise ConfigError(f"'{recipe}' is neither a recipe nor a text{beside(path, Path.is_file)}")
+    return False
+
+
+def _name_of_text(text: str) -> str:
+    """Return a name for a run on a text: that of the file or directory, or of the directory in which a glob begins.
+
+    Example:
+        >>> _name_of_text("old/my.txt.xz"), _name_of_text("books/*.txt")
+        ('my', 'books')
+    """
+    parts = [part for part in Path(text).expanduser().parts if not any(sign in part for sign in "*?[")]
+    return os.path.basename(os.path.realpath(Path(*parts))).strip(".").partition(".")[0] or "text"  # noqa: PTH119 - no loops
 
 
 def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:

@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
 import warnings
 import zlib
@@ -389,7 +390,8 @@ def _open_wandb(directory: Path, identity: str, settings: Mapping[str, Any], war
     try:
         run = wandb.init(**options)
     except Exception as error:  # without a key or a network, it logs offline, and that log can be sent later
-        warn(f"wandb cannot be reached ({_reason(error)}); it logs offline, send it with wandb sync {directory}/wandb/*")
+        where = shlex.quote(str(directory))
+        warn(f"wandb cannot be reached ({_reason(error)}); it logs offline, send it with wandb sync {where}/wandb/*")
         run = wandb.init(**options, mode="offline")
     # a value carries its step, because W&B's own counter refuses a step that a resumed run logs again
     run.define_metric("step")

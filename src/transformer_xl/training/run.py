@@ -163,7 +163,7 @@ def train(
         out: directory of the run; None: `runs/<recipe>`.
         overrides: `section.key=value`, which replace settings of the recipe.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
-        resume: go on with the run in `out`, or start it if there is none.
+        resume: go on with the run in `out`, or start it if there is none and `recipe` or `corpus` says what it should be.
         loggers: `tensorboard`, `wandb` or `trackio`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
         display: shows the progress; None: on stderr.
 
@@ -187,6 +187,8 @@ def train(
                 tokenizer = directory.tokenizer(config.model.vocab_size)
                 check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
             else:
+                if resume and out is not None and recipe is None and corpus is None:
+                    directory.config()  # there is none, so the name is misspelled
                 if world.first:
                     directory.check_free()
                 config = asked_settings(recipe, overrides, corpus)
