@@ -60,11 +60,60 @@ def test_what_is_timed_is_not_disturbed(monkeypatch: pytest.MonkeyPatch, capfd: 
         assert "2 of 2" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("hidden", [True, False])
-def test_elsewhere_it_shows_nothing(hidden: bool, capfd: pytest.CaptureFixture[str]) -> None:
-    with progress("it", 2000, hidden=hidden) as bar:
-        bar.advance(2000)
+class Clock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+
+def test_elsewhere_it_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    clock, lines = Clock(monkeypatch), {}
+    with progress("scoring", 20_000) as bar:
+        for second in range(1, 26):
+            clock.now += 1
+            bar.advance(100)
+            if shown := capfd.readouterr().err:
+                lines[second] = shown
+    left = {10: "scoring: 5% · 100 tokens/s · 3:10 left\n", 20: "scoring: 10% · 100 tokens/s · 3:00 left\n"}
+    assert lines == left
+    with progress("scoring", 20_000, hidden=True) as bar:
+        clock.now += 60
+        bar.advance(100)
     assert capfd.readouterr().err == ""
+
+
+def test_lines_of_other_tasks(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    clock = Clock(monkeypatch)
+
+    def line() -> str:
+        return capfd.readouterr().err
+
+    with progress(total=3, unit=None, threaded=False) as bar:
+        bar.next("one row")
+        clock.now += 5
+        bar.note("1 of 2")
+        assert line() == ""
+        clock.now += 5
+        bar.note("2 of 2")
+        assert line() == "one row: 0 of 3 · 2 of 2\n"
+        clock.now += 10
+        bar.next("two rows")
+        assert line() == "two rows: 1 of 3\n"
+    with progress(unit="bytes") as bar:
+        bar.begin("a", None, done=500)
+        clock.now += 10
+        bar.advance(20_000)
+        assert line() == "a: 20,500 bytes · 2 kB/s\n"
+        bar.begin("b", 1000)
+        clock.now += 10
+        bar.advance(500)
+        assert line() == "b: 50% · 50 B/s · 0:10 left\n"
+    with progress("nothing yet", 10) as bar:
+        clock.now += 10
+        bar.advance(0)
+        assert line() == "nothing yet: 0% · 0 tokens/s\n"
 
 
 @pytest.mark.parametrize(

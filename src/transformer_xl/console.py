@@ -1,17 +1,20 @@
-"""Output for a terminal: messages, tables, and one kind of progress bar."""
+"""Output for a terminal: messages, tables, and one kind of progress bar; without a terminal, lines instead of the bar."""
 
 import contextlib
 import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Unit = Literal["tokens", "bytes"]
+
+LINE_SECONDS = 10.0
+"""Time between two lines of progress where there is no terminal, and before the first."""
 
 
 def say(message: str, *, quiet: bool = False) -> None:
@@ -127,11 +130,81 @@ class Bar:
             self._drawn = now
 
 
+class Lines(Bar):
+    """Progress in lines: what is done of which task, how fast, and how much time is left.
+
+    Args:
+        what: the task; see `progress` for this, `total` and `unit`.
+        total: its size.
+        unit: of it.
+        say: shows a line.
+        seconds: between two lines, and before the first.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: float | None,
+        *,
+        unit: Unit | None = "tokens",
+        say: Callable[[str], object] = say,
+        seconds: float = LINE_SECONDS,
+    ) -> None:
+        super().__init__(None)
+        self._unit, self._say, self._seconds = unit, say, seconds
+        self._said = time.monotonic()
+        self._begin(what, total, 0)
+
+    def _begin(self, what: str, total: float | None, done: float) -> None:
+        self._what, self._total, self._first, self._done, self._note = what, total, done, done, ""
+        self._began = time.monotonic()
+
+    def begin(self, what: str, total: float | None = None, *, done: float = 0) -> None:
+        """See `Bar`."""
+        self._begin(what, total, done)
+        self._show()
+
+    def next(self, what: str) -> None:
+        """See `Bar`."""
+        self._done += 1 if self._what else 0
+        self._what, self._note = what, ""
+        self._show()
+
+    def advance(self, n: float = 1) -> None:
+        """See `Bar`."""
+        self._done += n
+        self._show()
+
+    def note(self, text: str) -> None:
+        """See `Bar`."""
+        self._note = text
+        self._show()
+
+    def _show(self) -> None:
+        now = time.monotonic()
+        if now - self._said >= self._seconds:
+            self._said = now
+            self._say(f"{self._what}: " * bool(self._what) + " · ".join(filter(None, self._parts(now))))
+
+    def _parts(self, now: float) -> Iterator[str]:
+        rate = (self._done - self._first) / max(now - self._began, 1e-9)
+        if self._unit is None:
+            yield f"{self._done:g} of {self._total:g}" if self._total else ""
+        elif self._total:
+            yield f"{100 * min(self._done / self._total, 1):.0f}%"
+        else:
+            yield f"{self._done:,.0f} {self._unit}"
+        if self._unit:
+            yield f"{rate:,.0f} tokens/s" if self._unit == "tokens" else f"{short(rate, ('B', 'kB', 'MB', 'GB'))}/s"
+            yield f"{clock((self._total - self._done) / rate)} left" if self._total and rate else ""
+        yield self._note
+
+
 @contextlib.contextmanager
 def progress(
     what: str = "", total: float | None = None, *, unit: Unit | None = "tokens", hidden: bool = False, threaded: bool = True
 ) -> Iterator[Bar]:
-    """Show a bar on stderr while the block runs, if stderr is a terminal; it disappears at the end.
+    """Show a bar on stderr while the block runs, which disappears at the end; without a terminal, a line every ten seconds.
 
     Args:
         what: the task.
@@ -139,16 +212,19 @@ def progress(
         unit: tokens or bytes, whose rate is shown; None: other things, without a rate.
         hidden: show nothing.
         threaded: redraw ten times a second. False: redraw only when a method is called, and at most five times a second, so
-            that drawing takes little time from what is being timed.
+            that drawing takes little time from what is being timed. Lines are always written when a method is called.
     """
-    if hidden or not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # rich takes a tenth of a second to import
+    if hidden:
         yield Bar(None)
+        return
+    if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # rich takes a tenth of a second to import
+        yield Lines(what, total, unit=unit)
         return
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
-        yield Bar(None)
+        yield Lines(what, total, unit=unit)
         return
     from rich.progress import (
         BarColumn,

@@ -70,7 +70,7 @@ def explain(
     what = f"segments of {reading.tgt_len:,} tokens and a memory of {reading.mem_len:,}"
     keep_freed_memory()
     with (
-        progress("reading", n_read, hidden=json_) as bar,
+        progress("reading", n_read) as bar,
         room_for(what, "lower --mem-len, --tgt-len, --top or --most"),
     ):
         explanation = explain_text(
