@@ -72,7 +72,7 @@ def test_what_a_killed_start_leaves_is_in_nobodys_way(tmp_path: Path, tokenizer:
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("thesis.txt", "is not empty and holds no run; continue it with --resume, or choose another --out"),
+        ("thesis.txt", "is not empty and holds no run; choose another --out"),
         ("tokenizer.json", "is not empty and holds no run"),  # of another program, because a start makes checkpoints/ first
         ("config.json", "is not empty and holds no run"),
     ],

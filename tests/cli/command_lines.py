@@ -4,10 +4,8 @@ import random
 import shlex
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
-
-from cyclopts import App
 
 
 def _words(text: str) -> list[str]:
@@ -116,23 +114,14 @@ class Line(NamedTuple):
 def lines(seed: int, n: int) -> list[Line]:
     """Draw `n` lines; each command has its turn."""
     from transformer_xl.cli import app
+    from transformer_xl.cli.mistakes import commands
 
-    draw, commands = random.Random(seed), list(_commands(app))
-    return [_line(draw, *commands[i % len(commands)]) for i in range(n)]
-
-
-def _commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Any]]]:
-    """Yield the name of each command and its arguments."""
-    for name in app:
-        if name.startswith("-"):
-            continue
-        if app[name].default_command:
-            arguments = app[name].assemble_argument_collection()
-            yield " ".join([*path, name]), [argument for argument in arguments if argument.names != ("*",)]
-        yield from _commands(app[name], (*path, name))
+    draw, drawn = random.Random(seed), list(commands(app))
+    return [_line(draw, *drawn[i % len(drawn)]) for i in range(n)]
 
 
-def _line(draw: random.Random, command: str, arguments: Sequence[Any]) -> Line:
+def _line(draw: random.Random, command: str, all_arguments: Iterable[Any]) -> Line:
+    arguments = [argument for argument in all_arguments if argument.names != ("*",)]
     hostility = draw.choice([0.0, 0.1, 0.3, 1.0])
     options = [argument for argument in arguments if argument.index is None]
     given: list[str] = []

@@ -221,6 +221,8 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
             "train --resume --out rum",
             "'rum' holds no run: config.json is missing; train one with txl train; did you mean 'run'?",
         ),
+        ("train tiny.toml --corpus text.txt --out text.txt", "'text.txt' is a file; choose another --out"),
+        ("train tiny.toml --corpus text.txt --out /proc/x", "cannot write to '/proc/x': No such file or directory; choose"),
         ("train nested.toml", "recipe 'nested.toml' is not valid TOML: brackets are nested too deeply"),
         (f"train {'n' * 300}.toml", "nnn.toml'; give a shorter name"),
         (f"eval {'n' * 300}/x", "File name too long"),
@@ -315,6 +317,23 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("transformer_xl.generation.job.write", interrupted)
     answer = txl("generate", "run")
     assert (answer.status, answer.err.strip()) == (130, "")
+
+
+@pytest.mark.parametrize(
+    ("command", "complaint"),
+    [
+        ("eval run --quiet", "unknown option --quiet; it belongs to txl train, txl generate, txl ablate. See txl eval --help."),
+        ("eval run --memlen 3", "unknown option --memlen; did you mean --mem-len? See txl eval --help."),
+        ("eval run --zzz=3", "unknown option --zzz. See txl eval --help."),
+        ("train tiny.toml --max-steps=3", "unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),
+        ("train tiny.toml --steps 3", "unknown option --steps; did you mean --set train.max_steps=VALUE?"),
+        ("train tiny.toml --layers 3", "unknown option --layers; did you mean --set model.n_layer=VALUE?"),
+        ("train tiny.toml --corpsu x", "unknown option --corpsu; did you mean --corpus?"),
+        ("bench decode run --group x", "unknown option --group; it belongs to txl recl. See txl bench decode --help."),
+    ],
+)
+def test_an_unknown_option_is_explained(txl: Txl, command: str, complaint: str) -> None:
+    assert txl(*command.split()).complaint.startswith(complaint)
 
 
 @pytest.mark.parametrize(

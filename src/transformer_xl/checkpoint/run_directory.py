@@ -80,7 +80,8 @@ class RunDirectory:
     def check_free(self) -> None:
         """Raise a `CheckpointError` unless the directory is free for a new run."""
         if self.path.exists() and not (self.path.is_dir() and self._is_free()):
-            raise CheckpointError(f"'{self.path}' {self._content()}; continue it with --resume, or choose another --out")
+            remedy = "continue it with --resume, or choose another --out" if self.holds_run else "choose another --out"
+            raise CheckpointError(f"'{self.path}' {self._content()}; {remedy}")
 
     def create(self, config: RunConfig, tokenizer: Tokenizer) -> None:
         """Write the files of a new run, all or none; call this while `locked`."""

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from transformer_xl.cli import (
     ablate,
@@ -21,6 +21,7 @@ from transformer_xl.cli import (
     recl,
     train,
 )
+from transformer_xl.cli.mistakes import unknown_option
 from transformer_xl.cli.options import in_64_bits
 from transformer_xl.errors import SYSTEM_REMEDIES, LostContactError, ToldElsewhereError, TxlError, lacks_memory, one_line
 from transformer_xl.process import have_met, local_rank, rank
@@ -76,7 +77,8 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        _complain(error, f"{one_line(error)} See {command} --help.")
+        what = unknown_option(error, app) if isinstance(error, UnknownOptionError) else one_line(error)
+        _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:
         print(file=sys.stderr)

@@ -45,7 +45,7 @@ def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Jso
     """
     from transformer_xl.config import apply_overrides, load_recipe, settings_of
 
-    run = load_recipe(recipe, set_) if recipe else apply_overrides({}, set_ or [])
+    run = apply_overrides({}, set_ or []) if recipe is None else load_recipe(recipe, set_)
     found = list(settings_of(run))
     if json_:
         for name, value, description in found:
