@@ -66,6 +66,16 @@ def test_a_plan_of_ones_own_recipe_needs_the_vocabulary(txl: Txl) -> None:
     assert txl(*words, "--set", "model.vocab_size=999").status == 0
 
 
+def test_this_machine_is_planned_for_unless_another_is_named(txl: Txl) -> None:
+    assert "; 1 × this machine's cpu, " in txl("plan", "tiny.toml").out.splitlines()[0]
+    assert "; 1 × a100, " in txl("plan", "tiny.toml", "--gpu", "a100").out.splitlines()[0]
+    many = txl("plan", "tiny.toml", "--gpus", "2").out
+    assert "; 2 × h100, " in many.splitlines()[0]
+    assert "this machine has fewer devices, --gpu names others" in " ".join(many.split())
+    given = ("--flops", "1", "--bandwidth", "10", "--memory", "2")
+    assert "1 TFLOP/s fp32, measured now; flops, bandwidth, memory as given" in txl("plan", "tiny.toml", *given).out
+
+
 def test_complaints(txl: Txl) -> None:
     assert "unknown GPU 'a10'" in txl("plan", "--gpu", "a10").complaint
     assert "must be a multiple of --gpus (5)" in txl("plan", "--gpus", "5").complaint

@@ -3,7 +3,7 @@
 import json
 from typing import Literal
 
-from transformer_xl.cli.options import Json, Overrides
+from transformer_xl.cli.options import Json, Overrides, check_least
 
 
 def plan(
@@ -13,7 +13,7 @@ def plan(
     gpus: int = 1,
     per_machine: int = 8,
     set_: Overrides = None,
-    gpu: str = "h100",
+    gpu: str | None = None,
     flops: float | None = None,
     bandwidth: float | None = None,
     memory: float | None = None,
@@ -25,9 +25,12 @@ def plan(
     """Count what a run will need, on paper: memory, operations, bytes sent, time. Nothing is trained and nothing written.
 
     Parameters, operations, memory of weights, optimizer and hidden states are
-    exact; time follows from a rate and an efficiency, both printed.
+    exact; time follows from a rate and an efficiency, both printed. Unless a
+    GPU or figures are given, the plan is for this machine, whose speed is
+    measured in a second or two.
 
     Common uses:
+        txl plan wt103-base
         txl plan wt103-large --gpus 8 --gpu a100
         txl plan scale-1b --gpus 64
         txl plan enwik8-large --set train.accumulate=4 --gpu rtx4090
@@ -38,10 +41,11 @@ def plan(
         gpus: number of devices.
         per_machine: devices of a machine.
         set_: section.key=value laid over the recipe; may be repeated.
-        gpu: GPU with a data sheet, such as h100, h200, a100, a100-40, l40s, rtx4090, v100.
-        flops: TFLOP/s of matrix products, instead of the data sheet's.
-        bandwidth: GB/s of memory, instead of the data sheet's.
-        memory: GB of memory, instead of the data sheet's.
+        gpu: GPU with a data sheet, such as h100, h200, a100, a100-40, l40s, rtx4090, v100. Default: this machine, or h100 if
+            there are to be more devices than it has.
+        flops: TFLOP/s of matrix products, instead of the machine's or the data sheet's.
+        bandwidth: GB/s of memory, instead of theirs.
+        memory: GB of memory, instead of theirs.
         network: GB/s that leave a machine. Default: 50, one link of 400 Gb/s.
         efficiency: share of the rate of products that training reaches. Default: 0.3, an assumption.
         divide: ddp: every device has all weights; fsdp: a share of them. Default: train.parallel, and fsdp if ddp does not fit.
@@ -53,9 +57,12 @@ def plan(
     from transformer_xl.cost.plan import make_plan
 
     config = load_recipe(recipe, set_ or [])
-    sheet = hardware.gpu(gpu, config.train.precision)
+    check_least({"gpus": (gpus, 1), "per-machine": (per_machine, 1)})
+    base = (
+        hardware.gpu(gpu, config.train.precision) if gpu is not None else hardware.assumed(config.train, min(gpus, per_machine))
+    )
     device = hardware.with_figures(
-        sheet, flops=flops, bandwidth=bandwidth, memory=memory, network=network, efficiency=efficiency
+        base, flops=flops, bandwidth=bandwidth, memory=memory, network=network, efficiency=efficiency
     )
     division = divide or ("fsdp" if config.train.parallel == "fsdp" else None)
     planned = make_plan(config, device, gpus=gpus, per_machine=per_machine, division=division)

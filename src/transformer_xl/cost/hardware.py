@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from transformer_xl.config import TrainConfig
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision
 
@@ -128,6 +129,17 @@ def with_figures(
     if efficiency is not None:
         hardware = replace(hardware, efficiency=efficiency, efficiency_origin="as given")
     return replace(hardware, **changed)
+
+
+def assumed(train: TrainConfig, n_device: int) -> Hardware:
+    """Return this machine as a run's settings use it, or an h100 if it has fewer devices than `n_device`.
+
+    Raises:
+        ConfigError: the machine has no such device.
+    """
+    if n_device <= max(1, torch.cuda.device_count()):
+        return this_machine(train.device, train.precision)
+    return replace(gpu("h100", train.precision), origin="data sheet; this machine has fewer devices, --gpu names others")
 
 
 def this_machine(device: str, precision: str) -> Hardware:
