@@ -33,9 +33,10 @@ def test_losses_per_token_of_other_vocabularies_are_refused() -> None:
     assert warned(*runs, unit="bpc") == []
 
 
-def test_losses_per_character_are_refused_where_tokens_leave_text_out() -> None:
-    with pytest.raises(ConfigError, match="one of them leaves parts of the text out, so bits per character cannot be compared"):
-        warned(run("one"), run("two", WORDS), unit="bpc")
+@pytest.mark.parametrize("unit", ["nats", "bpc"])
+def test_no_unit_is_proposed_where_tokens_leave_text_out(unit: str) -> None:
+    with pytest.raises(ConfigError, match=r"so no unit of loss can be compared; draw one picture for each$"):
+        warned(run("one"), run("two", WORDS), unit=unit)
     assert warned(run("one", WORDS), run("two", WORDS), unit="bpc") == []
 
 

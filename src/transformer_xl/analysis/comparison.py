@@ -77,13 +77,13 @@ def check_units(runs: Sequence[ComparedRun], unit: Unit, *, warn: Callable[[str]
         if run.tokenizer.fingerprint != first.tokenizer.fingerprint:
             named = (f"'{each.name}' ({each.tokenizer.kind}, {each.tokenizer.vocab_size:,})" for each in (first, run))
             sizes = " and ".join(named)
+            if any(each.tokenizer.loses for each in runs):
+                raise ConfigError(
+                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so no unit of loss can "
+                    "be compared; draw one picture for each"
+                )
             if unit == "nats":
                 raise ConfigError(f"the vocabularies of {sizes} differ, so nats per token cannot be compared; use --unit bpc")
-            if first.tokenizer.loses or run.tokenizer.loses:
-                raise ConfigError(
-                    f"the vocabularies of {sizes} differ, and one of them leaves parts of the text out, so bits per "
-                    "character cannot be compared; draw one picture for each"
-                )
     for run in others:
         if found := text_difference(first.config.data, run.config.data):
             warn(

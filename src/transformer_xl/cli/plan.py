@@ -58,9 +58,8 @@ def plan(
 
     config = load_recipe(recipe, set_ or [])
     check_least({"gpus": (gpus, 1), "per-machine": (per_machine, 1)})
-    base = (
-        hardware.gpu(gpu, config.train.precision) if gpu is not None else hardware.assumed(config.train, min(gpus, per_machine))
-    )
+    n_device = min(gpus, per_machine)
+    base = hardware.assumed(config.train, n_device) if gpu is None else hardware.gpu(gpu, config.train.precision)
     device = hardware.with_figures(
         base, flops=flops, bandwidth=bandwidth, memory=memory, network=network, efficiency=efficiency
     )
