@@ -1,4 +1,5 @@
 import json
+import os
 from typing import Any
 
 import numpy as np
@@ -81,6 +82,15 @@ def test_saving_and_loading(name: str, tmp_path) -> None:
     assert loaded.loses == tokenizer.loses
     assert np.array_equal(loaded.encode(text), tokenizer.encode(text))
     assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
+
+
+def test_a_saved_tokenizer_is_on_the_disk_before_its_name(tmp_path, monkeypatch) -> None:
+    events = []
+    for name in ("fsync", "replace"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *args, name=name, real=real: (events.append(name), real(*args))[1])
+    TOKENIZERS["word"].save(tmp_path / "tokenizer.json")
+    assert events == ["fsync", "replace", "fsync"], "the content, the name, the directory"
 
 
 @given(
