@@ -2,12 +2,14 @@
 
 import gzip
 import hashlib
+import math
 import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.helpers import tiny_model
 from tests.training.helpers import write_recipe, write_text
@@ -69,6 +71,29 @@ def test_an_exported_model_needs_a_text() -> None:
     assert opened.text(corpus="text.txt").what.startswith("test split of ")
     text = opened.text(file=Path("text.txt"))
     assert (text.what, len(text.ids)) == ("file text.txt", len(Path("text.txt").read_bytes()))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(value: float, tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=256)
+    with torch.no_grad():
+        model.get_parameter("layers.1.feed_forward.inner.weight")[3, 1] = value
+        model.get_parameter("softmax.bias").fill_(value)
+    model.save_pretrained(tmp_path / "spoiled")
+    ByteTokenizer().save(tmp_path / "spoiled" / "tokenizer.json")
+    with pytest.raises(
+        CheckpointError, match=r"spoiled' are not finite numbers: \S+, 2 of its tensors in all; .*lower optim.lr"
+    ):
+        open_run(tmp_path / "spoiled")
+
+
+def test_large_weights_are_not_taken_for_infinite_ones(tmp_path: Path) -> None:
+    model = tiny_model(vocab_size=256)
+    with torch.no_grad():
+        model.get_parameter("softmax.bias").fill_(3e38)  # their sum is infinite
+    model.save_pretrained(tmp_path / "large")
+    ByteTokenizer().save(tmp_path / "large" / "tokenizer.json")
+    assert open_run(tmp_path / "large").model.get_parameter("softmax.bias").max() > 2e38
 
 
 @pytest.mark.parametrize("other", [{"split": "test"}, {"corpus": "text.txt"}])

@@ -18,8 +18,8 @@ from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import Piece, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.model.language_model import LanguageModel, is_finite
 from transformer_xl.model.precision import choose_device
 from transformer_xl.reading.evaluation import Reading
 
@@ -187,11 +187,18 @@ def open_run(
     """Open a run, an exported model or a hub id; see `load`.
 
     Raises:
-        CheckpointError: there is nothing, or everything is damaged.
+        CheckpointError: there is nothing, everything is damaged, or weights are not finite.
         ConfigError: this machine has no such device.
     """
     place = choose_device(device)  # complain before a large model is loaded
     model, tokenizer = load(source, which=which, on_damaged=on_damaged)
+    model = model.to(place)
+    spoiled = [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
+    if spoiled:
+        raise CheckpointError(
+            f"weights of '{source}' are not finite numbers: {spoiled[0]}, {len(spoiled)} of its tensors in all; "
+            "restore the file, or train again with a lower optim.lr"
+        )
     directory = RunDirectory(source)
     config = directory.config() if directory.holds_run else RunConfig(model=model.config)
-    return Opened(str(source), model.to(place), tokenizer, config, directory.holds_run)
+    return Opened(str(source), model, tokenizer, config, directory.holds_run)

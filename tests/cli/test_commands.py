@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from tests.cli.conftest import Txl
 from transformer_xl.checkpoint.run_directory import load
@@ -171,6 +172,28 @@ def test_an_exported_model_is_written_with_and_scored(txl: Txl, workbench: Path)
     scores = [json.loads(txl("eval", name, "--file", "text.txt", "--json").out) for name in ("run", "exported")]
     assert scores[0]["tokens"] == scores[1]["tokens"]
     assert "give --file or --corpus" in txl("eval", "exported").complaint
+
+
+@pytest.mark.parametrize(
+    ("bias", "status", "says"),
+    [
+        (math.nan, 1, "error: weights of 'spoiled' are not finite numbers: softmax.bias, 1 of its tensors in all; restore"),
+        (3e38, 1, "error: the loss of 'spoiled' in fp32 is not a finite number; such a loss is that of a model whose training"),
+        (1e4, 0, "warning: such a loss is that of a model whose training diverged; train again with a lower optim.lr"),
+    ],
+)
+def test_a_model_that_diverged_is_called_so(txl: Txl, workbench: Path, bias: float, status: int, says: str) -> None:
+    model, tokenizer = load("run")
+    with torch.no_grad():
+        model.get_parameter("softmax.bias").copy_((torch.arange(model.config.vocab_size or 0) % 2 * 2 - 1) * bias)
+    model.save_pretrained("spoiled")
+    tokenizer.save(Path("spoiled/tokenizer.json"))
+    for more in ((), ("--json",)):
+        answer = txl("eval", "spoiled", "--file", "text.txt", "--precision", "fp32", *more)
+        assert answer.status == status
+        assert says in answer.err
+    if math.isnan(bias):
+        assert "weights of 'spoiled' are not finite numbers" in txl("generate", "spoiled", "--prompt", "the").complaint
 
 
 def test_corpus_list(txl: Txl) -> None:

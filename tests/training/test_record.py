@@ -44,6 +44,13 @@ def test_numbers_that_json_lacks_are_null(record: Record) -> None:
     assert read_metrics(record.directory)[-1] == expected
 
 
+def test_losses_that_are_no_numbers_are_not_drawn(record: Record) -> None:
+    record.write("final", 12, loss=math.nan, bpc=math.nan, loss_without_memory=1.0, tokens=120, seconds=1.0)
+    assert record.draw() == record.directory / "loss.png"
+    record.write("final", 12, loss=1.0, bpc=1.0, loss_without_memory=math.inf, tokens=120, seconds=1.0)
+    assert record.draw() == record.directory / "loss.png"
+
+
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (4, 1), (7, 1), (8, 2), (11, 2), (12, 4), (99, 4)])
 def test_rewinding_drops_what_came_later(record: Record, step: int, kept: int) -> None:
     lines = record.path.read_bytes().splitlines(keepends=True)

@@ -570,6 +570,19 @@ def test_weights_that_are_not_finite_at_the_end_are_an_error(
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps()[-1] == 32
 
 
+DIVERGING = ("optim.optimizer=adamw", "optim.lr=1e30", "optim.warmup_steps=0", "train.max_steps=6")
+
+
+def test_a_model_whose_losses_are_no_numbers_at_the_end_has_diverged(start: Start) -> None:
+    for resume in (False, True):
+        with pytest.raises(
+            TrainingError, match=r"^diverged at step 2: losses of the trained model are not finite .* \(1e\+30\)$"
+        ):
+            start("run", *DIVERGING, resume=resume)
+    with pytest.raises(TrainingError, match=r"^diverged at step 2: no finite loss and gradient in 3 steps in a row"):
+        start("other", *DIVERGING, "train.max_bad_steps=3")
+
+
 # what is refused
 
 

@@ -1,12 +1,13 @@
 """`txl eval`."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least
 from transformer_xl.console import progress, warn
-from transformer_xl.errors import ConfigError
+from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
 
 if TYPE_CHECKING:
@@ -100,9 +101,14 @@ def evaluate(
                 )
 
         score = measure(reading, per_token=per_token is not None)
+        with world.agreed():
+            if not math.isfinite(score.loss):
+                raise TrainingError(f"the loss of '{run}' in {chosen} is not a finite number; {score.doubt}")
         without = measure(reading.without_memory()) if compare_memory else None
     if not world.first:
         return
+    if score.doubt:
+        warn(score.doubt)
     if per_token is not None and score.token_nats is not None:
         write_token_nats(per_token, text.ids, score.token_nats, opened.tokenizer)
     if json_:

@@ -134,6 +134,13 @@ class Score:
         return math.exp(self.loss) if self.loss < 709 else math.inf
 
     @property
+    def doubt(self) -> str:
+        """What an infinite perplexity means, in words; empty if it is finite."""
+        if math.isfinite(self.ppl):
+            return ""
+        return "such a loss is that of a model whose training diverged; train again with a lower optim.lr"
+
+    @property
     def bpc(self) -> float:
         """Bits per character."""
         return self.nats / self.n_characters / math.log(2)

@@ -283,7 +283,8 @@ def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
             x, y = zip(*points, strict=True)
             name = {"train": "training", "valid": f"validation, {y[-1]:.3f} at the end"}[kind]
             axes.plot(x, y, label=name, **{"marker": "." if len(x) == 1 else "", **style})
-    for final in [entry for entry in entries if entry["kind"] == "final" and "loss_without_memory" in entry][-1:]:
+    finals = [entry for entry in entries if entry["kind"] == "final" and entry["loss"] is not None]
+    for final in [entry for entry in finals if entry.get("loss_without_memory") is not None][-1:]:
         name = f"whole split: {final['loss_without_memory']:.3f} without memory, {final['loss']:.3f} with it"
         axes.axhline(final["loss_without_memory"], label=name, linestyle="--", linewidth=1, color="gray")
     axes.set(xlabel="tokens read (millions)", ylabel="loss (nats per token)", title=f"{path.parent.name}: loss while training")

@@ -458,8 +458,8 @@ def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
         with run.world.agreed():
             if not finite:
                 raise TrainingError(
-                    f"weights are not finite after step {trainer.step}, so they are not saved; the checkpoints before are "
-                    "intact, resume with a lower optim.lr or optim.clip"
+                    f"diverged: weights are not finite after step {trainer.step}, so they are not saved; the checkpoints "
+                    "before are intact, resume with a lower optim.lr or optim.clip"
                 )
         checkpoint = trainer.checkpoint(record)
         with run.world.agreed():
@@ -487,6 +487,12 @@ def _conclude(run: Run) -> Outcome:
     how = ", with memory and without" if remembers else ""
     say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split{how}")
     score = _score(run, split, limit=None)
+    with run.world.agreed():
+        if not math.isfinite(score.loss):
+            raise TrainingError(
+                f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
+                f"again with a lower optim.lr ({run.config.optim.lr:g})"
+            )
     without = _score(run, split, remembers=False, limit=None) if remembers else None
     averaged = _score_of_average(run, split, limit=None)
     more = {"loss_without_memory": without.loss} if without else {}
@@ -499,6 +505,8 @@ def _conclude(run: Run) -> Outcome:
             f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - score.bpc:.3f} bits per character"
         )
     say(found)
+    if score.doubt:
+        run.display.warn(score.doubt)
     if averaged:
         say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
     return run.outcome(score=score, score_without_memory=without, score_of_average=averaged)

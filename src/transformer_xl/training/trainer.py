@@ -18,7 +18,7 @@ from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.model.call import Execution, Rows, run_layer
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, is_finite
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
 from transformer_xl.training.averages import Average
@@ -93,10 +93,14 @@ class Trainer:
         )
 
     @property
+    def last_good_step(self) -> int:
+        """The last step that changed weights; 0 if there was none."""
+        return self.step - self.bad_in_a_row
+
+    @property
     def finite(self) -> bool:
         """Whether all weights are finite numbers, in all processes."""
-        own = all(bool(torch.isfinite(local(parameter)).all()) for parameter in self.model.parameters())
-        return not self.world.any(not own)
+        return not self.world.any(not all(is_finite(local(parameter)) for parameter in self.model.parameters()))
 
     def train_step(self) -> StepResult:
         """Read one segment per lane, or `tbptt_segments` of them, and update the weights.
@@ -190,9 +194,9 @@ class Trainer:
         if self.bad_in_a_row >= self.config.max_bad_steps:
             with self.world.agreed():  # all processes come here, and one reports it
                 raise TrainingError(
-                    f"no finite loss and gradient in {self.bad_in_a_row} steps in a row (up to step {self.step}, "
-                    f"epoch {place[0]}, segment {place[1]}); no weights were changed by them; resume with a lower optim.lr or "
-                    "optim.clip, or train.precision=fp32"
+                    f"diverged at step {self.last_good_step + 1}: no finite loss and gradient in {self.bad_in_a_row} steps in "
+                    f"a row (up to step {self.step}, epoch {place[0]}, segment {place[1]}); no weights were changed by them; "
+                    "resume with a lower optim.lr or optim.clip, or train.precision=fp32"
                 )
 
     def _empty_mems(self) -> list[Memory]:
