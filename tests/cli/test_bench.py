@@ -200,6 +200,16 @@ def test_interrupted_it_shows_what_it_has(txl: Txl, monkeypatch: pytest.MonkeyPa
     assert (answer.status, answer.out, answer.err) == (130, "", "")
 
 
+def test_it_says_how_long_compiling_takes(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "measure_decoding", interrupted)
+    monkeypatch.setattr(bench, "cannot_compile", lambda device: None)
+    first = txl("bench", "decode", "run", "--rows", "1,2").err.splitlines()[0]
+    assert first == "6 of 12 measurements compile first, about half a minute each; --no-compile leaves them out"
+
+
 def test_picture(txl: Txl, workbench: Path) -> None:
     assert txl(*DECODE, "--plot", "speed.png").status == 0
     assert (workbench / "speed.png").read_bytes().startswith(b"\x89PNG")

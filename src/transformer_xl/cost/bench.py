@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from transformer_xl.console import Bar
+from transformer_xl.console import Bar, say
 from transformer_xl.cost.decoding import MemoryWatch, SessionBytes, bytes_per_token, session_bytes, slots_per_row
 from transformer_xl.cost.display import Figures, mode_name
 from transformer_xl.cost.hardware import Clock
@@ -126,7 +126,10 @@ def bench_decoders(
     bar: Bar,
 ) -> None:
     """Enter the figures of a decoder in each mode; see `measure_decoding`. `bandwidth` of memory is in bytes per second."""
-    no_compiler = cannot_compile(model.device) if any(compile for _, compile, _ in modes) else None
+    n_compiled = sum(compile for _, compile, _ in modes)
+    no_compiler = cannot_compile(model.device) if n_compiled else None
+    if n_compiled and not no_compiler:
+        say(f"{n_compiled} of {len(modes)} measurements compile first, about half a minute each; --no-compile leaves them out")
     for precision, compile, n_row in modes:
         what = mode_name({"precision": precision, "compiled": compile, "rows": n_row})
         bar.next(what)
