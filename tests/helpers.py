@@ -1,15 +1,19 @@
 """Tiny models and comparisons that tests share."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.seals import seal, unseal
 
 TINY: dict[str, Any] = {
     "vocab_size": 13,
@@ -39,6 +43,17 @@ def tiny_model(**changes) -> TransformerXL:
             norm_weight = name.endswith("norm.weight")
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if norm_weight else 0.0))
     return model
+
+
+def without_seal(folder: Path) -> None:
+    """Write the weights of a saved model as other programs do, so that its other files may be changed."""
+    save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def sealed_as_it_is(run: Path) -> None:
+    """Seal what the `config.json` of a run holds, whatever that is, as an attacker would."""
+    content = unseal((run / "seal.json").read_bytes())
+    (run / "seal.json").write_bytes(seal({**content, "configs": [json.loads((run / "config.json").read_text())]}))
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

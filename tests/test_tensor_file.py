@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 
 from tests.checkpoint.helpers import (
     DTYPES,
@@ -17,6 +18,8 @@ from tests.checkpoint.helpers import (
     reload,
 )
 from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.errors import CheckpointError
+from transformer_xl.tensor_file import TensorFile, load_tensors, open_tensors, write_sealed_tensors
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -79,3 +82,49 @@ def test_data_is_aligned_for_readers_that_map_the_file() -> None:
 def test_the_most_tensors_that_can_be_saved_load_back() -> None:
     model = {f"{{{i}": torch.empty(0) for i in range(20_000)} | {str(i): torch.empty(0) for i in range(10_000)}
     assert len(reload(only(model)).model) == 30_000
+
+
+def test_any_flipped_bit_of_a_sealed_file_is_found(tmp_path: Path) -> None:
+    """Only where the name of the hash is spelled, the file looks like one of another program; its numbers are right then."""
+    model = {"a": torch.arange(3.0), "b": torch.ones(2, dtype=torch.bfloat16)}
+    content = {name: (tensor.dtype, tensor.shape) for name, tensor in model.items()}
+    path = tmp_path / "x.safetensors"
+    size = write_sealed_tensors(path, content, model.__getitem__, metadata={"note": "x"})
+    data = path.read_bytes()
+    assert size == len(data)
+    assert_same_tensors(load_tensors(path), model)
+    assert_same_tensors(load_file(path), model)
+    n_silent = 0
+    for bit in range(8 * len(data)):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            assert_same_tensors(load_tensors(path), model)
+            n_silent += 1
+        except CheckpointError as error:
+            assert "x.safetensors' " in str(error)
+    assert n_silent <= 8 * len("transformer_xl.sha256")
+    path.write_bytes(data)
+    with open_tensors(path) as file:
+        file.verify()
+        assert file.metadata["note"] == "x"
+
+
+def test_a_sealed_file_that_differs_is_named_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "a b" / "x.safetensors"
+    path.parent.mkdir()
+    write_sealed_tensors(path, {"a": (torch.float32, torch.Size([2]))}, lambda _: torch.ones(2), metadata={})
+    corrupt_last(path)
+    for read in (TensorFile.load, TensorFile.verify):
+        with (
+            pytest.raises(CheckpointError, match=r"its bytes are not those that were written .* txl seal '.*/a b'$"),
+            open_tensors(path) as file,
+        ):
+            read(file)
+
+
+def corrupt_last(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)

@@ -6,7 +6,9 @@ file and a rename that we cannot control, and refuses tied tensors. Its reader p
 counted, and maps files, which nobody may change then.
 """
 
+import hashlib
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import canonical_json
+from transformer_xl.seals import seal_command
 from transformer_xl.untrusted import open_regular, parse_json, read_at
 
 MAX_HEADER_BYTES = 16 * 2**20
@@ -47,7 +50,9 @@ CODES = {
 }
 
 _DTYPES = {code: dtype for dtype, code in CODES.items()}
-_CHUNK_BYTES = 2**24
+_CHUNK_BYTES = 2**20  # what is hashed is still in the processor's cache
+_SHA256, _BLANK = "transformer_xl.sha256", "0" * 64
+"""Name of the hash in the metadata, and what stands in its place while it is computed."""
 
 
 def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
@@ -59,20 +64,67 @@ def encode_tensors(tensors: dict[str, Tensor]) -> Iterator[bytes | memoryview]:
     Raises:
         CheckpointError: a name or tensor cannot be stored; no byte has been yielded then.
     """
-    for name, tensor in tensors.items():
-        _check_storable(name, tensor)
+    check_storable(tensors)
     return encode_lazily({name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}, tensors.__getitem__)
 
 
 def encode_lazily(
-    content: Mapping[str, tuple[torch.dtype, torch.Size]], load: Callable[[str], Tensor]
+    content: Mapping[str, tuple[torch.dtype, torch.Size]],
+    load: Callable[[str], Tensor],
+    *,
+    metadata: Mapping[str, str] | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file from types and shapes by name; `load` is called once for each tensor."""
+    """Yield the bytes of a safetensors file from types and shapes by name, the header first; `load` is called once for each."""
     # Wide types come first, so that every tensor is aligned to its type; readers that map the file need this.
     names = sorted(content, key=lambda name: (-content[name][0].itemsize, name))
-    yield _encode_header([(name, *content[name]) for name in names])
+    yield _encode_header([(name, *content[name]) for name in names], metadata or {})
     for name in names:
         yield _tensor_bytes(load(name))
+
+
+def write_sealed_tensors(
+    path: Path,
+    content: Mapping[str, tuple[torch.dtype, torch.Size]],
+    load: Callable[[str], Tensor],
+    *,
+    metadata: Mapping[str, str],
+    on_progress: Callable[[int], object] | None = None,
+) -> int:
+    """Write a new safetensors file whose metadata has its own SHA-256, so that reading finds any change of a bit.
+
+    Args:
+        path: of a file that does not exist.
+        content: types and shapes by name.
+        load: called once for each tensor.
+        metadata: what else the header says.
+        on_progress: called with the number of bytes written so far.
+
+    Returns:
+        Bytes of the file.
+
+    Raises:
+        OSError: the file exists or cannot be written.
+    """
+    digest, size = hashlib.sha256(), 0
+    with path.open("xb") as file:
+        header = b""
+        for chunk in encode_lazily(content, load, metadata={**metadata, _SHA256: _BLANK}):
+            header = header or bytes(chunk)
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+            if on_progress:
+                on_progress(size)
+        file.seek(header.index(_entry(_BLANK)))
+        file.write(_entry(digest.hexdigest()))
+        file.flush()
+        os.fsync(file.fileno())
+    return size
+
+
+def _entry(sha256: str) -> bytes:
+    """Return the hash as it stands in a header."""
+    return f'"{_SHA256}":"{sha256}"'.encode()
 
 
 @dataclass(frozen=True)
@@ -99,19 +151,58 @@ class TensorFile:
     tensors: dict[str, Place]
     metadata: dict[str, str]
     _file: FileIO
+    _header: bytes
+
+    @property
+    def is_sealed(self) -> bool:
+        """Whether the file has its own SHA-256; those of other programs have none."""
+        return _SHA256 in self.metadata
 
     def load(self) -> dict[str, Tensor]:
-        """Read all tensors, each into memory of its own, to the CPU."""
+        """Read all tensors, each into memory of its own, to the CPU.
+
+        Raises:
+            CheckpointError: the file has a SHA-256, and it is another, or it ends early.
+        """
+        digest = self._begun_digest()
         in_order = sorted(self.tensors.items(), key=lambda item: item[1].begin)
-        loaded = {name: self._read(place) for name, place in in_order}
+        loaded = {name: self._read(place, digest) for name, place in in_order}
+        self._compare(digest)
         return {name: loaded[name] for name in self.tensors}
 
-    def _read(self, place: Place) -> Tensor:
+    def load_one(self, name: str) -> Tensor:
+        """Read one tensor, unverified."""
+        return self._read(self.tensors[name], None)
+
+    def verify(self) -> None:
+        """Read the whole file and compare its SHA-256, if it has one; see `load`."""
+        if (digest := self._begun_digest()) is None:
+            return
+        self._file.seek(len(self._header))
+        while chunk := self._file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+        self._compare(digest)
+
+    def _begun_digest(self) -> "hashlib._Hash | None":
+        if not self.is_sealed:
+            return None
+        return hashlib.sha256(self._header.replace(_entry(self.metadata[_SHA256]), _entry(_BLANK), 1))
+
+    def _compare(self, digest: "hashlib._Hash | None") -> None:
+        if digest and digest.hexdigest() != self.metadata[_SHA256]:
+            raise CheckpointError(
+                f"'{self.path}' is damaged: its bytes are not those that were written (SHA-256); restore it from a copy, or "
+                f"accept it with: {seal_command(self.path.parent)}"
+            )
+
+    def _read(self, place: Place, digest: "hashlib._Hash | None") -> Tensor:
         tensor = torch.empty(place.shape, dtype=place.dtype)
         left = _tensor_bytes(tensor)
         try:
             self._file.seek(place.begin)
             while len(left) and (n := self._file.readinto(left[:_CHUNK_BYTES])):
+                if digest:
+                    digest.update(left[:n])
                 left = left[n:]
         except OSError as error:
             raise CheckpointError(f"'{self.path}' cannot be read: {error.strerror or error}; check the disk") from error
@@ -133,8 +224,11 @@ def open_tensors(path: Path) -> Iterator[TensorFile]:
         length = int.from_bytes(read_at(path, file, 0, 8), "little")
         if length > MAX_HEADER_BYTES:
             raise CheckpointError(f"'{path}' claims a header of {length} bytes; {MAX_HEADER_BYTES} is the most accepted")
-        header, metadata = _parse_header(path, read_at(path, file, 8, length))
-        yield TensorFile(path, _check_header(path, header, 8 + length, size), metadata, file)
+        text = read_at(path, file, 8, length)
+        header, metadata = _parse_header(path, text)
+        yield TensorFile(
+            path, _check_header(path, header, 8 + length, size), metadata, file, length.to_bytes(8, "little") + text
+        )
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -144,6 +238,12 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     with open_tensors(path) as file:
         return file.load()
+
+
+def check_storable(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a `CheckpointError` for a name or tensor that cannot be stored."""
+    for name, tensor in tensors.items():
+        _check_storable(name, tensor)
 
 
 def _check_storable(name: str, tensor: Tensor) -> None:
@@ -167,9 +267,9 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _encode_header(tensors: list[tuple[str, torch.dtype, torch.Size]]) -> bytes:
+def _encode_header(tensors: list[tuple[str, torch.dtype, torch.Size]], metadata: Mapping[str, str]) -> bytes:
     # Some readers (Hugging Face transformers) refuse a file that does not name the framework its layout follows.
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     offset = 0
     for name, dtype, shape in tensors:
         end = offset + shape.numel() * dtype.itemsize

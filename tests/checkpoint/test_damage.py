@@ -1,13 +1,20 @@
-"""Any flipped bit and any truncated file of a checkpoint is found before anything is loaded."""
+"""Any flipped bit and any truncated file of a checkpoint, a run or a saved model is found before anything is loaded."""
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.checkpoint.helpers import assert_same, numbered
-from transformer_xl.checkpoint.store import CheckpointStore
+from tests.checkpoint.helpers import assert_same, assert_same_tensors, numbered
+from tests.helpers import TINY, tiny_model
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
+from transformer_xl.config import RunConfig, TokenizerConfig
+from transformer_xl.data.tokenizers import train_tokenizer
+from transformer_xl.errors import TxlError
 
 SIZES = [pytest.param(100, id="100"), pytest.param(1_000, id="1000", marks=pytest.mark.faults)]
 
@@ -49,3 +56,56 @@ def test_random_damage_is_always_found(
         assert path.name in reports[0]
         assert "\n" not in reports[0]
     assert_same(store.load(2), numbered(2, n_values=10_000))
+
+
+TOKENIZER = train_tokenizer(TokenizerConfig(kind="char"), ["abcdefghijkl\n"])
+
+
+def export(folder: Path) -> None:
+    tiny_model().save_pretrained(folder)
+    TOKENIZER.save(folder / "tokenizer.json")
+
+
+def start(folder: Path) -> None:
+    run = RunDirectory(folder)
+    with run.locked():
+        run.create(RunConfig(name="mine", model=TINY), TOKENIZER)  # pyright: ignore[reportArgumentType]
+    run.store().save(Checkpoint(1, tiny_model().state_dict(), {}, {}))
+
+
+def content(folder: Path) -> tuple[object, ...]:
+    """Load all that decides numbers."""
+    model, tokenizer = load(folder, which="last")
+    run = RunDirectory(folder)
+    return model.config, tokenizer.fingerprint, model.state_dict(), run.config() if run.holds_run else None
+
+
+@pytest.mark.parametrize("n_damages", SIZES)
+@pytest.mark.parametrize("damage", [flip_bit, truncate])
+@pytest.mark.parametrize("make", [export, start])
+def test_damage_in_any_file_of_a_run_or_a_model_is_found_or_harmless(
+    tmp_path: Path, make: Callable[[Path], None], damage: Callable[[Path, random.Random], None], n_damages: int
+) -> None:
+    generator = random.Random(n_damages)
+    torch.manual_seed(1)
+    make(tmp_path / "sound")
+    expected = content(tmp_path / "sound")
+    names = sorted(path.name for path in (tmp_path / "sound").iterdir() if path.is_file())
+    assert len(names) == 3
+    n_named = 0
+    for attempt in range(n_damages):
+        shutil.copytree(tmp_path / "sound", tmp_path / "copy")
+        path = tmp_path / "copy" / names[attempt % len(names)]
+        damage(path, generator)
+        try:
+            found = content(tmp_path / "copy")
+        except TxlError as error:
+            assert path.name in str(error)
+            assert "\n" not in str(error)
+            n_named += 1
+        else:
+            assert (found[0], found[1], found[3]) == (expected[0], expected[1], expected[3]), path
+            assert_same_tensors(found[2], expected[2])  # pyright: ignore[reportArgumentType]
+        shutil.rmtree(tmp_path / "copy")
+    print(f"{n_damages} damages, {n_named} named, the others harmless")
+    assert n_named >= 0.95 * n_damages

@@ -1,6 +1,12 @@
 """One process at a time starts a run in a directory, whole or not at all; and runs go back in their checkpoints."""
 
+import io
+import itertools
 import json
+import os
+import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +14,14 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import never, numbered
-from tests.helpers import TINY, tiny_model
+from tests.helpers import TINY, sealed_as_it_is, tiny_model
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
+from transformer_xl.checkpoint.sealing import seal_again
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import RunConfig, TokenizerConfig
 from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError
+from transformer_xl.seals import seal
 
 CONFIG = RunConfig(name="mine", model=TINY)  # pyright: ignore[reportArgumentType]
 
@@ -46,7 +54,7 @@ def test_a_run_is_created_and_read_back(tmp_path: Path, tokenizer: Tokenizer) ->
     assert run.config() == CONFIG
     assert run.tokenizer().fingerprint == tokenizer.fingerprint
     assert run.store().steps() == []
-    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.json", "tokenizer.json"]
+    assert sorted(path.name for path in run.path.iterdir()) == ["checkpoints", "config.json", "seal.json", "tokenizer.json"]
 
 
 def test_an_empty_directory_will_do(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -182,8 +190,10 @@ def test_a_damaged_best_is_warned_of_and_the_newest_loaded(run: RunDirectory) ->
         ('{"model": {"d_model": 3}}', "must be even"),
     ],
 )
-def test_a_damaged_config(run: RunDirectory, content: str, match: str) -> None:
+def test_settings_that_cannot_work_are_named_even_if_they_are_sealed(run: RunDirectory, content: str, match: str) -> None:
     (run.path / "config.json").write_text(content)
+    if content != "{":
+        sealed_as_it_is(run.path)
     with pytest.raises(CheckpointError, match=match):
         run.config()
 
@@ -217,17 +227,103 @@ def test_tokenizers_that_do_not_fit(run: RunDirectory) -> None:
     other = train_tokenizer(TokenizerConfig(kind="char"), ["ab"])
     with pytest.raises(CheckpointError, match=r"the tokenizer of 'x' has 2 tokens, its model 13; they do not belong together"):
         check_tokenizer(other, 13, "x")
-    other.save(run.path / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="they do not belong together"):
-        load(run.path)
 
 
 def test_weights_that_do_not_fit_the_config(run: RunDirectory) -> None:
     values = json.loads((run.path / "config.json").read_text())
     values["model"]["d_inner"] = 15
     (run.path / "config.json").write_text(json.dumps(values))
+    sealed_as_it_is(run.path)
     with pytest.raises(CheckpointError, match=r"checkpoints': tensor '.*' has shape .*, its config asks for .*; not the same"):
         load(run.path)
+
+
+# seals
+
+
+def change(run: RunDirectory, **changes: Any) -> None:
+    values = json.loads((run.path / "config.json").read_text())
+    (run.path / "config.json").write_text(json.dumps(values | changes, indent=1, sort_keys=True))
+
+
+def test_a_changed_setting_is_named_and_other_spaces_are_not(run: RunDirectory) -> None:
+    change(run)
+    assert run.config() == CONFIG
+    change(run, name="yours", description="x")
+    message = r"config.json' is not as the run left it: description is 'x' \(sealed: ''\) and 1 more; .*: txl seal .*run$"
+    with pytest.raises(CheckpointError, match=message):
+        load(run.path)
+
+
+def test_another_tokenizer_of_the_same_size_is_found(run: RunDirectory) -> None:
+    train_tokenizer(TokenizerConfig(kind="char"), ["bcdefghijklmn"]).save(run.path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json' is another tokenizer than the run's; .*: txl seal .*run$"):
+        load(run.path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "match"),
+    [
+        (Path.unlink, "seal.json' is missing; if config.json and tokenizer.json are right, seal them again: txl seal"),
+        (lambda path: path.write_text("{}"), r"seal.json' is damaged \(its checksum does not match .* txl seal"),
+        (lambda path: path.write_bytes(seal({"configs": 5, "tokenizer": "x"})), r"is damaged \(it says nothing of a run"),
+        (lambda path: path.write_bytes(seal({"configs": [], "tokenizer": "x"})), "no settings are sealed"),
+    ],
+)
+def test_a_missing_or_damaged_seal_is_named_with_the_remedy(run: RunDirectory, damage: Any, match: str) -> None:
+    damage(run.path / "seal.json")
+    with pytest.raises(CheckpointError, match=match):
+        run.config()
+    assert seal_again(run.path)
+    assert run.config() == CONFIG
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: nothing between the call that raises it and the test cleans up."""
+
+
+def test_new_settings_are_sealed_at_any_kill(run: RunDirectory, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are saved three times. The first two are killed before any call to the file system, in many combinations."""
+    monkeypatch.setattr(os, "fsync", bool)  # takes most of the time
+    kinds = [RunConfig(name=name, model=TINY) for name in ("second", "third", "fourth")]  # pyright: ignore[reportArgumentType]
+    n_killed = 0
+    for events in itertools.product(range(14), range(0, 14, 3)):
+        copy = RunDirectory(shutil.copytree(run.path, run.path.with_name("copy"), ignore=shutil.ignore_patterns("step-*")))
+        possible = [CONFIG]
+        for config, event in zip(kinds, events, strict=False):
+            n_killed += killed_before(event, partial(copy.save_config, config, tokenizer))
+            possible.append(config)
+            assert copy.config() in possible
+            assert copy.tokenizer().fingerprint == tokenizer.fingerprint
+        copy.save_config(kinds[2], tokenizer)
+        assert copy.config() == kinds[2]
+        assert len(copy.read_seal().configs) == 1
+        shutil.rmtree(copy.path)
+    assert 12 * 5 <= n_killed < 2 * 14 * 5  # three files are opened, synchronized and renamed, and then their directory
+
+
+def killed_before(event: int, action: Callable[[], object]) -> bool:
+    """Run something that dies before a call to the file system, counted from 0; return whether it did."""
+    n_calls = 0
+
+    def guard(function: Any) -> Any:
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            nonlocal n_calls
+            n_calls += 1
+            if n_calls > event:
+                raise KilledError
+            return function(*args, **kwargs)
+
+        return guarded
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name, function in ((os, "fsync", bool), (os, "replace", os.replace), (io, "open", io.open)):
+            patch.setattr(module, name, guard(function))
+        try:
+            action()
+        except KilledError:
+            return True
+    return False
 
 
 # CheckpointStore.rewind

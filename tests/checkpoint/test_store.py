@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from tests.checkpoint.helpers import as_bytes, assert_same, corrupt, names, never, numbered, only
-from transformer_xl.checkpoint.checkpoint import seal
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.console import short
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.seals import seal
 
 # --- which are kept, and which are found -------------------------------------------------------------------------------------
 
@@ -191,7 +191,10 @@ def test_newest_and_best_fail_when_there_is_none(store: CheckpointStore) -> None
     [
         (lambda store: corrupt(store.directory / "best.json"), r"best\.json' is damaged"),
         (lambda store: (store.directory / "best.json").unlink(), "no best checkpoint is recorded in"),
-        (lambda store: (store.directory / "best.json").write_bytes(b"x" * 10**6), r"best\.json' .* more than 65536 bytes"),
+        (
+            lambda store: (store.directory / "best.json").write_bytes(b"x" * 5_000_000),
+            r"best\.json' .* more than 4194304 bytes",
+        ),
         (lambda store: corrupt(store.directory / "step-00000001" / "state.json"), r"step-00000001/state\.json' is damaged"),
         (lambda store: (store.directory / "step-00000001").rename(store.directory / "x"), "no checkpoint of step 1 in"),
         (

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Txl
+from tests.helpers import sealed_as_it_is
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cost import bench, hardware
 from transformer_xl.data.tokenizers import Tokenizer
@@ -111,6 +112,7 @@ def test_what_is_read(txl: Txl, workbench: Path, read: list[Any]) -> None:
     assert txl(*exported, *one).out.splitlines()[0].endswith("; reads random tokens")
     config = workbench / "run" / "config.json"
     config.write_text(config.read_text().replace("text.txt", "gone.txt"))
+    sealed_as_it_is(workbench / "run")
     answer = txl(*DECODE, *one)
     assert answer.out.splitlines()[0].endswith("; reads random tokens")
     assert answer.err.startswith("warning: random tokens are read, because the run's text cannot be: corpus ")
@@ -174,6 +176,7 @@ def test_without_memory(txl: Txl, workbench: Path) -> None:
     config = json.loads(path.read_text())
     config["model"]["same_length"] = True  # which cannot be without memory
     path.write_text(json.dumps(config))
+    sealed_as_it_is(workbench / "run")
     result = json.loads(txl(*DECODE, "--mem-len", "0", "--precision", "fp32", "--loss", "40", "--json").out)
     assert (result["mem_len"], len(result["figures"]), len(result["losses"])) == (0, 1, 1)
     assert json.loads(txl(*EVAL, "--mem-len", "0", "--tgt-len", "8", "--json").out)["mem_len"] == 0
@@ -241,6 +244,7 @@ def test_scoring_is_measured_as_the_run_is_evaluated(txl: Txl, workbench: Path, 
     config = json.loads(path.read_text())
     config["eval"] |= {"mem_len": 3, "same_length": True, "clamp_len": 2}
     path.write_text(json.dumps(config))
+    sealed_as_it_is(workbench / "run")
     options = (*EVAL, "--tgt-len", "8", "--batch-size", "1", "--precision", "fp32")
     for more in ((), ("--mem-len", "4"), ("--mem-len", "0")):
         assert txl(*options, *more).status == 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.cli.conftest import Txl
+from tests.helpers import sealed_as_it_is
 from transformer_xl.analysis.recl import losses
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import main
@@ -49,6 +50,7 @@ def zoo(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = json.loads(config.read_text())
     settings["data"]["split"] = [0.5, 0.25, 0.25]
     config.write_text(json.dumps(settings))
+    sealed_as_it_is(zoo / "halves")
     shutil.copytree(zoo / "lstm", zoo / "fresh")
     shutil.rmtree(zoo / "fresh" / "checkpoints")
     (zoo / "fresh" / "checkpoints").mkdir()
@@ -188,6 +190,7 @@ def test_reading_is_that_of_the_run_or_as_asked(txl: Txl, monkeypatch: pytest.Mo
     settings = json.loads(config.read_text())
     settings["eval"] |= {"clamp_len": 4, "same_length": True, "tgt_len": 3, "mem_len": 7}
     config.write_text(json.dumps(settings))
+    sealed_as_it_is(workbench / "run")
     txl("recl", "run", "lstm", *QUICK)
     assert set(seen) == {("transformer_xl", 7, 4, True, 3), ("lstm", 1, None, False, 5)}
     seen.clear()
@@ -211,6 +214,7 @@ def test_without_memory_a_segment_is_all_that_is_read_at_once(
     settings = json.loads(config.read_text())
     settings["eval"] |= {"tgt_len": 3, "ext_len": 9, "mem_len": 0}
     config.write_text(json.dumps(settings))
+    sealed_as_it_is(workbench / "run")
     txl("recl", "run", *QUICK, "--block", "1")
     assert seen == {(0, 12)}
 

@@ -9,7 +9,8 @@ ROOT = Path(transformer_xl.__file__).parent
 LAYERS = [
     {"version", "errors", "process", "console"},
     {"files", "untrusted"},
-    {"world", "pictures", "hub", "tensor_file"},
+    {"world", "pictures", "hub", "seals"},
+    {"tensor_file"},
     {"settings"},
     {"kinds"},
     {"model_config"},

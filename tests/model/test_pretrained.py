@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.helpers import TINY, tiny_model
+from tests.helpers import TINY, tiny_model, without_seal
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
@@ -70,9 +70,7 @@ def test_a_model_with_its_tokenizer_loads_by_name(tmp_path: Path) -> None:
 
 def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
     train_tokenizer(TokenizerConfig(kind="char"), ["ab"]).save(saved / "tokenizer.json")
-    with pytest.raises(
-        CheckpointError, match=r"has 2 tokens, its model 13; they do not belong together, restore the tokenizer.json"
-    ):
+    with pytest.raises(CheckpointError, match=r"has 2 tokens, its config.json 13; they do not belong together, restore those"):
         load(saved)
 
 
@@ -83,6 +81,7 @@ def test_a_model_without_its_tokenizer_is_not_loaded_by_name(saved: Path) -> Non
 
 
 def edit(path: Path, **changes: Any) -> None:
+    without_seal(path.parent)
     values = json.loads(path.read_text())
     values.update(changes)
     path.write_text(json.dumps({name: value for name, value in values.items() if value != "drop"}))
@@ -238,11 +237,10 @@ def test_a_directory_that_cannot_be_written(saved: Path) -> None:
 def test_a_write_that_fails_leaves_the_old_model(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {path.name: path.read_bytes() for path in saved.iterdir()}
 
-    def full(weights: Any, path: Path) -> None:
-        path.write_bytes(b"half")
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("transformer_xl.model.pretrained.save_file", full)
+    monkeypatch.setattr("transformer_xl.tensor_file.os.fsync", full)
     with pytest.raises(CheckpointError, match="No space left on device"):
         tiny_model().save_pretrained(saved)
     assert {path.name: path.read_bytes() for path in saved.iterdir()} == before

@@ -146,6 +146,7 @@ def run_bits(directory: Path) -> dict[str, Any]:
     return {
         "config": (directory / "config.json").read_text(),
         "tokenizer": (directory / "tokenizer.json").read_text(),
+        "seal": (directory / "seal.json").read_text(),
         "steps": store.steps(),
         "best": store.best_step,
         "log": entries(directory),

@@ -15,8 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, one_line
+from transformer_xl.errors import CheckpointError
 from transformer_xl.files import FileRecord, canonical_json, regular_size, sync_directory, write_file
+from transformer_xl.seals import read_sealed, seal
 from transformer_xl.tensor_file import encode_tensors, load_tensors
 from transformer_xl.untrusted import parse_json
 
@@ -30,7 +31,6 @@ MAX_STATE_BYTES = 16 * 2**20
 _MAX_STATE_PARTS = 2**20
 
 _CONTENT_FILES = (MODEL_FILE, TRAINING_FILE, STATE_FILE)
-_MAX_SEALED_BYTES = 64 * 2**10  # sealed files have a few hundred bytes; a huge file is refused unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,44 +139,6 @@ def _read_state(path: Path) -> dict[str, Any]:
 
 def _damaged(path: Path, reason: str) -> CheckpointError:
     return CheckpointError(f"{str(path)!r} is damaged: {reason}; load an earlier checkpoint or restore this one from a copy")
-
-
-def seal(content: dict[str, Any]) -> bytes:
-    """Serialize `content` with a checksum of it under the key "checksum"."""
-    checksum = hashlib.sha256(canonical_json(content)).hexdigest()
-    return canonical_json({**content, "checksum": checksum})
-
-
-def unseal(data: bytes) -> dict[str, Any]:
-    """Return the content of sealed bytes, without the checksum.
-
-    Raises:
-        ValueError: `data` is not, byte for byte, what `seal` returns.
-    """
-    try:
-        content = parse_json(data)
-        if not isinstance(content, dict):
-            raise ValueError("it holds no JSON object")
-        content.pop("checksum", None)
-        # Sealing again compares the checksum, and also what a checksum of parsed values would not notice: spaces, escapes,
-        # repeated keys, another spelling of a number.
-        if data != seal(content):
-            raise ValueError("its checksum does not match its content")
-    except ValueError as error:
-        raise ValueError(one_line(error)) from error
-    return content
-
-
-def read_sealed(path: Path) -> dict[str, Any]:
-    """Read the content of a small sealed file, without the checksum.
-
-    Raises:
-        ValueError: it is not what `seal` returns.
-        OSError: it cannot be read.
-    """
-    if regular_size(path) > _MAX_SEALED_BYTES:
-        raise ValueError(f"it has more than {_MAX_SEALED_BYTES} bytes")
-    return unseal(path.read_bytes())
 
 
 def _encode_state(state: dict[str, Any]) -> bytes:

@@ -3,6 +3,7 @@
 runs/quickstart/
 config.json       every setting, resolved
 tokenizer.json
+seal.json         what these two must be; any change of them is found
 checkpoints/      step-00001000/ …, best.json
 environment.json  versions, commit, machine, seed and command of each start
 loggers.json      the remote runs that it writes to, if any
@@ -16,29 +17,44 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TxlError, system_reason
+from transformer_xl.errors import CheckpointError, ConfigError, TxlError, one_line, system_reason
 from transformer_xl.files import locked, remove, replace_file, stray_name
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     TOKENIZER_FILE,
-    WEIGHTS_FILE,
     beside,
     build,
     open_model,
     read_config,
     resolve,
 )
+from transformer_xl.seals import differences, read_sealed, seal, seal_command, summary
 from transformer_xl.untrusted import read_json_object
 
 CHECKPOINTS = "checkpoints"
 LOCK_FILE = ".lock"
+SEAL_FILE = "seal.json"
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What the files of a run must hold.
+
+    Attributes:
+        configs: contents that `config.json` may have: one, or while it is replaced the old and the new.
+        tokenizer: fingerprint of the tokenizer.
+    """
+
+    configs: list[dict[str, Any]]
+    tokenizer: str
 
 
 class RunDirectory:
@@ -91,32 +107,61 @@ class RunDirectory:
             try:
                 checkpoints.mkdir(exist_ok=True)
                 tokenizer.save(self.path / TOKENIZER_FILE)
-                self.save_config(config)
+                self.save_config(config, tokenizer)
             except BaseException:
-                config_path = self.path / CONFIG_FILE
-                for path in (checkpoints, self.path / TOKENIZER_FILE, config_path, stray_name(config_path)):
+                replaced = (self.path / SEAL_FILE, self.path / CONFIG_FILE)
+                for path in (checkpoints, self.path / TOKENIZER_FILE, *replaced, *map(stray_name, replaced)):
                     with suppress(OSError):
                         remove(path)
                 raise
 
     def write_missing(self, config: RunConfig, tokenizer: Tokenizer) -> list[str]:
         """Write those files again without which nobody can use the run, if they are gone; return their names."""
-        checkpoints, tokenizer_path = self.path / CHECKPOINTS, self.path / TOKENIZER_FILE
-        missing = [path.name for path in (self.path / CONFIG_FILE, tokenizer_path, checkpoints) if not path.exists()]
+        names = (CONFIG_FILE, TOKENIZER_FILE, SEAL_FILE, CHECKPOINTS)
+        missing = [name for name in names if not (self.path / name).exists()]
         with self._writing():
             if missing:
-                checkpoints.mkdir(exist_ok=True, parents=True)
+                (self.path / CHECKPOINTS).mkdir(exist_ok=True, parents=True)
             if TOKENIZER_FILE in missing:
-                tokenizer.save(tokenizer_path)
-        if CONFIG_FILE in missing:
-            self.save_config(config)
+                tokenizer.save(self.path / TOKENIZER_FILE)
+        if CONFIG_FILE in missing or SEAL_FILE in missing:
+            self.save_config(config, tokenizer)
         return missing
 
-    def save_config(self, config: RunConfig) -> None:
-        """Write the run's settings; the file holds either the old or the new ones."""
+    def save_config(self, config: RunConfig, tokenizer: Tokenizer) -> None:
+        """Write the run's settings, and seal them and its tokenizer; a kill at any time leaves sealed settings, old or new."""
+        new = config.model_dump(mode="json")
+        try:
+            old = self.read_seal().configs
+        except CheckpointError:  # there is none yet
+            old = []
         with self._writing():
-            data = json.dumps(config.model_dump(mode="json"), indent=2) + "\n"
-            replace_file(self.path / CONFIG_FILE, data.encode())
+            self._write_seal(Seal([*old, new], tokenizer.fingerprint))
+            replace_file(self.path / CONFIG_FILE, (json.dumps(new, indent=2) + "\n").encode())
+            self._write_seal(Seal([new], tokenizer.fingerprint))
+
+    def read_seal(self) -> "Seal":
+        """Read what the run's settings and tokenizer must be.
+
+        Raises:
+            CheckpointError: it is missing or damaged.
+        """
+        path = self.path / SEAL_FILE
+        remedy = f"if {CONFIG_FILE} and {TOKENIZER_FILE} are right, seal them again: {seal_command(self.path)}"
+        try:
+            match read_sealed(path):
+                case {"configs": [*configs], "tokenizer": str(tokenizer)} if all(isinstance(each, dict) for each in configs):
+                    return Seal(configs, tokenizer)
+            raise ValueError("it says nothing of a run")
+        except FileNotFoundError:
+            raise CheckpointError(f"'{path}' is missing; {remedy}") from None
+        except OSError as error:
+            raise CheckpointError(f"'{path}' cannot be read: {error.strerror or error}; check the permissions") from None
+        except ValueError as error:
+            raise CheckpointError(f"'{path}' is damaged ({one_line(error)}); {remedy}") from None
+
+    def _write_seal(self, content: "Seal") -> None:
+        replace_file(self.path / SEAL_FILE, seal(vars(content)))
 
     def config(self) -> RunConfig:
         """Read the run's settings."""
@@ -125,6 +170,12 @@ class RunDirectory:
             runs = beside(self.path, lambda path: RunDirectory(path).holds_run)
             raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}")
         values = read_json_object(path)
+        known = [list(differences(sealed, values)) for sealed in self.read_seal().configs]
+        if found := min(known, key=len, default=["no settings are sealed"]):
+            raise CheckpointError(
+                f"'{path}' is not as the run left it: {summary(found)}; restore it, or if you changed it on purpose: "
+                f"{seal_command(self.path)}"
+            )
         try:
             return RunConfig(**values)
         except ConfigError as error:
@@ -132,7 +183,14 @@ class RunDirectory:
 
     def tokenizer(self, vocab_size: int | None = None) -> Tokenizer:
         """Read the run's tokenizer; see `load_tokenizer`."""
-        return load_tokenizer(self.path / TOKENIZER_FILE, vocab_size=vocab_size)
+        path = self.path / TOKENIZER_FILE
+        tokenizer = load_tokenizer(path, vocab_size=vocab_size or self.config().model.vocab_size)
+        if tokenizer.fingerprint != self.read_seal().tokenizer:
+            raise CheckpointError(
+                f"'{path}' is another tokenizer than the run's; restore it, or if you changed it on purpose: "
+                f"{seal_command(self.path)}"
+            )
+        return tokenizer
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -146,7 +204,7 @@ class RunDirectory:
         names = {path.name for path in self.path.iterdir()} - {LOCK_FILE}
         if CHECKPOINTS not in names:
             return not names
-        own = (CHECKPOINTS, TOKENIZER_FILE, stray_name(self.path / CONFIG_FILE).name)
+        own = (CHECKPOINTS, TOKENIZER_FILE, SEAL_FILE, stray_name(self.path / CONFIG_FILE).name)
         return all(name.startswith(own) for name in names) and not any((self.path / CHECKPOINTS).iterdir())
 
     def _content(self) -> str:
@@ -208,15 +266,15 @@ def load(
         )
     tokenizer = load_tokenizer(folder / TOKENIZER_FILE, vocab_size=config.vocab_size)
     check_tokenizer(tokenizer, config.vocab_size, str(source))
-    return open_model(make_model, config, folder / WEIGHTS_FILE), tokenizer
+    return open_model(make_model, config, folder), tokenizer
 
 
 def check_tokenizer(tokenizer: Tokenizer, vocab_size: int | None, origin: str) -> None:
     """Refuse a tokenizer whose vocabulary is not the model's."""
     if tokenizer.vocab_size != vocab_size:
         raise CheckpointError(
-            f"the tokenizer of '{origin}' has {tokenizer.vocab_size} tokens, its model {vocab_size}; "
-            f"they do not belong together, restore the {TOKENIZER_FILE} that the model was trained with"
+            f"the {TOKENIZER_FILE} of '{origin}' has {tokenizer.vocab_size} tokens, its {CONFIG_FILE} {vocab_size}; "
+            "they do not belong together, restore those that the model was trained with"
         )
 
 

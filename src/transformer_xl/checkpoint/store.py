@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, read_sealed, seal, write_checkpoint
+from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, write_checkpoint
 from transformer_xl.console import short
 from transformer_xl.errors import SYSTEM_REMEDIES, CheckpointError, ConfigError
 from transformer_xl.files import (
@@ -27,6 +27,7 @@ from transformer_xl.files import (
     stray_name,
     sync_directory,
 )
+from transformer_xl.seals import read_sealed, seal
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -19,6 +19,7 @@ from transformer_xl.cli import (
     plot,
     recipes,
     recl,
+    seal,
     train,
 )
 from transformer_xl.cli.mistakes import unknown_option
@@ -57,6 +58,7 @@ app.command(plot.plot)
 app.command(recl.recl)
 app.command(recipes.recipes)
 app.command(recipes.settings)
+app.command(seal.seal)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Converts a foreign checkpoint to a native directory, one tensor at a time."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
-from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE, TOKENIZER_FILE, WEIGHTS_FILE
+from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, config_values, sealing
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
-from transformer_xl.tensor_file import encode_lazily
+from transformer_xl.tensor_file import write_sealed_tensors
 
 
 @dataclass(frozen=True)
@@ -82,13 +82,18 @@ def convert(
     content, load = _native_tensors(found)
     n_parameters = sum(shape.numel() for _, shape in content.values())
     n_bytes = sum(shape.numel() * dtype.itemsize for dtype, shape in content.values())
-    values = {"model_type": MODEL_TYPE, **found.config.model_dump(mode="json")}
+    values = config_values(found.config)
+
+    def progress(n_written: int) -> None:
+        if on_progress:
+            on_progress(min(n_written, n_bytes), n_bytes)
+
     with new_directory(target) as folder:
-        record = write_file(folder / WEIGHTS_FILE, _watched(encode_lazily(content, load), n_bytes, on_progress))
+        size = write_sealed_tensors(folder / WEIGHTS_FILE, content, load, metadata=sealing(values), on_progress=progress)
         write_file(folder / CONFIG_FILE, [json.dumps(values, indent=2).encode() + b"\n"])
         if found.tokenizer is not None:
             found.tokenizer.save(folder / TOKENIZER_FILE)
-    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, record.size)
+    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, size)
 
 
 def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
@@ -128,14 +133,3 @@ def _loaded(tensor: TensorRef) -> Tensor:
         return tensor.load()
     except OSError as error:  # caught here, so that it is not taken for an error of writing
         raise CheckpointError(f"'{tensor.path}' cannot be read: {error.strerror or error}") from None
-
-
-def _watched(
-    chunks: Iterable[bytes | memoryview], n_bytes: int, on_progress: Callable[[int, int], object] | None
-) -> Iterator[bytes | memoryview]:
-    done = 0
-    for chunk in chunks:
-        yield chunk
-        done += len(chunk)
-        if on_progress:
-            on_progress(min(done, n_bytes), n_bytes)

@@ -1,7 +1,6 @@
 """The base classes of all tokenizers, and the checks that they share."""
 
 import codecs
-import hashlib
 import inspect
 import json
 from abc import ABC, abstractmethod
@@ -13,10 +12,14 @@ from typing import Any, ClassVar
 import numpy as np
 
 from transformer_xl.errors import TokenizerError
-from transformer_xl.files import canonical_json, whole_file
+from transformer_xl.files import whole_file
+from transformer_xl.seals import json_sha256
 
 FORMAT = 1
 """Version of the JSON files."""
+
+CHECKSUM = "checksum"
+"""Name of the checksum in a file, which is the tokenizer's fingerprint."""
 
 BYTES = [bytes([value]) for value in range(256)]
 
@@ -119,14 +122,14 @@ class Tokenizer(ABC):
         return values
 
     def save(self, path: Path) -> None:
-        """Write the tokenizer as JSON; `path` holds either the old or the new file, never a part of one."""
+        """Write the tokenizer as JSON with its checksum; `path` holds the old or the new file, never a part of one."""
         with whole_file(Path(path)) as stray:
-            stray.write_text(json.dumps(self.to_dict()), encoding="utf-8")
+            stray.write_text(json.dumps({**self.to_dict(), CHECKSUM: self.fingerprint}), encoding="utf-8")
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the tokenizer's kind and arguments, as hex."""
-        return hashlib.sha256(canonical_json(self.to_dict())).hexdigest()
+        return json_sha256(self.to_dict())
 
     def _checked(self, ids: Iterable[int]) -> list[int]:
         """Return `ids` as a list of ints; refuse ids outside the vocabulary."""

@@ -17,9 +17,10 @@ from typing import Any
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.bpe import BPE_TRAINING_BYTES, DEFAULT_BPE_SIZE, BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
-from transformer_xl.data.tokenizer_base import FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
+from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
 from transformer_xl.data.words import WordTokenizer, train_words
 from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, shown
+from transformer_xl.seals import json_sha256, seal_command
 from transformer_xl.untrusted import read_json
 
 __all__ = [
@@ -71,12 +72,13 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     return train(config, texts)
 
 
-def load_tokenizer(path: Path, *, vocab_size: int | None = None) -> Tokenizer:
+def load_tokenizer(path: Path, *, vocab_size: int | None = None, verify: bool = True) -> Tokenizer:
     """Read a tokenizer that `Tokenizer.save` wrote.
 
     Args:
         path: of the file.
         vocab_size: of the model that it belongs to, if that is known: a file of far more words is refused unread.
+        verify: compare the file with its checksum, if it has one.
 
     Raises:
         TokenizerError: no such file, or one that is too large, damaged, inconsistent or of an unknown kind.
@@ -84,7 +86,15 @@ def load_tokenizer(path: Path, *, vocab_size: int | None = None) -> Tokenizer:
     path = Path(path)
     most_parts = MAX_PARTS if vocab_size is None else min(MAX_PARTS, _PARTS_PER_TOKEN * vocab_size + _OTHER_PARTS)
     try:
-        return tokenizer_from_dict(read_json(path, most_bytes=MAX_FILE_BYTES, most_parts=most_parts))
+        values = read_json(path, most_bytes=MAX_FILE_BYTES, most_parts=most_parts)
+        require(isinstance(values, dict), "it is not a JSON object")
+        checksum = values.pop(CHECKSUM, None)
+        if verify and checksum is not None and checksum != json_sha256(values):
+            raise TokenizerError(
+                "it is not as it was saved (its checksum is another); restore it from a copy, or if you changed it on purpose: "
+                f"{seal_command(path.parent)}"
+            )
+        return tokenizer_from_dict(values)
     except CheckpointError as error:
         raise TokenizerError(str(error)) from None
     except TokenizerError as error:

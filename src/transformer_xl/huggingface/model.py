@@ -22,7 +22,7 @@ from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import WEIGHTS_FILE, blueprint
+from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, blueprint, check_config
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import open_tensors
 
@@ -269,6 +269,9 @@ def _check_file(source: str, arguments: dict[str, Any]) -> None:
     if not isinstance(config, TransformerXLPretrainedConfig):
         config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
     with open_tensors(Path(path)) as file:
+        if (folder := Path(path).parent).joinpath(CONFIG_FILE).exists():
+            check_config(file, folder)
+        file.verify()
         blueprint(TransformerXL, config.native, {name.removeprefix(_PREFIX): x for name, x in file.tensors.items()}, path)
 
 

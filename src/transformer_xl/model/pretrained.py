@@ -5,26 +5,26 @@ import tempfile
 from collections.abc import Callable, Mapping
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
+from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line, shown
-from transformer_xl.files import replace_file, whole_file
+from transformer_xl.files import canonical_json, replace_file, whole_file
 from transformer_xl.hub import download, model_card, upload
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
-from transformer_xl.tensor_file import Place, open_tensors
-from transformer_xl.untrusted import read_json_object
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from transformer_xl.seals import differences, seal_command, summary
+from transformer_xl.tensor_file import Place, TensorFile, check_storable, open_tensors, write_sealed_tensors
+from transformer_xl.untrusted import parse_json, read_json_object
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 TOKENIZER_FILE = "tokenizer.json"
 MODEL_TYPE = TransformerXLConfig.kind
+
+_SEALED_CONFIG = "transformer_xl.config"
+"""Name of the content of config.json in the metadata of the weights."""
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -36,7 +36,7 @@ class PretrainedMixin:
     config: ModelConfig
 
     def save_pretrained(self: Any, directory: str | Path) -> None:
-        """Write the model to a directory, each file completely or not at all.
+        """Write the model to a directory, each file completely or not at all, sealed: loading finds any change.
 
         Args:
             directory: created if missing; its `config.json` and `model.safetensors` are replaced.
@@ -45,14 +45,16 @@ class PretrainedMixin:
             CheckpointError: the directory cannot be written.
         """
         folder = Path(directory)
-        values = {"model_type": self.config.kind, **self.config.model_dump(mode="json")}
-        weights = {name: tensor.contiguous() for name, tensor in self.state_dict().items()}
+        values = config_values(self.config)
+        weights: dict[str, Tensor] = self.state_dict()
+        check_storable(weights)
+        content = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with whole_file(folder / WEIGHTS_FILE) as stray:
-                save_file(weights, stray)
+                write_sealed_tensors(stray, content, weights.__getitem__, metadata=sealing(values))
             replace_file(folder / CONFIG_FILE, (json.dumps(values, indent=2) + "\n").encode())
-        except (OSError, SafetensorError) as error:
+        except OSError as error:
             raise CheckpointError(
                 f"cannot write the model to '{folder}': {error}; free space or choose another directory"
             ) from None
@@ -117,7 +119,7 @@ class PretrainedMixin:
         config = read_config(folder / CONFIG_FILE)
         if config.kind != cls.kind:
             raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
-        return open_model(cls, config, folder / WEIGHTS_FILE)
+        return open_model(cls, config, folder)
 
 
 def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
@@ -160,20 +162,56 @@ def read_config(path: Path) -> ModelConfig:
     return config
 
 
-def open_model(cls: "Callable[[Any], Any]", config: ModelConfig, path: Path) -> Any:
-    """Build a model of `config` from a safetensors file. No memory is allotted before its tensors are known to fit.
+def config_values(config: ModelConfig) -> dict[str, Any]:
+    """Return what `config.json` holds."""
+    return {"model_type": config.kind, **config.model_dump(mode="json")}
+
+
+def sealing(values: dict[str, Any]) -> dict[str, str]:
+    """Return the metadata of weights that belong to a `config.json` of these values."""
+    return {_SEALED_CONFIG: canonical_json(values).decode()}
+
+
+def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> Any:
+    """Build a model of `config` from the weights of its directory.
+
+    No memory is allotted before its tensors are known to fit. Sealed weights are verified, and `config.json` with them.
 
     Raises:
         CheckpointError: the file is missing or damaged, or a tensor is missing, unexpected or of another shape or type.
     """
+    path = folder / WEIGHTS_FILE
     if not path.exists():
         raise CheckpointError(f"'{path}' is missing; is this the directory of a model?")
     with open_tensors(path) as file:
+        check_config(file, folder)
         model = blueprint(cls, config, file.tensors, str(path))
         return _filled(model, file.load())
 
 
-def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "Mapping[str, Tensor]", origin: str) -> Any:
+def sealed_differences(file: TensorFile, folder: Path) -> list[str]:
+    """Return in words in what `config.json` differs from what it was when the weights were saved; none if they do not say."""
+    text = file.metadata.get(_SEALED_CONFIG)
+    if text is None:
+        return []
+    try:
+        sealed = parse_json(text.encode())
+    except ValueError:
+        return [f"the settings in the metadata of {WEIGHTS_FILE} are damaged"]
+    return list(differences(sealed, read_json_object(folder / CONFIG_FILE)))
+
+
+def check_config(file: TensorFile, folder: Path) -> None:
+    """Refuse a `config.json` that differs from what it was when the weights were saved, if they say so."""
+    if found := sealed_differences(file, folder):
+        file.verify()  # it may be the weights that are damaged
+        raise CheckpointError(
+            f"'{folder / CONFIG_FILE}' is not as it was saved: {summary(found)}; restore it, or if you changed it on purpose: "
+            f"{seal_command(folder)}"
+        )
+
+
+def build(cls: Callable[[Any], Any], config: ModelConfig, weights: Mapping[str, Tensor], origin: str) -> Any:
     """Build a model of `config` from `weights`, without drawing random weights first.
 
     Raises:
@@ -182,7 +220,7 @@ def build(cls: "Callable[[Any], Any]", config: ModelConfig, weights: "Mapping[st
     return _filled(blueprint(cls, config, weights, origin), weights)
 
 
-def blueprint(cls: "Callable[[Any], Any]", config: ModelConfig, found: "Mapping[str, Tensor | Place]", origin: str) -> Any:
+def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str, Tensor | Place], origin: str) -> Any:
     """Return a model without memory for its weights, after comparing every name, shape and type with those of a file."""
     if config.least_tensors > len(found):  # even empty, a billion layers would fill the memory
         raise CheckpointError(
@@ -214,7 +252,7 @@ def blueprint(cls: "Callable[[Any], Any]", config: ModelConfig, found: "Mapping[
     return model
 
 
-def _filled(model: Any, weights: "Mapping[str, Tensor]") -> Any:
+def _filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     dtype = reduce(torch.promote_types, floats, floats[0])  # products of several types are errors
     model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)

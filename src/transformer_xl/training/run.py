@@ -208,7 +208,7 @@ def train(
         with world.agreed():
             if world.first:
                 if goes_on and run.config != directory.config():  # the next --resume uses these settings
-                    directory.save_config(run.config)
+                    directory.save_config(run.config, text.tokenizer)
                 write_environment(
                     directory.path,
                     seed=run.config.train.seed,
