@@ -1,0 +1,215 @@
+"""Damage to any file of a run or of an exported model is found and named, or changes nothing that is read.
+
+TXL_SEED chooses other damages.
+"""
+
+import io
+import os
+import random
+import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+import transformer_xl as txl
+from tests.checkpoint.helpers import as_bytes, spelled
+from tests.training.helpers import run_bits
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.errors import TxlError
+from transformer_xl.training.display import Display
+from transformer_xl.training.record import read_metrics
+from transformer_xl.training.run import train
+
+SEED = int(os.environ.get("TXL_SEED", "0"))
+STEPS = 24
+SIZES = [pytest.param(60, id="60"), pytest.param(2000, id="2000", marks=[pytest.mark.faults, pytest.mark.timeout(1200)])]
+NEVER_READ = ("loss.png", ".lock")
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------------
+
+
+def flip_bit(data: bytearray, draw: random.Random) -> None:
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+
+
+def truncate(data: bytearray, draw: random.Random) -> None:
+    del data[draw.randrange(len(data)) :]
+
+
+def clear_block(data: bytearray, draw: random.Random) -> None:
+    begin, n = draw.randrange(len(data)), draw.choice([1, 16, 512])
+    data[begin : begin + n] = bytes(len(data[begin : begin + n]))
+
+
+def change_digit(data: bytearray, draw: random.Random) -> None:
+    digits = [i for i, byte in enumerate(data) if 48 <= byte < 58]
+    if digits:
+        data[draw.choice(digits)] = draw.randrange(48, 58)
+
+
+def swap_letters(data: bytearray, draw: random.Random) -> None:
+    letters = [i for i in range(len(data) - 1) if data[i : i + 2].isalpha()]
+    if letters:
+        i = draw.choice(letters)
+        data[i], data[i + 1] = data[i + 1], data[i]
+
+
+def repeat_block(data: bytearray, draw: random.Random) -> None:
+    begin = draw.randrange(len(data))
+    data[begin:begin] = data[begin : begin + draw.choice([1, 40, 4096])]
+
+
+def append(data: bytearray, draw: random.Random) -> None:
+    data.extend(draw.randbytes(draw.choice([1, 100])))
+
+
+DAMAGES: list[Callable[[bytearray, random.Random], None]] = [
+    *(flip_bit, flip_bit, flip_bit, truncate, clear_block, change_digit, swap_letters, repeat_block, append)
+]
+
+
+@contextmanager
+def damaged(path: Path, draw: random.Random) -> Iterator[str]:
+    """Damage a file, or delete it, while the block runs; yield what was done."""
+    sound = path.read_bytes()
+    damage = draw.choice([*DAMAGES, None])
+    try:
+        if damage is None:
+            path.unlink()
+        else:
+            data = bytearray(sound)
+            damage(data, draw)
+            path.write_bytes(data)
+        yield f"{damage.__name__ if damage else 'delete'} of {path.name}"
+    finally:
+        path.write_bytes(sound)
+
+
+# --- what is read ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, recipe: str, text: Path) -> Path:
+    """A run of words with several checkpoints, its best not the newest, that has been resumed once."""
+    folder = tmp_path_factory.mktemp("damage") / "run"
+    for steps in (STEPS - 8, STEPS):
+        overrides = [f"train.max_steps={steps}", "tokenizer.kind=word", "train.average=ema"]
+        train(recipe, corpus=str(text), out=folder, overrides=overrides, resume=True, display=Display(quiet=True))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def export(run: Path) -> Path:
+    model, tokenizer = txl.load(run)
+    folder = run.with_name("export")
+    model.save_pretrained(folder)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder
+
+
+def loaded(folder: Path, warn: Callable[[str], None], **options: Any) -> str:
+    model, tokenizer = txl.load(folder, on_damaged=warn, **options)
+    weights = {name: as_bytes(tensor).hex() for name, tensor in model.state_dict().items()}
+    return spelled([weights, model.config.model_dump(mode="json"), tokenizer.to_dict()])
+
+
+def readings(folder: Path) -> dict[str, Callable[[Callable[[str], None]], Any]]:
+    """Return what reads a run or an export, by name."""
+    if not RunDirectory(folder).holds_run and not (folder / "checkpoints").exists():
+        return {"load": lambda warn: loaded(folder, warn)}
+    return {
+        **{which: lambda warn, which=which: loaded(folder, warn, which=which) for which in ("best", "last", "average")},
+        "settings": lambda warn: RunDirectory(folder).config(),
+        "log": lambda warn: Log(read_metrics(folder, warn=warn)),
+    }
+
+
+class Log(list[dict[str, Any]]):
+    """The entries of a log; one that is cut short, as a kill leaves it, counts as the same, because resuming says so."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Log) and list(self) == other[: len(self)]
+
+    __hash__ = None
+
+
+def verdict(read: Callable[[Callable[[str], None]], Any], sound: Any, file: Path) -> str:
+    """Return "named", "harmless" or "silent"."""
+    said: list[str] = []
+    try:
+        same = read(said.append) == sound
+    except TxlError as error:
+        said.append(str(error))
+        same = False
+    assert all("\n" not in message and len(message) < 900 for message in said), said
+    if same:
+        return "harmless"
+    places = [file.name, *(part for part in file.parts if part.startswith("step-"))]
+    return "named" if any(place in message for place in places for message in said) else f"silent {said}"
+
+
+@pytest.mark.parametrize("n_damages", SIZES)
+@pytest.mark.parametrize("what", ["run", "export"])
+def test_damage_is_named_or_harmless(what: str, n_damages: int, request: pytest.FixtureRequest) -> None:
+    folder: Path = request.getfixturevalue(what)
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    sound = {name: read(pytest.fail) for name, read in readings(folder).items()}
+    draw = random.Random(SEED)
+    found = Counter[str]()
+    for i in range(n_damages):
+        file = files[i % len(files)]
+        with damaged(file, draw) as how:
+            verdicts = {name: verdict(read, sound[name], file) for name, read in readings(folder).items()}
+        silent = {name: each for name, each in verdicts.items() if each.startswith("silent")}
+        assert not silent, (how, silent)
+        found["named" if "named" in verdicts.values() else "harmless"] += 1
+    print(
+        f"{n_damages} damages to {len(files)} files of {what}: {found['named']} named, {found['harmless']} harmless, 0 silent"
+    )
+    assert found["named"] > n_damages / 3
+    assert {name: read(pytest.fail) for name, read in readings(folder).items()} == sound
+
+
+@pytest.mark.parametrize("n_damages", [pytest.param(4, id="4"), pytest.param(100, id="100", marks=pytest.mark.faults)])
+def test_a_damaged_run_goes_on_alike_or_says_why_not(run: Path, n_damages: int, tmp_path: Path) -> None:
+    draw = random.Random(SEED)
+    files = [path for path in sorted(run.rglob("*")) if path.is_file() and path.stat().st_size and path.name not in NEVER_READ]
+    whole = bits_when_resumed(run, tmp_path / "whole")
+    assert isinstance(whole, dict)
+    found = Counter[str]()
+    for i in range(n_damages):
+        copy = shutil.copytree(run, tmp_path / str(i))
+        file = copy / draw.choice(files).relative_to(run)
+        with damaged(file, draw) as how:
+            damaged_copy = shutil.copytree(copy, tmp_path / f"{i}-damaged")
+        said = io.StringIO()
+        after = bits_when_resumed(damaged_copy, damaged_copy, said)
+        messages = re.sub(r"\s+", " ", f"{said.getvalue()} {after if isinstance(after, str) else ''}")
+        places = [file.name, *(part for part in file.parts if part.startswith("step-"))]
+        same = isinstance(after, dict) and all(after[name] == whole[name] for name in whole if name not in ("log", "steps"))
+        assert same or any(place in messages for place in places), (how, messages)
+        if isinstance(after, dict) and after["log"] != whole["log"]:
+            assert any(place in messages for place in places), (how, messages)
+        found["goes on alike" if same else "named"] += 1
+        shutil.rmtree(copy)
+        shutil.rmtree(damaged_copy)
+    print(f"{n_damages} damaged runs resumed: {dict(found)}")
+
+
+def bits_when_resumed(run: Path, folder: Path, said: Any = None) -> dict[str, Any] | str:
+    """Train a run, or its copy, for 8 more steps; return its bits, or why it was refused."""
+    if folder != run:
+        shutil.copytree(run, folder)
+    console = Console(file=said, width=10_000) if said else None
+    try:
+        train(out=folder, overrides=[f"train.max_steps={STEPS + 8}"], resume=True, display=Display(quiet=True, console=console))
+    except TxlError as error:
+        return str(error)
+    return run_bits(folder)
