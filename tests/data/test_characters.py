@@ -29,6 +29,20 @@ def test_alphabet_is_sorted_and_unseen_characters_are_named() -> None:
         tokenizer.encode("n東")
 
 
+@pytest.mark.parametrize("line_end", [None, "10", "13", "97", "<eos>", "a"])
+@pytest.mark.parametrize("without", ["10", "13"])
+def test_bytes_that_claim_to_lose_nothing_lose_nothing(without: str, line_end: str | None) -> None:
+    symbols = [symbol for symbol in [*map(str, range(256)), "<eos>", "a"] if symbol != without]
+    if line_end in (without, "13", "97"):
+        with pytest.raises(TokenizerError, match=r"line_end .* (is not one of its words|stands for text)"):
+            SymbolTokenizer(symbols, unit="byte", line_end=line_end)
+        return
+    tokenizer, data = SymbolTokenizer(symbols, unit="byte", line_end=line_end), bytes({*range(256)} - {13})
+    ids = tokenizer.encode_bytes(data)
+    assert tokenizer.loses == ("Line ends." if (without, line_end) == ("10", None) else "")
+    assert b"".join(map(tokenizer.piece, ids.tolist())) == (data.replace(b"\n", b"") if tokenizer.loses else data)
+
+
 def test_bytes_and_letters() -> None:
     assert TOKENIZERS["bytes"].encode("a\né").tolist() == [255 - value for value in "a\né".encode()]
     assert TOKENIZERS["bytes"].encode_bytes(b"\xff\x00").tolist() == [0, 255]

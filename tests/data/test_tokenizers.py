@@ -166,7 +166,10 @@ def test_unknown_without_a_word_for_it(tokenizer: Tokenizer, text: str, message:
             "letters",
             "Characters outside the vocabulary (they become <unk>), line ends, case, white space other than blanks, _ (it",
         ),
-        ("characters", "Characters outside the vocabulary (they become !), space at the ends of lines."),
+        (
+            "characters",
+            "Characters outside the vocabulary (they become !), the kind of line ends, space at the ends of lines.",
+        ),
     ],
 )
 def test_what_is_lost_is_said(name: str, loses: str) -> None:

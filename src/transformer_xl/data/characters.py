@@ -185,6 +185,7 @@ class SymbolTokenizer(PieceTokenizer):
         lost += ["line ends"] if self._line_feed == _LEFT_OUT else []
         if self.unit == "char":
             lost += ["case"] if self.lower_case else []
+            lost += ["the kind of line ends"] if self._line_feed != _LEFT_OUT else []
             lost += ["space at the ends of lines"] if self.blank is None else []
             lost += ["white space other than blanks", f"{self.blank} (it becomes a blank)"] if self.blank is not None else []
         return f"{join_as_sentence(lost)}." if lost else ""
