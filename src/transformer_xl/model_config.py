@@ -35,9 +35,6 @@ class ModelConfig(Settings):
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
     """What a model carries from segment to segment: something for each past position, one state, or nothing."""
 
-    is_counted: ClassVar[bool] = False
-    """Whether `cost/` counts the operations and the memory of its models, so that `txl plan` can plan their runs."""
-
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
     d_model: Positive = Field(default=512, description="width of the input of the softmax; transformer_xl: even")
@@ -115,7 +112,7 @@ class ModelConfig(Settings):
 
     @property
     def keeps_keys(self) -> bool:
-        """True if keys and values of a position stay the same while the text goes on, so that inference can keep them."""
+        """True if keys and values of a position stay the same while the text goes on, so that inference could keep them."""
         return self.attention_kind is not None and self.attention_kind.keeps_keys
 
     @property
@@ -156,7 +153,11 @@ class ModelConfig(Settings):
     @property
     def reads_by(self) -> str:
         """The kind of attention or of model, in words, for messages."""
-        return f"a model of kind '{self.kind}'" if self.attention_kind is None else f"attention '{self.attention_kind.name}'"
+        kind = f"a model of kind '{self.kind}'"
+        if self.attention_kind is None:
+            return kind
+        attention = f"attention '{self.attention_kind.name}'"
+        return attention if self.kind == TransformerXLConfig.kind else f"{attention} in {kind}"
 
     @property
     def layers_in_words(self) -> str:
@@ -218,7 +219,6 @@ class TransformerXLConfig(AttentionConfig):
     kind: ClassVar[str] = "transformer_xl"
     model_class: ClassVar[str] = "transformer_xl.model.transformer_xl:TransformerXL"
     title: ClassVar[str] = "A Transformer-XL"
-    is_counted: ClassVar[bool] = True
 
     attention: str = Field(
         default="transformer_xl",

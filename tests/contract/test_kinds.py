@@ -13,11 +13,12 @@ import torch
 import transformer_xl as txl
 from tests.contract import toy_kinds
 from tests.helpers import assert_close
-from tests.training.helpers import bits, differing, tiny_model, tiny_trainer, write_recipe, write_text
+from tests.training.helpers import MODEL, bits, differing, tiny_model, tiny_trainer, write_recipe, write_text
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION
 from transformer_xl.model_config import KINDS
+from transformer_xl.reading.stream import open_stream
 from transformer_xl.training.display import Display
 
 SETTINGS: dict[str, dict[str, Any]] = {"sloped": {"attention": "sloped"}, "fading": {"kind": "fading"}}
@@ -172,6 +173,23 @@ def test_a_kind_that_keeps_keys_needs_a_frozen_form(monkeypatch: pytest.MonkeyPa
         txl.Reader(tiny_model(attention="plain"), tgt_len=4)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_transformer_xl_with_another_memory_is_read_with_that_memory() -> None:
+    """Its settings say that keys of its attention stay the same, but keys are not all that it remembers."""
+    model = toy_kinds.Summary(toy_kinds.SummaryConfig(**MODEL, init_std=0.5)).eval()
+    ids = torch.randint(11, (1, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first = model(ids[:, :4], labels=ids[:, 1:5])
+        second = model(ids[:, 4:8], mems=first.mems, labels=ids[:, 5:])
+        scores = model(ids[:, 4:8], mems=first.mems).logits[:, -1]
+    assert txl.evaluate(model, ids[0], tgt_len=4).nats == pytest.approx(float(first.nll.sum() + second.nll.sum()), rel=1e-6)
+    assert_close("decoder", txl.Decoder(model, tgt_len=4).feed(ids[:, :8]), scores, 1e-5)
+    reads = "attention 'transformer_xl' in a model of kind 'summary'"
+    with pytest.raises(ConfigError, match=f"precision int8 needs keys that stay the same, which {reads} does not allow"):
+        open_stream(model, 1, tgt_len=4, precision="int8")
+    with pytest.raises(ConfigError, match=rf"keys of {reads} cannot be kept \(Summary says keeps_keys=False\)"):
+        txl.Reader(model, tgt_len=4)
+
+
 def test_settings_that_a_kind_cannot_have_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"train.attention \(equation\) chooses .* backend, and attention 'sloped' has none"):
         RunConfig(**{"model": {"attention": "sloped"}, "train": {"attention": "equation", "max_steps": 1}})
@@ -195,3 +213,9 @@ def test_the_kind_of_the_design_page_works(tmp_path: Path, monkeypatch: pytest.M
     scores = txl.Decoder(model, tgt_len=4).read(ids)
     read = torch.stack([scores.log_probability(torch.tensor([token]))[0] for token in range(7)]).exp()
     assert_close("what the decoder reads", read, sloped, 1e-6)
+    drops = txl.TransformerXL(txl.TransformerXLConfig(**sizes, attention="sloped", dropatt=0.9, dropout=0))
+    assert not torch.equal(drops(ids).logits, drops(ids).logits)
+    elsewhere = drops.to("meta")  # any device but the processor's
+    layer = elsewhere.block_class.frozen(elsewhere, 8)[0]
+    tensors = [elsewhere.block_class.positions(elsewhere, 8, backend="auto")[0]["bias_SN"], *layer]
+    assert {x.device.type for x in tensors if x is not None} == {"meta"}

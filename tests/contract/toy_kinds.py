@@ -67,6 +67,11 @@ class Trace(Memory):
     trace: Tensor
     n_read: Tensor
 
+    @classmethod
+    def empty(cls, model: LanguageModel, batch_size: int) -> "Trace":
+        trace = torch.zeros(batch_size, model.config.d_model, dtype=model.dtype, device=model.device)
+        return cls(trace, torch.zeros(batch_size, dtype=torch.int64, device=model.device))
+
     def state_dict(self) -> dict[str, Tensor]:
         return dict(zip(self.names, (self.trace, self.n_read), strict=True))
 
@@ -101,8 +106,7 @@ class Fading(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Trace:
-        trace = torch.zeros(batch_size, self.config.d_model, dtype=self.dtype, device=self.device)
-        return Trace(trace, torch.zeros(batch_size, dtype=torch.int64, device=self.device))
+        return Trace.empty(self, batch_size)
 
     def reach(self, tgt_len: int) -> int:
         return -(-64 // tgt_len) * tgt_len
@@ -129,6 +133,24 @@ class Fading(LanguageModel):
         for layer in self.layers:
             h_BTD = h_BTD + execution.run(layer, h_BTD.tanh())
         return self.drop_output(h_BTD), Trace(trace if keep_graph else trace.detach(), n_read)
+
+
+class SummaryConfig(TransformerXLConfig):
+    kind: ClassVar[str] = "summary"
+    model_class: ClassVar[str] = f"{__name__}:Summary"
+
+
+class Summary(txl.TransformerXL):
+    """A Transformer-XL that remembers something else: the sum of the states of each segment, which is added to the next."""
+
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Trace:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Trace.empty(self, batch_size)
+
+    def read(self, ids: Tensor, *, mems: Trace | None = None, **options: Any) -> tuple[Tensor, Trace]:  # pyright: ignore
+        mems = mems or self.init_mems(len(ids))
+        empty = super().init_mems(len(ids), length=0)
+        h_BTD = super().read(ids, mems=empty)[0] + mems.trace.unsqueeze(1)
+        return h_BTD, Trace(h_BTD.sum(1).detach(), mems.n_read + ids.shape[1])
 
 
 SLOPED = txl.AttentionKind("sloped", f"{__name__}:SlopedAttention", keeps_keys=True)

@@ -7,7 +7,7 @@ import pytest
 from transformer_xl.config import load_recipe
 from transformer_xl.cost.work import build, with_vocabulary, zipf_shares
 from transformer_xl.errors import ConfigError
-from transformer_xl.model_config import AttentionConfig
+from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
 
 
 def test_vocabularies() -> None:
@@ -37,10 +37,16 @@ def test_a_kind_of_model_that_nobody_has_counted_is_not_planned() -> None:
 
     class OtherConfig(AttentionConfig):
         kind: ClassVar[str] = "other"
+        model_class: ClassVar[str] = "mine:Other"
         remembers: ClassVar[Literal["positions", "state", "nothing"]] = "positions"
 
+    class HeirConfig(TransformerXLConfig):
+        kind: ClassVar[str] = "heir"
+        model_class: ClassVar[str] = "mine:Heir"
+
     config = load_recipe("quickstart")
-    other = config.model_copy(update={"model": OtherConfig(n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8)})
-    with pytest.raises(ConfigError, match=r"'other'"):
-        with_vocabulary(other)
+    for kind in (OtherConfig, HeirConfig):
+        other = config.model_copy(update={"model": kind(n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8)})
+        with pytest.raises(ConfigError, match=rf"only transformer_xl models can be planned, .* kind '{kind.kind}'"):
+            with_vocabulary(other)
     assert with_vocabulary(config)[0].kind == "transformer_xl"

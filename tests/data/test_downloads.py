@@ -188,7 +188,7 @@ def test_a_named_corpus_is_fetched_once(server: Server, tmp_path, monkeypatch) -
         unpacked_limit=100,
     )
     splits = {split: SplitFiles((f"{split}.txt",)) for split in ("train", "valid", "test")}
-    monkeypatch.setitem(corpora.NAMED, "toy", NamedCorpus("toy", "free", splits, ("toy",), (source,)))
+    monkeypatch.setitem(corpora.NAMED, "toy", NamedCorpus("toy", "free", splits, sources=(source,)))
     monkeypatch.setenv("TXL_DATA", str(tmp_path / "data"))
     with pytest.raises(CorpusError, match=r"corpus 'toy' is in none of .*; get it with 'txl corpus get toy'"):
         find_corpus(DataConfig(corpus="toy"), download=False)

@@ -127,12 +127,12 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
-    from transformer_xl.cost.work import vocabulary
+    from transformer_xl.cost.work import is_counted, vocabulary
     from transformer_xl.training.starting import asked_settings, compare_parameters, count_parameters
 
     run = RunDirectory(out) if resume and out is not None else None
     config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
-    if config.model.is_counted:
+    if is_counted(config.model):
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model
         print(plan_table(plan))
@@ -143,5 +143,5 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)
-    if not model.is_counted:
+    if not is_counted(model):
         print(f"memory, operations and time cannot be planned for models of kind {model.kind}")

@@ -17,7 +17,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision
 from transformer_xl.model.softmax import CHUNK_ELEMENTS
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import KINDS, TransformerXLConfig
+from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig
 
 Backend = Literal["equation", "matmul", "triton"]
 """Backends that can be counted: the paper's equation (operations only), and those that `auto` takes."""
@@ -96,14 +96,19 @@ def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
     ]
 
 
+def is_counted(settings: ModelConfig | type[ModelConfig]) -> bool:
+    """Return whether operations and memory of such models are counted here, so that `txl plan` can plan their runs."""
+    return settings.model_class == TransformerXLConfig.model_class
+
+
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
     """Return a run's model settings with the size of the vocabulary, and where that size comes from.
 
     Raises:
         ConfigError: the model is of another kind than can be planned, or the size is unknown without the text.
     """
-    if not config.model.is_counted:
-        planned = ", ".join(name for name, settings in KINDS.items() if settings.is_counted)
+    if not is_counted(config.model):
+        planned = ", ".join(name for name, settings in KINDS.items() if is_counted(settings))
         raise ConfigError(f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
     size, origin = vocabulary(config)
     return cast(TransformerXLConfig, config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)), origin

@@ -121,7 +121,7 @@ def describe_corpora() -> list[dict[str, str]]:
         }
     ]
     for name, corpus in sorted(NAMED.items()):
-        found = _search(corpus, [data_dir()])
+        found = _search(name, [data_dir()])
         where = f"in {found['train'][0].path.parent}" if found else "not on this machine"
         entries.append({"name": name, "description": corpus.description, "terms": corpus.terms, "where": where})
     return entries
@@ -134,7 +134,7 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
     """
     if corpus is None:
         return config
-    if Path(corpus).is_dir() and config.corpus in NAMED and _search(NAMED[config.corpus], [Path(corpus)]):
+    if Path(corpus).is_dir() and config.corpus in NAMED and _search(config.corpus, [Path(corpus)]):
         return config.model_copy(update={"directory": str(Path(corpus).absolute())})
     return config.model_copy(update={"corpus": absolute_corpus(corpus)})
 
@@ -231,13 +231,13 @@ def _is_utf8(file: Path) -> bool:
 
 def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Corpus:
     name, canonical = config.corpus, NAMED[config.corpus]
-    found = _search(canonical, directories)
+    found = _search(name, directories)
     if found is None:
         if not download or not canonical.sources:
             listed = ", ".join(f"'{directory}'" for directory in dict.fromkeys(directories))
             raise CorpusError(f"corpus '{name}' is in none of {listed}; {_remedy(name, canonical)}")
         fetch(name)
-        found = _search(canonical, directories)
+        found = _search(name, directories)
     if found is None:
         raise CorpusError(f"corpus '{name}' lacks files after its download to '{data_dir()}'; delete '{data_dir() / name}'")
     splits = found
@@ -289,10 +289,11 @@ def _fetch(source: Source, folder: Path) -> None:
         archive.unlink()
 
 
-def _search(corpus: NamedCorpus, directories: list[Path]) -> Splits | None:
+def _search(name: str, directories: list[Path]) -> Splits | None:
+    corpus = NAMED[name]
     for directory in directories:
-        for folder in [*(directory / name for name in corpus.folders), directory]:
-            splits = {name: _pieces(corpus.splits[name], folder) for name in SPLITS}
+        for folder in [*(directory / usual for usual in (name, *corpus.folders)), directory]:
+            splits = {split: _pieces(corpus.splits[split], folder) for split in SPLITS}
             if all(splits.values()):
                 return splits
     return None

@@ -59,7 +59,7 @@ class NamedCorpus:
         description: one line.
         terms: terms of use.
         splits: files of train, valid and test.
-        folders: usual names of its directory.
+        folders: usual names of its directory, besides its own.
         sources: downloads; empty if it cannot be downloaded automatically.
         how_to_get: what to do in that case.
         vocabularies: size of the vocabulary by kind of tokenizer, where it is known, so that `txl plan` need not read the text.
@@ -68,7 +68,7 @@ class NamedCorpus:
     description: str
     terms: str
     splits: dict[SplitName, SplitFiles]
-    folders: tuple[str, ...]
+    folders: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
     how_to_get: str = ""
     vocabularies: Mapping[str, int] = field(default_factory=dict)
@@ -121,7 +121,7 @@ NAMED: dict[str, NamedCorpus] = {
             "valid": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854, sha256=_TINYSHAKESPEARE),
             "test": SplitFiles(("input.txt", "tinyshakespeare.txt"), 111_540, None, 1_003_854, sha256=_TINYSHAKESPEARE),
         },
-        folders=("tinyshakespeare", "tiny_shakespeare", "shakespeare"),
+        folders=("tiny_shakespeare", "shakespeare"),
         vocabularies={"char": 65},
         sources=(
             Source(
@@ -139,7 +139,7 @@ NAMED: dict[str, NamedCorpus] = {
             split: SplitFiles((f"ptb.{split}.txt", f"{split}.txt"), _PTB[split][0], _PTB[split][1], sha256=_PTB[split][2])
             for split in SPLITS
         },
-        folders=("ptb", "penn", "penntreebank"),
+        folders=("penn", "penntreebank"),
         vocabularies={"word": 10_000},
         sources=tuple(
             Source((f"{_PTB_URL}ptb.{split}.txt",), _PTB[split][0], _PTB[split][2], file=f"ptb.{split}.txt") for split in SPLITS
@@ -159,7 +159,7 @@ NAMED: dict[str, NamedCorpus] = {
                 "test", 1_256_449, 245_569, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"
             ),
         },
-        folders=("wikitext-2", "wikitext2", "wt2"),
+        folders=("wikitext2", "wt2"),
         vocabularies={"word": 33_278},
         sources=(
             _wikitext_source(
@@ -175,7 +175,7 @@ NAMED: dict[str, NamedCorpus] = {
             "valid": _wikitext_files("valid", None, 217_646),
             "test": _wikitext_files("test", None, 245_569),
         },
-        folders=("wikitext-103", "wikitext103", "wt103"),
+        folders=("wikitext103", "wt103"),
         vocabularies={"word": 267_735},
         sources=(
             _wikitext_source(
@@ -190,7 +190,6 @@ NAMED: dict[str, NamedCorpus] = {
         description="the first 100 million bytes of a Wikipedia dump of 2006, XML and all",
         terms="GFDL / CC BY-SA",
         splits=_hundred_million("enwik8", "2b49720ec4d78c3c9fabaee6e4179a5e997302b3a70029f30f2d582218c024a8"),
-        folders=("enwik8",),
         sources=(
             Source(
                 ("http://mattmahoney.net/dc/enwik8.zip",),
@@ -205,7 +204,6 @@ NAMED: dict[str, NamedCorpus] = {
         description="100 million characters of Wikipedia, only a to z and space",
         terms="GFDL / CC BY-SA",
         splits=_hundred_million("text8", None),
-        folders=("text8",),
         vocabularies={"char": 27},
         sources=(
             Source(
@@ -225,7 +223,7 @@ NAMED: dict[str, NamedCorpus] = {
             "valid": SplitFiles((f"{_LM1B}/{_LM1B_HELD_OUT}", _LM1B_HELD_OUT, "news.en.heldout-00000-of-00050")),
             "test": SplitFiles((f"{_LM1B}/{_LM1B_HELD_OUT}", _LM1B_HELD_OUT, "news.en.heldout-00000-of-00050")),
         },
-        folders=("lm1b", "one-billion-words"),
+        folders=("one-billion-words",),
         vocabularies={"word": 793_471},
         sources=(
             Source(
@@ -248,7 +246,7 @@ NAMED: dict[str, NamedCorpus] = {
             "valid": SplitFiles(("validation/*.txt", "valid/*.txt")),
             "test": SplitFiles(("test/*.txt",)),
         },
-        folders=("pg19", "pg-19", "deepmind-gutenberg"),
+        folders=("pg-19", "deepmind-gutenberg"),
         how_to_get="gsutil -m cp -r gs://deepmind-gutenberg/train gs://deepmind-gutenberg/validation gs://deepmind-gutenberg/test",
     ),
 }

@@ -140,8 +140,8 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
 
     @property
     def keeps_keys(self) -> bool:
-        """Whether keys and values of a position stay the same while the text goes on, so that a `Reader` can keep them."""
-        return self.config.keeps_keys
+        """Whether a `Reader` reads as this model does: keys and values of a position stay the same while the text goes on."""
+        return False
 
     @property
     def carries_state(self) -> bool:

@@ -78,9 +78,9 @@ class Reader:
     ) -> None:
         check_precision(precision, get_args(InferencePrecision))
         if not model.keeps_keys:
+            says = type(model).__name__ if model.config.keeps_keys else "its AttentionKind"
             raise ConfigError(
-                f"keys of attention '{model.config.attention}' cannot be kept (its AttentionKind says keeps_keys=False); "
-                "read with the model itself"
+                f"keys of {model.config.reads_by} cannot be kept ({says} says keeps_keys=False); read with the model itself"
             )
         self.config = config = model.config
         self.mem_len, self.embedding = model.mem_len, model.embedding

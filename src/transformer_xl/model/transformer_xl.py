@@ -102,6 +102,11 @@ class TransformerXL(LanguageModel):
         return {name: getattr(self, name) for name in self._learned}
 
     @property
+    def keeps_keys(self) -> bool:
+        """Whether a `Reader` reads as this model does. A subclass may read otherwise, or remember more, so it has to say so."""
+        return self.config.keeps_keys and type(self) is TransformerXL
+
+    @property
     def window(self) -> int | None:
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return self.mem_len + self.config.same_length_besides_self if self.same_length else None
