@@ -20,7 +20,7 @@ from transformer_xl.checkpoint.sealing import seal_again
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import RunConfig, TokenizerConfig
 from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, TxlError
 from transformer_xl.seals import seal
 
 CONFIG = RunConfig(name="mine", model=TINY)  # pyright: ignore[reportArgumentType]
@@ -225,8 +225,12 @@ def test_a_run_without_checkpoints(tmp_path: Path, tokenizer: Tokenizer) -> None
 
 def test_tokenizers_that_do_not_fit(run: RunDirectory) -> None:
     other = train_tokenizer(TokenizerConfig(kind="char"), ["ab"])
-    with pytest.raises(CheckpointError, match=r"the tokenizer of 'x' has 2 tokens, its model 13; they do not belong together"):
+    with pytest.raises(CheckpointError, match=r"of 'x' has 2 tokens, its config.json 13; they do not belong together"):
         check_tokenizer(other, 13, "x")
+    words = [f"w{i}" for i in range(200_000)]
+    (run.path / "tokenizer.json").write_text(json.dumps({"kind": "word", "format": 1, "words": words, "lower_case": False}))
+    with pytest.raises(TxlError, match=r"tokenizer.json' is no sound JSON: it has 200,\d+ brackets, commas and colons"):
+        load(run.path)
 
 
 def test_weights_that_do_not_fit_the_config(run: RunDirectory) -> None:
