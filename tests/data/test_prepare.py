@@ -52,6 +52,31 @@ def test_ids_are_the_text(text: Path, kind: str) -> None:
     assert sum(prepared.splits[split].n_bytes for split in SPLITS) == len(TEXT.encode())
 
 
+def test_what_may_not_be_meant_is_told_once(tmp_path: Path, capsys) -> None:
+    folder, noise = tmp_path / "folder", tmp_path / "noise.bin"
+    folder.mkdir()
+    for name in "abcde":
+        (folder / f"{name}.png").write_bytes(b"\0")
+    for i in range(3):
+        (folder / f"{i}.txt").write_text(TEXT, encoding="utf-8")
+    noise.write_bytes(np.random.default_rng(0).bytes(10_000))
+    told = [
+        f"warning: 5 of 8 files in '{folder}' are binary (have NUL bytes) and left out: a.png, b.png, c.png and 2 more",
+        f"warning: the 3 files of '{folder}' cannot be divided whole into shares near data.split, so files are cut; to choose "
+        "the files of each split, give them names with train, valid and test",
+    ]
+    cache = tmp_path / "cache"
+    for expected in (told, []):
+        prepared = prepare(DataConfig(corpus=str(folder)), TokenizerConfig(), cache=cache)
+        assert capsys.readouterr().err.splitlines() == expected
+    n_train, n_all = len(prepared.splits["train"].ids), sum(len(split.ids) for split in prepared.splits.values())
+    assert n_train / n_all == pytest.approx(0.9, abs=0.001)
+    for corpus in (noise, f"{tmp_path}/noi*"):
+        prepare(DataConfig(corpus=str(corpus)), TokenizerConfig(), cache=cache)
+        assert "warning: noise.bin of '" in (said := capsys.readouterr().err)
+        assert "is read as bytes, although it is binary" in said
+
+
 def test_second_run_only_opens(text: Path, monkeypatch) -> None:
     first = _prepare(text, "char")
     monkeypatch.setattr(prepare_module, "_build", None)

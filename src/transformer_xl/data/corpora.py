@@ -67,6 +67,7 @@ class Corpus:
     settings: str  # the settings that the splits depend on
     document_separator: str | None = None  # a line that divides documents inside a file, or `EVERY_LINE`
     canonical: NamedCorpus | None = None  # the published sizes that a named corpus must have
+    left_out: Sequence[Path] = ()  # binary files of a directory
 
     @cached_property
     def splits(self) -> Mapping[SplitName, tuple[Piece, ...]]:
@@ -158,7 +159,8 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     if path.is_file():
         return _from_files(config, [path], path.parent, by_name=False)
     if path.is_dir():
-        return _from_files(config, _text_files(path), path)
+        files, binary = _text_files(path)
+        return _from_files(config, files, path, left_out=binary)
     if glob.has_magic(config.corpus):
         return _from_files(config, *_matches(path))
     if config.corpus == PYTHON_STDLIB:
@@ -169,7 +171,9 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     raise CorpusError(f"corpus '{config.corpus}': no such file or name; {did_you_mean(config.corpus, corpus_names())}")
 
 
-def _from_files(config: DataConfig, files: list[Path], root: Path, *, by_name: bool = True) -> Corpus:
+def _from_files(
+    config: DataConfig, files: list[Path], root: Path, *, by_name: bool = True, left_out: Sequence[Path] = ()
+) -> Corpus:
     if not files or not any(file.stat().st_size for file in files):
         raise CorpusError(f"corpus '{config.corpus}' is empty; give a file or directory with text")
     splits = splits_by_name(files, root) if by_name else None
@@ -178,7 +182,8 @@ def _from_files(config: DataConfig, files: list[Path], root: Path, *, by_name: b
         files=[file.absolute() for file in files],
         plan=lambda: splits or splits_by_ratio(files, config.split, config.separator),
         document_separator=config.separator,
-        settings="by name" if splits else str(config.split),
+        settings="by name" if splits else f"{config.split}{', whole files if near' * (len(files) > 1)}",
+        left_out=left_out,
     )
 
 
@@ -191,12 +196,15 @@ def _walk(root: Path, *, skip: Set[str] = frozenset()) -> list[Path]:
     return sorted(file for file in found if file.is_file())
 
 
-def _text_files(root: Path) -> list[Path]:
-    files = _walk(root)
-    texts = [file for file in files if is_text(file)]
-    if files and not texts:
-        raise CorpusError(f"corpus '{root}': all {len(files)} files are binary (have NUL bytes); give a directory of text")
-    return texts
+def _text_files(root: Path) -> tuple[list[Path], list[Path]]:
+    """Return the files below `root` that are text, and the others."""
+    texts: list[Path] = []
+    binary: list[Path] = []
+    for file in _walk(root):
+        (texts if is_text(file) else binary).append(file)
+    if binary and not texts:
+        raise CorpusError(f"corpus '{root}': all {len(binary)} files are binary (have NUL bytes); give a directory of text")
+    return texts, binary
 
 
 def _matches(pattern: Path) -> tuple[list[Path], Path]:

@@ -32,7 +32,7 @@ import numpy as np
 
 from transformer_xl import console
 from transformer_xl.config import DataConfig, TokenizerConfig
-from transformer_xl.data.corpora import Corpus, cache_dir, find_corpus
+from transformer_xl.data.corpora import PYTHON_STDLIB, Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.order import TokenIds
@@ -48,7 +48,8 @@ from transformer_xl.data.shards import (
     split_files,
     write_shards,
 )
-from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256
+from transformer_xl.data.splits import is_cut_inside
+from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256, is_text
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, one_line
 from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
@@ -68,6 +69,9 @@ manifest are checked. Only the sizes of the other files are checked."""
 _ABANDONED_SECONDS = 7 * 24 * 3600
 _UNFINISHED, _MANIFEST, _TOKENIZER = ".unfinished", "manifest.json", "tokenizer.json"
 _MOST_MANIFEST_BYTES = 2**24
+
+_NAMED_FILES = 3
+"""How many files a warning names."""
 
 _COPIED_WORDS = 500_000
 """A larger vocabulary is not loaded by several processes."""
@@ -132,7 +136,7 @@ def prepare(
         search: directories that may hold a named corpus.
         cache: directory for prepared corpora; default `cache_dir() / "prepared"`.
         n_workers: encoding processes; default one per available core, 8 at most.
-        progress: show progress on stderr, if it is a terminal.
+        progress: show progress on stderr, and warnings about what is read.
         download: download a named corpus that is not on this machine.
         verify: check the hashes of all files of a corpus that is prepared already; otherwise only the size is checked of files
             that are large (beyond the smallest, `HASHED_BYTES` together) and not newer than the manifest.
@@ -270,6 +274,8 @@ def _build(
     progress: bool,
 ) -> None:
     _check_content(corpus)
+    for note in _notes(corpus) if progress and is_reporter() else ():
+        console.warn(note)
     if isinstance(tokenizer, Tokenizer):
         trained = tokenizer
     else:
@@ -302,6 +308,32 @@ def _build(
         "files": files,
     }
     replace_file(directory / _MANIFEST, json.dumps(manifest, indent=2).encode())
+
+
+def _notes(corpus: Corpus) -> Iterator[str]:
+    """Yield what may not be meant: files that are no text, and documents that are cut between splits."""
+    if corpus.left_out:
+        total = len(corpus.files) + len(corpus.left_out)
+        what = f"{len(corpus.left_out):,} of {total:,} files in '{corpus.name}'"
+        yield f"{what} are binary (have NUL bytes) and left out: {_some(corpus.left_out)}"
+    if corpus.canonical or corpus.name == PYTHON_STDLIB:
+        return
+    if binary := [file for file in corpus.files if not is_text(file)]:
+        yield (
+            f"{_some(binary)} of '{corpus.name}' is read as bytes, although it is binary (has NUL bytes, as UTF-16 has, too); "
+            "if it is text, convert it to UTF-8, or else give another file"
+        )
+    if len(corpus.files) > 1 and is_cut_inside(corpus.splits):
+        yield (
+            f"the {len(corpus.files):,} files of '{corpus.name}' cannot be divided whole into shares near data.split, so files "
+            "are cut; to choose the files of each split, give them names with train, valid and test"
+        )
+
+
+def _some(files: Sequence[Path]) -> str:
+    """Return the names of the first few files."""
+    more = len(files) - _NAMED_FILES
+    return ", ".join(file.name for file in files[:_NAMED_FILES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _kept_tokenizer(directory: Path) -> Tokenizer | None:

@@ -76,15 +76,29 @@ def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -
 
 
 def splits_by_ratio(files: Sequence[Path], shares: tuple[float, float, float], separator: str | None) -> Splits:
-    """Divide files by shares of bytes: between files if there are enough of them, else inside files.
+    """Divide files by shares of bytes: between files if that comes near the shares, else inside files.
 
     A cut inside a file moves forward to the next `separator`. A split with a share of 0 is empty.
     """
     sized = [(file, size) for file in files if (size := content_size(file))]
     wanted = [name for name, share in zip(SPLITS, shares, strict=True) if share]
-    if len(sized) >= max(2, len(wanted)):
-        return _between_files(sized, shares, wanted)
-    return _inside_files(sized, shares, separator)
+    whole = _between_files(sized, shares, wanted) if len(sized) >= max(2, len(wanted)) else None
+    if whole and _are_near(whole, shares, dict(sized)):
+        return whole
+    cut = _inside_files(sized, shares, separator)
+    return cut if whole is None or all(cut[name] for name in wanted) else whole  # a text of a few bytes
+
+
+def _are_near(splits: Splits, shares: tuple[float, float, float], sizes: Mapping[Path, int]) -> bool:
+    """Return whether splits of whole files have between half and twice the bytes that they should have."""
+    total = sum(sizes.values())
+    parts = [sum(sizes[piece.path] for piece in splits[name]) / total for name in SPLITS]
+    return all(share / 2 <= part <= 2 * share for part, share in zip(parts, shares, strict=True))
+
+
+def is_cut_inside(splits: Splits) -> bool:
+    """Return whether a file belongs to several splits."""
+    return any(piece.start for pieces in splits.values() for piece in pieces)
 
 
 def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, float], wanted: list[SplitName]) -> Splits:
