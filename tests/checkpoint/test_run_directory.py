@@ -229,7 +229,7 @@ def test_tokenizers_that_do_not_fit(run: RunDirectory) -> None:
         check_tokenizer(other, 13, "x")
     words = [f"w{i}" for i in range(200_000)]
     (run.path / "tokenizer.json").write_text(json.dumps({"kind": "word", "format": 1, "words": words, "lower_case": False}))
-    with pytest.raises(TxlError, match=r"tokenizer.json' is no sound JSON: it has 200,\d+ brackets, commas and colons"):
+    with pytest.raises(TxlError, match=r"tokenizer.json' is not valid JSON: it has 200,\d+ brackets, commas and colons"):
         load(run.path)
 
 
