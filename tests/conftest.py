@@ -1,5 +1,6 @@
 """Warnings are errors (pyproject), random numbers are seeded, and uninitialized memory is poisoned."""
 
+import math
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models lose time on more
@@ -44,6 +45,12 @@ def poison(monkeypatch):
         return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned_new_empty)
+
+
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch):
+    """On a machine with much else to do, any command may take the ten seconds after which it says how far it is."""
+    monkeypatch.setattr("transformer_xl.console.LINE_SECONDS", math.inf)
 
 
 @pytest.fixture(autouse=True)

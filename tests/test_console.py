@@ -66,6 +66,7 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
         monkeypatch.setattr("time.monotonic", lambda: self.now)
+        monkeypatch.setattr("transformer_xl.console.LINE_SECONDS", 10.0)
 
 
 def test_elsewhere_it_is_a_line_every_ten_seconds(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

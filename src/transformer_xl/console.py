@@ -138,7 +138,6 @@ class Lines(Bar):
         total: its size.
         unit: of it.
         say: shows a line.
-        seconds: between two lines, and before the first.
     """
 
     def __init__(
@@ -148,10 +147,9 @@ class Lines(Bar):
         *,
         unit: Unit | None = "tokens",
         say: Callable[[str], object] = say,
-        seconds: float = LINE_SECONDS,
     ) -> None:
         super().__init__(None)
-        self._unit, self._say, self._seconds = unit, say, seconds
+        self._unit, self._say = unit, say
         self._said = time.monotonic()
         self._begin(what, total, 0)
 
@@ -182,7 +180,7 @@ class Lines(Bar):
 
     def _show(self) -> None:
         now = time.monotonic()
-        if now - self._said >= self._seconds:
+        if now - self._said >= LINE_SECONDS:
             self._said = now
             self._say(f"{self._what}: " * bool(self._what) + " · ".join(filter(None, self._parts(now))))
 

@@ -77,7 +77,7 @@ def test_what_does_not_fit_together_is_not_sealed(tmp_path: Path) -> None:
         seal_again(tmp_path / "model")
     start(tmp_path / "run")
     train_tokenizer(TokenizerConfig(kind="char"), ["ab"]).save(tmp_path / "run" / "tokenizer.json")
-    with pytest.raises(CheckpointError, match="has 2 tokens, its model 13"):
+    with pytest.raises(CheckpointError, match=r"has 2 tokens, its config\.json 13"):
         seal_again(tmp_path / "run")
     with pytest.raises(CheckpointError, match=r"config.json' is missing"):
         seal_again(tmp_path)
