@@ -590,6 +590,9 @@ def test_a_model_whose_losses_are_no_numbers_at_the_end_has_diverged(start: Star
             start("run", *DIVERGING, resume=resume)
     with pytest.raises(TrainingError, match=r"^diverged at step 2: no finite loss and gradient in 3 steps in a row"):
         start("other", *DIVERGING, "train.max_bad_steps=3")
+    display = Lines()
+    assert start("finite", *DIVERGING, "optim.lr=1e4", display=display).score is not None
+    assert "such a loss is that of a model whose training diverged" in display.warned[-1]
 
 
 # what is refused
