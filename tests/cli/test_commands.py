@@ -239,7 +239,7 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
             "train text.txt --corpus latin.txt",
             "'text.txt' is a text, and --corpus names another, 'latin.txt'; give one of them",
         ),
-        ("train run", "'run' is a run, not a text; go on with it with txl train --resume --out run"),
+        ("train run", "'run' is a run, not a text; continue it with txl train --resume --out run"),
         (
             "train --resume --out rum",
             "'rum' holds no run: config.json is missing; train one with txl train; did you mean 'run'?",

@@ -172,6 +172,23 @@ def test_a_run_is_written_for_others_and_comes_back(txl: Txl, place: Path, kind:
             assert torch.equal(again.state_dict()[name], tensor), name
 
 
+def test_a_compatible_run_is_written_for_all_others(txl: Txl, place: Path) -> None:
+    settings = "activation=gelu final_norm=true pre_lnorm=true same_length=true same_length_besides_self=true untie_r=true"
+    section = "".join(f"{setting}\n" for setting in settings.replace("gelu", '"gelu"').split())
+    recipe = (place / "tiny.toml").read_text().replace("[model]\n", f"[model]\nlayer_norm_epsilon = 1e-3\n{section}")
+    (place / "strange.toml").write_text(recipe)
+    train = ("train", "strange.toml", "--corpus", "text.txt", "--quiet", "--set", "train.max_steps=2")
+    assert txl(*train, "--out", "strange").status == 0
+    assert "model.activation=gelu (only relu), " in txl("convert", "strange", "hf2", "--to", "huggingface").complaint
+    assert txl(*train, "--out", "plain", "--compatible", "--set", "model.final_norm=false").status == 0
+    for kind in ("huggingface", "authors"):
+        assert txl("convert", "plain", f"for-{kind}", "--to", kind).status == 0
+    complaint = txl(*train, "--out", "new", "--compatible", "--set", "model.activation=gelu").complaint
+    assert complaint == "--set model.activation=gelu contradicts --compatible, which needs relu; leave one of them out"
+    complaint = txl("train", "lstm-ptb", "--compatible").complaint
+    assert complaint == "'lstm-ptb' is of kind 'lstm', which no other program has; leave --compatible out"
+
+
 def test_json_of_an_export_is_one_object(txl: Txl, place: Path) -> None:
     answer = txl("convert", "run", "foreign", "--to", "authors", "--json", "--tgt-len", "9")
     assert (answer.status, answer.err) == (0, "")
@@ -185,7 +202,7 @@ def test_a_model_that_another_program_cannot_express(txl: Txl, place: Path) -> N
     tiny_model(activation="gelu").save_pretrained("gelu")
     answer = txl("convert", "gelu", "foreign", "--to", "huggingface")
     assert answer.complaint == (
-        "Hugging Face's TransfoXL knows no activation = gelu, only relu; this model cannot be written for it"
+        "Hugging Face's TransfoXL cannot express model.activation=gelu (only relu); txl train --compatible trains what it can"
     )
     assert not (place / "foreign").exists()
 

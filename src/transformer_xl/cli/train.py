@@ -1,9 +1,11 @@
 """`txl train`."""
 
 import glob
+import json
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from transformer_xl.cli.options import Flag, Overrides, Repeated
@@ -22,6 +24,7 @@ def train(
     resume: Flag = False,
     quiet: Flag = False,
     logger: Repeated = None,
+    compatible: Flag = False,
     dry_run: Flag = False,
 ) -> None:
     """Train a model on text, score it and write with it.
@@ -55,6 +58,7 @@ def train(
         resume: go on with the run in --out. If there is none, start it; but without recipe and corpus, --out must be a run.
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
+        compatible: train a model that Hugging Face's and the authors' programs can express, see txl convert --to.
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
             For models that txl plan does not count, such as an LSTM: only the parameters.
     """
@@ -66,12 +70,13 @@ def train(
         return
     if recipe is not None and _is_text(recipe):
         if corpus is not None:
-            raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one of them")
+            raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one")
         recipe, corpus, out = "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
         takes = f"txl train RECIPE --corpus {shlex.quote(corpus)}"
         say(f"training on {corpus} with the recipe {recipe}; {takes} takes another", quiet=quiet or not is_reporter())
+    overrides = [*(_compatible(recipe, set_ or []) if compatible else ()), *(set_ or [])]
     if dry_run:
-        _dry_run(recipe, corpus, out, set_ or [], resume=resume)
+        _dry_run(recipe, corpus, out, overrides, resume=resume)
         return
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
@@ -79,13 +84,35 @@ def train(
 
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())
-    outcome = run(recipe, out=out, overrides=set_ or [], corpus=corpus, resume=resume, loggers=logger or [], display=display)
+    outcome = run(recipe, out=out, overrides=overrides, corpus=corpus, resume=resume, loggers=logger or [], display=display)
     if outcome.stopped_by:
         sys.exit(128 + outcome.stopped_by)
     if outcome.picture:
         display.say(f"loss curve: {outcome.picture}")
     where = shlex.quote(str(outcome.directory))
     display.say(f"next: txl eval {where}    txl generate {where} --prompt TEXT")
+
+
+def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
+    """Yield the settings of a model that other programs can express.
+
+    Raises:
+        ConfigError: an override contradicts one of them, or the recipe is of another kind of model.
+    """
+    from transformer_xl.config import load_recipe
+    from transformer_xl.conversion.export import COMPATIBLE
+    from transformer_xl.model_config import TransformerXLConfig
+
+    config = load_recipe("quickstart" if recipe is None else recipe, overrides)
+    if config.model.kind != TransformerXLConfig.kind:
+        raise ConfigError(
+            f"'{config.name}' is of kind '{config.model.kind}', which no other program has; leave --compatible out"
+        )
+    for name, value in COMPATIBLE.items():
+        own = getattr(config.model, name)
+        if own != value and any(override.partition("=")[0].strip() == f"model.{name}" for override in overrides):
+            raise ConfigError(f"--set model.{name}={own} contradicts --compatible, which needs {value}; leave one of them out")
+        yield f"model.{name}={json.dumps(value)}"
 
 
 def _is_text(recipe: str) -> bool:
@@ -102,7 +129,7 @@ def _is_text(recipe: str) -> bool:
     if not recipe or path.suffix == ".toml" or recipe in recipe_names():
         return False
     if RunDirectory(path).holds_run:
-        raise ConfigError(f"'{recipe}' is a run, not a text; go on with it with txl train --resume --out {shlex.quote(recipe)}")
+        raise ConfigError(f"'{recipe}' is a run, not a text; continue it with txl train --resume --out {shlex.quote(recipe)}")
     if path.expanduser().exists() or any(glob.iglob(str(path.expanduser()), recursive=True)):  # noqa: PTH207 - absolute ones
         return True
     if any(sign in recipe for sign in "./*?["):

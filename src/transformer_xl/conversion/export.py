@@ -24,6 +24,18 @@ from transformer_xl.tensor_file import encode_lazily
 Target = Literal["huggingface", "authors"]
 TARGETS: tuple[Target, ...] = get_args(Target)
 
+COMPATIBLE: dict[str, Any] = {
+    "attention": "transformer_xl",
+    "activation": "relu",
+    "final_norm": False,
+    "layer_norm_epsilon": 1e-5,
+    "proj_same_dim": True,
+    "same_length_besides_self": False,
+    "untie_r": False,
+    "zero_first_memory": False,
+}
+"""Settings of models that all targets can express; each target can express some others, too."""
+
 
 @dataclass(frozen=True)
 class Exported:
@@ -100,23 +112,18 @@ def load_model(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
 
 
 def _check(config: TransformerXLConfig, kind: Target) -> None:
-    """Refuse a model that the other program cannot express."""
-    plain: dict[str, Any] = {
-        "activation": "relu",
-        "final_norm": False,
-        "proj_same_dim": True,
-        "same_length_besides_self": False,
-    }
+    """Refuse a model that the other program cannot express, with all that stands in the way."""
+    expressed = {"proj_same_dim"} if config.div_val == 1 else set()  # it has no effect
+    expressed |= set() if config.same_length else {"same_length_besides_self"}
     if kind == "huggingface":
-        plain["attention"] = "transformer_xl"
-    else:
-        plain |= {"layer_norm_epsilon": 1e-5, "untie_r": False, "zero_first_memory": False}
-    program = "Hugging Face's TransfoXL" if kind == "huggingface" else "the authors' PyTorch code"
-    without_effect = {"proj_same_dim": config.div_val == 1, "same_length_besides_self": not config.same_length}
-    for name, value in plain.items():
-        own = getattr(config, name)
-        if own != value and not without_effect.get(name):
-            raise CheckpointError(f"{program} knows no {name} = {own}, only {value}; this model cannot be written for it")
+        expressed |= {"layer_norm_epsilon", "untie_r", "zero_first_memory"}
+    elif config.attention_kind.foreign:
+        expressed |= {"attention"}
+    own = {name: getattr(config, name) for name in COMPATIBLE if name not in expressed}
+    obstacles = [f"model.{name}={own[name]} (only {COMPATIBLE[name]})" for name in own if own[name] != COMPATIBLE[name]]
+    if obstacles:
+        program = "Hugging Face's TransfoXL" if kind == "huggingface" else "the authors' PyTorch code"
+        raise CheckpointError(f"{program} cannot express {', '.join(obstacles)}; txl train --compatible trains what it can")
 
 
 def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
