@@ -63,9 +63,11 @@ app.command(seal.seal)
 
 def main(arguments: list[str] | None = None) -> None:
     """Run `txl` and exit; an error that the user can mend is one line on stderr and status 1."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed, and the next file that is opened would take its place
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":  # whoever reads it says that it is closed
+                setattr(sys, name, os.fdopen(nowhere, "w"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model may write characters that a terminal cannot show
             stream.reconfigure(errors="replace")
