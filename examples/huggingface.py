@@ -8,17 +8,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
-    pipeline,
-)
+try:
+    import accelerate  # noqa: F401  # Trainer needs it
+    from transformers import (
+        AutoModelForCausalLM,
+        AutoTokenizer,
+        DataCollatorForLanguageModeling,
+        Trainer,
+        TrainingArguments,
+        pipeline,
+    )
+
+    import transformer_xl.huggingface  # registers the model with transformers
+except ImportError as error:
+    sys.exit(f"this example needs transformers 5 and accelerate ({error}); in a clone: pip install -e '.[hf]'")
 
 import transformer_xl as txl
-import transformer_xl.huggingface  # registers the model with transformers
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 

@@ -107,6 +107,13 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
     return Text(f"file {file}", ids, *_predicted(first, len(data.decode("utf-8", "replace")), len(data)))
 
 
+def not_scored(tokenizer: Tokenizer) -> str:
+    """Return what a score leaves out of a text, and what follows from that, as sentences; empty if it leaves nothing out."""
+    if not tokenizer.loses:
+        return ""
+    return f"Not scored: {tokenizer.loses} Compare bits per character and byte with the same vocabulary only."
+
+
 def text_difference(one: DataConfig, other: DataConfig) -> tuple[str, object, object] | None:
     """Return the first setting in which the texts of two runs differ and both values; None if they are the same.
 

@@ -55,6 +55,14 @@ def test_a_text_in_place_of_a_recipe_is_trained_on(txl: Txl, workbench: Path, te
     assert (config["name"], config["data"]["corpus"]) == ("quickstart", str(Path(text).absolute()))
 
 
+def test_training_says_what_is_not_scored(txl: Txl) -> None:
+    options = ("--corpus", "text.txt", "--set", "train.max_steps=2", "--set", "tokenizer.kind=word")
+    trained = txl("train", "tiny.toml", "--out", "new", *options).err.splitlines()
+    (note,) = [line.strip() for line in txl("eval", "new").out.splitlines() if "Not scored" in line]
+    assert note in trained
+    assert "same vocabulary only" in note
+
+
 def test_quiet_training_says_nothing(txl: Txl) -> None:
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "train.max_steps=4", "--quiet")
     assert (answer.status, answer.out, answer.err) == (0, "", "")
@@ -237,7 +245,7 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         ("train gone.txt", "'gone.txt' is neither a recipe nor a text; did you mean 'text.txt'?"),
         (
             "train text.txt --corpus latin.txt",
-            "'text.txt' is a text, and --corpus names another, 'latin.txt'; give one of them",
+            "'text.txt' is a text, and --corpus names another, 'latin.txt'; give one",
         ),
         ("train run", "'run' is a run, not a text; continue it with txl train --resume --out run"),
         (

@@ -3,6 +3,8 @@
 import inspect
 import itertools
 import re
+import runpy
+import sys
 from dataclasses import is_dataclass
 from pathlib import Path
 
@@ -81,3 +83,10 @@ def test_relative_links_of_documents_lead_somewhere():
         for link in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
             if "://" not in link:
                 assert (document.parent / link).exists(), f"{document.name}: {link}"
+
+
+@pytest.mark.parametrize("missing", ["transformers", "accelerate"])
+def test_an_example_without_its_packages_ends_in_one_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(SystemExit, match=r"^this example needs transformers 5 and accelerate .*; in a clone: pip install -e "):
+        runpy.run_path(str(ROOT / "examples" / "huggingface.py"))

@@ -56,6 +56,7 @@ def evaluate(
         json_: print one JSON object.
     """
     from transformer_xl.model.precision import precision_of_segments
+    from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.reading.evaluation import evaluate as score_stream
     from transformer_xl.reading.evaluation import write_token_nats
@@ -116,8 +117,8 @@ def evaluate(
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
     _print(score, f"{text.what}, {reading.in_words(opened.model.config)}, {chosen}")
-    if opened.tokenizer.loses:
-        print(f"  Not scored: {opened.tokenizer.loses} Compare bits per character and byte with the same vocabulary only.")
+    if left_out := not_scored(opened.tokenizer):
+        print(f"  {left_out}")
     if without:
         print(
             f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "

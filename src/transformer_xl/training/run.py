@@ -25,7 +25,7 @@ from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, ToldElsewhereError, TrainingError
 from transformer_xl.generation.generate import generate
-from transformer_xl.opening import beginning
+from transformer_xl.opening import beginning, not_scored
 from transformer_xl.process import restarts
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.training.display import Display
@@ -505,6 +505,8 @@ def _conclude(run: Run) -> Outcome:
             f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - score.bpc:.3f} bits per character"
         )
     say(found)
+    if left_out := not_scored(run.corpus.tokenizer):
+        say(left_out)
     if score.doubt:
         run.display.warn(score.doubt)
     if averaged:
