@@ -71,6 +71,15 @@ def test_missing_unreadable_and_short_files(tmp_path) -> None:
         list(read_blocks(Piece(path, 0, 9)))
 
 
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".zst"])
+def test_what_grows_without_bound_is_refused(ending: str, tmp_path) -> None:
+    path = _write(tmp_path, ending, bytes(17 << 20))
+    with pytest.raises(CorpusError, match="grows to more than 200 times its size"):
+        list(read_blocks(Piece(path)))
+    path = _write(tmp_path, ending, bytes(16 << 20))  # small enough to be harmless
+    assert sum(map(len, read_blocks(Piece(path)))) == 16 << 20
+
+
 def test_zst_without_the_package(tmp_path, monkeypatch) -> None:
     path = _write(tmp_path, ".zst", b"x")
     monkeypatch.setitem(__import__("sys").modules, "zstandard", None)

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
 from transformer_xl.generation.requests import Prompt, check_seed
+from transformer_xl.untrusted import parse_json
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
 
 STDIN = Path("-")
 """The name of standard input."""
+
+_MOST_BYTES = 2**24
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
@@ -117,17 +120,32 @@ def _content(path: Path) -> bytes:
     if path == STDIN:
         if sys.stdin is None:
             raise CorpusError("standard input is closed; give a file instead of -")
-        return sys.stdin.buffer.read()
+        return _bounded(path, sys.stdin.buffer.read(_MOST_BYTES + 1))
     if path.is_dir():
         raise CorpusError(f"cannot read '{path}': it is a directory; give a file")
     if not path.exists():
         raise CorpusError(f"cannot read '{path}': no such file")
     if path.is_file():
-        return b"".join(read_blocks(Piece(path)))
+        blocks, n_left = [], _MOST_BYTES
+        for block in read_blocks(Piece(path)):
+            blocks.append(block)
+            n_left -= len(block)
+            if n_left < 0:
+                break
+        return _bounded(path, b"".join(blocks))
     try:
-        return path.read_bytes()  # a pipe, such as the shell's <(…)
+        with path.open("rb") as file:  # a pipe, such as the shell's <(…)
+            return _bounded(path, file.read(_MOST_BYTES + 1))
     except OSError as error:
         raise CorpusError(f"cannot read '{path}': {error.strerror}") from None
+
+
+def _bounded(path: Path, data: bytes) -> bytes:
+    if len(data) > _MOST_BYTES:
+        raise CorpusError(
+            f"{_name(path)} has more than {_MOST_BYTES:,} bytes, the most that a prompt may have; give a part of it"
+        )
+    return data
 
 
 def _name(path: Path) -> str:
@@ -143,8 +161,8 @@ def _is_object(line: str) -> bool:
 
 def _fields(line: str) -> dict[str, Any]:
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        fields = parse_json(line.encode(), most_parts=len(line))
+    except ValueError as error:
         raise CorpusError(f'it is not JSON ({error}); write {{"prompt": "text"}}') from None
     if not isinstance(fields, dict) or not isinstance(fields.get("prompt"), str):
         raise CorpusError('it has no "prompt" that is text; write {"prompt": "text"}')

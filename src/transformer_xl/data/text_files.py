@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import lzma
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,11 @@ EVERY_LINE = "\n"
 """The separator that makes each line a document and leaves nothing out."""
 
 BLOCK_BYTES = 1 << 18
-_ZST_INPUT_BYTES = 1 << 12  # small, so that a malicious file cannot fill the memory in one step
+_MOST_GROWTH = 200
+"""A compressed file that grows more is refused: text becomes 3 to 20 times as long, zeros 1,000 times or more."""
+
+_ALWAYS_READ = 1 << 24
+_ZST_INPUT_BYTES = 1 << 10  # small, because a malicious file may fill 32 kB with a byte
 
 
 class Piece(NamedTuple):
@@ -58,8 +63,14 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
     """
     position = 0 if piece.path.suffix in COMPRESSED else piece.start  # only plain files can be opened in the middle
     with _readable_errors(piece.path):
+        most = _most_content(piece.path)
         for block in _blocks(piece.path, position):
             begin, position = position, position + len(block)
+            if position > most:
+                raise CorpusError(
+                    f"'{piece.path}' grows to more than {_MOST_GROWTH} times its size, as files do that shall fill a disk; "
+                    "decompress it yourself if you trust it"
+                )
             stop = len(block) if piece.stop is None else max(0, piece.stop - begin)
             if wanted := block[max(0, piece.start - begin) : stop]:
                 yield wanted
@@ -165,6 +176,11 @@ def _cut_point(buffer: bytes, start: int, limit: int) -> int:
     while cut > limit - 4 and cut > start + 1 and buffer[cut] & 0xC0 == 0x80:
         cut -= 1
     return limit if buffer[cut] & 0xC0 == 0x80 else cut
+
+
+def _most_content(path: Path) -> float:
+    """Return the most bytes that are read of a file: of a compressed one a multiple of its size."""
+    return max(_ALWAYS_READ, _MOST_GROWTH * path.stat().st_size) if path.suffix in COMPRESSED else math.inf
 
 
 def _blocks(path: Path, start: int) -> Iterator[bytes]:
