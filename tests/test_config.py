@@ -218,6 +218,8 @@ def test_mistakes_in_recipes_and_overrides(recipe: str, overrides: list[str], me
         (b"[model]\nn_layer = 2\nn_layer = 3", "is not valid TOML"),
         (b"name = '\xff'", "^recipe file '.*' cannot be read: 'utf-8' codec"),
         (b"[model]\nd_modle = 3", "did you mean 'd_model'"),
+        (b"a" + b".a" * 101 + b" = 1", "is not valid TOML: a line has more than 100 dots"),
+        (b"#" * (2**16 + 1), "has 65,537 bytes; 65,536 is the most accepted"),
     ],
 )
 def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None:

@@ -13,9 +13,10 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from transformer_xl.errors import ConfigError, did_you_mean
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 from transformer_xl.settings import Natural, Positive, Probability, Settings
+from transformer_xl.untrusted import read_small
 
 Parallelism = Literal["ddp", "fsdp"]
 
@@ -252,6 +253,10 @@ class RunConfig(Settings):
         return self.model.mem_len if self.eval.mem_len is None else self.eval.mem_len
 
 
+_MOST_RECIPE_BYTES = 2**16
+_MOST_DOTS = 100  # in a line of a recipe
+
+
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with the package."""
     folder = resources.files("transformer_xl") / "recipes"
@@ -281,8 +286,10 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
         if not path.is_file():
             raise ConfigError(f"recipe file '{recipe}' does not exist; {_recipe_meant(path.stem)}")
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+            text = read_small(path, most_bytes=_MOST_RECIPE_BYTES, remedy="ours have some 1,000").decode()
+        except CheckpointError as error:
+            raise ConfigError(f"recipe file {error}") from None
+        except UnicodeDecodeError as error:
             raise ConfigError(f"recipe file '{recipe}' cannot be read: {error}") from None
     elif recipe in recipe_names():
         text = (resources.files("transformer_xl") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
@@ -301,6 +308,8 @@ def _recipe_meant(name: str) -> str:
 
 def _toml(text: str) -> dict[str, Any]:
     """Read TOML; a `ValueError` says what is wrong with it."""
+    if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:  # a table in a table, each of which is parsed slower
+        raise ValueError(f"a line has more than {_MOST_DOTS} dots")
     try:
         return tomllib.loads(text)
     except RecursionError:

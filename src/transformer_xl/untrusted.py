@@ -60,6 +60,19 @@ def read_at(path: Path, file: BinaryIO, offset: int, n: int) -> bytes:
     return data
 
 
+def read_small(path: Path, *, most_bytes: int, remedy: str = REMEDY) -> bytes:
+    """Return the content of a regular file of limited size.
+
+    Raises:
+        CheckpointError: the file cannot be read or is too large.
+    """
+    file, size = open_regular(path)
+    with file:
+        if size > most_bytes:
+            raise CheckpointError(f"'{path}' has {size:,} bytes; {most_bytes:,} is the most accepted; {remedy}")
+        return read_at(path, file, 0, size)
+
+
 def read_json(
     path: Path, *, most_bytes: int = MAX_SETTINGS_BYTES, most_parts: int = MAX_SETTINGS_PARTS, remedy: str = REMEDY
 ) -> Any:
@@ -68,11 +81,7 @@ def read_json(
     Raises:
         CheckpointError: the file cannot be read, is too large, or holds no such JSON.
     """
-    file, size = open_regular(path)
-    with file:
-        if size > most_bytes:
-            raise CheckpointError(f"'{path}' has {size:,} bytes; {most_bytes:,} is the most accepted; {remedy}")
-        data = read_at(path, file, 0, size)
+    data = read_small(path, most_bytes=most_bytes, remedy=remedy)
     try:
         return parse_json(data, most_parts=most_parts)
     except ValueError as error:
