@@ -36,7 +36,8 @@ class Drawn:
             loss = 1.0 + place
             scores = [{"reading": {"length": n}, "score": {"loss": loss, "bpc": 2 * loss}} for n in (0, 4)]
             facts = {"run": trial.name, "variant": trial.variant.name, "done": True, "text": "test split", "scores": scores}
-            ablation.save_result(trial, facts | more)
+            used = {"parameters": 5, "steps": 9, "tokens": 9, "seconds": 1.0, "tokenizer": "a", "unit": "byte", "loses": ""}
+            ablation.save_result(trial, facts | used | more)
             ablation.path_of(trial).mkdir(exist_ok=True)
             valid = {"kind": "valid", "step": 5, "loss": loss, "bpc": 2 * loss, "tokens": 9, "seconds": 1.0}
             (ablation.path_of(trial) / "metrics.jsonl").write_text(json.dumps(valid) + "\n")

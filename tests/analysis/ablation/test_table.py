@@ -50,7 +50,7 @@ def test_a_seed_that_failed_is_reported(tmp_path: Path) -> None:
     variants = [variant("one"), variant("two")]
     assert "Failed" not in as_text(table(tmp_path, variants))
     ablation = Ablation.open(tmp_path)
-    ablation.save_result(ablation.plan.trials[3], {"variant": "two", "parameters": 5, "failed": "diverged"})
+    ablation.save_result(ablation.plan.trials[3], {"run": "two-seed1", "variant": "two", "parameters": 5, "failed": "diverged"})
     found = make_table(ablation)
     assert (found.rows[1].loss.n, found.rows[1].failed) == (1, 1)  # pyright: ignore[reportOptionalMemberAccess]
     assert "Failed, and left out of the means: 1 of two." in as_text(found)

@@ -15,15 +15,68 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+
 from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
-from transformer_xl.errors import CheckpointError, system_reason
+from transformer_xl.errors import CheckpointError, shown, system_reason
 from transformer_xl.files import locked, replace_file
-from transformer_xl.untrusted import read_json, read_json_object
+from transformer_xl.untrusted import read_json_object
 
 _REMEDY = "restore it, or choose another --out"
 
 PLAN_FILE, PACE_FILE, RESULTS, LOCK_FILE = "ablation.json", "pace.json", "results", ".lock"
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Paces(RootModel[dict[str, Pace]]):
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+class _Reading(_Checked):
+    length: int
+
+
+class _Score(_Checked):
+    loss: float
+    bpc: float
+
+
+class _Scored(_Checked):
+    reading: _Reading
+    score: _Score
+
+
+class _Result(_Checked):
+    """What the result of a run has at any time."""
+
+    run: str
+    variant: str
+    parameters: int
+    scores: list[_Scored] = []
+    failed: str = ""
+    done: bool = False
+
+
+class _DoneResult(_Result):
+    """What it has in the end."""
+
+    scores: list[_Scored] = Field(min_length=1)
+    steps: int
+    tokens: int
+    seconds: float
+    text: str
+    tokenizer: str
+    unit: str
+    loses: str
+
+
+def _where(error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))[:100]}: {first['msg']}"
 
 
 class _ClaimedError(Exception):
@@ -78,9 +131,9 @@ class Ablation:
         if not path.exists():
             raise CheckpointError(f"'{directory}' holds no ablation: {PLAN_FILE} is missing; name the recipe, too")
         try:
-            return cls(directory, AblationPlan.from_dict(read_json(path, remedy=_REMEDY)))
-        except (ValueError, TypeError, KeyError) as error:
-            raise CheckpointError(f"'{path}' is damaged ({error}); {_REMEDY}") from None
+            return cls(directory, AblationPlan.from_dict(read_json_object(path, remedy=_REMEDY)))
+        except ValidationError as error:
+            raise CheckpointError(f"'{path}' is damaged ({_where(error)}); {_REMEDY}") from None
 
     def path_of(self, trial: Trial) -> Path:
         """Return the directory of a run."""
@@ -101,9 +154,9 @@ class Ablation:
         if not path.exists():
             return {}
         try:
-            return {name: Pace(**value) for name, value in read_json_object(path, remedy=_REMEDY).items()}
-        except TypeError as error:
-            raise CheckpointError(f"'{path}' is damaged ({error}); {_REMEDY}") from None
+            return _Paces.model_validate_json(json.dumps(read_json_object(path, remedy=_REMEDY))).root
+        except ValidationError as error:
+            raise CheckpointError(f"'{path}' is damaged ({_where(error)}); {_REMEDY}") from None
 
     def save_paces(self, paces: dict[str, Pace]) -> None:
         """Store measured times."""
@@ -113,7 +166,17 @@ class Ablation:
     def result(self, trial: Trial) -> dict[str, Any] | None:
         """Return the result of a trained run; None: there is none yet."""
         path = self.result_path(trial)
-        return read_json_object(path, remedy="delete it to score again") if path.exists() else None
+        if not path.exists():
+            return None
+        remedy = "delete it to score again"
+        values = read_json_object(path, remedy=remedy)
+        try:
+            found = (_DoneResult if values.get("done") else _Result).model_validate(values)
+        except ValidationError as error:
+            raise CheckpointError(f"'{path}' is damaged ({_where(error)}); {remedy}") from None
+        if found.run != trial.name:  # a path
+            raise CheckpointError(f"'{path}' is of another run, {shown(found.run)}; {remedy}")
+        return values
 
     def results(self, variant: Variant) -> list[dict[str, Any]]:
         """Return the results that the runs of a variant have so far."""

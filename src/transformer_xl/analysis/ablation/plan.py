@@ -4,25 +4,34 @@ A variant is a recipe, or a Transformer-XL without one of its parts (the paper's
 """
 
 import itertools
+import json
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field, TypeAdapter
 
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
+from transformer_xl.settings import Natural, Positive
 
 AXES = {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
 """What can be varied, and its values."""
+
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+_MOST_SEEDS = 10_000
 
 
 @dataclass(frozen=True)
 class Variant:
     """One of the models that are compared."""
 
-    name: str
+    __pydantic_config__: ClassVar = _STRICT
+
+    name: Annotated[str, Field(pattern=r"^[\w.-]+$")]  # begins the names of files
     recipe: str
     labels: dict[str, str]  # its value on each axis that its kind of model has
     config: RunConfig  # with budget and seed of the recipe
@@ -45,14 +54,18 @@ class Trial:
 class AblationPlan:
     """What is compared, and how; frozen when an ablation begins. Without `steps` and `minutes`, budgets are the recipes'."""
 
+    __pydantic_config__: ClassVar = _STRICT
+
     variants: tuple[Variant, ...]
-    seeds: int = 1  # for each variant: the recipe's, and those that follow
-    steps: int | None = None  # budget of each run
-    minutes: float | None = None  # budget of each run in training time, turned into steps by the pace of its variant
-    validations: int | None = None  # in each run, for its curve; None: as the recipe says
-    lengths: tuple[int, ...] | None = None  # attention lengths to score; None: those around the trained one
+    seeds: Annotated[int, Field(ge=1, le=_MOST_SEEDS)] = 1  # for each variant: the recipe's, and those that follow
+    steps: Positive | None = None  # budget of each run
+    minutes: Annotated[float, Field(gt=0)] | None = (
+        None  # budget of each run in training time, turned into steps by the pace of its variant
+    )
+    validations: Positive | None = None  # in each run, for its curve; None: as the recipe says
+    lengths: tuple[Natural, ...] | None = None  # attention lengths to score; None: those around the trained one
     exact: bool = False  # score vanilla models one position at a time, too
-    tokens: int | None = None  # tokens of the split that are scored, at most; None: all
+    tokens: Positive | None = None  # tokens of the split that are scored, at most; None: all
 
     @property
     def trials(self) -> list[Trial]:
@@ -77,10 +90,8 @@ class AblationPlan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "AblationPlan":
-        """Return the plan that `as_dict` took."""
-        variants = tuple(Variant(**{**entry, "config": RunConfig(**entry["config"])}) for entry in values["variants"])
-        lengths = values["lengths"]
-        return cls(**{**values, "variants": variants, "lengths": None if lengths is None else tuple(lengths)})
+        """Return the plan that `as_dict` took; a pydantic `ValidationError` says what is wrong with it."""
+        return TypeAdapter(cls).validate_json(json.dumps(values))
 
     def difference(self, other: "AblationPlan") -> str | None:
         """Return the first difference between this plan and another in words; None if there is none."""
