@@ -96,11 +96,11 @@ def _read_manifest(path: Path, *, step: int) -> dict[str, FileRecord]:
         manifest = read_sealed(path)
     except ValueError as error:
         raise _damaged(path, str(error)) from error
-    if manifest.get("format") != FORMAT:
+    if not _is(manifest.get("format"), FORMAT):
         raise CheckpointError(
             f"{str(path)!r} has format {manifest.get('format')!r} and this version reads {FORMAT}; upgrade transformer_xl"
         )
-    if manifest.get("step") != step:
+    if not _is(manifest.get("step"), step):
         raise _damaged(path, f"it is of step {manifest.get('step')!r}, not {step}")
     files = manifest.get("files")  # names in it are never used as paths unless they are ours
     if not isinstance(files, dict) or set(files) != set(_CONTENT_FILES):
@@ -109,6 +109,11 @@ def _read_manifest(path: Path, *, step: int) -> dict[str, FileRecord]:
         return {name: FileRecord(**files[name]) for name in _CONTENT_FILES}
     except TypeError as error:
         raise _damaged(path, "each file needs a size and a sha256") from error
+
+
+def _is(value: object, number: int) -> bool:
+    """Return whether a value is this integer, not true or 1.0, which are equal to 1."""
+    return type(value) is int and value == number
 
 
 def _check_content(path: Path, record: FileRecord) -> None:

@@ -283,8 +283,9 @@ def _run_weights(run: RunDirectory, which: str, on_damaged: Callable[[str], None
     checkpoint = (store.load_best if which == "best" else store.load_newest)(on_damaged=on_damaged)
     averaged = which == "average"
     if which == "best":  # its average may be what makes it the best
-        best = (checkpoint.state.get("record") or {}).get("best") or {}
-        averaged = best.get("step") == checkpoint.step and best.get("average", False)
+        match checkpoint.state:
+            case {"record": {"best": {"step": step, "average": True}}}:
+                averaged = step == checkpoint.step
     if averaged and not averaged_weights(checkpoint):
         raise CheckpointError(
             f"checkpoint {checkpoint.step} of '{run.path}' holds no averaged weights; load its best or last ones, or train "

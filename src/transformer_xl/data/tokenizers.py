@@ -116,7 +116,7 @@ def tokenizer_from_dict(values: dict[str, Any]) -> Tokenizer:
     kind, file_format = fields.pop("kind", None), fields.pop("format", None)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise TokenizerError(f"unknown tokenizer kind {shown(kind)}; {did_you_mean(str(kind)[:100], _KINDS)}")
-    if file_format != FORMAT:
+    if type(file_format) is not int or file_format != FORMAT:
         raise TokenizerError(f"tokenizer format {shown(file_format)} is not {FORMAT}; use the version of txl that wrote it")
     parameters = inspect.signature(_KINDS[kind]).parameters
     needed = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
