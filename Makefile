@@ -30,7 +30,7 @@ check: $(BIN)/.test  ## what tells early that something is wrong, in under two m
 test: $(BIN)/.test  ## the suite
 	$(PYTEST)
 
-faults: $(BIN)/.test  ## kills, full disks and flipped bits at full size
+faults: $(BIN)/.test  ## kills, full disks, flipped bits and hostile files at full size
 	$(PYTEST) -m faults tests
 
 test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA

@@ -28,19 +28,22 @@ VARIABLE = "TXL_CANARY"
 
 @dataclass(frozen=True)
 class Hostile:
-    """A file or directory that must be refused.
+    """A file or directory that must be refused, or do no harm.
 
     Attributes:
         name: of the case.
         path: of the file or directory.
         effect: what it would do to a careless reader.
-        reader: "torch", "pickle", "safetensors", or "convert" for directories that only a conversion reads.
+        reader: "torch", "pickle", "safetensors", or "convert" for directories that only a conversion reads; others see
+            `tests/refuse_child.py`.
+        harmless: why it may be accepted all the same; empty: it must not.
     """
 
     name: str
     path: Path
     effect: str
     reader: str
+    harmless: str = ""
 
 
 def make_hostile(folder: Path) -> list[Hostile]:
@@ -483,11 +486,12 @@ def _span(first: Any, end: Any, *, dtype: Any = "F32", shape: Any = (4,)) -> dic
     return {"dtype": dtype, "shape": shape if isinstance(shape, (str, dict)) else list(shape), "data_offsets": [first, end]}
 
 
-def _safetensors(folder: Path) -> list[Hostile]:
+def safetensors_files() -> dict[str, tuple[bytes, str]]:
+    """Return safetensors files, and what harm they would do, by name."""
     sound = safetensors_file({"w": _span(0, 16)}, bytes(16))
     text = json.dumps(_span(0, 16)).encode()
     many = {f"t{i}": _span(0, 0, shape=(0,)) for i in range(50_001)}
-    files = {
+    return {
         "header of 2**63": (struct.pack("<Q", 2**63) + b"{}", "fill the memory"),
         "header of 17 MB": (safetensors_file(b"{}" + b" " * (17 * 2**20)), "fill the memory"),
         "50,001 tensors": (safetensors_file(many), "fill the memory"),
@@ -528,6 +532,10 @@ def _safetensors(folder: Path) -> list[Hostile]:
         "empty": (b"", "nothing"),
         "pickle": (SOUND, "be taken for safetensors"),
     }
+
+
+def _safetensors(folder: Path) -> list[Hostile]:
+    files = safetensors_files()
     return [_write(folder, f"{case}.safetensors", data, effect, "safetensors") for case, (data, effect) in files.items()]
 
 
