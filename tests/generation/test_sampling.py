@@ -114,6 +114,15 @@ def test_only_the_last_tokens_are_penalized() -> None:
     )
 
 
+def test_tokens_outside_the_vocabulary_are_no_history() -> None:
+    row, sampling = torch.zeros(1, 13).index_fill(1, torch.tensor([12]), 5.0), Sampling(repetition_penalty=2, temperature=0)
+    for history in ([-1, 13], [13], [-1]):
+        assert torch.equal(sampling.probabilities(row[0], history), sampling.probabilities(row[0]))
+        for scores in (Scores(row), clustered(row)):
+            penalized = Sampling(repetition_penalty=1e9, logit_bias={0: 1.0}, temperature=0)
+            assert penalized.choose(scores, 0, history, seeded_generator(0)) == 12
+
+
 def test_equal_scores_give_way_from_the_highest_id() -> None:
     logits = torch.zeros(2, 50)
     for sampling in (Sampling(top_k=7), Sampling(top_p=0.139)):
@@ -193,7 +202,7 @@ def test_draws_from_an_adaptive_softmax_follow_the_definition(options: dict[str,
     fits(count(sampling, clustered(logits), n_draw), sampling.probabilities(logits[0], HISTORY))
 
 
-@pytest.mark.parametrize(("options", "n_draw"), [DRAWN[0], DRAWN[-1]])
+@pytest.mark.parametrize(("options", "n_draw"), DRAWN)
 def test_draws_from_a_plain_softmax_follow_the_definition(options: dict[str, Any], n_draw: int) -> None:
     logits, sampling = torch.randn(1, 15), Sampling(**options)
     fits(count(sampling, Scores(logits), n_draw), sampling.probabilities(logits[0], HISTORY))
@@ -213,7 +222,7 @@ def test_a_point_lies_in_the_length_that_holds_it(n: int) -> None:
     ends = list(itertools.accumulate(lengths))
     for point in [0.0, ends[-1] - 0.5, ends[-1], ends[-1] + 0.5, *(numbers.uniform(0, ends[-1]) for _ in range(30))]:
         expected = next((place for place, end in enumerate(ends) if point < end), None)
-        assert _place(np.array(lengths, np.float64), point) == expected
+        assert _place(np.array(lengths, np.float64), point, whole=1.0) == expected
 
 
 def test_the_test_of_draws_notices_a_shift_of_two_percent() -> None:
@@ -240,6 +249,18 @@ SETTINGS = st.fixed_dictionaries(
     }
 )
 CLUSTERS = ALL_BORDERS.filter(lambda borders: len(borders) > 2)
+
+
+@given(log_probabilities=LOG_PROBABILITIES, settings=SETTINGS, history=st.lists(TOKENS, max_size=5))
+def test_tokens_that_the_definition_drops_are_not_drawn(
+    log_probabilities: Tensor, settings: dict[str, Any], history: list[int]
+) -> None:
+    """Also of equal ones; and all that it keeps, if they are likely enough."""
+    sampling, draws = Sampling(**settings), seeded_generator(0)
+    expected = sampling.probabilities(log_probabilities[0], history)
+    found = {sampling.choose(Scores(log_probabilities), 0, history, draws) for _ in range(60)}
+    assert set((expected > 0.3).nonzero().flatten().tolist()) <= found
+    assert found <= set(expected.nonzero().flatten().tolist())
 
 
 @given(
@@ -282,7 +303,7 @@ def test_bounds_keep_the_same_tokens_as_the_definition(names: tuple[str, ...], t
         sampling = Sampling(temperature=temperature, logit_bias=bias, **filters)
         kept = sampling.probabilities(scores.full()[0]) > 0
         for cluster, token in ((i, token) for i in range(3) for token in range(BORDERS[i], BORDERS[i + 1])):
-            row = sampling._adjust(scores.row(0), [])
+            row = sampling._adjusted_row(scores.row(0), [])
             sampler = RejectionSampler(row, temperature, **{"top_k": None, "top_p": None, "min_p": None, **filters})
             sampler._open(cluster)  # where the point fell
             assert sampler._is_kept(float(row.cluster(cluster)[token - BORDERS[cluster]]), token) == kept[token]
@@ -303,6 +324,13 @@ def test_greedy_takes_the_first_of_the_likeliest(
         expected = int(sampling.probabilities(of_row, history).argmax())
         for scores in (clustered(log_probabilities, borders), Scores(log_probabilities)):
             assert sampling.choose(scores, row, history, seeded_generator(0)) == expected
+
+
+@pytest.mark.parametrize("options", [{"top_k": 7}, {"top_p": 0.139}])
+def test_of_equal_scores_those_with_the_lowest_ids_are_drawn(options: dict[str, Any]) -> None:
+    row, draws = torch.zeros(1, 50).log_softmax(1), seeded_generator(0)
+    for scores in (Scores(row), clustered(row, (0, 3, 50))):
+        assert {Sampling(**options).choose(scores, 0, [], draws) for _ in range(200)} == set(range(7))
 
 
 def test_rows_draw_from_their_own_generators() -> None:
@@ -442,15 +470,23 @@ def test_a_tail_may_hold_several_that_are_likelier() -> None:
     assert {sampling.choose(clustered(row, (0, 4, 8)), 0, [], seeded_generator(seed)) for seed in range(50)} == {0, 4, 5}
 
 
-def test_a_small_nucleus_takes_few_proposals(monkeypatch: pytest.MonkeyPatch) -> None:
+class Counting(np.random.Generator):
+    n_drawn = 0
+
+    def random(self) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.n_drawn += 1
+        return super().random()
+
+
+@pytest.mark.parametrize("n_tail", [0, 1])
+def test_a_small_nucleus_takes_few_proposals(n_tail: int) -> None:
     """A rejected token removes all tokens of lower rank, too: 1,000 tokens do not take 1,000 proposals."""
-    hits: list[tuple[int, int] | None] = []
-    propose = RejectionSampler._propose
-    monkeypatch.setattr(RejectionSampler, "_propose", lambda self, point: (hits.append(propose(self, point)), hits[-1])[1])
+    row = torch.zeros(1, 1000).log_softmax(1)
+    scores = clustered(row, (0, 500, 1000)) if n_tail else Scores(row)
     for seed in range(50):
-        hits.clear()
-        assert Sampling(top_p=1e-4).choose(Scores(torch.zeros(1, 1000)), 0, [], seeded_generator(seed)) == 0
-        assert len(set(hits)) == len(hits) < 30
+        draws = Counting(np.random.PCG64(seed))
+        assert Sampling(top_p=1e-4).choose(scores, 0, [], draws) == 0
+        assert 0 < draws.n_drawn < 30
 
 
 # what is refused

@@ -77,7 +77,9 @@ class Rows:
 
     def step(self, ids: Tensor, tolerance: float, *, active: list[bool] | None = None) -> None:
         mask = None if active is None else torch.tensor(active)
-        actual = logits(self.reader, self.reader.step(ids, self.memory, active=mask))
+        hidden = self.reader.step(ids, self.memory, active=mask)
+        assert not hidden.is_inference(), "whoever has it may compute gradients with it"
+        actual = logits(self.reader, hidden)
         for row in range(len(self.mems)):
             if active is None or active[row]:
                 right, self.mems[row] = expected(self.model, ids[row].view(1, 1), self.mems[row])

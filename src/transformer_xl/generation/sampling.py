@@ -8,6 +8,7 @@ Shapes: V vocabulary.
 
 import functools
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,26 +17,26 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.drawing import RejectionSampler, require_drawable
+from transformer_xl.generation.drawing import RejectionSampler, draw_known, infinite_beyond_fp32, require_drawable
 from transformer_xl.generation.scores import RowScores, Scores, by_cluster, likeliest
 
 _COLDEST = 1e-30
 """The least divisor. At lower temperatures, and far above it, only tokens with the very best score are ever drawn."""
 
-_infinite_beyond_fp32 = np.errstate(over="ignore", invalid="ignore")
-"""A penalty, a bias or a bound may be beyond fp32; what counts is that no token can be drawn then, not that numpy warns."""
 
-
+@infinite_beyond_fp32
 def penalize(scores: np.ndarray, ids: Sequence[int], penalty: float) -> None:
     """Divide positive scores (…, V) of some different tokens by a penalty, and multiply negative ones by it, in place.
 
     Reference: Keskar et al. 2019 (CTRL, arXiv 1909.05858) section 4.1, who divide; negative scores are multiplied as in other
     programs, because division would make the tokens likelier.
     """
-    chosen = scores[..., ids]
-    scores[..., ids] = np.where(chosen < 0, chosen * penalty, chosen / penalty)
+    index = np.array(ids)
+    chosen = scores[..., index]
+    scores[..., index] = chosen * np.where(chosen < 0, penalty, 1 / penalty)
 
 
+@infinite_beyond_fp32
 def add_bias(scores: np.ndarray, bias: Mapping[int, float]) -> None:
     """Add to the scores (…, V) of some tokens, in place; -inf bans a token."""
     scores[..., list(bias)] += np.array(list(bias.values()), scores.dtype)
@@ -147,7 +148,6 @@ class Sampling:
         n_banned = sum(bias == -math.inf for bias in self.logit_bias.values())
         _require(n_banned < vocab_size, f"logit_bias bans all {vocab_size} tokens; leave one that can be drawn")
 
-    @_infinite_beyond_fp32
     def probabilities(self, logits: Tensor, history: Sequence[int] | None = None) -> Tensor:
         """Return the distribution fp32 (…, V) that tokens are drawn from.
 
@@ -159,11 +159,8 @@ class Sampling:
             ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
         """
         self.check(logits.shape[-1])
-        scores = logits.detach().to("cpu", torch.float32, copy=True)
-        if seen := [token for token in self._penalized(history or ()) if 0 <= token < logits.shape[-1]]:
-            penalize(scores.numpy(), seen, self.repetition_penalty)
-        if self.logit_bias:
-            add_bias(scores.numpy(), self.logit_bias)
+        seen = self._penalized(history or (), logits.shape[-1])
+        scores = torch.from_numpy(self._adjusted(logits.float().numpy(force=True), 0, seen, self.logit_bias))
         best = scores.amax(-1, keepdim=True)
         require_drawable(bool(best.isfinite().all()))
         if self.temperature == 0:
@@ -177,7 +174,6 @@ class Sampling:
             scores = keep_min_p(scores, self.min_p)
         return scores.softmax(-1).to(logits.device, torch.float32)
 
-    @_infinite_beyond_fp32
     def choose(self, scores: Scores, row: int, history: Sequence[int], generator: np.random.Generator) -> int:
         """Draw the next token of one row, whatever the other rows are and draw.
 
@@ -191,17 +187,25 @@ class Sampling:
             ConfigError: a bias that does not fit the vocabulary, or no token that can be drawn.
         """
         self.check(scores.vocab_size)
-        adjusted = self._adjust(scores.row(row), history)
+        seen = self._penalized(history, scores.vocab_size)
+        filters = {"top_k": self.top_k, "top_p": self._top_p, "min_p": self.min_p}
+        known = scores.known(row)
+        if known is not None:
+            known = self._adjusted(known, 0, seen, self.logit_bias)
+            if self.temperature == 0:
+                token = int(known.argmax())
+                require_drawable(math.isfinite(known[token]))
+                return token
+            return draw_known(known, generator, temperature=self._temperature, **filters)
+        adjusted = self._adjusted_row(scores.row(row), seen)
         if self.temperature == 0:
             best, token = likeliest(adjusted, 1)
             require_drawable(math.isfinite(best[0]))
             return int(token[0])
-        top_k = None if self.top_k is None or self.top_k >= scores.vocab_size else self.top_k
-        if top_k is None or adjusted.n_cluster > len(adjusted.opened):
-            return RejectionSampler(adjusted, self._temperature, top_k, self._top_p, self.min_p).draw(generator)
-        best, tokens = likeliest(adjusted, top_k)  # every tail is opened, so none can be left out
-        ranked = RowScores(borders=(0, top_k), totals=(math.nan,), cluster=lambda _: best)
-        return int(tokens[RejectionSampler(ranked, self._temperature, None, self._top_p, self.min_p).draw(generator)])
+        if self.top_k is not None and adjusted.n_cluster == len(adjusted.opened):  # none can be left out
+            best, tokens = likeliest(adjusted, self.top_k)
+            return int(tokens[draw_known(best, generator, temperature=self._temperature, **filters)])
+        return RejectionSampler(adjusted, self._temperature, **filters).draw(generator)
 
     @property
     def _temperature(self) -> float:
@@ -211,14 +215,26 @@ class Sampling:
     def _top_p(self) -> float | None:
         return None if self.top_p == 1 else self.top_p
 
-    def _penalized(self, history: Sequence[int]) -> list[int]:
+    def _penalized(self, history: Sequence[int], vocab_size: int) -> list[int]:
         if self.repetition_penalty == 1:
             return []
-        return sorted(set(history if self.repetition_window is None else history[-self.repetition_window :]))
+        seen = sorted(set(history if self.repetition_window is None else history[-self.repetition_window :]))
+        return seen[bisect_left(seen, 0) : bisect_left(seen, vocab_size)]
 
-    def _adjust(self, row: RowScores, history: Sequence[int]) -> RowScores:
+    def _adjusted(self, scores: np.ndarray, first: int, seen: Sequence[int], biased: Mapping[int, float]) -> np.ndarray:
+        """Apply penalty and bias to the scores of tokens from `first` on, in a copy if there is something to apply."""
+        if not seen and not biased:
+            return scores
+        scores = scores.copy()
+        if seen:
+            penalize(scores, [token - first for token in seen], self.repetition_penalty)
+        if biased:
+            add_bias(scores, {token - first: bias for token, bias in biased.items()})
+        return scores
+
+    def _adjusted_row(self, row: RowScores, seen: Sequence[int]) -> RowScores:
         """Apply penalty and bias. Tails in which a token may rise are opened, because their totals are not bounds any more."""
-        seen, biased = self._penalized(history), self.logit_bias
+        biased = self.logit_bias
         if not seen and not biased:
             return row
         penalized_in, biased_in = by_cluster(row.borders, seen), by_cluster(row.borders, biased)
@@ -228,12 +244,8 @@ class Sampling:
 
         @functools.cache
         def adjusted(i: int) -> np.ndarray:
-            scores, first = row.cluster(i).copy(), row.borders[i]
-            if i in penalized_in:
-                penalize(scores, [token - first for token in penalized_in[i]], self.repetition_penalty)
-            if i in biased_in:
-                add_bias(scores, {token - first: biased[token] for token in biased_in[i]})
-            return scores
+            own_bias = {token: biased[token] for token in biased_in.get(i, ())}
+            return self._adjusted(row.cluster(i), row.borders[i], penalized_in.get(i, ()), own_bias)
 
         touched = frozenset(penalized_in) | frozenset(biased_in)
         return RowScores(row.borders, row.totals, adjusted, opened=row.opened | frozenset(rising), lowered=touched)

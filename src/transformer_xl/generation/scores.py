@@ -165,6 +165,10 @@ class Scores:
         values, ids = (torch.from_numpy(np.stack(parts)) for parts in zip(*leading, strict=True))
         return values - self._normalizers(rows).unsqueeze(1), ids
 
+    def known(self, row: int) -> np.ndarray | None:
+        """Return the scores of a row, fp32 (V,), not to be written to, if they are all computed because there are no tails."""
+        return None if self._tails.shape[1] else self._head[row]
+
     def row(self, row: int) -> RowScores:
         """Return the scores of one row, in clusters."""
         return RowScores(
@@ -192,7 +196,7 @@ class Scores:
 
 
 def _array(x: Tensor) -> np.ndarray:
-    return x.detach().float().cpu().numpy()
+    return x.float().numpy(force=True)
 
 
 def likeliest(row: RowScores, n: int) -> tuple[np.ndarray, np.ndarray]:

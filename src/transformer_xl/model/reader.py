@@ -259,7 +259,6 @@ class Reader:
     def _normalize_last(self, h: Tensor) -> Tensor:
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
 
-    @torch.no_grad()
     def step(self, ids: Tensor, memory: KeyValueMemory, *, active: Tensor | None = None) -> Tensor:
         """Read one token of each row; rows may stand at any slot, and shapes are always the same.
 
@@ -271,6 +270,12 @@ class Reader:
         Returns:
             The input of the softmax, (B, D).
         """
+        # a tenth faster than no_grad where operations are small; the copy is an ordinary tensor again
+        with torch.no_grad() if self.compiled else torch.inference_mode():
+            h_BD = self._step(ids, memory, active)
+        return h_BD.clone()
+
+    def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
         slot_B, column_BC, bias_BC = self._places(memory)
         h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
         for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
@@ -332,5 +337,5 @@ def _solve(block: AttentionBlock, kv_BMX: Tensor) -> Tensor:
 
 
 def _advance(memory: KeyValueMemory, rows: slice, n_new: Tensor | int) -> None:
-    memory.end[rows] += n_new
-    memory.n_valid[rows] = (memory.n_valid[rows] + n_new).clamp(max=memory.n_slot)
+    memory.end[rows].add_(n_new)
+    memory.n_valid[rows].add_(n_new).clamp_(max=memory.n_slot)
