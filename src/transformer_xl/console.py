@@ -76,6 +76,16 @@ def short(n: float, units: Sequence[str]) -> str:
     return f"{n:.3g} {units[i]}"
 
 
+def in_bytes(n: float) -> str:
+    """Return a number of bytes with a fitting unit.
+
+    Example:
+        >>> in_bytes(8_300_000_000)
+        '8.3 GB'
+    """
+    return short(n, ("B", "kB", "MB", "GB", "TB", "PB"))
+
+
 def clock(seconds: float) -> str:
     """Return a duration as minutes and seconds, or as hours, minutes and seconds.
 

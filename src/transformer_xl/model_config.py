@@ -121,6 +121,11 @@ class ModelConfig(Settings):
         return self.attention_kind is not None and self.attention_kind.has_backends
 
     @property
+    def numbers_per_position(self) -> int:
+        """The most numbers that a position of memory takes in all layers: an old and a new state."""
+        return 2 * self.n_layer * self.d_model
+
+    @property
     def least_tensors(self) -> int:
         """The fewest tensors that the weights can be; a file with fewer is refused before anything is made for each."""
         return self.n_layer
@@ -206,6 +211,11 @@ class AttentionConfig(ModelConfig):
     activation: Literal["relu", "gelu", "relu2"] = Field(
         default="relu", description="feed-forward non-linearity; relu2 = relu²"
     )
+
+    @property
+    def numbers_per_position(self) -> int:
+        """The same: an old and a new state, or a key, a value and the key of a distance."""
+        return self.n_layer * max(2 * self.d_model, 3 * self.n_head * self.d_head)
 
     @property
     def heads_per_layer(self) -> int:

@@ -28,6 +28,7 @@ from transformer_xl.console import Bar
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.requests import text_seed
 from transformer_xl.generation.session_file import describe_session
+from transformer_xl.model import room
 from transformer_xl.tensor_file import encode_tensors
 
 
@@ -434,8 +435,8 @@ def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, comman
 @pytest.mark.parametrize("options", ["-n 1000000000000 --batch-size 100000000000", "--mem-len 1000000000000"])
 def test_what_does_not_fit_into_memory(txl: Txl, options: str) -> None:
     complaint = txl("generate", "run", *options.split()).complaint
-    assert complaint.startswith("not enough memory for ")
-    assert complaint.endswith("; lower --batch-size or --mem-len")
+    assert complaint.startswith("reading with mem_len ")
+    assert complaint.endswith(" are free; lower mem_len (--mem-len), tgt_len or batch_size (--batch-size)")
 
 
 def interrupt(monkeypatch: pytest.MonkeyPatch, *, step: int, times: int = 1) -> None:
@@ -871,11 +872,14 @@ def test_a_small_file_cannot_ask_for_a_huge_memory(txl: Txl, monkeypatch: pytest
     opened: list[int | None] = []
     decoder = Decoder.__init__
     monkeypatch.setattr(Decoder, "__init__", lambda *a, **b: (opened.append(b["mem_len"]), decoder(*a, **b))[0])
-    for mem_len, shown in ((16_385, "16385"), (10**12, "1000000000000"), (10**4000, "1" + "0" * 17 + "..." + "0" * 19)):
+    for mem_len, shown in ((10**8, "100000000"), (10**12, "1000000000000"), (10**4000, "an enormous integer")):
         forge("book", mem_len=mem_len)
         complaint = txl(*command).complaint
-        assert complaint.startswith(f"--memory 'book' says that it was read with --mem-len {shown}, and more than 16,384 is ")
-        assert complaint.endswith("if it is right, give --mem-len too")
+        assert complaint.startswith(f"--memory 'book' asks for a memory of {shown} positions, which takes ")
+        assert (
+            f"and a file may ask for 268 MB at most; if that is right, ask for it yourself with --mem-len {shown} ("
+            in complaint
+        )
     assert opened == []
     for mem_len in (-1, 4000.5, "4000", [4000], None):
         forge("book", mem_len=mem_len)
@@ -885,13 +889,14 @@ def test_a_small_file_cannot_ask_for_a_huge_memory(txl: Txl, monkeypatch: pytest
     assert txl(*command).status == 0
 
 
-def test_a_long_memory_that_is_asked_for_is_had(txl: Txl) -> None:
+def test_a_long_memory_that_is_asked_for_is_had(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "UNASKED_BYTES", 20_000)
+    monkeypatch.setattr(room, "_UNASKED_SHARE", 0)
     command = ("generate", "run", "--tokens", "3", "--memory", "book")
-    assert txl(*command, "--prompt", "the", "--mem-len", "20000").status == 0
-    assert "--mem-len 20000, and more than 16,384 is accepted only if" in txl(*command).complaint
-    assert "--mem-len 20000, and more than 19,000 is accepted only if" in txl(*command, "--mem-len", "19000").complaint
-    assert "--mem-len (20001): 'book' was read with 20000" in txl(*command, "--mem-len", "20001").complaint
-    assert txl(*command, "--mem-len", "20000").status == 0
+    assert txl(*command, "--prompt", "the", "--mem-len", "200").status == 0
+    assert "--memory 'book' asks for a memory of 200 positions, which takes" in txl(*command).complaint
+    assert "--mem-len (201): 'book' was read with 200" in txl(*command, "--mem-len", "201").complaint
+    assert txl(*command, "--mem-len", "200").status == 0
 
 
 def test_a_damaged_file_decides_nothing(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:

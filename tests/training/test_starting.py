@@ -7,7 +7,7 @@ import pytest
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.data.prepare import prepare
-from transformer_xl.errors import TxlError
+from transformer_xl.errors import ConfigError, TxlError
 from transformer_xl.training.run import train
 from transformer_xl.training.starting import check_start
 
@@ -35,6 +35,29 @@ def test_a_check_says_what_training_would(overrides: tuple[str, ...], tmp_path: 
     recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
     config = load_recipe(recipe, [f"data.corpus={text}", *overrides])
     check_says_what_training_would(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("override", "match"),
+    [
+        (
+            "model.mem_len=1000000000000",
+            r"memory of 4 lanes [0-9.]+ TB\) takes .* are free; lower model.mem_len, train.batch_size",
+        ),
+        ("model.d_inner=1000000000000", r"^training \(weights and gradients [0-9.]+ TB, .* are free; lower"),
+        ("model.n_layer=1000000000", r"a model of 1,000,000,000 layers takes 50 TB, and .* are free; lower model.n_layer"),
+        ("model.d_inner=1000000000000000000", r"a model of these sizes cannot be built \(.*\); lower those of \[model\]"),
+        ("model.d_inner=9000000000000000000", r"a model of these sizes cannot be built \(.*\); lower those of \[model\]"),
+    ],
+)
+def test_sizes_beyond_the_machine_are_refused_before_anything_is_written(
+    override: str, match: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
+    recipe, text = str(write_recipe(tmp_path / "tiny.toml")), str(write_text(tmp_path / "text.txt"))
+    with pytest.raises(ConfigError, match=match):
+        train(recipe, out=tmp_path / "run", corpus=text, overrides=[override])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_check_finds_that_the_recipe_for_comparison_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import reprlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,9 +19,7 @@ if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.stopping import Stopping
-
-_TRUSTED_MEM_LEN = 16_384
-"""The longest memory that a file may ask for, unless the model's own is longer: four times the longest of the papers."""
+    from transformer_xl.model.language_model import LanguageModel
 
 _MayBeginWithHyphen = Parameter(allow_leading_hyphen=True)
 _RepeatedText = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False, allow_leading_hyphen=True)]
@@ -206,22 +203,18 @@ class Remembered:
             )
         return file if file.exists() else None
 
-    def read_with(self, file: Path, model_mem_len: int) -> tuple[int | None, str | None]:
+    def read_with(self, file: Path, model: "LanguageModel") -> tuple[int | None, str | None]:
         """Return the memory length and precision of a session's file, each None if it is not plausible.
 
-        A small file may claim a huge memory, so a length is refused unless the user asks for as much.
+        A small file may ask for a huge memory, which is refused unless the user asks for it, too.
         """
         from transformer_xl.generation.session_file import describe_session
 
         decoder = describe_session(file)["decoder"]
         mem_len, precision = decoder.get("mem_len"), decoder.get("precision")
         mem_len = mem_len if type(mem_len) is int and mem_len >= 0 else None
-        trusted = max(model_mem_len, self.mem_len or 0, _TRUSTED_MEM_LEN)
-        if mem_len is not None and mem_len > trusted:
-            raise CheckpointError(
-                f"--memory '{file}' says that it was read with --mem-len {reprlib.repr(mem_len)}, and more than "
-                f"{trusted:,} is accepted only if you ask for it; if it is right, give --mem-len too"
-            )
+        if mem_len is not None and self.mem_len is None:
+            model.check_memory(mem_len, what=f"--memory '{file}' asks for")
         return mem_len, precision if precision in ("fp32", "bf16", "fp16", "int8") else None
 
 

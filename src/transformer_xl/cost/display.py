@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformer_xl.console import short, table
+from transformer_xl.console import in_bytes, short, table
 from transformer_xl.cost.plan import USABLE, Plan
 from transformer_xl.pictures import new_figure, save_picture
 
@@ -27,7 +27,6 @@ _MEMORY_NOTES = {
     "lowered": "weights in the precision of the products",
     "gathered": "of other devices, a part at a time",
 }
-_bytes = partial(short, units=("B", "kB", "MB", "GB", "TB", "PB"))
 _flops = partial(short, units=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
 
 
@@ -226,17 +225,17 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "parameters", f"{plan.parameters:,}", ""
     yield "tokens of a step", f"{plan.tokens_per_step:,}", f"{lanes}{', checkpointing' if layout.checkpointing else ''}"
     usable = USABLE * plan.hardware.memory
-    yield "memory of a device", _bytes(memory.total), f"{'fits' if plan.fits else 'DOES NOT FIT'} {_bytes(usable)} usable"
+    yield "memory of a device", in_bytes(memory.total), f"{'fits' if plan.fits else 'DOES NOT FIT'} {in_bytes(usable)} usable"
     for part, n_byte in vars(memory).items():
         if n_byte:
-            yield f"  {part}", _bytes(n_byte), _MEMORY_NOTES.get(part, "")
+            yield f"  {part}", in_bytes(n_byte), _MEMORY_NOTES.get(part, "")
     yield "operations of a token", _flops(flops.needed), f"forward {_flops(flops.forward)}, backward {_flops(flops.backward)}"
     yield "  of attention", f"{flops.attention / flops.needed:.0%}", f"there for the memory: {flops.memory / flops.needed:.0%}"
     yield "  repeated", f"{flops.repeated / flops.needed:.0%}", "in the backward pass, to save memory"
     if layout.gpus > 1:
-        sent = f"gradients {_bytes(plan.traffic.reduced)}, weights {_bytes(plan.traffic.gathered)}"
-        yield "sent by a device", _bytes(plan.traffic.total), f"a step: {sent}"
-        yield "sent by a machine", _bytes(plan.traffic.total if layout.machines > 1 else 0), "a step, to other machines"
+        sent = f"gradients {in_bytes(plan.traffic.reduced)}, weights {in_bytes(plan.traffic.gathered)}"
+        yield "sent by a device", in_bytes(plan.traffic.total), f"a step: {sent}"
+        yield "sent by a machine", in_bytes(plan.traffic.total if layout.machines > 1 else 0), "a step, to other machines"
     detail = f"computing {_seconds(timing.compute)}, sending {_seconds(timing.send)}, update {_seconds(timing.update)}"
     yield "time of a step", _seconds(timing.overlapped), f"{detail}; in a row {_seconds(timing.serial)}"
     yield "tokens per second", f"{plan.tokens_per_second:,.0f}", f"{plan.tokens_per_second / layout.gpus:,.0f} of a device"

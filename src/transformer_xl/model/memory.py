@@ -12,6 +12,8 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from transformer_xl.model.room import check_room
+
 
 class Memory(ABC):
     """What a model keeps of the past: named tensors whose first axis is rows, never changed in place."""
@@ -146,6 +148,9 @@ class Mems(Memory):
         Returns:
             Zeros.
         """
+        n_bytes = n_layer * batch_size * length * d_model * (dtype or torch.get_default_dtype()).itemsize
+        what = f"a memory of mem_len {length} and batch_size {batch_size}"
+        check_room(n_bytes, device, what=what, remedy="lower mem_len (--mem-len) or batch_size (--batch-size)")
         zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
         return cls((zeros,) * n_layer, torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device))
 

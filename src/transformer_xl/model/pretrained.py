@@ -258,6 +258,7 @@ def _filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
     model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
+    model.mem_len_from_file = True
     return model.eval()
 
 

@@ -78,6 +78,8 @@ class TransformerXL(LanguageModel):
         Returns:
             The memory at the beginning of a stream, on the model's device.
         """
+        if length is None:
+            self.check_memory()
         return self.mems_class.empty(
             batch_size,
             n_layer=self.config.n_layer,

@@ -238,6 +238,8 @@ def evaluate(
     begin, total = time.perf_counter(), 0.0
     with scoring(model):
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
+        view.check_memory()
+        view = view.for_text(len(ids))
         n_lane = max(1, min(batch_size, n_predicted // max(view.reach(tgt_len) + ext_len, 1)))
         lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
         for segment, nll in _nats(view, lanes, tgt_len, chosen, execution):

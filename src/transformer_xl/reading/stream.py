@@ -23,8 +23,9 @@ from transformer_xl.model.frozen_softmax import FrozenSoftmax
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.precision import InferencePrecision, Precision, autocast
+from transformer_xl.model.precision import InferencePrecision, Precision, activation_dtype, autocast
 from transformer_xl.model.reader import Reader
+from transformer_xl.model.room import check_room
 from transformer_xl.model.transformer_xl import TransformerXL
 
 ALL = slice(None)
@@ -145,6 +146,14 @@ class KeptKeys(Stream):
         self, model: TransformerXL, batch_size: int, *, tgt_len: int, precision: InferencePrecision, window: int | None = None
     ) -> None:
         self.model, self.tgt_len, self.precision = model, tgt_len, precision
+        n_slot = max(model.mem_len, window or 0) + tgt_len
+        n_row = (batch_size + 1) * model.config.numbers_per_position + model.config.n_head * tgt_len
+        check_room(
+            n_slot * n_row * activation_dtype(precision, model.dtype).itemsize,
+            model.device,
+            what=f"reading with mem_len {model.mem_len:,}, tgt_len {tgt_len:,} and batch_size {batch_size:,}",
+            remedy="lower mem_len (--mem-len), tgt_len or batch_size (--batch-size)",
+        )
         self.reader = Reader(model, tgt_len=tgt_len, precision=precision, window=window)
         self.memory = self.reader.empty_memory(batch_size)
         self.by_position = tuple(f"{name}.{i}" for name in ("keys", "values") for i in range(len(self.memory.keys)))
@@ -436,6 +445,7 @@ def open_stream(
     With `token_by_token` every token sees the `mem_len` tokens before it (with `same_length` the model's window), so it makes
     no difference how a text is cut. Without it, each `read` is one segment, which sees what segments see in training.
     """
+    model.check_memory()
     # without a memory, a token sees only its own segment
     if model.keeps_keys and model.ext_len == 0 and not model.is_sharded and (model.mem_len or not token_by_token):
         window = (model.window or model.mem_len + 1) if token_by_token else None

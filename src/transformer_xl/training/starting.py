@@ -9,12 +9,14 @@ import torch
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe, merge
+from transformer_xl.console import in_bytes
 from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError, one_line
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
+from transformer_xl.model.room import check_room
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.feed import SegmentLengths
@@ -102,8 +104,11 @@ def count_parameters(config: ModelConfig) -> int:
         >>> count_parameters(LstmConfig(vocab_size=10, n_layer=1, d_model=4))
         210
     """
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in make_model(config).parameters())
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in make_model(config).parameters())
+    except (RuntimeError, TypeError, OverflowError) as error:  # how PyTorch says that a number does not fit
+        raise ConfigError(f"a model of these sizes cannot be built ({one_line(error)[:150]}); lower those of [model]") from None
 
 
 def compare_parameters(config: RunConfig, model: ModelConfig) -> Comparison | None:
@@ -168,6 +173,8 @@ def begin(
             if warn is None:
                 raise
             warn(str(error))
+    with world.agreed():
+        _check_room(config, world, device)
     if with_weights:
         torch.manual_seed(config.train.seed)
     with nullcontext() if with_weights else torch.device("meta"):
@@ -195,6 +202,23 @@ def begin(
                     f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns"
                 )
     return Start(config, model, stream, device, precision, reason, comparison)
+
+
+def _check_room(config: RunConfig, world: World, device: torch.device) -> None:
+    """Refuse weights, gradients and memory that a device has no room for; activations and optimizer come on top of them."""
+    share = world.size if config.train.parallel == "fsdp" else 1
+    weights = 2 * _FP32 * count_parameters(config.model) // share
+    n_row = config.train.batch_size // world.size
+    memory = n_row * config.model.mem_len * config.model.numbers_per_position * _FP32
+    check_room(
+        weights + memory,
+        device,
+        what=f"training (weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)})",
+        remedy="lower model.mem_len, train.batch_size or the model's sizes",
+    )
+
+
+_FP32 = 4
 
 
 def check_start(config: RunConfig, corpus: PreparedCorpus) -> None:
