@@ -17,6 +17,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.job import Job
 from transformer_xl.training import record
+from transformer_xl.training.display import Display
 from transformer_xl.training.trainer import Trainer
 from transformer_xl.world import World, joined
 
@@ -161,6 +162,16 @@ def slow_program(*arguments: str) -> None:
         return step(decoder, *arguments, **options)
 
     with patch.object(Decoder, "step", slowly):
+        program(*arguments)
+
+
+def program_that_scores_slowly(*arguments: str) -> None:
+    """Run as `txl`, but slowly while it scores, so that signals come then."""
+
+    def scoring(display: Display, what: str, n_token: int) -> Any:
+        return lambda n: time.sleep(0.05)
+
+    with patch.object(Display, "scoring", scoring):
         program(*arguments)
 
 

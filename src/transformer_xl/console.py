@@ -148,6 +148,7 @@ class Lines(Bar):
         total: its size.
         unit: of it.
         say: shows a line.
+        seconds: between two lines, and before the first; None: `LINE_SECONDS`.
     """
 
     def __init__(
@@ -157,9 +158,10 @@ class Lines(Bar):
         *,
         unit: Unit | None = "tokens",
         say: Callable[[str], object] = say,
+        seconds: float | None = None,
     ) -> None:
         super().__init__(None)
-        self._unit, self._say = unit, say
+        self._unit, self._say, self._seconds = unit, say, LINE_SECONDS if seconds is None else seconds
         self._said = time.monotonic()
         self._begin(what, total, 0)
 
@@ -190,7 +192,7 @@ class Lines(Bar):
 
     def _show(self) -> None:
         now = time.monotonic()
-        if now - self._said >= LINE_SECONDS:
+        if now - self._said >= self._seconds:
             self._said = now
             self._say(f"{self._what}: " * bool(self._what) + " · ".join(filter(None, self._parts(now))))
 

@@ -71,6 +71,27 @@ def test_signals_stop_a_run_that_then_resumes_exactly(workbench: Path, txl: Txl)
     assert differing(run_bits(workbench / "run1"), run_bits(workbench / "run2")) == []
 
 
+def test_ctrl_c_while_a_finished_model_is_scored(workbench: Path, txl: Txl) -> None:
+    """It keeps what was trained, draws the curve, and says how to score later; after that, nothing is scored twice."""
+    settings = ("--set", "train.max_steps=8", "--set", "train.eval_interval=99", "--set", "eval.max_tokens=20")
+    with forked.start("tests.world_cases:program_that_scores_slowly", *TRAIN, "new", *settings) as child:
+        shown = b""
+        while b"scoring all" not in shown:
+            shown += child.stderr.read(1000) or pytest.fail(shown.decode())
+        child.send_signal(signal.SIGINT)
+        _, rest = child.communicate()
+        assert child.wait() == 130
+    assert rest == b"SIGINT: saved step 8, which is not scored; score it with: txl eval new\n"
+    assert (workbench / "new" / "loss.png").exists()
+    assert RunDirectory(workbench / "new").store().steps() == [8]
+    assert txl("eval", "new").status == 0
+    scored, again = (txl("train", "--resume", "--out", "new").err for _ in range(2))
+    assert "scoring all" in scored and "finished already" not in scored
+    assert "scoring all" not in again and "finished already" in again
+    found = [next(line for line in err.splitlines() if line.startswith("validation, ")) for err in (scored, again)]
+    assert found[0] == found[1]
+
+
 def test_streams_that_are_closed_at_the_start(environment: dict[str, str]) -> None:
     """A complaint does not go to standard output, nor into the file that is opened next."""
     shell = f"exec {shlex.join(command('trian'))} 0<&- 2>&-"
@@ -118,7 +139,7 @@ def test_a_disk_that_is_full_when_checkpoints_are_saved(workbench: Path, txl: Tx
     assert len(warnings) == 4  # steps 8 to 32; step 40 is the last, an error
     assert lines[-1].startswith("txl: error: checkpoint ")
     assert txl("train", "--resume", "--out", "full", "--quiet").status == 0
-    assert differing(run_bits(workbench / "full"), run_bits(workbench / "run")) == ["config"]
+    assert differing(run_bits(workbench / "full"), run_bits(workbench / "run")) == ["config", "seal"]
 
 
 def test_a_disk_that_is_full_at_the_start(workbench: Path, txl: Txl) -> None:

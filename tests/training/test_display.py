@@ -74,3 +74,20 @@ def test_what_cannot_be_shown_ends_nothing(code: int, is_lost: bool, terminal: b
         show_all(shown)
     show_all(shown)
     assert (shown.is_lost, out.getvalue()) == (is_lost, "")
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_how_far_a_scoring_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    shown, out = display(terminal=terminal)
+    with shown:
+        advance = shown.scoring("scoring", 1000)
+        for _ in range(12):
+            now[0] += 1
+            advance(50)
+        state = str(shown._bar.tasks[0].fields["state"]) if shown._bar else ""
+    line = "scoring: 60% · 50 tokens/s · 0:08 left"
+    assert state == (line if terminal else "")
+    assert out.getvalue() == "scoring: 50% · 50 tokens/s · 0:10 left\n" or terminal
+    display(quiet=True)[0].scoring("scoring", 10)(10)

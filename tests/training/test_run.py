@@ -3,12 +3,14 @@
 import dataclasses
 import json
 import math
+import re
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 import torch
@@ -260,15 +262,16 @@ def test_the_best_weights_are_the_better_ones(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
 ) -> None:
     """At step 16; at the end, both are worse."""
-    score_of_average = training_run._score_of_average
+    score_all = training_run._scores
 
-    def judged(run: Any, split: Any, *, limit: int | None) -> Any:
-        score = score_of_average(run, split, limit=limit)
-        assert score
+    def judged(run: Any, *arguments: Any, **options: Any) -> Any:
+        scores = score_all(run, *arguments, **options)
+        assert scores.average
         shift = 1000.0 * run.trainer.step / 16 * (1 if better == "plain" else -1 if run.trainer.step == 16 else 1)
-        return dataclasses.replace(score, nats=score.nats + shift)
+        average = dataclasses.replace(scores.average, nats=scores.average.nats + shift)
+        return dataclasses.replace(scores, average=average)
 
-    monkeypatch.setattr(training_run, "_score_of_average", judged)
+    monkeypatch.setattr(training_run, "_scores", judged)
     start("run", "train.average=ema")
     store = RunDirectory(tmp_path / "run").store()
     assert store.best_step is not None
@@ -367,19 +370,86 @@ def test_what_nohup_started_goes_on_without_a_terminal(start: Start) -> None:
 
 
 def test_a_finished_run_can_be_finished_again_and_prolonged(
-    start: Start, finished: tuple[Path, Outcome, Lines], tmp_path: Path
+    start: Start, finished: tuple[Path, Outcome, Lines], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, first, _ = finished
+    _, first, lines = finished
     shutil.copytree(first.directory, tmp_path / "run")
     log = entries(tmp_path / "run")
-    again = start(resume=True)
-    assert again.score and first.score
-    assert (again.finished, again.step, again.score.nats) == (True, 40, first.score.nats)
+    display = Lines()
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "evaluate", lambda *_, **__: pytest.fail("it is scored anew"))
+        again = start(resume=True, display=display)
+    assert (again.finished, again.step, again.picture) == (True, 40, tmp_path / "run" / "loss.png")
+    for own, recorded in ((first.score, again.score), (first.score_without_memory, again.score_without_memory)):
+        assert own and recorded
+        assert recorded.as_dict() == pytest.approx(own.as_dict() | {"seconds": 0.0, "tokens_per_second": ANY})
+    *_, did, found = display.said
+    assert re.fullmatch(
+        rf"finished already: 40 steps, 800 tokens in 0:\d\d of training; to train longer: txl train --resume --out "
+        rf"{tmp_path / 'run'} --set train.max_steps=80",
+        did,
+    )
+    assert found == lines.said[-1]
     assert entries(tmp_path / "run") == log
+    other = start("run", "eval.tgt_len=4", resume=True)  # is scored with other settings
+    assert other.score and again.score and other.score.nats != pytest.approx(again.score.nats)
     start("run", "train.max_steps=48", resume=True, display=stop_at(44))
     assert RunDirectory(tmp_path / "run").config().train.max_steps == 48
     assert start(resume=True).step == 48  # the new budget was remembered
     assert [entry["kind"] for entry in entries(tmp_path / "run")].count("final") == 1
+
+
+def test_a_signal_while_the_finished_model_is_scored_ends_only_the_scoring(
+    start: Start, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its beginning, within it, and in the last step of training."""
+    run, names = tmp_path / "run", []
+
+    def counting(self: Lines, what: str, n_token: int) -> Callable[[int], None]:
+        names.append(what)
+        return lambda n: signal.raise_signal(signal.SIGTERM) if len(names) == 4 else None
+
+    display = Lines()
+    with monkeypatch.context() as patch:
+        patch.setattr(Lines, "scoring", counting)
+        outcome = start(display=display)
+    assert names == ["validation", "validation", "validation", "scoring without memory"]
+    assert (outcome.finished, outcome.step, outcome.score, outcome.stopped_by) == (True, 40, None, signal.SIGTERM)
+    assert outcome.picture == run / "loss.png"
+    assert display.said[-1] == f"SIGTERM: saved step 40, which is not scored; score it with: txl eval {run}"
+    assert [entry["kind"] for entry in entries(run)].count("final") == 0
+    assert start(resume=True).score  # it can be scored later
+    assert differing(run_bits(run), run_bits(whole)) == []
+    display = stop_at(40)
+    assert start("other", display=display).stopped_by == signal.SIGINT
+    assert not any(line.startswith("scoring") for line in display.said)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_final_scoring_is_bounded(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool) -> None:
+    monkeypatch.setattr(training_run, "_SCORING_SECONDS", 0.0)
+    monkeypatch.setattr(training_run, "_SCORING_SHARE", 0.0)
+    display, settings = Lines(), ("train.max_steps=4", "eval.max_tokens=50")
+    if resumed:  # the process was killed before the model was scored
+        with monkeypatch.context() as patch:
+            patch.setattr(training_run, "_conclude", lambda run, _: run.outcome())
+            start("run", *settings)
+    outcome = start("run", *settings, display=display, resume=resumed)
+    assert outcome.score and outcome.score_without_memory
+    assert outcome.score.tokens == outcome.score_without_memory.tokens == 50
+    (bound,) = [line for line in display.said if line.startswith("scoring")]
+    n = bound.split(" of ")[1].split()[0]
+    assert re.fullmatch(
+        rf"scoring the first 50 of {n} tokens of the validation split, with memory and without, because all would take "
+        rf"\d:\d\d; txl eval {tmp_path / 'run'} --split valid scores all",
+        bound,
+    )
+    assert display.said[-1].startswith(f"validation, the first 50 of {n} tokens: ")
+    *_, valid, _, final = [entry for entry in entries(tmp_path / "run") if entry["kind"] in ("valid", "sample", "final")]
+    assert (final["loss"], final["scored"]) == (valid["loss"], 50)
+    again = Lines()
+    start("run", display=again, resume=True)
+    assert again.said[-1] == display.said[-1]
 
 
 def test_resume_starts_a_run_where_there_is_none(start: Start, short: Path, tmp_path: Path) -> None:

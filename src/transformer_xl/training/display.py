@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from transformer_xl.console import clock
+from transformer_xl.console import Lines, clock
 
 
 class Display:
@@ -75,6 +75,15 @@ class Display:
             self._bar.update(self._task, completed=min(progress, 1.0), state=state)
         elif final:
             self._print(Text(f"{100 * min(progress, 1.0):3.0f}% · {state}"))
+
+    def scoring(self, what: str, n_token: int) -> Callable[[int], None]:
+        """Show how far a scoring of so many tokens is; return a function to call with the number of tokens just scored."""
+        if self.quiet:
+            return lambda n: None
+        bar, task = self._bar, self._task
+        if bar is None:
+            return Lines(f"{self._name}{what}", n_token, say=self.say).advance
+        return Lines(f"{self._name}{what}", n_token, say=lambda line: bar.update(task, state=line), seconds=0.5).advance
 
     def _print(self, shown: Text | Panel) -> None:
         """Print a line, broken at the screen's width only on a terminal, or a panel."""

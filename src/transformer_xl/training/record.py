@@ -86,7 +86,7 @@ class Record:
                 file.write(_line(entry))
         except OSError as error:
             raise _unwritable(self.directory, error) from None
-        self.n_entry += 1
+        self.n_entry += kind != "final"
         self._call_loggers(lambda logger: logger.log(kind, step, values))
 
     def sync(self) -> None:
@@ -99,7 +99,7 @@ class Record:
         except OSError as error:
             raise _unwritable(self.directory, error) from None
 
-    def rewind(self, step: int, *, n_entry: int | None = None) -> None:
+    def rewind(self, step: int, *, n_entry: int | None = None, is_finished: bool = False) -> dict[str, Any] | None:
         """Drop the entries after `step`, because a resumed run writes them again, and a half-written last line.
 
         Damaged lines are named in a warning and moved to `metrics.jsonl.damaged`.
@@ -108,16 +108,21 @@ class Record:
             step: the last step whose entries stay.
             n_entry: how many entries there were when the checkpoint of that step was saved; if they are fewer now, a warning
                 says so. None: unknown.
+            is_finished: the run was finished at that step, so its final entry may stay.
+
+        Returns:
+            The final entry, if it stays.
         """
         if not self.path.exists() and not n_entry:
-            return
+            return None
         entries, damaged = _read(self.path)
         kept = [entry for entry in entries if entry["step"] <= step and entry["kind"] != "final"]
+        final = [entry for entry in entries if entry["step"] == step and entry["kind"] == "final" and is_finished][-1:]
         aside = self.path.with_name(self.path.name + DAMAGED_SUFFIX)
         try:
             if damaged:
                 _copy_damaged(self.path, aside)
-            replace_file(self.path, "".join(map(_line, kept)).encode())
+            replace_file(self.path, "".join(map(_line, kept + final)).encode())
         except OSError as error:
             raise _unwritable(self.directory, error) from None
         if damaged:
@@ -128,6 +133,7 @@ class Record:
             )
         self.n_entry = len(kept)
         self._call_loggers(lambda logger: logger.rewind(step))
+        return final[0] if final else None
 
     def draw(self) -> Path | None:
         """Draw training and validation loss against tokens read; None if there is nothing to draw yet."""

@@ -9,7 +9,7 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +34,8 @@ from transformer_xl.training.record import Record
 from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
+
+_SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,19 @@ class Best:
     average: bool = False  # whether it is the loss of the averaged weights
 
 
+@dataclass(frozen=True)
+class Scores:
+    """How well a model predicts the validation split, or its beginning."""
+
+    plain: Score  # with memory
+    average: Score | None = None  # of averaged weights, with memory
+    without_memory: Score | None = None
+
+
+class _StopError(Exception):
+    """A signal, its argument, ends the final scoring."""
+
+
 @dataclass
 class Run:
     """The parts of a run, and its counts."""
@@ -98,6 +113,8 @@ class Run:
     checkpoint_bytes: int
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
+    validated: Scores | None = None  # by the last validation of this process
+    recorded: Scores | None = None  # by the process that finished the run
     held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
     is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
 
@@ -105,6 +122,11 @@ class Run:
     def store(self) -> CheckpointStore:
         """The run's checkpoints."""
         return self.directory.store(keep=self.config.train.keep_checkpoints)
+
+    @property
+    def where(self) -> str:
+        """Its directory, quoted for a shell."""
+        return shlex.quote(str(self.directory.path))
 
     def mend(self) -> None:
         """Write those files of the run's directory again that somebody has deleted; a warning names them.
@@ -128,7 +150,12 @@ class Run:
             self.mend()
             self.record.write(kind, self.trainer.step, **values)
 
-    def outcome(self, *, stopped_by: signal.Signals | None = None, **scores: Score | None) -> Outcome:
+    def stopped_by(self, received: list[int]) -> signal.Signals | None:
+        """Return the signal that stops the run, in any process; all call this."""
+        own = received[0] if received else signal.SIGPIPE if self.display.is_lost else None
+        return next((signal.Signals(number) for number in self.world.exchange(own) if number is not None), None)
+
+    def outcome(self, scores: Scores | None = None, *, stopped_by: signal.Signals | None = None) -> Outcome:
         """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw() if self.record else None
         trainer = self.trainer
@@ -138,9 +165,11 @@ class Run:
             trainer.step,
             trainer.tokens,
             trainer.seconds,
-            picture=picture,
-            stopped_by=stopped_by,
-            **scores,
+            scores and scores.plain,
+            scores and scores.without_memory,
+            picture,
+            scores and scores.average,
+            stopped_by,
         )
 
 
@@ -216,11 +245,11 @@ def train(
                     step=run.trainer.step,
                     warn=display.warn,
                 )
-        with _stop_signal(once=world.alone) as stopped:
-            stopped_by = _learn(run, stopped)
-        outcome = run.outcome(stopped_by=stopped_by) if stopped_by else _conclude(run)
-        if not world.from_first(world.first and run.trainer.step in run.store.steps()):  # somebody has deleted it meanwhile
-            _save(run, must=True)
+        with _stop_signal(once=world.alone) as received, run.display:
+            stopped_by = _learn(run, received)
+            outcome = run.outcome(stopped_by=stopped_by) if stopped_by else _conclude(run, received)
+            if not world.from_first(world.first and run.trainer.step in run.store.steps()):  # somebody has deleted it meanwhile
+                _save(run, must=True)
         return outcome
 
 
@@ -298,12 +327,15 @@ def _restore(run: Run) -> None:
         run.interval = Interval(**record["interval"])
         best = Best(**record["best"]) if record["best"] else None
         run.best = best if best and best.step in run.store.steps() else None
+    final: dict[str, Any] | None = None
     with world.agreed():
         if run.record:
             run.store.rewind(step, best=run.best.step if run.best else None)
             if run.trainer.progress < 1:
                 run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
-            run.record.rewind(step, n_entry=record.get("entries"))
+            is_finished = run.trainer.progress >= 1 and run.config.eval == run.directory.config().eval
+            final = run.record.rewind(step, n_entry=record.get("entries"), is_finished=is_finished)
+    run.recorded = _recorded(world.from_first(final))
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:
         run.display.say(
@@ -313,35 +345,32 @@ def _restore(run: Run) -> None:
     run.display.say(f"resumed at step {checkpoint.step:,}, {100 * min(run.trainer.progress, 1):.0f}% of the budget")
 
 
-def _learn(run: Run, stopped: list[int]) -> signal.Signals | None:
-    """Train until the budget is used up or a signal arrives, save the last step, and return the signal."""
+def _learn(run: Run, received: list[int]) -> signal.Signals | None:
+    """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
     stopping = False
-    with run.display:
-        while trainer.progress < 1 and not (stopping := run.world.any(stopped or run.display.is_lost)):
-            before = trainer.seconds
-            result = trainer.train_step()
-            run.interval.add(result, trainer.seconds - before)
-            if result.skipped:
-                run.display.warn(f"step {trainer.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
-            last = trainer.progress >= 1
-            if trainer.step % config.log_interval == 0 or last:
-                _log(run, result, final=True)
-            elif trainer.step % 10 == 0:
-                _log(run, result, final=False)
-            best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
-            if trainer.step % config.checkpoint_interval == 0 or best or last:
-                saved_step = _save(run, best=best, must=last) or saved_step
-        if stopping and saved_step != trainer.step:
-            _save(run, must=True)
-    if not stopping:
+    while trainer.progress < 1 and not (stopping := run.world.any(received or run.display.is_lost)):
+        before = trainer.seconds
+        result = trainer.train_step()
+        run.interval.add(result, trainer.seconds - before)
+        if result.skipped:
+            run.display.warn(f"step {trainer.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
+        last = trainer.progress >= 1
+        if trainer.step % config.log_interval == 0 or last:
+            _log(run, result, final=True)
+        elif trainer.step % 10 == 0:
+            _log(run, result, final=False)
+        best = _validate(run) if trainer.step % config.eval_interval == 0 or last else None
+        if trainer.step % config.checkpoint_interval == 0 or best or last:
+            saved_step = _save(run, best=best, must=last) or saved_step
+    number = run.stopped_by(received) if stopping else None
+    if number is None:
         return None
-    everywhere = run.world.exchange(stopped[0] if stopped else signal.SIGPIPE if run.display.is_lost else None)
-    number = next(signal.Signals(own) for own in everywhere if own is not None)
+    if saved_step != trainer.step:
+        _save(run, must=True)
     command = "txl" if run.world.alone else f"torchrun with {run.world.size} processes: -m transformer_xl"
-    where = shlex.quote(str(run.directory.path))
-    run.display.say(f"{number.name}: saved step {trainer.step:,}; go on with: {command} train --resume --out {where}")
+    run.display.say(f"{number.name}: saved step {trainer.step:,}; go on with: {command} train --resume --out {run.where}")
     return number
 
 
@@ -377,8 +406,8 @@ def _validate(run: Run) -> Best | None:
     trainer, config = run.trainer, run.config
     if len(split.ids) < 2:
         return None
-    score = _score(run, split, limit=config.eval.max_tokens)
-    averaged = _score_of_average(run, split, limit=config.eval.max_tokens)
+    run.validated = _scores(run, split, "validation", limit=config.eval.max_tokens)
+    score, averaged = run.validated.plain, run.validated.average
     trainer.schedule.validated(score.loss)
     run.note(
         "valid",
@@ -404,9 +433,24 @@ def _validate(run: Run) -> Best | None:
     return best if best.loss < (run.best.loss if run.best else math.inf) else None
 
 
-def _score(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | None) -> Score:
-    """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change."""
+def _score(
+    run: Run, split: TokenSplit, *, what: str, remembers: bool = True, limit: int | None, received: list[int] | None = None
+) -> Score:
+    """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change.
+
+    Raises:
+        _StopError: one of the `received` signals ends it; None: no signal does.
+    """
     text, reading = beginning(split, run.corpus.tokenizer, limit), Reading.of_run(run.config)
+    show = run.display.scoring(what, (len(text.ids) - 1) // run.world.size)
+
+    def on_tokens(n: int) -> None:
+        show(n)
+        if received is not None and run.world.alone:  # several processes must stop together
+            _check(run, received)
+
+    if received is not None:
+        _check(run, received)
     return evaluate(
         run.trainer.model,
         text.ids,
@@ -414,18 +458,20 @@ def _score(run: Run, split: TokenSplit, *, remembers: bool = True, limit: int | 
         n_characters=text.n_characters,
         n_bytes=text.n_bytes,
         precision=run.trainer.precision,
+        on_tokens=on_tokens,
         world=run.world,
         execution=run.trainer.execution,
     )
 
 
-def _score_of_average(run: Run, split: TokenSplit, *, limit: int | None) -> Score | None:
-    """Evaluate the averaged weights with memory; None if there are none yet."""
+def _scores(run: Run, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None) -> Scores:
+    """Evaluate the weights and, if there are any, the averaged weights; see `_score`."""
+    plain = _score(run, split, what=what, limit=limit, received=received)
     average = run.trainer.average
     if not average.count:
-        return None
+        return Scores(plain)
     with average.in_place_of(run.trainer.model):
-        return _score(run, split, limit=limit)
+        return Scores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
 
 
 def _sample(run: Run, split: TokenSplit) -> str:
@@ -476,42 +522,103 @@ def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:
     return trainer.step
 
 
-def _conclude(run: Run) -> Outcome:
-    """Score the finished model on the whole validation split, with and without memory, and report the difference."""
-    split = run.corpus.splits["valid"]
-    trainer, say = run.trainer, run.display.say
-    say(f"finished: {trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training")
-    if len(split.ids) < 2:
+def _conclude(run: Run, received: list[int]) -> Outcome:
+    """Score the finished model with and without memory, and report the difference; a signal ends only the scoring."""
+    split, trainer, say = run.corpus.splits["valid"], run.trainer, run.display.say
+    did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
+    if run.recorded:
+        longer = "".join(
+            f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, share in trainer.used.items() if share >= 1
+        )
+        say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{longer}")
+    else:
+        say(f"finished: {did}")
+    n_token = len(split.ids) - 1
+    if n_token < 1:
         return run.outcome()
-    remembers = run.config.eval_mem_len > 0
-    how = ", with memory and without" if remembers else ""
-    say(f"scoring all {len(split.ids) - 1:,} tokens of the validation split{how}")
-    score = _score(run, split, limit=None)
-    with run.world.agreed():
-        if not math.isfinite(score.loss):
-            raise TrainingError(
-                f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
-                f"again with a lower optim.lr ({run.config.optim.lr:g})"
-            )
-    without = _score(run, split, remembers=False, limit=None) if remembers else None
-    averaged = _score_of_average(run, split, limit=None)
-    more = {"loss_without_memory": without.loss} if without else {}
-    more |= {"average_loss": averaged.loss} if averaged else {}
-    more |= {"tokens": trainer.tokens, "seconds": round(trainer.seconds, 3)}
-    run.note("final", loss=score.loss, bpc=score.bpc, **more)
-    found = f"validation, {score.tokens:,} tokens: {score.bpc:.3f} bits per character ({score.loss:.4f} nats per token)"
+    scores = run.recorded
+    if not scores:
+        try:
+            scores = _final_scores(run, split, received)
+        except _StopError as stop:
+            (number,) = stop.args
+            say(f"{number.name}: saved step {trainer.step:,}, which is not scored; score it with: txl eval {run.where}")
+            return run.outcome(stopped_by=number)
+        with run.world.agreed():
+            if not math.isfinite(scores.plain.loss):
+                raise TrainingError(
+                    f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
+                    f"again with a lower optim.lr ({run.config.optim.lr:g})"
+                )
+        run.note("final", tokens=trainer.tokens, seconds=round(trainer.seconds, 3), **_as_entry(scores))
+    plain, without, averaged = scores.plain, scores.without_memory, scores.average
+    which = f"{plain.tokens:,}" if plain.tokens == n_token else f"the first {plain.tokens:,} of {n_token:,}"
+    found = f"validation, {which} tokens: {plain.bpc:.3f} bits per character ({plain.loss:.4f} nats per token)"
     if without:
         found += (
-            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - score.bpc:.3f} bits per character"
+            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per character"
         )
     say(found)
     if left_out := not_scored(run.corpus.tokenizer):
         say(left_out)
-    if score.doubt:
-        run.display.warn(score.doubt)
+    if plain.doubt:
+        run.display.warn(plain.doubt)
     if averaged:
         say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
-    return run.outcome(score=score, score_without_memory=without, score_of_average=averaged)
+    return run.outcome(scores)
+
+
+def _final_scores(run: Run, split: TokenSplit, received: list[int]) -> Scores:
+    """Score the whole split, or if that takes too long what validations read of it."""
+    _check(run, received)
+    n_token, limit, say = len(split.ids) - 1, run.config.eval.max_tokens, run.display.say
+    remembers = run.config.eval_mem_len > 0
+    how = ", with memory and without" if remembers else ""
+    scores = run.validated or _scores(run, split, "scoring", limit=limit, received=received)
+    n_pass = 1 + remembers + bool(scores.average)
+    seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
+    n_scored = scores.plain.tokens
+    if n_scored == n_token or seconds <= max(_SCORING_SECONDS, _SCORING_SHARE * run.trainer.seconds):
+        say(f"scoring all {n_token:,} tokens of the validation split{how}")
+        limit = None
+        if n_scored < n_token:
+            scores = _scores(run, split, "scoring", limit=limit, received=received)
+    else:
+        say(
+            f"scoring the first {n_scored:,} of {n_token:,} tokens of the validation split{how}, because all would take "
+            f"{clock(seconds)}; txl eval {run.where} --split valid scores all"
+        )
+    if not remembers:
+        return scores
+    without = _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
+    return replace(scores, without_memory=without)
+
+
+def _check(run: Run, received: list[int]) -> None:
+    if number := run.stopped_by(received):
+        raise _StopError(number)
+
+
+def _as_entry(scores: Scores) -> dict[str, float | int | None]:
+    """Return scores as the log keeps them, from which `_recorded` makes them again."""
+    plain = scores.plain
+    losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
+    sizes = {"scored": plain.tokens, "characters": plain.n_characters, "bytes": plain.n_bytes}
+    return {name: score.loss for name, score in losses.items() if score} | {"bpc": plain.bpc} | sizes
+
+
+def _recorded(entry: dict[str, Any] | None) -> Scores | None:
+    """Return the scores of an entry of the log; None if it has none that are complete and finite."""
+    if entry is None or None in (entry.get(name) for name in ("loss", "scored", "characters")):
+        return None
+
+    def score(name: str) -> Score | None:
+        loss, n = entry.get(name), entry["scored"]
+        return None if loss is None else Score(loss * n, n, entry["characters"], entry.get("bytes"), seconds=0.0)
+
+    plain = score("loss")
+    assert plain is not None
+    return Scores(plain, score("average_loss"), score("loss_without_memory"))
 
 
 @contextmanager

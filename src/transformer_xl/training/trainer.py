@@ -83,14 +83,16 @@ class Trainer:
         self.seconds = 0.0
 
     @property
+    def used(self) -> dict[str, float]:
+        """The share of each budget that is used up, by the name of its setting."""
+        done = {"max_steps": self.step, "max_tokens": self.tokens, "max_epochs": self.feed.epochs}
+        done["max_minutes"] = self.seconds / 60
+        return {name: amount / limit for name, amount in done.items() if (limit := getattr(self.config, name))}
+
+    @property
     def progress(self) -> float:
         """The share of the budget that is used up, by the nearest limit."""
-        config = self.config
-        used = ((self.step, config.max_steps), (self.tokens, config.max_tokens), (self.feed.epochs, config.max_epochs))
-        return max(
-            self.seconds / 60 / config.max_minutes if config.max_minutes else 0.0,
-            *(done / limit if limit else 0.0 for done, limit in used),
-        )
+        return max(self.used.values())
 
     @property
     def last_good_step(self) -> int:
