@@ -80,6 +80,7 @@ def test_what_cannot_be_shown_ends_nothing(code: int, is_lost: bool, terminal: b
 def test_how_far_a_scoring_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("transformer_xl.console.LINE_SECONDS", 10.0)
     shown, out = display(terminal=terminal)
     with shown:
         advance = shown.scoring("scoring", 1000)
