@@ -14,6 +14,12 @@ from transformer_xl.data.tokenizers import BPETokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
 
 
+@pytest.mark.parametrize("size", [2**20 + 1, 2**63 - 1])
+def test_a_vocabulary_beyond_any_text_is_refused(size: int) -> None:
+    with pytest.raises(TokenizerError, match=r"must be at most 1,048,576 for bpe; lower it"):
+        train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=size), ["a b a b"])
+
+
 def test_bpe_refuses_lone_surrogates() -> None:
     with pytest.raises(TokenizerError, match=r"lone surrogate is not Unicode; use tokenizer.kind=byte"):
         TOKENIZERS["bpe"].encode("a\ud800")

@@ -158,6 +158,9 @@ def _pieces(vocabulary: dict[str, int]) -> list[bytes]:
     return complete
 
 
+_MOST_PIECES = 2**20
+
+
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
     """Learn merges from texts: see `train_tokenizer`."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -165,6 +168,8 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
     size = DEFAULT_BPE_SIZE if config.vocab_size is None else config.vocab_size
     if size < 256:
         raise TokenizerError(f"tokenizer.vocab_size ({size}) must be at least 256 for bpe, one id per byte; raise it")
+    if size > _MOST_PIECES:  # the library allots what it is told, and panics
+        raise TokenizerError(f"tokenizer.vocab_size ({size}) must be at most {_MOST_PIECES:,} for bpe; lower it")
     model = Tokenizer(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Sequence(
         [
