@@ -308,7 +308,7 @@ def _recipe_meant(name: str) -> str:
 
 def _toml(text: str) -> dict[str, Any]:
     """Read TOML; a `ValueError` says what is wrong with it."""
-    if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:  # a table in a table, each of which is parsed slower
+    if max(line.count(".") for line in text.split("\n")) > _MOST_DOTS:  # nested tables take time by the square of their depth
         raise ValueError(f"a line has more than {_MOST_DOTS} dots")
     try:
         return tomllib.loads(text)

@@ -141,7 +141,7 @@ class Bar:
 
 
 class Lines(Bar):
-    """Progress in lines: what is done of which task, how fast, and how much time is left.
+    """Progress as lines of text: the task, how much of it is done, how fast, and the time left.
 
     Args:
         what: the task; see `progress` for this, `total` and `unit`.

@@ -104,7 +104,7 @@ def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "") -> str
     Args:
         name: the unknown name.
         known: the names that there are.
-        listed_by: a command that lists them, for the case that there are very many.
+        listed_by: the command that lists them, named if there are very many.
 
     Example:
         >>> did_you_mean("quickstrat", ["quickstart", "shakespeare-char"])

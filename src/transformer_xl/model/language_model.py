@@ -198,7 +198,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
 
         Args:
             mem_len: positions; None: the model's, which is not refused if somebody asked for it (`with_context`).
-            what: who asks for it, for the message.
+            what: begins the message: who asks for the memory.
 
         Raises:
             ConfigError: it takes more than twice the weights, and more than `UNASKED_BYTES`.
