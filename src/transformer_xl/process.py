@@ -1,8 +1,13 @@
-"""This process: its place among those that `torchrun` started, and its memory. `world.py` lets processes talk."""
+"""This process: its place among those that `torchrun` started, its memory and its signals. `world.py` lets processes talk."""
 
 import ctypes
 import os
 import platform
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 _met = False
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
@@ -57,3 +62,33 @@ def keep_freed_memory() -> bool:
     largest = 2**31 - 1
     mapped = mallopt(_M_MMAP_THRESHOLD, 1 << 30) or mallopt(_M_MMAP_THRESHOLD, 1 << 25)  # older versions take 32 MiB at most
     return bool(mapped and mallopt(_M_TRIM_THRESHOLD, largest))
+
+
+@contextmanager
+def stop_signals(*, once: bool) -> Iterator[list[int]]:
+    """Collect SIGINT, SIGTERM and SIGHUP in a list instead of dying; who reads the list stops.
+
+    With `once`, a second signal has its usual effect, except for SIGHUP, which arrives twice when a terminal is closed. Under
+    `torchrun` it must not, because the terminal sends a signal to all processes, and `torchrun` sends it to them again. What
+    `nohup` started goes on without a terminal.
+    """
+    received: list[int] = []
+    previous: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        for signal_number, handler in previous.items() if once else ():
+            if signal_number != signal.SIGHUP:
+                signal.signal(signal_number, handler)
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handle)
+    except ValueError:  # not the main thread, so the caller handles signals
+        pass
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -26,9 +26,11 @@ from transformer_xl.model.call import Execution
 from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.reading.evaluation import Score, evaluate
 from transformer_xl.training import run as training_run
+from transformer_xl.training import scoring
 from transformer_xl.training.display import Display
+from transformer_xl.training.parts import Best, Outcome
 from transformer_xl.training.record import Record
-from transformer_xl.training.run import Best, Outcome, train
+from transformer_xl.training.run import train
 from transformer_xl.training.trainer import StepResult, Trainer
 
 
@@ -143,7 +145,7 @@ def test_validation_computes_as_training_does(start: Start, monkeypatch: pytest.
         backends.append(execution.backend)
         return evaluate(*arguments, execution=execution, **options)
 
-    monkeypatch.setattr("transformer_xl.training.run.evaluate", watched)
+    monkeypatch.setattr("transformer_xl.training.scoring.evaluate", watched)
     start("run", "train.max_steps=4", "train.attention=sdpa")
     assert backends and set(backends) == {"sdpa"}
 
@@ -262,7 +264,7 @@ def test_the_best_weights_are_the_better_ones(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, better: str
 ) -> None:
     """At step 16; at the end, both are worse."""
-    score_all = training_run._scores
+    score_all = scoring.score_split
 
     def judged(run: Any, *arguments: Any, **options: Any) -> Any:
         scores = score_all(run, *arguments, **options)
@@ -271,7 +273,8 @@ def test_the_best_weights_are_the_better_ones(
         average = dataclasses.replace(scores.average, nats=scores.average.nats + shift)
         return dataclasses.replace(scores, average=average)
 
-    monkeypatch.setattr(training_run, "_scores", judged)
+    monkeypatch.setattr(training_run, "score_split", judged)
+    monkeypatch.setattr(scoring, "score_split", judged)
     start("run", "train.average=ema")
     store = RunDirectory(tmp_path / "run").store()
     assert store.best_step is not None
@@ -377,7 +380,7 @@ def test_a_finished_run_can_be_finished_again_and_prolonged(
     log = entries(tmp_path / "run")
     display = Lines()
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "evaluate", lambda *_, **__: pytest.fail("it is scored anew"))
+        patch.setattr(scoring, "evaluate", lambda *_, **__: pytest.fail("it is scored anew"))
         again = start(resume=True, display=display)
     assert (again.finished, again.step, again.picture) == (True, 40, tmp_path / "run" / "loss.png")
     for own, recorded in ((first.score, again.score), (first.score_without_memory, again.score_without_memory)):
@@ -427,12 +430,12 @@ def test_a_signal_while_the_finished_model_is_scored_ends_only_the_scoring(
 
 @pytest.mark.parametrize("resumed", [False, True])
 def test_the_final_scoring_is_bounded(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool) -> None:
-    monkeypatch.setattr(training_run, "_SCORING_SECONDS", 0.0)
-    monkeypatch.setattr(training_run, "_SCORING_SHARE", 0.0)
+    monkeypatch.setattr(scoring, "_SCORING_SECONDS", 0.0)
+    monkeypatch.setattr(scoring, "_SCORING_SHARE", 0.0)
     display, settings = Lines(), ("train.max_steps=4", "eval.max_tokens=50")
     if resumed:  # the process was killed before the model was scored
         with monkeypatch.context() as patch:
-            patch.setattr(training_run, "_conclude", lambda run, _: run.outcome())
+            patch.setattr(training_run, "conclude", lambda run, _: run.outcome())
             start("run", *settings)
     outcome = start("run", *settings, display=display, resume=resumed)
     assert outcome.score and outcome.score_without_memory

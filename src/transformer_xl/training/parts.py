@@ -1,0 +1,151 @@
+"""The parts of a training run, its counts, and how it ends."""
+
+import shlex
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.config import RunConfig
+from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.errors import CheckpointError
+from transformer_xl.reading.evaluation import Score
+from transformer_xl.training.display import Display
+from transformer_xl.training.record import Record
+from transformer_xl.training.trainer import StepResult, Trainer
+from transformer_xl.world import World
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of `train` ended."""
+
+    directory: Path
+    finished: bool  # whether the budget is used up; False if a signal ended the run
+    step: int  # steps so far
+    tokens: int  # of training, read so far
+    seconds: float  # of training steps so far
+    score: Score | None = None  # validation, with memory; None without such a split, and if the run did not finish
+    score_without_memory: Score | None = None  # None if the model has no memory
+    picture: Path | None = None  # the loss curve
+    score_of_average: Score | None = None  # averaged weights, with memory; None without `train.average`
+    stopped_by: signal.Signals | None = None  # the signal that ended it; SIGPIPE: nobody reads standard error any more
+
+
+@dataclass
+class Interval:
+    """Sums since the last line of the log. Checkpoints hold them, so a resumed run logs the same lines."""
+
+    nats: float = 0.0  # this, tokens and scored leave out skipped steps
+    tokens: int = 0
+    scored: int = 0  # tokens in the sum of nats
+    seconds: float = 0.0  # of all steps
+
+    def add(self, result: StepResult, seconds: float) -> None:
+        """Count a step."""
+        self.seconds += seconds
+        if not result.skipped:
+            self.nats += result.nats
+            self.tokens += result.tokens
+            self.scored += result.scored
+
+    @property
+    def loss(self) -> float | None:
+        """Nats per token; None if every step was skipped."""
+        return self.nats / self.scored if self.scored else None
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far: its loss in nats per token, and its step."""
+
+    loss: float
+    step: int
+    average: bool = False  # whether it is the loss of the averaged weights
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well a model predicts the validation split, or its beginning."""
+
+    plain: Score  # with memory
+    average: Score | None = None  # of averaged weights, with memory
+    without_memory: Score | None = None
+
+
+@dataclass
+class Run:
+    """The parts of a run, and its counts."""
+
+    directory: RunDirectory
+    config: RunConfig
+    corpus: PreparedCorpus
+    trainer: Trainer
+    world: World
+    display: Display
+    record: Record | None  # None in processes other than the first
+    checkpoint_bytes: int
+    interval: Interval = field(default_factory=Interval)
+    best: Best | None = None
+    validated: Scores | None = None  # by the last validation of this process
+    recorded: Scores | None = None  # by the process that finished the run
+    held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
+    is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The run's checkpoints."""
+        return self.directory.store(keep=self.config.train.keep_checkpoints)
+
+    @property
+    def where(self) -> str:
+        """Its directory, quoted for a shell."""
+        return shlex.quote(str(self.directory.path))
+
+    def mend(self) -> None:
+        """Write those files of the run's directory again that somebody has deleted; a warning names them.
+
+        Raises:
+            CheckpointError: they cannot be written, or the directory belongs to another run by now.
+        """
+        if not self.is_locked():
+            self.is_locked = self.held.enter_context(self.directory.locked())
+            if self.directory.holds_run and self.directory.config() != self.config:
+                raise CheckpointError(
+                    f"'{self.directory.path}' was deleted and holds another run now, so this one cannot be saved"
+                )
+        if missing := self.directory.write_missing(self.config, self.corpus.tokenizer):
+            names = ", ".join(missing)
+            self.display.warn(f"'{self.directory.path}' has lost {names} while it trained; written again")
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Write an entry of the log."""
+        if self.record:
+            self.mend()
+            self.record.write(kind, self.trainer.step, **values)
+
+    def stopped_by(self, received: list[int]) -> signal.Signals | None:
+        """Return the signal that stops the run, in any process; all call this."""
+        own = received[0] if received else signal.SIGPIPE if self.display.is_lost else None
+        return next((signal.Signals(number) for number in self.world.exchange(own) if number is not None), None)
+
+    def outcome(self, scores: Scores | None = None, *, stopped_by: signal.Signals | None = None) -> Outcome:
+        """Draw the loss curve, and return how the run ended."""
+        picture = self.record.draw() if self.record else None
+        trainer = self.trainer
+        return Outcome(
+            self.directory.path,
+            trainer.progress >= 1,
+            trainer.step,
+            trainer.tokens,
+            trainer.seconds,
+            scores and scores.plain,
+            scores and scores.without_memory,
+            picture,
+            scores and scores.average,
+            stopped_by,
+        )

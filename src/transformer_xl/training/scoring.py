@@ -1,0 +1,158 @@
+"""How well a model in training predicts the validation split: in a validation, and when the run is finished."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from transformer_xl.console import clock
+from transformer_xl.data.prepare import TokenSplit
+from transformer_xl.errors import TrainingError
+from transformer_xl.opening import beginning, not_scored
+from transformer_xl.reading.evaluation import Reading, Score, evaluate
+from transformer_xl.training.parts import Outcome, Run, Scores
+
+_SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
+
+
+class _StopError(Exception):
+    """A signal, its argument, ends the final scoring."""
+
+
+def conclude(run: Run, received: list[int]) -> Outcome:
+    """Score the finished model with and without memory, and report the difference; a signal ends only the scoring."""
+    split, trainer, say = run.corpus.splits["valid"], run.trainer, run.display.say
+    did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
+    if run.recorded:
+        longer = "".join(
+            f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, share in trainer.used.items() if share >= 1
+        )
+        say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{longer}")
+    else:
+        say(f"finished: {did}")
+    n_token = len(split.ids) - 1
+    if n_token < 1:
+        return run.outcome()
+    scores = run.recorded
+    if not scores:
+        try:
+            scores = _final_scores(run, split, received)
+        except _StopError as stop:
+            (number,) = stop.args
+            say(f"{number.name}: saved step {trainer.step:,}, which is not scored; score it with: txl eval {run.where}")
+            return run.outcome(stopped_by=number)
+        with run.world.agreed():
+            if not math.isfinite(scores.plain.loss):
+                raise TrainingError(
+                    f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
+                    f"again with a lower optim.lr ({run.config.optim.lr:g})"
+                )
+        run.note("final", tokens=trainer.tokens, seconds=round(trainer.seconds, 3), **_as_entry(scores))
+    plain, without, averaged = scores.plain, scores.without_memory, scores.average
+    which = f"{plain.tokens:,}" if plain.tokens == n_token else f"the first {plain.tokens:,} of {n_token:,}"
+    found = f"validation, {which} tokens: {plain.bpc:.3f} bits per character ({plain.loss:.4f} nats per token)"
+    if without:
+        found += (
+            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per character"
+        )
+    say(found)
+    if left_out := not_scored(run.corpus.tokenizer):
+        say(left_out)
+    if plain.doubt:
+        run.display.warn(plain.doubt)
+    if averaged:
+        say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
+    return run.outcome(scores)
+
+
+def _final_scores(run: Run, split: TokenSplit, received: list[int]) -> Scores:
+    """Score the whole split, or if that takes too long what validations read of it."""
+    _check(run, received)
+    n_token, limit, say = len(split.ids) - 1, run.config.eval.max_tokens, run.display.say
+    remembers = run.config.eval_mem_len > 0
+    how = ", with memory and without" if remembers else ""
+    scores = run.validated or score_split(run, split, "scoring", limit=limit, received=received)
+    n_pass = 1 + remembers + bool(scores.average)
+    seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
+    n_scored = scores.plain.tokens
+    if n_scored == n_token or seconds <= max(_SCORING_SECONDS, _SCORING_SHARE * run.trainer.seconds):
+        say(f"scoring all {n_token:,} tokens of the validation split{how}")
+        limit = None
+        if n_scored < n_token:
+            scores = score_split(run, split, "scoring", limit=limit, received=received)
+    else:
+        say(
+            f"scoring the first {n_scored:,} of {n_token:,} tokens of the validation split{how}, because all would take "
+            f"{clock(seconds)}; txl eval {run.where} --split valid scores all"
+        )
+    if not remembers:
+        return scores
+    without = _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
+    return replace(scores, without_memory=without)
+
+
+def _score(
+    run: Run, split: TokenSplit, *, what: str, remembers: bool = True, limit: int | None, received: list[int] | None = None
+) -> Score:
+    """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change.
+
+    Raises:
+        _StopError: one of the `received` signals ends it; None: no signal does.
+    """
+    text, reading = beginning(split, run.corpus.tokenizer, limit), Reading.of_run(run.config)
+    show = run.display.scoring(what, (len(text.ids) - 1) // run.world.size)
+
+    def on_tokens(n: int) -> None:
+        show(n)
+        if received is not None and run.world.alone:  # several processes must stop together
+            _check(run, received)
+
+    if received is not None:
+        _check(run, received)
+    return evaluate(
+        run.trainer.model,
+        text.ids,
+        **vars(reading if remembers else reading.without_memory()),
+        n_characters=text.n_characters,
+        n_bytes=text.n_bytes,
+        precision=run.trainer.precision,
+        on_tokens=on_tokens,
+        world=run.world,
+        execution=run.trainer.execution,
+    )
+
+
+def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None) -> Scores:
+    """Evaluate the weights and, if there are any, the averaged weights; see `_score`."""
+    plain = _score(run, split, what=what, limit=limit, received=received)
+    average = run.trainer.average
+    if not average.count:
+        return Scores(plain)
+    with average.in_place_of(run.trainer.model):
+        return Scores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
+
+
+def _check(run: Run, received: list[int]) -> None:
+    if number := run.stopped_by(received):
+        raise _StopError(number)
+
+
+def _as_entry(scores: Scores) -> dict[str, float | int | None]:
+    """Return scores as the log keeps them, from which `recorded` makes them again."""
+    plain = scores.plain
+    losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
+    sizes = {"scored": plain.tokens, "characters": plain.n_characters, "bytes": plain.n_bytes}
+    return {name: score.loss for name, score in losses.items() if score} | {"bpc": plain.bpc} | sizes
+
+
+def recorded(entry: dict[str, Any] | None) -> Scores | None:
+    """Return the scores of an entry of the log; None if it has none that are complete and finite."""
+    if entry is None or None in (entry.get(name) for name in ("loss", "scored", "characters")):
+        return None
+
+    def score(name: str) -> Score | None:
+        loss, n = entry.get(name), entry["scored"]
+        return None if loss is None else Score(loss * n, n, entry["characters"], entry.get("bytes"), seconds=0.0)
+
+    plain = score("loss")
+    assert plain is not None
+    return Scores(plain, score("average_loss"), score("loss_without_memory"))
