@@ -17,7 +17,7 @@ _HUGE = "1" + "0" * 20  # more than 64 bits hold
 _STRANGE = ["", " ", _LONG, "ünïcödé—ж", "\udce9\udcff", "a\nb", 'a\'b $(id) "c"', "\x1b[31m"]
 _STRANGE += _words("- -- -x [red] %s{0} ../.. ~ *")
 _INTEGERS = [_HUGE, f"-{_HUGE}", "9" * 5000, _LONG, ""]
-_INTEGERS += _words("0 1 2 3 7 -1 1000000000 9223372036854775807 1e3 1.5 nan 0x10 ٣")
+_INTEGERS += _words("0 1 2 3 7 -1 1000000000 1000000000000 9223372036854775807 1e3 1.5 nan 0x10 ٣")
 _NUMBERS = [_HUGE, _LONG, "", *_words("0 0.5 1 2 -1 1e400 -1e400 1e-400 nan inf -inf x")]
 _LISTS = [_HUGE, *_words("1 0,1 2,4,8 1,1 , 1,,2 -1 1000000000 0.5 x")]
 _DEVICES = [*_STRANGE, *_words("meta cuda cuda:99999999999999999999 mps cpu:1 xla hpu vulkan privateuseone")]
@@ -74,7 +74,7 @@ _GOOD = {
 _WORK = {"--tokens", "--n", "--repeats", "--seeds", "--steps", "--minutes", "--segments", "--loss"}
 """Options that say how much work is done. A great number is no mistake there, and would take a great time."""
 
-_GREAT = {"1000000000", "9223372036854775807", "inf", "1e400", "-inf", "-1e400"}
+_GREAT = {"1000000000", "1000000000000", "9223372036854775807", "inf", "1e400", "-inf", "-1e400"}
 
 _SMALL = _words("""
     model.n_layer=1 model.d_model=8 model.n_head=2 model.d_head=4 model.d_inner=8 model.mem_len=4 model.cutoffs=[]

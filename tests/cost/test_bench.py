@@ -26,6 +26,7 @@ from transformer_xl.cost.bench import (
     scoring_figures,
 )
 from transformer_xl.cost.decoding import SessionBytes
+from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.scores import Scores
 from transformer_xl.model.reader import Reader
@@ -167,6 +168,13 @@ def test_segments_of_evaluate_are_timed(monkeypatch: pytest.MonkeyPatch, clock: 
     assert measured.seconds == (0.25 * lanes,) * n_step
     assert (measured.n_row, measured.tgt_len) == (lanes, 4)
     assert measured.tokens_per_second == 4 / 0.25
+
+
+def test_a_text_that_memory_has_no_room_for_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "resize", lambda *_: pytest.fail("it was made"))
+    model = tiny_model().with_context(mem_len=10**12)
+    with pytest.raises(ConfigError, match=r"a text that fills a memory of 1,000,000,000,000 in 2 lanes takes 32 TB, and .* free"):
+        measure_scoring(model, TEXT, tgt_len=4, batch_size=2)
 
 
 def test_scoring_leaves_the_model_as_it_was() -> None:

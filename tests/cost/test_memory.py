@@ -30,6 +30,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.training.muon import Muon
 from transformer_xl.training.optim import Optimizers, state_bytes
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +46,14 @@ def test_moments_are_those_of_the_optimizer(optimizer: Any) -> None:
     optimizers.step(1.0)
     kept = sum(tensor.nbytes for tensor in optimizers.state_tensors().values())
     assert kept == state_bytes(build(model.config), optim)
+
+
+def test_as_many_steps_as_there_are_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stepped: list[torch.Size] = []
+    monkeypatch.setattr("transformer_xl.training.muon.choose_precision", lambda *_: ("fp32", ""))
+    monkeypatch.setattr(Muon, "_update", lambda self, parameter, *_: stepped.append(parameter.shape))
+    state_bytes(build(config(n_layer=50)), OptimConfig(optimizer="muon"))
+    assert len(stepped) == len(set(stepped)) > 1
 
 
 def test_momentum_that_is_not_used_takes_nothing() -> None:

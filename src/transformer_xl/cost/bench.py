@@ -24,6 +24,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, cannot_compile
+from transformer_xl.model.room import check_room
 from transformer_xl.reading.evaluation import evaluate
 
 DecoderMode = tuple[InferencePrecision, bool, int]
@@ -293,6 +294,12 @@ def measure_scoring(
     """
     n_step = max(3, math.ceil(n_token / (tgt_len * batch_size)))
     length = max(model.reach(tgt_len), (_N_WARM_UP + n_step + 1) * tgt_len)
+    check_room(
+        8 * batch_size * length,
+        None,
+        what=f"a text that fills a memory of {model.mem_len:,} in {batch_size:,} lanes",
+        remedy="lower --mem-len, --tgt-len or --batch-size",
+    )
     text = np.resize(ids, batch_size * length + 1)
     stamps, counts = [], []
 

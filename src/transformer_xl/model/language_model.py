@@ -24,6 +24,7 @@ from transformer_xl.model.pretrained import PretrainedMixin
 from transformer_xl.model.room import check_room, check_unasked
 from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 from transformer_xl.model_config import ModelConfig
+from transformer_xl.tensor_file import MAX_TENSORS
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         super().__init__()
         if config.vocab_size is None:
             raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
+        _check_layers(config)
         self.config = config
         self.mem_len, self.ext_len = config.mem_len, 0
         self.clamp_len: int | None = None
@@ -90,6 +92,8 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
     def init_weights(self) -> None:
         """Draw all weights as the authors' `weights_init` does: normal or uniform, biases 0, norms around 1."""
         config = self.config
+        if self.device.type == "meta":  # there are no numbers, and each call takes as long as making a layer
+            return
         for name, parameter in self.named_parameters():
             owner, _, kind = name.rpartition(".")
             if self.init_own(name, parameter):
@@ -305,15 +309,22 @@ def make_model(config: ModelConfig) -> LanguageModel:
     """Build a model with random weights, of the kind of its settings.
 
     Raises:
-        ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or there is no room for its layers.
+        ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or it has more layers than there is room
+            for, or than can be saved.
     """
-    n_bytes = config.least_tensors * _LAYER_BYTES
-    check_room(n_bytes, None, what=f"a model of {config.n_layer:,} layers", remedy="lower model.n_layer")
     return import_class(config.model_class)(config)
 
 
 _LAYER_BYTES = 50_000
 """What the objects of a layer take besides its weights."""
+
+
+def _check_layers(config: ModelConfig) -> None:
+    """Refuse more layers than there is room for or than a file holds; even on the meta device each takes a millisecond."""
+    what = f"a model of {config.n_layer:,} layers"
+    check_room(config.least_tensors * _LAYER_BYTES, None, what=what, remedy="lower model.n_layer")
+    if config.least_tensors > MAX_TENSORS:
+        raise ConfigError(f"{what} could not be saved: {MAX_TENSORS:,} tensors is the most that a file holds; lower model.n_layer")
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

@@ -1,6 +1,7 @@
 """Makes optimizers and learning-rate schedules from `OptimConfig`."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -122,8 +123,14 @@ def state_bytes(model: nn.Module, config: OptimConfig) -> int:
         parameter.grad = torch.empty_like(parameter)
     total = 0
     for part in OPTIMIZERS[config.optimizer](named, config):
+        n_alike = Counter[nn.Parameter]()
+        for group in part.param_groups:  # what is kept depends on sizes alone, and a step of each of 1,000 layers takes a minute
+            first = {parameter.shape: parameter for parameter in reversed(group["params"])}
+            n_alike.update(first[parameter.shape] for parameter in group["params"])
+            group["params"] = list(first.values())
         part.step()
-        total += sum(x.nbytes for state in part.state.values() for x in state.values() if isinstance(x, Tensor))
+        for parameter, n in n_alike.items():
+            total += n * sum(x.nbytes for x in part.state[parameter].values() if isinstance(x, Tensor))
     return total
 
 

@@ -59,6 +59,14 @@ def test_a_model_read_with_no_memory_has_nothing_to_compare():
     assert facts.without is None and facts.distances.memory_share.max() == 0
 
 
+def test_lengths_are_those_of_the_text_at_most():
+    model, ids = make("paper"), stream(20)
+    enormous = facts_of(model, ids, reading(model, tgt_len=10**12, mem_len=10**12))
+    long = facts_of(model, ids, reading(model, tgt_len=19, mem_len=20))
+    np.testing.assert_array_equal(enormous.nats, long.nats)
+    np.testing.assert_array_equal(enormous.distances.mass, long.distances.mass)
+
+
 @pytest.mark.parametrize("changes", [{}, {"cutoffs": (4, 9)}])
 def test_preferred_tokens_are_the_likeliest(changes, monkeypatch):
     from tests.helpers import tiny_model

@@ -169,7 +169,7 @@ class AttentionWatch:
         config = model.config
         self._model = model
         self._every = math.ceil(n_segment / 256)  # so that at most 256 segments are averaged by distance
-        n_distance = reading.tgt_len + reading.ext_len + reading.mem_len
+        n_distance = reading.tgt_len + reading.ext_len + model.mem_len  # which may be less than asked for, in a short text
         self.distances = DistanceSums(config.n_layer, config.heads_per_layer, n_distance)
         self.details = DetailStore(n_segment, reading.tgt_len, config.n_layer * config.heads_per_layer)
 

@@ -153,6 +153,7 @@ def find_facts(
         raise CorpusError(f"the text has {len(ids)} tokens; at least 2 are needed, because nothing predicts the first")
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
     report = on_tokens or (lambda _: None)
+    reading = replace(reading, tgt_len=min(reading.tgt_len, len(ids) - 1))
     with scoring(model):
         without = _nats_without_memory(model, ids, reading, precision, report) if remembers(model, reading) else None
         return _facts_with_memory(model, ids, reading, without, top, precision, report)
@@ -187,7 +188,7 @@ def _facts_with_memory(
     report: Callable[[int], object],
 ) -> Facts:
     """Read the text with memory, and record the attention of the segments that are shown or sampled."""
-    n, view = len(ids) - 1, reading.view(model)
+    n, view = len(ids) - 1, reading.view(model).for_text(len(ids))
     k = min(top, model.config.vocab_size or top)
     facts = Facts(
         nats=np.zeros(n, np.float32),
