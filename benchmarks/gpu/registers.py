@@ -18,7 +18,7 @@ import torch
 
 from transformer_xl.console import say, table
 
-COUNTS = ("T", "S", "N", "B", "n_part")
+COUNTS, STRIDES = ("T", "S", "C", "B", "part"), ("row", "head", "t", "s")
 COLUMNS = ("kernel", "dtype", "tile", "warps", "registers", "spilled bytes", "shared bytes")
 
 
@@ -36,10 +36,11 @@ def main() -> None:
     rows = []
     for dtype in options.dtypes:
         chosen = tile_of(options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
-        for tile in options.tiles or [f"{chosen.width}x{chosen.warps}"]:
-            width, warps = map(int, tile.split("x"))
+        for tile in options.tiles or [f"{chosen.width}x{chosen.warps}x{chosen.key_warps}"]:
+            width, warps, *key_warps = map(int, tile.split("x"))
             for kernel in kernels:
-                row = measure(kernel, dtype, options.d_head, width, warps, options.capability, drops=options.dropout)
+                own = key_warps[0] if key_warps and kernel is fused_kernels.key_gradient_kernel else warps
+                row = measure(kernel, dtype, options.d_head, width, own, options.capability, drops=options.dropout)
                 say(", ".join(row))
                 rows.append(row)
     print(table([COLUMNS, *rows]))
@@ -48,7 +49,7 @@ def main() -> None:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", nargs="+", choices=["fp32", "bf16", "fp16"], default=["bf16", "fp32"])
-    parser.add_argument("--tiles", nargs="+", metavar="WxWARPS", help="such as 32x4 64x8 (default: those of fused.tile_of)")
+    parser.add_argument("--tiles", nargs="+", metavar="WxWARPS", help="such as 32x4 64x4x8 (default: those of fused.tile_of)")
     parser.add_argument("--d-head", type=int, default=64, help="width of heads (default: %(default)s)")
     parser.add_argument(
         "--capability", type=int, default=90, help="of the GPU: 80 is an A100, 90 an H100 (default: %(default)s)"
@@ -67,13 +68,17 @@ def measure(kernel: Any, dtype: str, d_head: int, width: int, warps: int, capabi
     constants = {"H": d_head, "P": max(16, triton.next_power_of_2(d_head)), "W": width, "DROPS": drops, "PRECISION": "ieee"}
     signature = {name: kind_of(name, dtype, constants) for name in inspect.signature(kernel.fn).parameters}
     target = GPUTarget("cuda", capability, 32)
-    compiled = triton.compile(ASTSource(kernel, signature, constexprs=constants), target=target, options={"num_warps": warps})
+    # what Triton sees when it is called: tensors and strides of whole vectors, so that a load takes eight numbers at once
+    aligned = [i for i, name in enumerate(signature) if name.split("_")[-1] not in (*COUNTS, *constants, "dropatt")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=target, options={"num_warps": warps})
     with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "kernel.ptx")
-        source.write_text(compiled.asm["ptx"])
+        assembly = Path(folder, "kernel.ptx")
+        assembly.write_text(compiled.asm["ptx"])
         architecture = re.search(r"\.target (\w+)", compiled.asm["ptx"])
         assert architecture is not None
-        command = [get_ptxas(capability).path, "-v", f"-arch={architecture[1]}", source, "-o", Path(folder, "kernel.cubin")]
+        command = [get_ptxas(capability).path, "-v", f"-arch={architecture[1]}", assembly, "-o", Path(folder, "kernel.cubin")]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
     assert registers is not None
@@ -86,10 +91,10 @@ def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     """Return the type of a kernel's argument, as Triton writes it."""
     if name in constants:
         return "constexpr"
-    kinds = {"first": "*i32", "seed_at": "*i64", "log_sum": "*fp32", "mean": "*fp32", "partial": "*fp32", "dropatt": "fp32"}
+    kinds = {"first": "*i32", "last": "*i32", "seed_at": "*i64", "log_sum": "*fp32", "mean": "*fp32", "dropatt": "fp32"}
     if name in kinds:
         return kinds[name]
-    return "i32" if name in COUNTS or ("_" in name and not name.startswith("grad")) else f"*{dtype}"
+    return "i32" if name.split("_")[-1] in (*COUNTS, *STRIDES) else f"*{dtype}"
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from transformer_xl.config import OptimConfig
 from transformer_xl.cost.work import Work, clusters
+from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.training.optim import state_bytes
 
 _FP32 = 4
@@ -155,9 +156,12 @@ def _working_bytes(work: Work) -> int:
     """Return the bytes of gradients and intermediate results in the larger block of a layer."""
     config, X, e = work.model.config, work.n_token, work.element
     feed_forward = X * (2 * config.d_inner * e + 2 * config.d_model * _FP32)
-    n_weight = 0 if work.backend == "triton" else work.rows * config.n_head * work.tgt_len * work.n_key
-    attention = 6 * X * work.attention_width * e + (0 if work.on_cpu else 3 * n_weight * e)  # a CPU takes few heads at a time
-    return max(feed_forward, attention)
+    scores = work.rows * config.n_head * work.tgt_len * work.n_key * e
+    if work.backend == "triton":
+        scores = 2 * min(scores, SCRATCH_BYTES)  # of positions, and their gradients
+    else:
+        scores = 0 if work.on_cpu else 3 * scores  # a CPU takes few heads at a time
+    return max(feed_forward, 6 * X * work.attention_width * e + scores)
 
 
 def lowered_bytes(work: Work) -> int:

@@ -127,15 +127,11 @@ def count_flops(work: Work) -> Flops:
 def _repeats(work: Work) -> dict[Part, int]:
     """Return how often the backward pass of attention repeats each product.
 
-    Only the paper's attention has backends that repeat any. The fused backend has three kernels, for queries, keys and
-    distances. Each computes scores and their gradients itself. The last two compute scores by distance in two halves, and the
-    last one also their gradient.
+    Only the paper's attention has backends that repeat any: those that do not keep the weights compute scores once more.
     """
     if not work.model.config.has_backends:
         return {}
-    if work.backend == "triton":
-        return {"content": 3, "distance": 1 + 2 + 2 + 1, "values": 2}
-    again = int(work.backend == "matmul" and work.precision == "fp32")
+    again = int(work.backend == "triton" or (work.backend == "matmul" and work.precision == "fp32"))
     return {"content": again, "distance": again}
 
 

@@ -12,6 +12,9 @@ from transformer_xl.errors import ConfigError, did_you_mean
 
 Attention = Callable[..., Tensor]
 
+SCRATCH_BYTES = 32 << 20
+"""The fused kernels' scores of positions of about so many bytes are computed at a time: they stay in an H100's cache of 50 MB."""
+
 _FUNCTIONS = {
     "equation": ("attention.equation", "relative_attention"),
     "matmul": ("backends.matmul", "matmul_attention"),
@@ -29,7 +32,7 @@ def choose_backend(
 
     `equation` is the paper's, in plain code. `matmul`: batched products, with a gradient written out. `sdpa`: PyTorch's
     `scaled_dot_product_attention` with positions as a bias. `flex`: PyTorch's `flex_attention`. `triton`: fused kernels, which
-    store nothing of size (T, S). `auto`: the fastest that works on the device, for weights of this type, dropout of attention
+    keep no weights. `auto`: the fastest that works on the device, for weights of this type, dropout of attention
     weights and width of heads.
 
     Raises:
