@@ -280,6 +280,11 @@ def _exports(doors: Doors) -> dict[str, Path]:
             doors.add(reader, base, "config.json", f"{key}={value}", as_json(values | {key: value}), effect="fill the memory")
     clamped = as_json(values | {"clamp_len": 10**9})
     doors.add("read", base, "config.json", "clamp_len", clamped, effect="fill the memory", harmless="no distance is as large")
+    for change in ({"mem_len": 10**9}, {"mem_len": 10**18, "clamp_len": 3}, {"mem_len": 10**12, "zero_first_memory": True}):
+        long = as_json(values | change)
+        doors.add("read", base, "config.json", str(change), long, effect="fill the memory")
+        grows = "" if "zero_first_memory" in change else "its memory grows with the text"
+        doors.add("huggingface read", base, "config.json", str(change), long, effect="fill the memory", harmless=grows)
     weights = {name: torch.zeros_like(tensor) for name, tensor in tiny_model(**MODEL).state_dict().items()}
     first = next(iter(weights))
     others = {
@@ -302,7 +307,7 @@ def _exports(doors: Doors) -> dict[str, Path]:
         for case, write in special_files().items():
             if reader != "huggingface" or case == "300 MB":  # of the others transformers says that there is no file
                 doors.add(reader, base, "model.safetensors", case, write)
-    return dict.fromkeys(("load", "read", "from_pretrained", "huggingface"), base)
+    return dict.fromkeys(("load", "read", "from_pretrained", "huggingface", "huggingface read"), base)
 
 
 def _runs(doors: Doors) -> dict[str, Path]:

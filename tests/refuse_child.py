@@ -15,6 +15,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tests.conversion.hostile import VARIABLE
 from transformer_xl import TransformerXL, load
 from transformer_xl.analysis.ablation.ablation import Ablation
@@ -54,7 +56,7 @@ def _read(path: Path) -> None:
 
 def _log(path: Path) -> None:
     """Resume a run as far as its log goes."""
-    device = __import__("torch").device("cpu")
+    device = torch.device("cpu")
     write_environment(path, seed=1, device=device, warn=_warning)
     _identity(path, "wandb", _warning)
     record = Record(path, warn=_warning)
@@ -75,6 +77,14 @@ def _huggingface(path: Path) -> None:
 
     TransformerXLForCausalLM.from_pretrained(path)
     AutoTokenizer.from_pretrained(path)
+
+
+def _generate(path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    import transformer_xl.huggingface as _
+
+    AutoModelForCausalLM.from_pretrained(path).generate(torch.tensor([[1, 2, 3]]), max_new_tokens=1)
 
 
 @cache
@@ -99,6 +109,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "read": _read,
     "from_pretrained": TransformerXL.from_pretrained,
     "huggingface": _huggingface,
+    "huggingface read": _generate,
     "tokenizer": load_tokenizer,
     "session": _session,
     "recipe": lambda path: load_recipe(str(path)),

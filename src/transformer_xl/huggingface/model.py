@@ -25,6 +25,7 @@ from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, blueprint, check_config
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import open_tensors
+from transformer_xl.untrusted import read_json_object
 
 PREFILL = 128  # tokens of a prompt read at once, as `Decoder` does; the memory carries what was before
 
@@ -93,10 +94,14 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
         Raises:
             CheckpointError: a tensor is missing, unexpected or of another shape.
+
+        What only a file asks for is bounded: reading refuses a memory of zeros that takes more than twice the weights (and 268 MB)
+        unless `mem_len` is among the arguments.
         """
+        file_mem_len, is_asked = None, "mem_len" in kwargs
         if source is not None:  # None: the caller gives a config and weights
             source = native_source(source, kwargs)
-            _check_file(source, kwargs)
+            file_mem_len = _check_file(source, kwargs)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(source, *args, **kwargs)
@@ -104,6 +109,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         for kind in ("missing", "unexpected", "mismatched"):
             for name in sorted(map(str, info[f"{kind}_keys"])):
                 raise CheckpointError(f"'{source}': tensor {name} is {kind}, by its config; not the same model?")
+        model.transformer.mem_len_from_file = not is_asked and model.transformer.mem_len == file_mem_len
         return (model, info) if wants_info else model
 
     def save_pretrained(
@@ -259,20 +265,27 @@ def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
         state_dict[_PREFIX + name] = state_dict.pop(name)
 
 
-def _check_file(source: str, arguments: dict[str, Any]) -> None:
-    """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any."""
+def _check_file(source: str, arguments: dict[str, Any]) -> int | None:
+    """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any.
+
+    Returns:
+        The `mem_len` that the file `config.json` asks for.
+    """
     download = download_arguments(arguments)
     path = cached_file(source, WEIGHTS_FILE, _raise_exceptions_for_missing_entries=False, **download)
     if path is None:  # transformers reports that itself
-        return
+        return None
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
         config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
+    folder = Path(path).parent
+    has_config = (folder / CONFIG_FILE).exists()
     with open_tensors(Path(path)) as file:
-        if (folder := Path(path).parent).joinpath(CONFIG_FILE).exists():
+        if has_config:
             check_config(file, folder)
         file.verify()
         blueprint(TransformerXL, config.native, {name.removeprefix(_PREFIX): x for name, x in file.tensors.items()}, path)
+    return read_json_object(folder / CONFIG_FILE).get("mem_len") if has_config else None
 
 
 def _memory(mems: Mems | None, cache: MemoryCache | None) -> Mems | None:
