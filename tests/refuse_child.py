@@ -82,7 +82,7 @@ def _huggingface(path: Path) -> None:
 def _generate(path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    import transformer_xl.huggingface as _
+    import transformer_xl.huggingface  # noqa: F401  registers its classes
 
     AutoModelForCausalLM.from_pretrained(path).generate(torch.tensor([[1, 2, 3]]), max_new_tokens=1)
 

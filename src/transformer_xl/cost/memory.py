@@ -156,11 +156,11 @@ def _working_bytes(work: Work) -> int:
     """Return the bytes of gradients and intermediate results in the larger block of a layer."""
     config, X, e = work.model.config, work.n_token, work.element
     feed_forward = X * (2 * config.d_inner * e + 2 * config.d_model * _FP32)
-    scores = work.rows * config.n_head * work.tgt_len * work.n_key * e
+    scores = 0  # on a CPU of few heads at a time
+    if not work.on_cpu:
+        scores = 3 * work.rows * config.n_head * work.tgt_len * work.n_key * e
     if work.backend == "triton":
-        scores = 2 * min(scores, SCRATCH_BYTES)  # of positions, and their gradients
-    else:
-        scores = 0 if work.on_cpu else 3 * scores  # a CPU takes few heads at a time
+        scores = min(scores, 2 * SCRATCH_BYTES)  # of positions, and their gradients
     return max(feed_forward, 6 * X * work.attention_width * e + scores)
 
 

@@ -95,8 +95,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             CheckpointError: a tensor is missing, unexpected or of another shape.
 
-        What only a file asks for is bounded: reading refuses a memory of zeros that takes more than twice the weights (and 268 MB)
-        unless `mem_len` is among the arguments.
+        What only a file asks for is bounded: reading refuses a memory of zeros that takes more than twice the weights (and
+        268 MB) unless `mem_len` is among the arguments.
         """
         file_mem_len, is_asked = None, "mem_len" in kwargs
         if source is not None:  # None: the caller gives a config and weights

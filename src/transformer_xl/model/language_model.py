@@ -309,8 +309,8 @@ def make_model(config: ModelConfig) -> LanguageModel:
     """Build a model with random weights, of the kind of its settings.
 
     Raises:
-        ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or it has more layers than there is room
-            for, or than can be saved.
+        ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or it has more layers than there is
+            room for, or than can be saved.
     """
     return import_class(config.model_class)(config)
 
@@ -324,7 +324,8 @@ def _check_layers(config: ModelConfig) -> None:
     what = f"a model of {config.n_layer:,} layers"
     check_room(config.least_tensors * _LAYER_BYTES, None, what=what, remedy="lower model.n_layer")
     if config.least_tensors > MAX_TENSORS:
-        raise ConfigError(f"{what} could not be saved: {MAX_TENSORS:,} tensors is the most that a file holds; lower model.n_layer")
+        most = f"{MAX_TENSORS:,} tensors is the most that a file holds"
+        raise ConfigError(f"{what} could not be saved: {most}; lower model.n_layer")
 
 
 def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:

@@ -124,7 +124,8 @@ def state_bytes(model: nn.Module, config: OptimConfig) -> int:
     total = 0
     for part in OPTIMIZERS[config.optimizer](named, config):
         n_alike = Counter[nn.Parameter]()
-        for group in part.param_groups:  # what is kept depends on sizes alone, and a step of each of 1,000 layers takes a minute
+        # what is kept depends on sizes alone, and a step of each of 1,000 layers takes a minute
+        for group in part.param_groups:
             first = {parameter.shape: parameter for parameter in reversed(group["params"])}
             n_alike.update(first[parameter.shape] for parameter in group["params"])
             group["params"] = list(first.values())

@@ -13,7 +13,7 @@ from transformer_xl.errors import ConfigError, did_you_mean
 Attention = Callable[..., Tensor]
 
 SCRATCH_BYTES = 32 << 20
-"""The fused kernels' scores of positions of about so many bytes are computed at a time: they stay in an H100's cache of 50 MB."""
+"""Fused kernels take scores of positions of about so many bytes at a time, which stay in an H100's cache of 50 MB."""
 
 _FUNCTIONS = {
     "equation": ("attention.equation", "relative_attention"),

@@ -1,8 +1,8 @@
 """`relative_attention` by the fused kernels of `fused_kernels.py`, which keep no scores and no weights.
 
-Scores of positions, and their gradients, are products of the library: (q + v)·rᵀ before a kernel reads them, and dP·r and dPᵀ·(q + v)
-after a kernel has written dP. They are computed for a few rows and heads at a time, so that they take little memory and are still in
-the GPU's cache when they are read.
+Scores of positions P, and what follows from their gradients, are products of the library: (q + v)·rᵀ before a kernel reads P,
+dP·r and dPᵀ·(q + v) after a kernel has written dP. P and dP are computed for a few rows and heads at a time, so that they take
+little memory and are still in the GPU's cache when they are read.
 
 Results are the same to the last bit every time. Needs Triton and a GPU; with TRITON_INTERPRET=1 it runs on any device, slowly.
 
@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.model.backends import SCRATCH_BYTES
 from transformer_xl.model.backends import fused_kernels as kernels
+
 
 def fused_attention(
     q_BTNH: Tensor,

@@ -1,11 +1,12 @@
 """Attention with scores of positions that are given, as fused GPU kernels; see `fused.py` for what surrounds them.
 
-Content is scored tile by tile, as in flash attention. Scores of positions lie in memory as the library multiplied them, a column
-for each distance. So the relative shift is an address: for query t, key s has column s + T - 1 - t. Gradients of these scores are
-written to the same place of a second tensor, and the library multiplies them on.
+Content is scored tile by tile, as in flash attention. Scores of positions lie in memory as the library multiplied them, a
+column for each distance. So the relative shift is an address: for query t, key s has column s + T - 1 - t. Gradients of these
+scores are written to the same place of a second tensor, and the library multiplies them on.
 
-The backward pass computes each weight once more, from the logarithm of its row's sum, in the program of its key; the program of its
-query then reads the gradient of its score. There are no atomics, so results are the same every time. Accumulation is in fp32.
+The backward pass computes each weight once more, from the logarithm of its row's sum, in the program of its key; the program
+of its query then reads the gradient of its score. There are no atomics, so results are the same every time. Accumulation is in
+fp32.
 
 Lengths and counts are not specialized: one compiled kernel serves all lengths, so a short last segment, or a memory that grows,
 does not make a run wait for the compiler. Programs are counted along the first axis of the grid, the only one that can be
@@ -59,7 +60,7 @@ def _lowest(first, t, T):
 
 @triton.jit
 def _kept(seed, row, t, s, dropatt):
-    """Return the factor of each attention weight, 0 where dropped; forward and backward get the same one for the same weight."""
+    """Return the factor of each attention weight, 0 where dropped; all kernels get the same one for the same weight."""
     zero = t[:, None] * 0 + s[None, :] * 0
     draw, _, _, _ = tl.philox(seed, zero + s[None, :], zero + t[:, None], zero + row, zero)
     return tl.where(tl.uint_to_uniform_float(draw) >= dropatt, 1 / (1 - dropatt), 0.0)
