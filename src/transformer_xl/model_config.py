@@ -110,6 +110,12 @@ class ModelConfig(Settings):
         """True if attention has a learned table of positions, of `max_klen` rows."""
         return self.attention_kind is not None and self.attention_kind.learns_positions
 
+    def reads_with(self, mem_len: int) -> str:
+        """Return with what memory a model of this kind reads if it has this many positions, in two to four words."""
+        if not mem_len or self.remembers == "nothing":
+            return "no memory"
+        return "a state carried on" if self.remembers == "state" else f"memory of {mem_len:,}"
+
     @property
     def keeps_keys(self) -> bool:
         """True if keys and values of a position stay the same while the text goes on, so that inference could keep them."""

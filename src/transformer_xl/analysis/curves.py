@@ -15,24 +15,28 @@ import numpy as np
 from transformer_xl import console
 from transformer_xl.analysis.comparison import ComparedRun, Unit, score
 from transformer_xl.analysis.lengths import has_length, lengths_of, readings, trained_length
-from transformer_xl.analysis.lines import Line, Look
+from transformer_xl.analysis.lines import Line
 from transformer_xl.config import RunConfig
 from transformer_xl.data.named import SplitName
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Reading
+from transformer_xl.training.curve import curves_of
 from transformer_xl.training.record import METRICS_FILE, read_metrics
 
 Against = Literal["tokens", "steps", "seconds"]
 
-XLABELS: dict[Against, str] = {"tokens": "tokens read (millions)", "steps": "steps", "seconds": "seconds of training"}
+XLABELS: dict[Against, str] = {
+    "tokens": "training tokens read (millions)",
+    "steps": "training steps",
+    "seconds": "seconds of training",
+}
 
-_KINDS: tuple[tuple[str, str, Look], ...] = (("train", "training", "thin"), ("valid", "validation", "marked"))
 _MULTIPLES = tuple(map(Fraction, ("0", "1/4", "1/2", "1", "2", "4", "8")))  # of the trained length
 
 
 def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit) -> list[Line]:
-    """Return training and validation loss of runs.
+    """Return training and validation loss of runs, of averaged weights too.
 
     Raises:
         CheckpointError: a run has logged nothing, or does not say how many characters its tokens have.
@@ -41,23 +45,21 @@ def learning_curves(runs: Sequence[ComparedRun], *, against: Against, unit: Unit
 
 
 def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Line]:
-    entries = [
-        e for e in read_metrics(run.path, warn=console.warn) if e["kind"] in ("train", "valid") and e["loss"] is not None
-    ]
-    if not entries:
+    entries = read_metrics(run.path, warn=console.warn)
+    curves = [curve for curve in curves_of(entries, run.config) if curve.kind != "final"]
+    if not curves:
         raise CheckpointError(f"'{run.path}' has no losses in {METRICS_FILE} yet; train it further with txl train --resume")
     factor = 1.0 if unit == "nats" else _bits_per_character(run, entries)
     lines = []
-    for kind, word, look in _KINDS:
-        found = [entry for entry in entries if entry["kind"] == kind]
-        if not found:
-            continue
+    for curve in curves:
+        found = [entry for entry, _ in curve.points]
         x = {
             "tokens": [entry["tokens"] / 1e6 for entry in found],
             "steps": [entry["step"] for entry in found],
             "seconds": [entry["seconds"] for entry in found],
         }[against]
-        lines.append(Line(run.name, f"{run.name}, {word}", x, [factor * entry["loss"] for entry in found], look=look))
+        look = "thin" if curve.kind == "train" else "dashed" if curve.averaged else "marked"
+        lines.append(Line(run.name, f"{run.name}, {curve.name}", x, [factor * loss for _, loss in curve.points], look=look))
     return lines
 
 
@@ -145,7 +147,7 @@ def segment_readings(config: RunConfig) -> list[tuple[str, Reading]]:
     own = Reading.of_run(config)
     if own.mem_len:
         own = replace(own, ext_len=0)
-        return [("with memory", own), ("without memory", own.without_memory())]
+        return [(config.model.reads_with(each.mem_len), each) for each in (own, own.without_memory())]
     # a segment is all that is read at once, even if fewer tokens are scored at a time
     longest = config.model.longest_segment or own.tgt_len + own.ext_len
     return [("separate segments", replace(own, tgt_len=longest, ext_len=0))]
@@ -172,8 +174,8 @@ def position_lines(
         factor = 1.0 if unit == "nats" else measured.tokens / measured.n_characters / math.log(2)
         mean, error = by_position(measured.token_nats, period=math.ceil(span / reading.tgt_len) * reading.tgt_len)
         y, half = factor * mean[:span], factor * 1.96 * error[:span]  # 95 % of a normal distribution
-        look = "dashed" if how == "without memory" else "plain"
         low, high = (y - half).tolist(), (y + half).tolist()
+        look = "dashed" if lines else "marked"  # the second is without memory
         lines.append(Line(run.name, f"{run.name}, {how}", list(range(len(y))), y.tolist(), low, high, look))
     return lines
 

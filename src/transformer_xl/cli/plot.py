@@ -1,6 +1,7 @@
 """`txl plot`."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,9 +77,11 @@ def plot(
     check_units(found, unit, warn=warn)
     lines: list[Line] = []
     labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}
+    scored: dict[str, str] = {}  # by run: the text
     texts = open_texts(found, split=split, corpus=corpus, limit=tokens, warn=warn)
     if against == "memory":
         for run, opened, text in texts:
+            scored[run.name] = text.what
             n_token = len(memory_readings(run, wanted)) * (len(text.ids) - 1)
             with progress(run.name, n_token) as bar:
                 lines.append(memory_line(run, opened, text, unit=unit, lengths=wanted, on_tokens=bar.advance))
@@ -88,6 +91,7 @@ def plot(
         longest = max(reading.tgt_len for own in readings.values() for _, reading in own)
         span = segments * longest
         for run, opened, text in texts:
+            scored[run.name] = text.what
             with progress(run.name, len(readings[run.name]) * (len(text.ids) - 1)) as bar:
                 lines += position_lines(run, opened, text, span=span, unit=unit, on_tokens=bar.advance)
         labels |= {"xlabel": "position in consecutive segments (tokens); band: 95 % confidence"}
@@ -96,6 +100,10 @@ def plot(
         check_validations(found, warn=warn)
         lines = learning_curves(found, against=against, unit=unit)
         labels |= {"xlabel": XLABELS[against], "title": "loss while training"}
+    if len(set(scored.values())) == 1:
+        labels["title"] += f"\n{scored[found[0].name]}"
+    elif scored:
+        lines = [replace(line, name=f"{line.name}, {scored[line.run]}") for line in lines]
     if len(found) == 1:
         labels["title"] = f"{found[0].name}: {labels['title']}"
     draw(lines, out, **labels)

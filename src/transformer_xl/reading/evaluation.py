@@ -86,9 +86,7 @@ class Reading:
             'segments of 16, 48 read again before each, no memory'
         """
         again = f", {self.ext_len:,} read again before each" if self.ext_len else ""
-        kept = "a state carried on" if config.remembers == "state" else f"memory of {self.mem_len:,}"
-        memory = kept if self.mem_len else "no memory"
-        return f"segments of {self.tgt_len:,}{again}, {memory}"
+        return f"segments of {self.tgt_len:,}{again}, {config.reads_with(self.mem_len)}"
 
     def without_memory(self) -> Self:
         """Return the same without memory."""

@@ -3,7 +3,7 @@
 import shlex
 import signal
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, TrainingError
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.training.display import Display
 from transformer_xl.training.record import Record
@@ -133,9 +133,16 @@ class Run:
         own = received[0] if received else signal.SIGPIPE if self.display.is_lost else None
         return next((signal.Signals(number) for number in self.world.exchange(own) if number is not None), None)
 
+    def draw_failed(self, error: TrainingError) -> None:
+        """Draw the loss curve of a run that an error ends, and say where it is."""
+        if self.record:
+            with suppress(CheckpointError):  # the other error matters more
+                if picture := self.record.draw(self.config, end=str(error).partition(":")[0]):
+                    self.display.say(f"loss curve: {picture}")
+
     def outcome(self, scores: Scores | None = None, *, stopped_by: signal.Signals | None = None) -> Outcome:
         """Draw the loss curve, and return how the run ended."""
-        picture = self.record.draw() if self.record else None
+        picture = self.record.draw(self.config) if self.record else None
         trainer = self.trainer
         return Outcome(
             self.directory.path,

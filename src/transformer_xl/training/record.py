@@ -25,9 +25,10 @@ from typing import Any
 from uuid import uuid4
 
 from transformer_xl.checkpoint.checkpoint import read_sealed, seal
+from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
-from transformer_xl.pictures import new_figure, save_picture
+from transformer_xl.training.curve import draw_curve
 
 METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
@@ -135,12 +136,10 @@ class Record:
         self._call_loggers(lambda logger: logger.rewind(step))
         return final[0] if final else None
 
-    def draw(self) -> Path | None:
-        """Draw training and validation loss against tokens read; None if there is nothing to draw yet."""
+    def draw(self, config: RunConfig, *, end: str = "") -> Path | None:
+        """Draw the loss curve, see `draw_curve`; None if there is nothing to draw yet."""
         entries = read_metrics(self.directory, warn=self._warn)
-        if not any(entry["kind"] in ("train", "valid") and entry["loss"] is not None for entry in entries):
-            return None
-        return _draw(entries, self.directory / "loss.png")
+        return draw_curve(entries, config, self.directory / "loss.png", end=end, remedy=_REMEDY)
 
     def close(self) -> None:
         """Let all loggers send their remaining entries."""
@@ -277,26 +276,6 @@ def _named(path: Path, damaged: list[int]) -> str:
     """Return a clause that names damaged lines, not all if they are many."""
     more = f" and {len(damaged) - 5:,} more" if len(damaged) > 5 else ""
     return f"'{path}' has damaged lines: {', '.join(map(str, damaged[:5]))}{more}"
-
-
-def _draw(entries: list[dict[str, Any]], path: Path) -> Path:
-    figure = new_figure()
-    axes = figure.add_subplot()
-    for kind, style in (("train", {"linewidth": 1, "alpha": 0.6}), ("valid", {"marker": "o", "markersize": 3})):
-        found = [entry for entry in entries if entry["kind"] == kind and entry["loss"] is not None]
-        points = [(entry["tokens"] / 1e6, entry["loss"]) for entry in found]
-        if points:
-            x, y = zip(*points, strict=True)
-            name = {"train": "training", "valid": f"validation, {y[-1]:.3f} at the end"}[kind]
-            axes.plot(x, y, label=name, **{"marker": "." if len(x) == 1 else "", **style})
-    finals = [entry for entry in entries if entry["kind"] == "final" and entry["loss"] is not None]
-    for final in [entry for entry in finals if entry.get("loss_without_memory") is not None][-1:]:
-        name = f"whole split: {final['loss_without_memory']:.3f} without memory, {final['loss']:.3f} with it"
-        axes.axhline(final["loss_without_memory"], label=name, linestyle="--", linewidth=1, color="gray")
-    axes.set(xlabel="tokens read (millions)", ylabel="loss (nats per token)", title=f"{path.parent.name}: loss while training")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    return save_picture(figure, path, remedy=_REMEDY)
 
 
 def check_loggers(names: Sequence[str]) -> None:

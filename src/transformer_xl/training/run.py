@@ -27,7 +27,7 @@ from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch, deterministic, write_environment
 from transformer_xl.training.parts import Best, Interval, Outcome, Run
 from transformer_xl.training.record import Record
-from transformer_xl.training.scoring import conclude, recorded, score_split
+from transformer_xl.training.scoring import conclude, extent, recorded, score_split
 from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
@@ -106,8 +106,12 @@ def train(
                     warn=display.warn,
                 )
         with stop_signals(once=world.alone) as received, run.display:
-            stopped_by = _learn(run, received)
-            outcome = run.outcome(stopped_by=stopped_by) if stopped_by else conclude(run, received)
+            try:
+                stopped_by = _learn(run, received)
+                outcome = run.outcome(stopped_by=stopped_by) if stopped_by else conclude(run, received)
+            except TrainingError as error:
+                run.draw_failed(error)
+                raise
             if not world.from_first(world.first and run.trainer.step in run.store.steps()):  # somebody has deleted it meanwhile
                 _save(run, must=True)
         return outcome
@@ -277,6 +281,7 @@ def _validate(run: Run) -> Best | None:
         nats=score.nats,
         tokens=trainer.tokens,
         seconds=round(trainer.seconds, 3),
+        **extent(run, score),
         **({"average_loss": averaged.loss} if averaged else {}),
     )
     of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""

@@ -40,13 +40,14 @@ def conclude(run: Run, received: list[int]) -> Outcome:
             (number,) = stop.args
             say(f"{number.name}: saved step {trainer.step:,}, which is not scored; score it with: txl eval {run.where}")
             return run.outcome(stopped_by=number)
+        figures = _as_entry(scores) | extent(run, scores.plain)
+        run.note("final", tokens=trainer.tokens, seconds=round(trainer.seconds, 3), **figures)
         with run.world.agreed():
             if not math.isfinite(scores.plain.loss):
                 raise TrainingError(
                     f"diverged at step {trainer.last_good_step + 1}: losses of the trained model are not finite numbers; train "
                     f"again with a lower optim.lr ({run.config.optim.lr:g})"
                 )
-        run.note("final", tokens=trainer.tokens, seconds=round(trainer.seconds, 3), **_as_entry(scores))
     plain, without, averaged = scores.plain, scores.without_memory, scores.average
     which = f"{plain.tokens:,}" if plain.tokens == n_token else f"the first {plain.tokens:,} of {n_token:,}"
     found = f"validation, {which} tokens: {plain.bpc:.3f} bits per character ({plain.loss:.4f} nats per token)"
@@ -131,16 +132,22 @@ def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, re
         return Scores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
 
 
+def extent(run: Run, score: Score) -> dict[str, int]:
+    """Return how much of the validation split a score is of, and with how much memory, as the log keeps it."""
+    total, mem_len = len(run.corpus.splits["valid"].ids) - 1, run.config.eval_mem_len
+    return {"scored": score.tokens, "split_tokens": total, "mem_len": mem_len}
+
+
 def _check(run: Run, received: list[int]) -> None:
     if number := run.stopped_by(received):
         raise _StopError(number)
 
 
 def _as_entry(scores: Scores) -> dict[str, float | int | None]:
-    """Return scores as the log keeps them, from which `recorded` makes them again."""
+    """Return scores as the log keeps them, from which, with their `extent`, `recorded` makes them again."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
-    sizes = {"scored": plain.tokens, "characters": plain.n_characters, "bytes": plain.n_bytes}
+    sizes = {"characters": plain.n_characters, "bytes": plain.n_bytes}
     return {name: score.loss for name, score in losses.items() if score} | {"bpc": plain.bpc} | sizes
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.analysis import lines
+from transformer_xl import pictures
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.pictures import draw_curves, draw_lengths
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
@@ -19,13 +19,13 @@ class Drawn:
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.directory = directory
         self.axes: list[Any] = []
-        save = lines.save_picture
+        save = pictures.save_picture
 
-        def saved(figure: Any, path: Path) -> Path:
+        def saved(figure: Any, path: Path, **more: Any) -> Path:
             self.axes = figure.axes
-            return save(figure, path)
+            return save(figure, path, **more)
 
-        monkeypatch.setattr(lines, "save_picture", saved)
+        monkeypatch.setattr(pictures, "save_picture", saved)
 
     def ablation(self, *results: dict[str, Any], corpora: tuple[str, str] = ("text", "text"), **plan: Any) -> Ablation:
         """Two runs; of each its result, and one validation."""
@@ -65,7 +65,7 @@ LOSSY = WORDS | {"loses": "Words outside."}
 def test_losses_of_one_vocabulary_are_per_token(drawn: Drawn) -> None:
     ablation = drawn.ablation(LOSSY, LOSSY)
     assert draw_lengths(ablation)
-    assert (drawn.unit, drawn.losses()) == ("nats per token", [1.0, 2.0])
+    assert (drawn.unit, drawn.losses()) == ("loss (nats per token)", [1.0, 2.0])
     assert draw_curves(ablation)
     assert (drawn.unit, drawn.losses()) == ("validation loss (nats per token)", [1.0, 2.0])
 
@@ -73,7 +73,7 @@ def test_losses_of_one_vocabulary_are_per_token(drawn: Drawn) -> None:
 def test_losses_of_two_vocabularies_are_all_per_character(drawn: Drawn) -> None:
     ablation = drawn.ablation(WORDS, BYTES)
     assert draw_lengths(ablation)
-    assert (drawn.unit, drawn.losses()) == ("bits per character", [2.0, 4.0])
+    assert (drawn.unit, drawn.losses()) == ("loss (bits per character)", [2.0, 4.0])
     assert draw_curves(ablation)
     assert (drawn.unit, drawn.losses()) == ("validation loss (bits per character)", [2.0, 4.0])
 

@@ -26,7 +26,7 @@ from transformer_xl.training.trainer import Trainer
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(record, "_tensorboard", lambda *_: None)
-    monkeypatch.setattr(record, "_draw", lambda entries, path: path)  # takes longer than to train
+    monkeypatch.setattr(record, "draw_curve", lambda entries, config, path, **_: path)  # takes longer than to train
     return tmp_path
 
 
@@ -45,7 +45,7 @@ def finish(directory: str) -> list[str]:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         del os.environ[name]
     record._tensorboard = lambda *_: None
-    record._draw = lambda entries, path: path
+    record.draw_curve = lambda entries, config, path, **_: path
     return Worker(Ablation.open(Path(directory)), quiet=True).go_on()
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.table import METRICS, Mean, comparable
-from transformer_xl.analysis.lines import length_axis, line_style, save_with_legend
+from transformer_xl.analysis.lines import length_axis
 from transformer_xl.console import warn
-from transformer_xl.pictures import new_figure
+from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.training.record import read_metrics
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def draw_lengths(ablation: Ablation) -> Path | None:
     metric, _ = comparable(ablation.plan, list(itertools.chain(*results)), tokens=ablation.plan.tokens)
     if metric is None:
         return None
-    figure, lengths = _figure(ablation), set[int]()
+    figure, lengths, texts = _figure(ablation), set[int](), {result["text"] for result in itertools.chain(*results)}
     axes = figure.add_subplot()
     for variant, style, own_results in zip(ablation.plan.variants, _styles(ablation), results, strict=True):
         # readings of one length differ only in how segments are cut, so one of them is enough
@@ -43,10 +43,10 @@ def draw_lengths(ablation: Ablation) -> Path | None:
     length_axis(axes, lengths)
     axes.set(
         xlabel="attention length at evaluation (tokens before a segment; segment itself not counted)",
-        ylabel=METRICS[metric],
-        title=f"{ablation.directory.name}: loss and attention length",
+        ylabel=f"loss ({METRICS[metric]})",
+        title=f"{ablation.directory.name}: loss and attention length\n{texts.pop()}",
     )
-    return save_with_legend(figure, axes, path)
+    return save_with_legend(figure, axes, path, beside=True)
 
 
 def draw_curves(ablation: Ablation) -> Path | None:
@@ -78,10 +78,10 @@ def draw_curves(ablation: Ablation) -> Path | None:
         return None
     how = "at the measured pace" if paces else "as it was"
     by_time.set(xlabel=f"training time (minutes, {how})", ylabel=f"validation loss ({METRICS[metric]})")
-    by_tokens.set(xlabel="tokens read (millions)")
+    by_tokens.set(xlabel="training tokens read (millions)")
     by_time.grid(alpha=0.3)
     figure.suptitle(f"{ablation.directory.name}: learning curves")
-    return save_with_legend(figure, by_tokens, path)
+    return save_with_legend(figure, by_tokens, path, beside=True)
 
 
 def _figure(ablation: Ablation, *, width: float = 9) -> "Figure":

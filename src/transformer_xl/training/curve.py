@@ -1,0 +1,110 @@
+"""The loss curve of a run: the lines that its log holds, each named with its split and with the memory it was read with."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from transformer_xl.config import RunConfig
+from transformer_xl.pictures import line_style, new_figure, save_with_legend
+
+Entry = dict[str, Any]  # of metrics.jsonl
+
+_LOSSES: dict[str, dict[str, str]] = {  # of each kind of entry: the names of its losses, and what they are of
+    "train": {"loss": "training"},
+    "valid": {"loss": "validation", "average_loss": "validation, averaged weights"},
+    "final": {
+        "loss": "validation at the end",
+        "loss_without_memory": "validation at the end",
+        "average_loss": "validation at the end, averaged weights",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Losses of one kind, all of the same text and with the same memory."""
+
+    kind: Literal["train", "valid", "final"]
+    name: str  # what the losses are of: split, weights, number of tokens, memory
+    averaged: bool  # of averaged weights
+    points: list[tuple[Entry, float]] = field(default_factory=list)  # entry of the log and loss; finite ones only
+
+
+def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
+    """Return the curves of a run's log, training first; settings that were changed on resuming begin another curve."""
+    found: dict[str, Curve] = {}
+    for entry in entries:
+        for key, what in _LOSSES.get(entry["kind"], {}).items():
+            loss = entry.get(key)
+            if loss is None or "tokens" not in entry:
+                continue
+            mem_len = config.model.mem_len if entry["kind"] == "train" else entry.get("mem_len", config.eval_mem_len)
+            memory = config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
+            name = ", ".join(filter(None, (what, _text_read(entry), memory)))
+            found.setdefault(name, Curve(entry["kind"], name, key == "average_loss")).points.append((entry, loss))
+    return sorted(found.values(), key=lambda curve: ("train", "valid", "final").index(curve.kind))
+
+
+def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: str = "", remedy: str) -> Path | None:
+    """Draw all losses of a log against tokens read, with a legend below that names each.
+
+    Args:
+        entries: of the log.
+        config: of the run.
+        path: of the picture.
+        end: how the run ended if it failed, in a few words for the title.
+        remedy: see `save_picture`.
+
+    Returns:
+        The path; None if there is no finite loss of training or validation.
+    """
+    curves = curves_of(entries, config)
+    if all(curve.kind == "final" for curve in curves):
+        return None
+    failures = list(_not_finite(entries))
+    most = max(entry["tokens"] for entry in entries if "tokens" in entry)
+    unit, scale = ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
+    figure = new_figure(height=4.0 + 0.22 * (len(curves) + bool(failures)))
+    axes = figure.add_subplot()
+    for i, curve in enumerate(curves):
+        x, y = zip(*((entry["tokens"] / scale, loss) for entry, loss in curve.points), strict=True)
+        last, loss = curve.points[-1]
+        style = line_style(i, n_point=len(x))
+        if curve.kind == "train":
+            name, style = curve.name, style | {"linewidth": 1, "alpha": 0.7} | ({"marker": ""} if len(x) > 1 else {})
+        elif curve.kind == "valid":
+            name = f"{curve.name}: {loss:.3f} at step {last['step']:,}"
+            style |= {"markersize": 4, "linestyle": "--" if curve.averaged else "-"}
+        else:  # larger and hollow, because it may lie upon a validation
+            name, x, y = f"{curve.name}: {loss:.3f}", x[-1:], y[-1:]
+            style |= {"linestyle": "", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.5}
+        axes.plot(x, y, label=name, **style)
+    if failures:
+        label = f"not finite: {', '.join(dict.fromkeys(what for _, what in failures))}"
+        places = [tokens / scale for tokens, _ in failures]
+        axes.plot(places, [0.03] * len(places), "|k", markersize=12, transform=axes.get_xaxis_transform(), label=label)
+    title = f"{path.absolute().parent.name}: loss while training" + (f", {end}" if end else "")
+    axes.set(xlabel=f"training tokens read ({unit})", ylabel="loss (nats per token)", title=title)
+    axes.set_xlim(left=0)
+    return save_with_legend(figure, axes, path, remedy=remedy)
+
+
+def _text_read(entry: Entry) -> str:
+    """Return what part of the validation split an entry is of; logs of older versions do not say it."""
+    scored, total = entry.get("scored"), entry.get("split_tokens")
+    if scored is None or total is None:
+        return ""
+    return f"all {total:,} tokens" if scored == total else f"first {scored:,} of {total:,} tokens"
+
+
+def _not_finite(entries: Iterable[Entry]) -> Iterator[tuple[float, str]]:
+    """Yield where something was not finite, in tokens read, and what it was."""
+    skipped = 0
+    for entry in entries:
+        if entry["kind"] == "train" and (entry.get("skipped") or 0) > skipped:
+            skipped = entry["skipped"]
+            yield entry["tokens"], "training steps, skipped"
+        for key, what in _LOSSES.get(entry["kind"], {}).items():
+            if entry["kind"] != "train" and key in entry and entry[key] is None and "tokens" in entry:
+                yield entry["tokens"], what + (", no memory" if key == "loss_without_memory" else "")
