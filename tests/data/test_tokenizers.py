@@ -292,6 +292,17 @@ def test_damaged_files(tmp_path) -> None:
         load_tokenizer(path)
 
 
+@pytest.mark.parametrize("checksum", [None, "", 0, False, [], "0" * 64])
+def test_a_checksum_that_is_there_must_hold(tmp_path, checksum: object) -> None:
+    path, values = tmp_path / "tokenizer.json", TOKENIZERS["lines"].to_dict()
+    path.write_text(json.dumps(values))
+    assert load_tokenizer(path).to_dict() == values  # another program's
+    path.write_text(json.dumps(values | {"checksum": checksum}))
+    with pytest.raises(TokenizerError, match=r"it is not as it was saved \(its checksum is another\)"):
+        load_tokenizer(path)
+    assert load_tokenizer(path, verify=False).to_dict() == values
+
+
 def test_a_file_of_absurd_size_is_refused(tmp_path, monkeypatch) -> None:
     path = tmp_path / "tokenizer.json"
     TOKENIZERS["lines"].save(path)

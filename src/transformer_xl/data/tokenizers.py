@@ -78,7 +78,7 @@ def load_tokenizer(path: Path, *, vocab_size: int | None = None, verify: bool = 
     Args:
         path: of the file.
         vocab_size: of the model that it belongs to, if that is known: a file of far more words is refused unread.
-        verify: compare the file with its checksum, if it has one.
+        verify: compare the file with its checksum, if it has one; those of other programs have none.
 
     Raises:
         TokenizerError: no such file, or one that is too large, damaged, inconsistent or of an unknown kind.
@@ -88,8 +88,8 @@ def load_tokenizer(path: Path, *, vocab_size: int | None = None, verify: bool = 
     try:
         values = read_json(path, most_bytes=MAX_FILE_BYTES, most_parts=most_parts)
         require(isinstance(values, dict), "it is not a JSON object")
-        checksum = values.pop(CHECKSUM, None)
-        if verify and checksum is not None and checksum != json_sha256(values):
+        is_sealed, checksum = CHECKSUM in values, values.pop(CHECKSUM, None)
+        if verify and is_sealed and checksum != json_sha256(values):
             raise TokenizerError(
                 "it is not as it was saved (its checksum is another); restore it from a copy, or if you changed it on purpose: "
                 f"{seal_command(path.parent)}"
