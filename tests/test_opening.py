@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tests.helpers import sealed_as_it_is, tiny_model
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
 from transformer_xl.data.prepare import prepare
-from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
+from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.opening import Text, file_text, open_run, split_text, text_difference
 from transformer_xl.reading.evaluation import Reading
@@ -185,6 +186,49 @@ def test_a_file_is_a_text_of_two_tokens_at_least(tmp_path: Path) -> None:
         file_text(tmp_path / "text.txt", ByteTokenizer())
 
 
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+def test_a_large_file_is_encoded_in_pieces(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "".join(f"line {i}: an é, a 東 and a 🙂\r\n" for i in range(300))
+    (tmp_path / "text.txt").write_text(lines, newline="")
+    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=300 if kind == "bpe" else None), [lines])
+    whole = file_text(tmp_path / "text.txt", tokenizer)
+    monkeypatch.setattr("transformer_xl.opening.CHUNK_BYTES", 100)
+    seen: list[bytes] = []
+    text = file_text(tmp_path / "text.txt", tokenizer, check=seen.append)
+    np.testing.assert_array_equal(text.ids, tokenizer.encode(lines))
+    first = tokenizer.decode(text.ids[:1].tolist())
+    assert (text.n_characters, text.n_bytes) == (len(lines) - len(first), len(lines.encode()) - len(first.encode()))
+    assert text == replace(whole, ids=text.ids) and text.digest() == whole.digest()
+    assert len(seen) == 1 and len(seen[0]) <= 100
+
+
+def test_a_large_file_is_never_held_as_a_whole(tmp_path: Path) -> None:
+    n_byte = 20_000_000
+    (tmp_path / "text.txt").write_bytes(b"a line of thirty characters ..\n" * (n_byte // 31))
+    tracemalloc.start()
+    try:
+        text = file_text(tmp_path / "text.txt", ByteTokenizer())
+        held, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert text.ids.nbytes == pytest.approx(2 * n_byte, rel=1e-3)
+    assert held < 2.3 * n_byte and most < 3.5 * n_byte  # ids, some of them twice while their place grows, and 20 MB of buffers
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("déjà vu".encode("latin-1") * 20, "is not UTF-8, and its bytes are read as they are; convert it"),
+        (b"\x1f\x8b\x08\x9c\xff\x01" * 20, "is binary, and its bytes are read as they are; convert it"),
+        (b"deja vu", ""),
+    ],
+)
+def test_bytes_that_are_no_text_are_told_of(content: bytes, said: str, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "it").write_bytes(content)
+    assert len(file_text(tmp_path / "it", ByteTokenizer()).ids) == len(content)
+    assert (said in (err := capsys.readouterr().err)) and bool(err) == bool(said)
+
+
 def test_texts_differ_by_what_they_are_cut_of() -> None:
     assert text_difference(DataConfig(directory="here"), DataConfig(directory="there", shuffle="documents")) is None
     assert text_difference(DataConfig(), DataConfig(documents="lines")) == ("documents", "files", "lines")
@@ -213,5 +257,5 @@ def test_files_that_cannot_be_encoded_are_named(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match=r"cannot read '.*gone.txt': no such file"):
         file_text(tmp_path / "gone.txt", ByteTokenizer())
     (tmp_path / "other.txt").write_text("abx")
-    with pytest.raises(CorpusError, match=r"other.txt': .*x"):
+    with pytest.raises(CorpusError, match=r"other.txt', from byte 0 on: .*x"):
         file_text(tmp_path / "other.txt", CharTokenizer("ab"))

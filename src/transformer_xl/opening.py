@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,12 +14,13 @@ import torch
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import DataConfig, RunConfig
 from transformer_xl.console import warn
-from transformer_xl.data.corpora import choose_corpus
+from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
+from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import Piece, read_blocks
+from transformer_xl.data.text_files import CONVERT, Piece, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel, is_finite
 from transformer_xl.model.precision import choose_device
 from transformer_xl.reading.evaluation import Reading
@@ -85,7 +87,9 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
 
 
 def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None) -> Text:
-    """Return a file, plain or compressed, as one text; `check` may raise an error about its content before it is encoded.
+    """Return a file, plain or compressed, as one text, encoded chunk by chunk as the text of a training is.
+
+    `check` may raise an error about the first megabyte before it is encoded. Only ids are held, two or four bytes each.
 
     Raises:
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
@@ -94,17 +98,23 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         raise CorpusError(f"'{file}' is a directory; name a file")
     if not file.is_file():
         raise CorpusError(f"cannot read '{file}': no such file")
-    data = b"".join(read_blocks(Piece(file)))
+    chunks = read_chunks(Piece(file), CHUNK_BYTES)
+    beginning = next(chunks, None)
+    data = b"" if beginning is None else beginning.data
     if check:
         check(data)
-    try:
-        ids = tokenizer.encode_bytes(data)
-    except TokenizerError as error:
-        raise CorpusError(f"'{file}': {error}") from None
+    if (kind := kind_of_bytes(data)) != "UTF-8" and tokenizer.reads_bytes:  # others refuse it
+        warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
+    packed, n_characters, n_bytes = bytearray(), 0, 0  # grows in place, where a list of arrays would be copied to be joined
+    for batch in encode_chunks(chain([] if beginning is None else [beginning], chunks), tokenizer):
+        packed += batch.ids
+        n_characters += batch.n_characters
+        n_bytes += batch.n_bytes
+    ids = np.frombuffer(packed, id_dtype(tokenizer.vocab_size))
     if len(ids) < 2:
         raise CorpusError(f"'{file}' has {len(ids)} tokens; at least 2 are needed, because the first one is not predicted")
     first = tokenizer.decode([int(ids[0])])
-    return Text(f"file {file}", ids, *_predicted(first, len(data.decode("utf-8", "replace")), len(data)))
+    return Text(f"file {file}", ids, *_predicted(first, n_characters, n_bytes))
 
 
 def not_scored(tokenizer: Tokenizer) -> str:

@@ -376,7 +376,7 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --prompt-file run", "cannot read 'run': it is a directory; give a file"),
         ("run --prompts gone.txt", "cannot read 'gone.txt': no such file"),
         ("run --prompts empty.txt", "'empty.txt' holds no prompt; write one a line"),
-        ("run --prompts latin.txt", "'latin.txt': byte 3 is not UTF-8"),
+        ("run --prompts latin.txt", "'latin.txt': byte 3 is not UTF-8; convert it (if it is Latin-1: iconv"),
         ("run --prompts bad1.jsonl", "'bad1.jsonl', line 2: it is not JSON"),
         ("run --prompts bad2.jsonl", "'bad2.jsonl', line 3: 'sed' is not known; did you mean 'seed'?"),
         ("run --prompts bad3.jsonl", "'bad3.jsonl', line 1: it has no \"prompt\" that is text"),

@@ -129,7 +129,7 @@ def test_nothing_there(tmp_path) -> None:
     with pytest.raises(CorpusError, match=r"is empty; give a file or directory with text"):
         _corpus(tmp_path / "empty.txt")
     (tmp_path / "empty.txt").write_bytes(b"\0")
-    with pytest.raises(CorpusError, match=r"all 1 files are binary \(have NUL bytes\)"):
+    with pytest.raises(CorpusError, match=r"all 1 files are binary \(NUL or control bytes\)"):
         _corpus(tmp_path)
 
 
@@ -157,7 +157,7 @@ def test_shrunk_while_reading(tmp_path) -> None:
 def test_not_utf8(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"ok\n" * 400_000 + b"\xff" + b"ok\n" * 100)
-    message = r"a.txt' is not UTF-8 at byte 1200000 \(0xff\); convert it, or use tokenizer.kind=byte"
+    message = r"a.txt' is not UTF-8 at byte 1200000 \(0xff\); convert it .*, or use tokenizer.kind=byte"
     with pytest.raises(CorpusError, match=message):
         for chunk in _corpus(path, split=(1, 0, 0)).chunks("train"):
             chunk.text()

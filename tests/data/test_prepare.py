@@ -61,7 +61,7 @@ def test_what_may_not_be_meant_is_told_once(tmp_path: Path, capsys) -> None:
         (folder / f"{i}.txt").write_text(TEXT, encoding="utf-8")
     noise.write_bytes(np.random.default_rng(0).bytes(10_000))
     told = [
-        f"warning: 5 of 8 files in '{folder}' are binary (have NUL bytes) and left out: a.png, b.png, c.png and 2 more",
+        f"warning: 5 of 8 files in '{folder}' are binary (NUL or control bytes) and left out: a.png, b.png, c.png and 2 more",
         f"warning: the 3 files of '{folder}' cannot be divided whole into shares near data.split, so files are cut; to choose "
         "the files of each split, give them names with train, valid and test",
     ]
@@ -75,6 +75,9 @@ def test_what_may_not_be_meant_is_told_once(tmp_path: Path, capsys) -> None:
         prepare(DataConfig(corpus=str(corpus)), TokenizerConfig(), cache=cache)
         assert "warning: noise.bin of '" in (said := capsys.readouterr().err)
         assert "is read as bytes, although it is binary" in said
+    (tmp_path / "latin.txt").write_bytes("déjà vu\n".encode("latin-1") * 500)
+    prepare(DataConfig(corpus=str(tmp_path / "latin.txt")), TokenizerConfig(), cache=cache)
+    assert "latin.txt' is not UTF-8; convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)" in capsys.readouterr().err
 
 
 def test_second_run_only_opens(text: Path, monkeypatch) -> None:
@@ -545,7 +548,7 @@ def test_text_that_is_not_utf8(text: Path, kind: str) -> None:
     text.write_bytes(b"ok\n" * 10 + b"\xff")
     assert _prepare(text).splits["test"].ids[-1] == 0xFF
     with pytest.raises(
-        CorpusError, match=r"text.txt' is not UTF-8 at byte 30 \(0xff\); convert it, or use tokenizer.kind=byte"
+        CorpusError, match=r"text.txt' is not UTF-8 at byte 30 \(0xff\); convert it .*, or use tokenizer.kind=byte"
     ):
         _prepare(text, kind, n_workers=2, data={"split": (1, 0, 0)})
 

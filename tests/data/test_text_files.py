@@ -1,5 +1,6 @@
 import gzip
 import lzma
+import random
 import re
 from itertools import pairwise
 
@@ -14,7 +15,8 @@ from transformer_xl.data.text_files import (
     code_point_border,
     content_size,
     cut_chunks,
-    is_text,
+    kind_of_bytes,
+    kind_of_file,
     read_blocks,
     read_chunks,
 )
@@ -118,8 +120,33 @@ def test_code_point_border(tmp_path) -> None:
 
 
 def test_binary_files_are_not_text(tmp_path) -> None:
-    assert is_text(_write(tmp_path, ".gz", b"text"))
-    assert not is_text(_write(tmp_path, "", b"\x7fELF\0\0"))
+    assert kind_of_file(_write(tmp_path, ".gz", b"text")) == "UTF-8"
+    assert kind_of_file(_write(tmp_path, "", b"\x7fELF\0\0")) == "binary"
+
+
+PROSE = "Le garçon a reçu un noël près de l'église; où est-il? Жил-был старик со старухой у самого синего моря. " * 60
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", "UTF-8"),
+        (PROSE.encode(), "UTF-8"),
+        *((b"a" * n + "ж".encode() * 3000, "UTF-8") for n in (0, 1)),  # cut inside a character, or not
+        (b"\x1b[31mred\x1b[0m\x07\x08", "UTF-8"),
+        (PROSE.encode("latin-1", "ignore"), "another encoding"),
+        (PROSE.encode("cp1251", "ignore"), "another encoding"),
+        (PROSE.encode("koi8-r", "ignore"), "another encoding"),
+        ("日本語の文章です。".encode("shift-jis") * 300, "another encoding"),
+        (PROSE.encode("utf-16"), "binary"),
+        (random.Random(0).randbytes(5000), "binary"),
+        (random.Random(0).randbytes(5000).replace(b"\0", b""), "binary"),
+        (gzip.compress(PROSE.encode()).replace(b"\0", b""), "binary"),
+        (b"\x89PNG\r\n\x1a\n", "binary"),
+    ],
+)
+def test_kinds_of_files_are_told_apart(data: bytes, kind: str) -> None:
+    assert kind_of_bytes(data) == kind
 
 
 @pytest.mark.parametrize("chunk_bytes", [6, 8, 100])

@@ -50,10 +50,13 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
     Raises:
         CorpusError: as for `from_file`, or a line is not a prompt.
     """
+    from transformer_xl.data.text_files import not_utf8_remedy
+
     try:
         text = _content(path).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise CorpusError(f"{_name(path)}: byte {error.start} is not UTF-8; convert it") from None
+        remedy = not_utf8_remedy(error.object[error.start :])
+        raise CorpusError(f"{_name(path)}: byte {error.start} is not UTF-8; {remedy}") from None
     lines = [(number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not lines:
         raise CorpusError(f"{_name(path)} holds no prompt; write one a line, or leave --prompts out")

@@ -22,7 +22,7 @@ from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
-from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, is_text, read_blocks, read_chunks
+from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
 from transformer_xl.errors import CorpusError, did_you_mean
 from transformer_xl.files import locked
 from transformer_xl.process import is_reporter
@@ -201,9 +201,11 @@ def _text_files(root: Path) -> tuple[list[Path], list[Path]]:
     texts: list[Path] = []
     binary: list[Path] = []
     for file in _walk(root):
-        (texts if is_text(file) else binary).append(file)
+        (binary if kind_of_file(file) == "binary" else texts).append(file)
     if binary and not texts:
-        raise CorpusError(f"corpus '{root}': all {len(binary)} files are binary (have NUL bytes); give a directory of text")
+        raise CorpusError(
+            f"corpus '{root}': all {len(binary)} files are binary (NUL or control bytes); give a directory of text"
+        )
     return texts, binary
 
 

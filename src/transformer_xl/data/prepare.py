@@ -49,7 +49,7 @@ from transformer_xl.data.shards import (
     write_shards,
 )
 from transformer_xl.data.splits import is_cut_inside
-from transformer_xl.data.text_files import COMPRESSED, EVERY_LINE, content_sha256, is_text
+from transformer_xl.data.text_files import COMPRESSED, CONVERT, EVERY_LINE, content_sha256, kind_of_file
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, one_line
 from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
@@ -274,7 +274,8 @@ def _build(
     progress: bool,
 ) -> None:
     _check_content(corpus)
-    for note in _notes(corpus) if progress and is_reporter() else ():
+    reads_bytes = tokenizer.reads_bytes if isinstance(tokenizer, Tokenizer) else tokenizer.kind == "byte"
+    for note in _notes(corpus, reads_bytes=reads_bytes) if progress and is_reporter() else ():
         console.warn(note)
     if isinstance(tokenizer, Tokenizer):
         trained = tokenizer
@@ -310,19 +311,22 @@ def _build(
     replace_file(directory / _MANIFEST, json.dumps(manifest, indent=2).encode())
 
 
-def _notes(corpus: Corpus) -> Iterator[str]:
+def _notes(corpus: Corpus, *, reads_bytes: bool) -> Iterator[str]:
     """Yield what may not be meant: files that are no text, and documents that are cut between splits."""
     if corpus.left_out:
         total = len(corpus.files) + len(corpus.left_out)
         what = f"{len(corpus.left_out):,} of {total:,} files in '{corpus.name}'"
-        yield f"{what} are binary (have NUL bytes) and left out: {_some(corpus.left_out)}"
+        yield f"{what} are binary (NUL or control bytes) and left out: {_some(corpus.left_out)}"
     if corpus.canonical or corpus.name == PYTHON_STDLIB:
         return
-    if binary := [file for file in corpus.files if not is_text(file)]:
+    kinds = {file: kind_of_file(file) for file in corpus.files}
+    if binary := [file for file, kind in kinds.items() if kind == "binary"]:
         yield (
-            f"{_some(binary)} of '{corpus.name}' is read as bytes, although it is binary (has NUL bytes, as UTF-16 has, too); "
-            "if it is text, convert it to UTF-8, or else give another file"
+            f"{_some(binary)} of '{corpus.name}' is read as bytes, although it is binary (NUL bytes, as UTF-16 has, too, or "
+            "control bytes); if it is text, convert it to UTF-8, or else give another file"
         )
+    if reads_bytes and (foreign := [file for file, kind in kinds.items() if kind == "another encoding"]):
+        yield f"{_some(foreign)} of '{corpus.name}' is not UTF-8; {CONVERT}, or its bytes are read as they are"
     if len(corpus.files) > 1 and is_cut_inside(corpus.splits):
         yield (
             f"the {len(corpus.files):,} files of '{corpus.name}' cannot be divided whole into shares near data.split, so files "

@@ -1,5 +1,6 @@
 """Reading text files, plain or compressed, as blocks and chunks of bytes, in bounded memory."""
 
+import codecs
 import gzip
 import hashlib
 import lzma
@@ -9,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from transformer_xl.errors import CorpusError
 
@@ -19,11 +20,16 @@ COMPRESSED = (".gz", ".xz", ".zst")
 EVERY_LINE = "\n"
 """The separator that makes each line a document and leaves nothing out."""
 
+CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
+"""The remedy for text in another encoding than UTF-8."""
+
 BLOCK_BYTES = 1 << 18
 _MOST_GROWTH = 200
 """A compressed file that grows more is refused: text becomes 3 to 20 times as long, zeros 1,000 times or more."""
 
 _ALWAYS_READ = 1 << 24
+_LOOKED_AT = 1 << 12  # bytes that show what a file is
+_CONTROL = bytes({*range(0x20), 0x7F} - {*b"\t\n\v\f\r\x1b"})
 _ZST_INPUT_BYTES = 1 << 10  # small, because a malicious file may fill 32 kB with a byte
 
 
@@ -51,7 +57,7 @@ class Chunk(NamedTuple):
         except UnicodeDecodeError as error:
             raise CorpusError(
                 f"'{self.path}' is not UTF-8 at byte {self.offset + error.start} (0x{self.data[error.start]:02x}); "
-                "convert it, or use tokenizer.kind=byte"
+                f"{not_utf8_remedy(self.data[error.start :])}, or use tokenizer.kind=byte"
             ) from None
 
 
@@ -159,9 +165,36 @@ def code_point_border(path: Path, position: int) -> int:
     return position + inside
 
 
-def is_text(path: Path) -> bool:
-    """Return whether the file's beginning has no NUL byte."""
-    return b"\0" not in next(read_blocks(Piece(path)), b"")[:4096]
+def kind_of_bytes(data: bytes) -> Literal["UTF-8", "another encoding", "binary"]:
+    r"""Tell by its beginning whether a file is text.
+
+    Text of any encoding but UTF-16 and UTF-32 has no NUL bytes and hardly any other control bytes. One byte in ten is one where
+    all are equally likely, as in compressed data.
+
+    Example:
+        >>> [kind_of_bytes(data) for data in (b"caf\xc3\xa9", b"caf\xe9 noir", b"\x1f\x8b\x08\x02\xff", b"a\0")]
+        ['UTF-8', 'another encoding', 'binary', 'binary']
+    """
+    data = data[:_LOOKED_AT]
+    if b"\0" in data:
+        return "binary"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(data)  # a character that is cut at the end is no error
+    except UnicodeDecodeError:
+        return "binary" if len(data) - len(data.translate(None, _CONTROL)) > len(data) // 50 else "another encoding"
+    return "UTF-8"
+
+
+def kind_of_file(path: Path) -> Literal["UTF-8", "another encoding", "binary"]:
+    """Tell by its beginning whether a file is text; see `kind_of_bytes`."""
+    return kind_of_bytes(next(read_blocks(Piece(path)), b""))
+
+
+def not_utf8_remedy(data: bytes) -> str:
+    """Return what to do about bytes that are not UTF-8."""
+    if kind_of_bytes(data) == "binary":
+        return "it is binary, not text: give another file"
+    return CONVERT
 
 
 def _cut_point(buffer: bytes, start: int, limit: int) -> int:

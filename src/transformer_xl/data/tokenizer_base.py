@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from transformer_xl.data.text_files import not_utf8_remedy
 from transformer_xl.errors import TokenizerError
 from transformer_xl.files import whole_file
 from transformer_xl.seals import json_sha256
@@ -93,7 +94,8 @@ class Tokenizer(ABC):
             text = data.decode("utf-8")
         except UnicodeDecodeError as error:
             raise TokenizerError(
-                f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8; use tokenizer.kind=byte"
+                f"byte {error.start} (0x{data[error.start]:02x}) is not UTF-8; {not_utf8_remedy(data[error.start :])}, "
+                "or use tokenizer.kind=byte"
             ) from None
         return self.encode(text)
 

@@ -120,7 +120,7 @@ def explain(
 
     See `Explanation` for the other arguments; `top` is the number of likeliest tokens shown.
     """
-    read = ids if most is None else ids[:most]
+    read = (ids if most is None else ids[:most]).astype(np.int64)
     facts = find_facts(model, read, reading, top=top, precision=precision, on_tokens=on_tokens)
     n_left_out = len(ids) - len(read)
     known = None if n_left_out else n_characters
