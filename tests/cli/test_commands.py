@@ -92,6 +92,14 @@ def test_eval_prints_every_unit(txl: Txl) -> None:
     assert [line.split()[0] for line in lines[1:]] == ["loss", "ppl", "bpc", "bpb", "nats"]
 
 
+def test_a_quiet_eval_shows_no_progress(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.console.LINE_SECONDS", 0.0)
+    assert "scoring: 100% · " in txl("eval", "run").err
+    quiet = txl("eval", "run", "--quiet")
+    assert (quiet.status, quiet.err) == (0, "")
+    assert "bits per character" in quiet.out
+
+
 def test_eval_json_is_json_and_consistent(txl: Txl) -> None:
     answer = txl("eval", "run", "--json", "--compare-memory", "--precision", "fp32")
     score = json.loads(answer.out)
@@ -353,7 +361,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("eval run --quiet", "unknown option --quiet; it belongs to txl train, txl generate, txl ablate. See txl eval --help."),
+        ("seal run --seed 1", "unknown option --seed; it belongs to txl generate. See txl seal --help."),
         ("eval run --memlen 3", "unknown option --memlen; did you mean --mem-len? See txl eval --help."),
         ("eval run --zzz=3", "unknown option --zzz. See txl eval --help."),
         ("train tiny.toml --max-steps=3", "unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),

@@ -165,7 +165,8 @@ HEAVY = {"torch", "numpy", "matplotlib", "tokenizers", "safetensors", "huggingfa
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["corpus", "prepare", "--help"], ["--version"], ["trian"]]
+    "arguments",
+    [["--help"], ["train", "--help"], ["ablate", "--help"], ["corpus", "prepare", "--help"], ["--version"], ["trian"]],
 )
 def test_help_imports_nothing_heavy(environment: dict[str, str], arguments: list[str]) -> None:
     code = f"""

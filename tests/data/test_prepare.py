@@ -160,6 +160,25 @@ def test_damaged_cache_is_rebuilt_with_a_notice(text: Path, name: str, damage: s
     assert len([path for path in first.directory.parent.iterdir() if path.is_dir()]) == 1
 
 
+@pytest.mark.parametrize("name", ["train.bin", "documents.valid.npy", "tokenizer.json", "manifest.json"])
+def test_a_directory_in_the_place_of_a_file_is_named(text: Path, name: str) -> None:
+    prepared = _prepare(text)
+    before = _contents(prepared)
+    (prepared.directory / name).unlink()
+    (prepared.directory / name).mkdir()
+    where: set[str] = set()
+    for _ in range(2):
+        with pytest.raises(
+            CorpusError, match=r"' is a directory in the place of a file .*; move it away or delete it"
+        ) as caught:
+            _prepare(text)
+        where.add(str(caught.value).split("'")[1])
+    (place,) = map(Path, where)
+    assert place.name == name
+    place.rmdir()
+    assert _contents(_prepare(text)) == before
+
+
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])
 def test_interruption_before_the_first_shard_leaves_nothing(text: Path, monkeypatch, interruption) -> None:
     def interrupt(*args, **kwargs):

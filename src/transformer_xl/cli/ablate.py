@@ -7,10 +7,13 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Json, Overrides, check_least, names_of, numbers_of
 from transformer_xl.errors import ConfigError
+from transformer_xl.kinds import ATTENTION
 
 if TYPE_CHECKING:
     from transformer_xl.analysis.ablation.ablation import Ablation
@@ -24,7 +27,7 @@ _VALIDATIONS = 10
 def ablate(
     *recipes: str,
     recurrence: str | None = None,
-    attention: str | None = None,
+    attention: Annotated[str | None, Parameter(help=f"{', '.join(ATTENTION)}, with commas between.")] = None,
     loss: str | None = None,
     steps: int | None = None,
     minutes: float | None = None,
@@ -62,7 +65,7 @@ def ablate(
     Args:
         recipes: names (txl recipes) or TOML files, of any kind of model.
         recurrence: yes, no or both; no: a model without memory.
-        attention: transformer_xl, shaw, vaswani, al_rfou, with commas between.
+        attention: kinds of the table, with commas between.
         loss: full, half or both; half: learn only from the later half of each segment.
         steps: budget of each run in steps.
         minutes: budget of each run in minutes of training. Default: the recipe's own budget.
@@ -139,14 +142,16 @@ def _new_plan(
     exact: bool,
 ) -> "AblationPlan":
     """Return the plan of an ablation of recipes."""
-    from transformer_xl.analysis.ablation.plan import AXES, AblationPlan, make_variants
+    from transformer_xl.analysis.ablation.plan import AblationPlan, make_variants
+    from transformer_xl.analysis.ablation.plan import axes as known_axes
 
     check_least({"steps": (steps, 1), "seeds": (seeds, 1), "tokens": (tokens, 1)})
     if minutes is not None and not 0 < minutes < math.inf:
         raise ConfigError(f"--minutes ({minutes:g}) must be a number above 0")
     if steps is not None and minutes is not None:
         raise ConfigError(f"--steps ({steps}) and --minutes ({minutes:g}) are two budgets; give one of them")
-    values = {axis: None if text is None else names_of(axis, text, AXES[axis]) for axis, text in axes.items()}
+    known = known_axes()
+    values = {axis: None if text is None else names_of(axis, text, known[axis]) for axis, text in axes.items()}
     has_own_validations = any(change.partition("=")[0].strip() == "train.eval_interval" for change in overrides)
     return AblationPlan(
         make_variants(recipes, **values, overrides=overrides, corpus=corpus),

@@ -29,6 +29,7 @@ def evaluate(
     opening: Opening = Opening(),
     compare_memory: Flag = False,
     per_token: Path | None = None,
+    quiet: Flag = False,
     json_: Json = False,
 ) -> None:
     """Score a run on a whole split, read as one stream; every token counts once.
@@ -53,6 +54,7 @@ def evaluate(
         opening: how the run is opened.
         compare_memory: score once more without memory, and say what it is worth.
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
+        quiet: show no progress, only warnings and the score.
         json_: print one JSON object.
     """
     from transformer_xl.model.precision import precision_of_segments
@@ -88,7 +90,7 @@ def evaluate(
         keep_freed_memory()
 
         def measure(reading: "Reading", *, per_token: bool = False) -> "Score":
-            with progress("scoring", (len(text.ids) - 1) // world.size, hidden=not world.first) as bar:
+            with progress("scoring", (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
                 return score_stream(
                     opened.model,
                     text.ids,

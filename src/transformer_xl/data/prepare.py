@@ -245,6 +245,9 @@ def _take_up(directory: Path, unfinished: Path) -> None:
     elif unfinished.exists():
         console.say("going on with a preparation that was interrupted; finished shards are kept")
     unfinished.mkdir(exist_ok=True)
+    for path in unfinished.iterdir():
+        if path.is_dir():
+            raise CorpusError(f"'{path}' is a directory in the place of a file of a prepared corpus; move it away or delete it")
     os.utime(unfinished)  # so that it does not count as abandoned if the first shard takes long
     for stray in unfinished.glob(f"*{STRAY_SUFFIX}*"):
         stray.unlink()
@@ -439,7 +442,8 @@ def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:
         n_shards = len(manifest["splits"]["train"]["shards"])
         hashes = [manifest["files"][f"{name}.bin"]["sha256"] for name in shard_names("train", n_shards)]
     except (CheckpointError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DamagedError(directory / _MANIFEST, one_line(error) or type(error).__name__) from None
+        what = one_line(error).partition(";")[0]  # its remedy is for files that a user names
+        raise DamagedError(directory / _MANIFEST, what or type(error).__name__) from None
     training_sha256 = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
     return PreparedCorpus(tokenizer, directory, splits, training_sha256)
 

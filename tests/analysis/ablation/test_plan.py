@@ -1,14 +1,16 @@
 """What an ablation compares, and its plan as it lies in its directory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from transformer_xl.analysis.ablation.plan import AblationPlan, differences, make_variants
+from transformer_xl.analysis.ablation.plan import AblationPlan, axes, differences, make_variants
 from transformer_xl.config import load_recipe
 from transformer_xl.errors import ConfigError
+from transformer_xl.kinds import ATTENTION
 
 
 def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
@@ -25,6 +27,14 @@ def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
         ("train.loss", "full", "half"),
         ("eval.mem_len", None, 0),
     ]
+
+
+def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTENTION, "mine", replace(ATTENTION["shaw"], name="mine"))
+    assert axes()["attention"][-1] == "mine"
+    assert [variant.labels["attention"] for variant in make_variants(["quickstart"], attention=axes()["attention"])][
+        -1
+    ] == "mine"
 
 
 def test_an_axis_leaves_the_others_as_the_recipe_has_them() -> None:
@@ -79,9 +89,9 @@ def test_an_axis_that_no_recipe_has(tmp_path: Path) -> None:
         ({"recurrence": ["yes", "no"], "attention": ["shaw"]}, "--recurrence and --attention"),
         ({"attention": ["shaw"], "loss": ["half"]}, "--attention"),
     ]
-    for axes, options in asked:
+    for varied, options in asked:
         with pytest.raises(ConfigError, match=rf"^{options} can vary .* transformer_xl only.*: plain \(vanilla\); leave that"):
-            make_variants([str(recipe)], **axes)
+            make_variants([str(recipe)], **varied)
 
 
 def test_what_cannot_be_compared(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ def draw_lengths(ablation: Ablation) -> Path | None:
             for result in own_results
             if len(result["scores"]) > 1
         ]
-        if not scores:
+        shared = sorted(set.intersection(*map(set, scores))) if scores else []
+        if not shared:
             continue
-        means = {length: Mean.of([own[length] for own in scores]) for length in sorted(scores[0])}
+        means = {length: Mean.of([own[length] for own in scores]) for length in shared}
         _line(axes, list(means), list(means.values()), style, variant.name)
         lengths |= set(means)
     if not lengths:

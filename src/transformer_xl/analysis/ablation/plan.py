@@ -18,11 +18,13 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
 from transformer_xl.settings import Natural, Positive
 
-AXES = {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
-"""What can be varied, and its values."""
-
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 _MOST_SEEDS = 10_000
+
+
+def axes() -> dict[str, tuple[str, ...]]:
+    """Return what can be varied, and its values; kinds of attention that were registered are among them."""
+    return {"recurrence": ("yes", "no"), "attention": tuple(ATTENTION), "loss": ("full", "half")}
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ def _values(axis: str, own: dict[str, str], asked: Sequence[str] | None, *, ever
         return asked
     if not everything or (axis == "recurrence" and own[axis] == "no") or len(own) == 1:
         return [own[axis]]
-    return sorted(AXES[axis], key=own[axis].__ne__)  # its own value first, the others in order
+    return sorted(axes()[axis], key=own[axis].__ne__)  # its own value first, the others in order
 
 
 def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:

@@ -1,6 +1,7 @@
 """Forecast and outcome of an ablation as tables: on a screen, in Markdown, as JSON."""
 
 import itertools
+import json
 import math
 import statistics
 from collections.abc import Sequence
@@ -99,10 +100,9 @@ def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Va
     if not scored:
         return VariantRow(name, labels, failed, parameters=results[0]["parameters"] if results else None)
     used = {key: statistics.fmean(result[key] for result in scored) for key in ("steps", "tokens", "seconds")}
-    loss, bpc = _mean(scored, 0, "loss"), _mean(scored, 0, "bpc")
-    best, length = min((_mean(scored, i, "loss").mean, i) for i in range(len(scored[0]["scores"])))[1], None
-    if len(scored[0]["scores"]) > 1:
-        length = scored[0]["scores"][best]["reading"]["length"]
+    first = [result["scores"][0] for result in scored]  # read as txl eval does
+    shared = _shared(scored) or [first]
+    best, loss = min(shared, key=lambda scores: _mean(scores, "loss").mean), _mean(first, "loss")
     return VariantRow(
         name,
         labels,
@@ -110,16 +110,22 @@ def _row(name: str, labels: dict[str, str], results: list[dict[str, Any]]) -> Va
         parameters=scored[0]["parameters"],
         **used,
         loss=loss,
-        bpc=bpc,
+        bpc=_mean(first, "bpc"),
         ppl=math.exp(loss.mean) if loss.mean < 709 else None,
-        best_length=length,
-        best_loss=_mean(scored, best, "loss"),
-        best_bpc=_mean(scored, best, "bpc"),
+        best_length=best[0]["reading"]["length"] if len(shared) > 1 else None,
+        best_loss=_mean(best, "loss"),
+        best_bpc=_mean(best, "bpc"),
     )
 
 
-def _mean(results: list[dict[str, Any]], i: int, figure: str) -> Mean:
-    return Mean.of([result["scores"][i]["score"][figure] for result in results])
+def _shared(results: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return the scores of each reading that all results have; one may have more, from an ablation with other lengths."""
+    tables = [{json.dumps(scored["reading"]): scored for scored in result["scores"]} for result in results]
+    return [[table[reading] for table in tables] for reading in tables[0] if all(reading in table for table in tables)]
+
+
+def _mean(scores: list[dict[str, Any]], figure: str) -> Mean:
+    return Mean.of([scored["score"][figure] for scored in scores])
 
 
 def _compared(row: VariantRow, first: VariantRow, metric: Metric | None) -> VariantRow:
