@@ -292,6 +292,8 @@ def _exports(doors: Doors) -> dict[str, Path]:
         "booleans": weights | {first: weights[first].bool()},
         "a missing tensor": {name: tensor for name, tensor in weights.items() if name != first},
         "another tensor": weights | {"../../escape": torch.zeros(1)},
+        "NaN": weights | {first: torch.full_like(weights[first], math.nan)},
+        "infinity in bf16": weights | {first: torch.full_like(weights[first], -math.inf).bfloat16()},
         "an empty tensor": weights | {first: torch.zeros(0)},
         "a flat tensor": weights | {first: weights[first].flatten()},
     }

@@ -20,6 +20,7 @@ from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.opening import Text, file_text, open_run, split_text, text_difference
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.display import Display
@@ -98,9 +99,11 @@ def test_weights_that_are_not_finite_are_refused_by_name(value: float, tmp_path:
     model.save_pretrained(tmp_path / "spoiled")
     ByteTokenizer().save(tmp_path / "spoiled" / "tokenizer.json")
     with pytest.raises(
-        CheckpointError, match=r"spoiled' are not finite numbers: \S+, 2 of its tensors in all; .*lower optim.lr"
+        CheckpointError, match=r"model.safetensors' are not finite numbers: \S+, 2 of its tensors in all; .*lower optim.lr"
     ):
         open_run(tmp_path / "spoiled")
+    with pytest.raises(CheckpointError, match="are not finite numbers"):
+        TransformerXL.from_pretrained(tmp_path / "spoiled")
 
 
 def test_large_weights_are_not_taken_for_infinite_ones(tmp_path: Path) -> None:

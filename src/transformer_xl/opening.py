@@ -20,8 +20,8 @@ from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import CONVERT, Piece, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
-from transformer_xl.model.language_model import LanguageModel, is_finite
+from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
 from transformer_xl.reading.evaluation import Reading
 
@@ -217,12 +217,6 @@ def open_run(
     place = choose_device(device)  # complain before a large model is loaded
     model, tokenizer = load(source, which=which, on_damaged=on_damaged)
     model = model.to(place)
-    spoiled = [name for name, parameter in model.named_parameters() if not is_finite(parameter)]
-    if spoiled:
-        raise CheckpointError(
-            f"weights of '{source}' are not finite numbers: {spoiled[0]}, {len(spoiled)} of its tensors in all; "
-            "restore the file, or train again with a lower optim.lr"
-        )
     directory = RunDirectory(source)
     config = directory.config() if directory.holds_run else RunConfig(model=model.config)
     return Opened(str(source), model, tokenizer, config, directory.holds_run)

@@ -193,7 +193,11 @@ def test_an_exported_model_is_written_with_and_scored(txl: Txl, workbench: Path)
 @pytest.mark.parametrize(
     ("bias", "status", "says"),
     [
-        (math.nan, 1, "error: weights of 'spoiled' are not finite numbers: softmax.bias, 1 of its tensors in all; restore"),
+        (
+            math.nan,
+            1,
+            "error: weights of 'spoiled/model.safetensors' are not finite numbers: softmax.bias, 1 of its tensors",
+        ),
         (3e38, 1, "error: the loss of 'spoiled' in fp32 is not a finite number; such a loss is that of a model whose training"),
         (1e4, 0, "warning: such a loss is that of a model whose training diverged; train again with a lower optim.lr"),
     ],
@@ -209,7 +213,10 @@ def test_a_model_that_diverged_is_called_so(txl: Txl, workbench: Path, bias: flo
         assert answer.status == status
         assert says in answer.err
     if math.isnan(bias):
-        assert "weights of 'spoiled' are not finite numbers" in txl("generate", "spoiled", "--prompt", "the").complaint
+        assert (
+            "weights of 'spoiled/model.safetensors' are not finite numbers"
+            in txl("generate", "spoiled", "--prompt", "the").complaint
+        )
 
 
 def test_corpus_list(txl: Txl) -> None:

@@ -1,5 +1,6 @@
 """The wrapped model: the same numbers as ours, padding that changes nothing, files that both sides read."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,12 @@ def rename(path: Path) -> None:
     save_file(weights, path)
 
 
+def spoil(path: Path) -> None:
+    weights = load_file(path)
+    weights["r_w_bias"][0] = math.nan
+    save_file(weights, path, metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "match"),
     [
@@ -209,6 +216,7 @@ def rename(path: Path) -> None:
         (lambda d: edit(d / "config.json", d_inner=15), r"tensor '.*layers.0.*' has shape .*14.*, its config asks for .*15"),
         (lambda d: edit(d / "config.json", d_head=10**18), "its config asks for what cannot be built"),
         (lambda d: edit(d / "config.json", n_layer=10**9), "26 tensors, its config asks for at least 1000000000"),
+        (lambda d: spoil(d / "model.safetensors"), "weights of '.*' are not finite numbers: r_w_bias, 1 of its tensors in all"),
         (lambda d: (d / "model.safetensors").write_bytes(b"\x80\x04pickle" * 9), "model.safetensors' claims a header of"),
     ],
 )

@@ -248,7 +248,7 @@ def load(
         The model in evaluation mode, and the tokenizer.
 
     Raises:
-        CheckpointError: there is nothing, everything is damaged, or parts do not fit together.
+        CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
     """
     run = RunDirectory(source)
     if run.holds_run:

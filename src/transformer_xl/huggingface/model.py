@@ -22,7 +22,7 @@ from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, blueprint, check_config
+from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, blueprint, check_config, check_finite
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import open_tensors
 from transformer_xl.untrusted import read_json_object
@@ -93,7 +93,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             The model in evaluation mode.
 
         Raises:
-            CheckpointError: a tensor is missing, unexpected or of another shape.
+            CheckpointError: a tensor is missing, unexpected, of another shape, or not finite.
 
         What only a file asks for is bounded: reading refuses a memory of zeros that takes more than twice the weights (and
         268 MB) unless `mem_len` is among the arguments.
@@ -109,6 +109,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         for kind in ("missing", "unexpected", "mismatched"):
             for name in sorted(map(str, info[f"{kind}_keys"])):
                 raise CheckpointError(f"'{source}': tensor {name} is {kind}, by its config; not the same model?")
+        check_finite(model.transformer, str(source))
         model.transformer.mem_len_from_file = not is_asked and model.transformer.mem_len == file_mem_len
         return (model, info) if wants_info else model
 

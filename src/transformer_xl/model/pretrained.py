@@ -113,7 +113,7 @@ class PretrainedMixin:
             The model in evaluation mode.
 
         Raises:
-            CheckpointError: no such directory or hub id, a damaged file, or weights that do not fit the config.
+            CheckpointError: no such directory or hub id, a damaged file, or weights that do not fit or are not finite.
         """
         folder = resolve(source, revision=revision, token=token)
         config = read_config(folder / CONFIG_FILE)
@@ -178,7 +178,8 @@ def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> 
     No memory is allotted before its tensors are known to fit. Sealed weights are verified, and `config.json` with them.
 
     Raises:
-        CheckpointError: the file is missing or damaged, or a tensor is missing, unexpected or of another shape or type.
+        CheckpointError: the file is missing or damaged, a tensor is missing, unexpected or of another shape or type, or not
+            finite.
     """
     path = folder / WEIGHTS_FILE
     if not path.exists():
@@ -186,7 +187,7 @@ def open_model(cls: Callable[[Any], Any], config: ModelConfig, folder: Path) -> 
     with open_tensors(path) as file:
         check_config(file, folder)
         model = blueprint(cls, config, file.tensors, str(path))
-        return _filled(model, file.load())
+        return _filled(model, file.load(), str(path))
 
 
 def sealed_differences(file: TensorFile, folder: Path) -> list[str]:
@@ -215,9 +216,9 @@ def build(cls: Callable[[Any], Any], config: ModelConfig, weights: Mapping[str, 
     """Build a model of `config` from `weights`, without drawing random weights first.
 
     Raises:
-        CheckpointError: a tensor is missing, unexpected or of another shape or type; names it and `origin`.
+        CheckpointError: a tensor is missing, unexpected, of another shape or type, or not finite; names it and `origin`.
     """
-    return _filled(blueprint(cls, config, weights, origin), weights)
+    return _filled(blueprint(cls, config, weights, origin), weights, origin)
 
 
 def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str, Tensor | Place], origin: str) -> Any:
@@ -252,14 +253,31 @@ def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str
     return model
 
 
-def _filled(model: Any, weights: Mapping[str, Tensor]) -> Any:
+def _filled(model: Any, weights: Mapping[str, Tensor], origin: str) -> Any:
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     dtype = reduce(torch.promote_types, floats, floats[0])  # products of several types are errors
     model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)
     for parameter in model.parameters():
         parameter.requires_grad_(True)
     model.mem_len_from_file = True
+    check_finite(model, origin)
     return model.eval()
+
+
+def is_finite(x: Tensor) -> bool:
+    """Return whether all numbers are finite. A sum shows it ten times as fast as a look at each, unless it overflows itself."""
+    return bool(x.sum().isfinite()) or bool(x.isfinite().all())
+
+
+def check_finite(model: Any, origin: str) -> None:
+    """Refuse a model whose weights are not all finite: whatever reads them would give no numbers, or stop much later."""
+    named = ((name, parameter.detach()) for name, parameter in model.named_parameters())
+    spoiled = [name for name, x in named if not x.is_meta and not is_finite(x)]  # transformers leaves some on the disk
+    if spoiled:
+        raise CheckpointError(
+            f"weights of '{origin}' are not finite numbers: {spoiled[0]}, {len(spoiled)} of its tensors in all; "
+            "restore the file, or train again with a lower optim.lr"
+        )
 
 
 def beside(path: Path, holds: Callable[[Path], bool]) -> str:

@@ -18,9 +18,10 @@ from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.model.call import Execution, Rows, run_layer
-from transformer_xl.model.language_model import LanguageModel, is_finite
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
+from transformer_xl.model.pretrained import is_finite
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import Feed, SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
