@@ -84,6 +84,16 @@ def test_values_with_equals_signs_lists_and_none(txl: Txl, workbench: Path) -> N
     assert (config["description"], config["model"]["clamp_len"]) == ("a=b", 3)
 
 
+@pytest.mark.parametrize("command", ["eval run", "generate run --prompt the --tokens 1", "bench eval run --tokens 20 --json"])
+def test_busy_cores_are_named_in_one_line(command: str, txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.process.running_beside", lambda own=0: 9)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    answer = txl(*command.split())
+    assert answer.status == 0
+    problem = "9 other programs or threads compute on this machine's 2 cores, so this will be slow"
+    assert answer.err.splitlines().count(f"warning: {problem}; wait until they have ended") == 1
+
+
 def test_eval_prints_every_unit(txl: Txl) -> None:
     answer = txl("eval", "run")
     assert (answer.status, answer.err) == (0, "")

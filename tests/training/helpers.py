@@ -2,6 +2,8 @@
 
 import json
 import random
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.memory import Mems
 from transformer_xl.model_config import KINDS, model_config
+from transformer_xl.training.display import Display
 from transformer_xl.training.trainer import Trainer
 
 MODEL: dict[str, Any] = {
@@ -154,3 +157,26 @@ def run_bits(directory: Path) -> dict[str, Any]:
         **{f"model.{name}": as_bytes(tensor) for name, tensor in checkpoint.model.items()},
         **{f"training.{name}": as_bytes(tensor) for name, tensor in checkpoint.training.items()},
     }
+
+
+class Lines(Display):
+    """Remembers what was said, and calls `at[step]` when a step is shown, as a signal may arrive then."""
+
+    def __init__(self, at: dict[int, Callable[[], object]] | None = None) -> None:
+        super().__init__(quiet=True)
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.at = at or {}
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    def advance(self, *, step: int, **_: Any) -> None:
+        self.at.get(step, lambda: None)()
+
+
+def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Lines:
+    return Lines({step: lambda: signal.raise_signal(number)})

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tests.helpers import sealed_as_it_is
-from tests.training.helpers import differing, entries, run_bits, write_text
+from tests.training.helpers import Lines, differing, entries, run_bits, stop_at, write_text
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.data.corpora import absolute_corpus
@@ -33,32 +33,7 @@ from transformer_xl.training.record import Record
 from transformer_xl.training.run import train
 from transformer_xl.training.trainer import StepResult, Trainer
 
-
-class Lines(Display):
-    """Remembers what was said, and calls `at[step]` when a step is shown, as a signal may arrive then."""
-
-    def __init__(self, at: dict[int, Callable[[], object]] | None = None) -> None:
-        super().__init__(quiet=True)
-        self.said: list[str] = []
-        self.warned: list[str] = []
-        self.at = at or {}
-
-    def say(self, text: str) -> None:
-        self.said.append(text)
-
-    def warn(self, text: str) -> None:
-        self.warned.append(text)
-
-    def advance(self, *, step: int, **_: Any) -> None:
-        self.at.get(step, lambda: None)()
-
-
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def stop_at(step: int, number: signal.Signals = signal.SIGINT) -> Lines:
-    return Lines({step: lambda: signal.raise_signal(number)})
-
 
 Start = Callable[..., Outcome]
 

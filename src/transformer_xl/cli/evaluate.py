@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, warn_if_busy
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
@@ -72,6 +72,7 @@ def evaluate(
             if per_token is not None:
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
+            warn_if_busy(opened, quiet=not world.first)
             reading = opened.reading(
                 tgt_len=tgt_len,
                 mem_len=mem_len,

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean, is_enormous
+from transformer_xl.process import busy
 
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
@@ -56,6 +57,15 @@ class Opening:
         from transformer_xl.opening import open_run
 
         return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged)
+
+
+def warn_if_busy(opened: "Opened", *, quiet: bool = False) -> None:
+    """Warn if the model computes on a CPU whose cores are busy with other programs."""
+    import torch
+
+    threads = torch.get_num_threads()
+    if opened.device.type == "cpu" and (problem := busy(threads)):
+        warn(f"{problem}, so this will be slow; {problem.remedy(threads)}", quiet=quiet)
 
 
 @Parameter(name="*")

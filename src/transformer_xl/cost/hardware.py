@@ -12,6 +12,7 @@ import torch
 from transformer_xl.config import TrainConfig
 from transformer_xl.errors import ConfigError, did_you_mean
 from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision
+from transformer_xl.process import cores
 
 Clock = Callable[[], float]
 """Returns seconds."""
@@ -184,8 +185,7 @@ def measured(name: str, *, flops: float, bandwidth: float, memory: float, precis
 
 def describe(device: torch.device) -> dict[str, str | float]:
     """Return what a reader must know of the machine to judge a figure; `load` is how many programs kept it busy, on average."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    facts: dict[str, str | float] = {"processor": processor(), "cores": cores, "threads": torch.get_num_threads()}
+    facts: dict[str, str | float] = {"processor": processor(), "cores": cores(), "threads": torch.get_num_threads()}
     if device.type == "cuda":
         facts["gpu"] = torch.cuda.get_device_name(device)
     if hasattr(os, "getloadavg"):

@@ -53,7 +53,7 @@ from transformer_xl.data.text_files import COMPRESSED, CONVERT, EVERY_LINE, cont
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, one_line
 from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
-from transformer_xl.process import is_reporter
+from transformer_xl.process import cores, is_reporter
 from transformer_xl.untrusted import read_json
 
 FORMAT = 2
@@ -378,8 +378,7 @@ def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
         return 1
     if sum(file.stat().st_size for file in corpus.files) < SMALL_BYTES:
         return 1
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(available, 8)
+    return min(cores(), 8)
 
 
 def _write_split(

@@ -20,6 +20,7 @@ import torch
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
+from transformer_xl.process import cores
 from transformer_xl.untrusted import parse_json
 from transformer_xl.version import __version__
 
@@ -100,6 +101,27 @@ def begun_by_this_launch(directory: Path) -> bool:
         return False
 
 
+def last_threads(directory: Path) -> int | None:
+    """Return the number of threads at the last start of a run; None if nobody knows."""
+    try:
+        threads = read_environment(directory)[-1]["machine"]["threads"]
+    except (IndexError, KeyError, TypeError):
+        return None
+    return threads if type(threads) is int else None
+
+
+@contextmanager
+def computing_with(threads: int | None) -> Iterator[None]:
+    """Compute with so many threads inside the block, None: with as many as before. Other changes end with the block, too."""
+    before = torch.get_num_threads()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _versions() -> dict[str, str]:
     found = {"transformer_xl": __version__, "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "tokenizers", "pydantic", "triton"):
@@ -128,12 +150,11 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def _machine(device: torch.device) -> dict[str, Any]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     facts = {
         "name": platform.node(),
         "system": platform.platform(),
         "processor": platform.processor() or platform.machine(),
-        "cores": cores,
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "device": str(device),
     }

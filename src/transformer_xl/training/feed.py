@@ -43,12 +43,17 @@ class SegmentLengths:
         """The most tokens that a segment can have."""
         return self._config.tgt_len + (_MOST_ABOVE if self._config.varlen else 0)
 
+    def due(self, progress: float) -> int:
+        """Return the length to which segments have grown, around which random lengths are drawn; see `at`."""
+        config = self._config
+        if config.tgt_len_start is None or progress >= config.tgt_len_warmup:
+            return config.tgt_len
+        n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
+        return config.tgt_len_start + int(progress / config.tgt_len_warmup * n_rise) * config.tgt_len_increment
+
     def at(self, step: int, index: int, *, progress: float) -> int:
         """Return the length of segment `index` of a step; `progress` is the share of the budget that is used up."""
-        config, due = self._config, self._config.tgt_len
-        if config.tgt_len_start is not None and progress < config.tgt_len_warmup:
-            n_rise = -(-(config.tgt_len - config.tgt_len_start) // config.tgt_len_increment)
-            due = config.tgt_len_start + int(progress / config.tgt_len_warmup * n_rise) * config.tgt_len_increment
+        config, due = self._config, self.due(progress)
         if not config.varlen:
             return due
         draw = random.Random(f"varlen {config.seed} {step} {index}")

@@ -17,17 +17,24 @@ from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer
 from transformer_xl.checkpoint.store import Checkpoint
-from transformer_xl.config import RunConfig
+from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, ToldElsewhereError, TrainingError
 from transformer_xl.generation.generate import generate
 from transformer_xl.process import restarts, stop_signals
 from transformer_xl.training.display import Display
-from transformer_xl.training.environment import begun_by_this_launch, deterministic, write_environment
+from transformer_xl.training.environment import (
+    begun_by_this_launch,
+    computing_with,
+    deterministic,
+    last_threads,
+    write_environment,
+)
 from transformer_xl.training.parts import Best, Interval, Outcome, Run
 from transformer_xl.training.record import Record
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
+from transformer_xl.training.speed import Pace, check_threads, choose_threads
 from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
@@ -86,6 +93,7 @@ def train(
         with world.agreed():
             lock = held.enter_context(directory.locked()) if world.first else None
         held.enter_context(deterministic(config.train.deterministic))
+        held.enter_context(computing_with(config.train.threads))
         if resume and not goes_on:
             display.say(f"no run in '{directory.path}' yet: starting '{config.name}' from the beginning")
         run = _set_up(directory, config, text, display, loggers, world, fresh=not goes_on)
@@ -94,6 +102,7 @@ def train(
             held.callback(run.record.close)
         if goes_on:
             _restore(run)
+            check_threads(run.trainer, last_threads(directory.path), say=display.say, warn=display.warn)
         with world.agreed():
             if world.first:
                 if goes_on and run.config != directory.config():  # the next --resume uses these settings
@@ -140,6 +149,8 @@ def _set_up(
         world=world,
         device=device,
     )
+    if fresh and (threads := choose_threads(trainer, warn=display.warn)):
+        config = RunConfig(**merge(config.model_dump(), {"train": {"threads": threads}}))
     record = None
     with world.agreed():
         if world.first:
@@ -213,11 +224,13 @@ def _learn(run: Run, received: list[int]) -> signal.Signals | None:
     """Train until the budget is used up or a signal is received, save the last step, and return the signal."""
     trainer, config = run.trainer, run.config.train
     saved_step = trainer.step if run.world.from_first(bool(run.store.steps())) else None
-    stopping = False
+    stopping, pace = False, Pace()
     while trainer.progress < 1 and not (stopping := run.world.any(received or run.display.is_lost)):
-        before = trainer.seconds
+        before, length = trainer.seconds, trainer.lengths.due(trainer.progress)
         result = trainer.train_step()
         run.interval.add(result, trainer.seconds - before)
+        if told := pace.add(result.tokens, trainer.seconds - before, length=length):
+            run.display.warn(told)
         if result.skipped:
             run.display.warn(f"step {trainer.step}: loss or gradient not finite, step skipped ({trainer.skipped} so far)")
         last = trainer.progress >= 1

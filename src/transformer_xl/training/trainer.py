@@ -146,6 +146,20 @@ class Trainer:
         self.seconds += self.world.from_first(seconds) if self.config.max_minutes else seconds
         return StepResult(nats, n_token, n_scored, float(norm), rate, skipped=not finite)
 
+    def rehearse(self) -> None:
+        """Compute the loss of random tokens and its gradients, as the one process of a run, and leave everything as it was."""
+        ids = torch.randint(
+            self.model.config.vocab_size or 1,
+            (self.config.batch_size, self.config.tgt_len + 1),
+            generator=torch.Generator().manual_seed(0),
+        )
+        segment = Segment(ids[:, :-1], ids[:, 1:], torch.zeros_like(ids[:, 1:], dtype=torch.bool))
+        state = self._random_state()
+        self.model.train()
+        self._forward_backward([segment], segment.ids.numel(), self.progress)
+        self.optimizers.zero_grad()
+        self._restore_random_state(state)
+
     def _first_scored(self, segment: Segment) -> int:
         return segment.ids.shape[1] // 2 if self.config.loss == "half" else 0
 
