@@ -9,7 +9,7 @@ CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-data test-benchmarks faults parity lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -33,6 +33,9 @@ test: $(BIN)/.test  ## the suite
 faults: $(BIN)/.test  ## kills, full disks, flipped bits and hostile files at full size
 	$(PYTEST) -m faults tests
 
+test-gpu: $(BIN)/.test  ## on a GPU: kernels, training, exact resume, decoding, commands, NCCL
+	$(BIN)/python -m pytest -q -m gpu tests
+
 test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 	$(PYTEST) -m data tests
 
@@ -40,7 +43,7 @@ test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
 test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks, parity, slow tests, and Hypothesis with many examples
-	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity' tests
+	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 200 random models of Hugging Face, converted, against the original
 	$(PYTEST) -m parity tests/parity

@@ -1,0 +1,133 @@
+"""A run from start to end on a GPU: `make test-gpu`. (Kernels: test_fused.py.)
+
+With TXL_TEST_DEVICE=cpu everything runs on a CPU instead, which shows that the tests themselves are right.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.training.helpers import differing, entries, run_bits
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.training.display import Display
+from transformer_xl.training.run import train
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about their own code
+
+DEVICE = os.environ.get("TXL_TEST_DEVICE", "cuda")
+ROOT = Path(__file__).parents[2]
+IDS = torch.from_numpy(np.random.default_rng(3).integers(0, 12, (2, 40)))
+SETTINGS = {
+    "fp32": ["model.dropatt=0.1"],
+    "bf16": ["train.precision=bf16", "model.dropatt=0.1"],
+    "adaptive": ["train.precision=bf16", "model.cutoffs=[4, 8]", "model.div_val=2", "optim.optimizer=adamw"],
+    "lengths": ["train.varlen=true", "model.same_length=true", "model.clamp_len=4", "train.average=ema"],
+}
+
+
+@pytest.fixture(autouse=True)
+def poison() -> None:
+    """Leave `torch.empty` as it is, because compilers take what it makes for constants."""
+
+
+def start(home: Path, out: Path, *settings: str, device: str = DEVICE, resume: bool = False) -> Path:
+    overrides, shown = (f"train.device={device}", *settings), Display(quiet=True)
+    train(str(home / "tiny.toml"), corpus=str(home / "text.txt"), out=out, overrides=overrides, display=shown, resume=resume)
+    return out
+
+
+def losses(run: Path) -> list[float]:
+    return [entry["loss"] for entry in entries(run) if entry["kind"] in ("train", "valid")]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_two_runs_and_a_resumed_one_end_with_the_same_bits(name: str, home: Path, tmp_path: Path) -> None:
+    settings = SETTINGS[name]
+    once, again = (run_bits(start(home, tmp_path / run, *settings)) for run in ("once", "again"))
+    assert differing(once, again) == []
+    cut = start(home, tmp_path / "cut", *settings, "train.max_steps=40")
+    newest = sorted((cut / "checkpoints").iterdir())[-1]
+    shutil.rmtree(newest)  # the run goes on from the checkpoint before
+    assert differing(run_bits(start(home, cut, *settings, resume=True)), once) == []
+
+
+def test_a_gpu_trains_what_a_cpu_trains(home: Path, tmp_path: Path) -> None:
+    settings = ("model.dropout=0", "train.log_interval=1", "train.max_steps=10", "optim.optimizer=adamw")
+    here, there = (losses(start(home, tmp_path / f"{i}", *settings, device=device)) for i, device in enumerate((DEVICE, "cpu")))
+    assert here == pytest.approx(there, abs=1e-4)
+
+
+@pytest.mark.parametrize(("first", "second"), [(DEVICE, "cpu"), ("cpu", DEVICE)])
+def test_a_run_goes_on_elsewhere(first: str, second: str, home: Path, tmp_path: Path) -> None:
+    settings = ("model.dropout=0", "train.max_steps=40", "optim.optimizer=adamw")
+    moved = start(home, tmp_path / "moved", *settings, device=first)
+    expected = losses(moved)
+    shutil.rmtree(sorted((moved / "checkpoints").iterdir())[-1])
+    assert losses(start(home, moved, *settings, device=second, resume=True)) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.fixture(scope="module")
+def run(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return start(home, tmp_path_factory.mktemp("gpu") / "run")
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.05)])
+def test_scores_are_those_of_a_cpu(precision: str, tolerance: float, run: Path) -> None:
+    model, _ = load(run)
+    expected = evaluate(model, IDS[0], tgt_len=7).loss
+    found = evaluate(model.to(DEVICE), IDS[0], tgt_len=7, precision=precision).loss  # pyright: ignore[reportArgumentType]
+    assert found == pytest.approx(expected, abs=tolerance)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16", "int8"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_decoding_is_that_of_a_cpu_and_continues_to_the_last_bit(
+    precision: str, compile: bool, run: Path, tmp_path: Path
+) -> None:
+    model, _ = load(run)
+    reference = Decoder(model, batch_size=2).feed(IDS)
+    options = {"batch_size": 2, "precision": precision, "compile": compile}
+    model = model.to(DEVICE)
+    decoder, fresh = Decoder(model, **options), Decoder(model, **options)
+    scores = decoder.feed(IDS.to(DEVICE))
+    torch.testing.assert_close(scores.cpu(), reference, atol=1e-4 if precision == "fp32" else 0.1, rtol=0)
+    decoder.save(tmp_path / "session.safetensors")
+    fresh.load(tmp_path / "session.safetensors")
+    for token in range(5):
+        expected, found = (each.step([token, token]).full() for each in (decoder, fresh))
+        assert torch.equal(expected, found)
+
+
+def test_commands_run_there(home: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "transformer_xl"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment.pop("TRITON_INTERPRET", None)
+    run = str(tmp_path / "run")
+    for arguments in (
+        ["train", str(home / "tiny.toml"), "--corpus", str(home / "text.txt"), "--out", run, "--set", f"train.device={DEVICE}"],
+        ["eval", run, "--device", DEVICE],
+        ["generate", run, "--device", DEVICE, "--tokens", "20", "--seed", "1"],
+        ["bench", "decode", run, "--device", DEVICE, "--tokens", "5"],
+    ):
+        done = subprocess.run(command + arguments, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{arguments[0]}: {done.stderr}"
+
+
+def test_one_process_of_torchrun_uses_its_gpu(home: Path, tmp_path: Path) -> None:
+    """NCCL, with nobody to talk to."""
+    alone = start(home, tmp_path / "alone", "model.dropout=0")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1", "-m", "transformer_xl"]
+    command += ["train", str(home / "tiny.toml"), "--corpus", str(home / "text.txt"), "--out", str(tmp_path / "run")]
+    command += ["--set", f"train.device={DEVICE}", "--set", "model.dropout=0"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(alone), abs=1e-4)
