@@ -19,7 +19,7 @@ def describe() -> dict[str, str]:
     """Return what a reader must know of the machine to judge a figure."""
     import torch  # slow and large; the other functions do without
 
-    from transformer_xl.cost.hardware import processor
+    from transformer_xl.model.precision import processor
 
     capabilities = torch.cpu.get_capabilities()
     return {

@@ -1,5 +1,6 @@
 """A small finished run, made once, and `txl` called in this process as a person would call it."""
 
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -37,6 +38,12 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long texts take on a machine with much else to do."""
+    monkeypatch.setattr("transformer_xl.generation.speeds.COMPILE_SECONDS", math.inf)
 
 
 @pytest.fixture(scope="session")

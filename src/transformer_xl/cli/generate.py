@@ -163,7 +163,9 @@ def _prepare(options: Options, drawn_seed: int, world: "World") -> _Task:
 def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int) -> "Decoder":
     """Open a decoder for `n_text` texts, with the settings of the session's file; say what does not fit into memory."""
     from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.generation.speeds import keep_compiled_code
 
+    keep_compiled_code()
     mem_len, precision = options.remembered.mem_len, options.machine.precision
     if file is not None:
         their_mem_len, their_precision = options.remembered.read_with(file, opened.model)
@@ -244,6 +246,7 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     except StoppedReading:
         say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
         return True
+    job.decoder.learn_speed(-(-job.totals.n_written // job.decoder.batch_size), job.totals.writing)
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
     say(f"{line}, continued" if task.goes_on else line, quiet=output.quiet or output.json_ or not world.first)
     return interrupted

@@ -1,17 +1,15 @@
 """What a device can do: as a GPU's data sheet says, as the user says, or as measured on this machine."""
 
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision
+from transformer_xl.model.precision import Precision, activation_dtype, choose_device, choose_precision, processor
 from transformer_xl.process import cores
 
 Clock = Callable[[], float]
@@ -191,14 +189,6 @@ def describe(device: torch.device) -> dict[str, str | float]:
     if hasattr(os, "getloadavg"):
         facts["load"] = round(os.getloadavg()[0], 1)
     return {**facts, "torch": torch.__version__}
-
-
-def processor() -> str:
-    """Return the processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
 
 
 def memory_bandwidth(device: torch.device, *, n_bytes: int | None = None, clock: Clock = time.perf_counter) -> float:

@@ -2,20 +2,35 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 
 from transformer_xl.errors import ConfigError
+from transformer_xl.generation.speeds import KeptSpeeds, Speeds
 from transformer_xl.model.precision import InferencePrecision, cannot_compile
+from transformer_xl.model.reader import has_not_compiled
 from transformer_xl.reading.stream import KeptKeys
 
 Compile = bool | Literal["auto"]
 
-COMPILE_SECONDS = 10.0
-"""About what compiling takes the first time (4 to 12 s on two cores); `auto` compiles if tokens would take twice as long."""
-
 _TRIALS = 5
+_WORTH_A_HINT = 1.1
+"""What is faster by less is not worth a word."""
+
+_COMPARED: tuple[InferencePrecision, ...] = ("fp32", "bf16", "int8")
+_TRIAL_FROM = 1.0
+"""Seconds that a text takes, from which on fp32 is timed beside a narrower precision, which may be slower."""
+
+
+class Found(NamedTuple):
+    """The streams that step fastest, why they are what they are, and where their speed may be kept; None: nowhere."""
+
+    streams: KeptKeys
+    reason: str
+    kept: KeptSpeeds | None = None
 
 
 def fastest_stream(
@@ -24,10 +39,12 @@ def fastest_stream(
     *,
     compile: Compile,
     expected_tokens: int,
-) -> tuple[KeptKeys, str]:
+    kept: Callable[[InferencePrecision], KeptSpeeds],
+) -> Found:
     """Open the streams that step fastest, and say why they are what they are; see `Decoder` for `compile`.
 
-    `open_stream` opens empty streams in one of `precisions`. A single precision without compilation is taken without a trial.
+    `open_stream` opens empty streams in one of `precisions`, and `kept` says where its speeds are kept. A single precision
+    without compilation is taken without a trial.
     """
     if compile not in (True, False, "auto"):
         raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
@@ -36,28 +53,100 @@ def fastest_stream(
         best = min(tried.values(), key=lambda found: found.seconds)
         if best.problem:
             raise ConfigError(f"compile (True) cannot work here: {best.problem}; use compile='auto' or False")
-        figures = [(f"{name} compiled", found.seconds) for name, found in tried.items()]
-        return best.streams, _reason(figures) if len(figures) > 1 else "as set"
-    if compile is False and len(precisions) == 1:
-        return open_stream(precisions[0]), "as set"
+        figures = [f"{name} compiled {_ms(found.seconds)}" for name, found in tried.items()]
+        return Found(best.streams, _per_token(figures) if len(figures) > 1 else "as set")
+    if compile is False:
+        if len(precisions) == 1:
+            return Found(open_stream(precisions[0]), "as set")
+        streams = {precision: open_stream(precision) for precision in precisions}
+        taken = {precision: _seconds_per_step(opened) for precision, opened in streams.items()}
+        figures = [f"{name} {_ms(seconds)}" for name, seconds in taken.items()]
+        return Found(streams[min(taken, key=taken.__getitem__)], _per_token(figures))
+    return _Choice(open_stream, precisions, expected_tokens, kept).made()
 
-    figures, best, seconds = [], None, float("inf")
-    for precision in precisions:
-        streams = open_stream(precision)
-        taken = _seconds_per_step(streams)
-        figures.append((precision, taken))
-        if taken < seconds:
-            best, seconds = streams, taken
-    assert best is not None
-    if compile is False or seconds * expected_tokens <= 2 * COMPILE_SECONDS:
-        return best, _reason(figures)
-    # the narrowest numbers are read fastest; open streams are used again, because rings may be large
-    candidate = best if best.reader.precision == precisions[-1] else open_stream(precisions[-1])
-    found = _compiled(candidate)
-    if found.seconds < seconds:
-        return candidate, _reason([*figures, (f"{precisions[-1]} compiled", found.seconds)])
-    candidate.reader.interpret()
-    return best, f"{_reason(figures)}, not compiled: {found.problem or f'{found.seconds * 1e3:.1f} ms'}"
+
+class _Choice:
+    """What `compile="auto"` chooses: what takes least time in all, by figures from earlier; only what they lack is tried."""
+
+    def __init__(
+        self,
+        open_stream: Callable[[InferencePrecision], KeptKeys],
+        precisions: Sequence[InferencePrecision],
+        n_step: int,
+        kept: Callable[[InferencePrecision], KeptSpeeds],
+    ) -> None:
+        self._open, self._precisions, self._n_step, self._kept = open_stream, precisions, n_step, kept
+        self._opened: dict[InferencePrecision, KeptKeys] = {}  # used again, because rings may be large
+        self._speeds = {precision: kept(precision).load() for precision in precisions}
+
+    def made(self) -> Found:
+        for precision in self._precisions:
+            if self._speeds[precision].eager is None:
+                self._try_eager(precision)
+        precision, compiled = self._least([False, True])
+        narrowest = self._precisions[-1]  # compiled, the narrowest numbers are read fastest
+        if self._speeds[narrowest].worth_trying(self._n_step):
+            precision, compiled = narrowest, True
+        problem = self._compile(precision) if compiled else ""
+        if problem:
+            (precision, compiled), problem = self._least([False]), f"not compiled: {problem}"
+        figures = [self._figure(name) for name in self._precisions]
+        untried = "" if compiled or problem or self._speeds[precision].compiled else "--compile yes may be faster"
+        hint = self._hint(precision, compiled) or untried
+        reason = "; ".join(filter(None, [_per_token(figures), problem, hint]))
+        return Found(self._streams(precision), reason, self._kept(precision))
+
+    def _streams(self, precision: InferencePrecision) -> KeptKeys:
+        if precision not in self._opened:
+            self._opened[precision] = self._open(precision)
+        return self._opened[precision]
+
+    def _least(self, codes: Sequence[bool]) -> tuple[InferencePrecision, bool]:
+        ways: list[tuple[InferencePrecision, bool]] = [(name, compiled) for name in self._precisions for compiled in codes]
+        return min(ways, key=lambda way: self._speeds[way[0]].seconds(self._n_step, compiled=way[1]))
+
+    def _try_eager(self, precision: InferencePrecision) -> None:
+        self._speeds[precision] = replace(self._speeds[precision], eager=_seconds_per_step(self._streams(precision)))
+
+    def _compile(self, precision: InferencePrecision) -> str:
+        """Compile, and time eager steps just before, because load changes; say why not to use the code, if so."""
+        first = has_not_compiled()
+        self._try_eager(precision)
+        begin = time.perf_counter()
+        found = _compiled(self._streams(precision))
+        took = time.perf_counter() - begin
+        if not found.problem:
+            eager = self._speeds[precision].eager or 0.0
+            self._speeds[precision] = self._kept(precision).compare(eager, found.seconds, took, first=first)
+        if found.seconds < min(speeds.eager or 0.0 for speeds in self._speeds.values()):
+            return ""
+        self._streams(precision).reader.interpret()
+        return found.problem or f"{precision} compiled is slower"
+
+    def _figure(self, precision: InferencePrecision) -> str:
+        speeds = self._speeds[precision]
+        compiled = "" if speeds.compiled is None else f", compiled {_ms(speeds.compiled)}"
+        return f"{precision} {_ms(speeds.eager or 0.0)}{compiled}"
+
+    def _hint(self, precision: InferencePrecision, compiled: bool) -> str:
+        """Say what would be faster than this way, by the figures of this machine, and how to get it."""
+        own = self._speeds[precision]
+        chosen = (own.compiled if compiled else own.eager) or 0.0
+        ways = [] if compiled or own.compiled is None else [(own.compiled, f"--compile yes, {own.ready_seconds:.1f} s later,")]
+        others: list[InferencePrecision] = [name for name in _COMPARED if name not in self._speeds]
+        for name in others:
+            other = self._kept(name).load()
+            if name == "fp32" and other.eager is None and not compiled and chosen * self._n_step > _TRIAL_FROM:
+                with suppress(ConfigError):  # there may be no room for it
+                    other = replace(other, eager=_seconds_per_step(self._open(name)))
+            ways += [(seconds, f"--precision {name}{code}") for seconds, code in _ways(other)]
+        seconds, options = min(ways, default=(chosen, ""))
+        return f"{options} would be {chosen / seconds:.1f} times as fast" if chosen > _WORTH_A_HINT * seconds else ""
+
+
+def _ways(speeds: Speeds) -> list[tuple[float, str]]:
+    ways = [(speeds.eager, ""), (speeds.compiled, " --compile yes")]
+    return [(seconds, option) for seconds, option in ways if seconds is not None]
 
 
 class _Compiled(NamedTuple):
@@ -68,8 +157,12 @@ class _Compiled(NamedTuple):
     problem: str | None = None
 
 
-def _reason(figures: Sequence[tuple[str, float]]) -> str:
-    return f"measured per token: {', '.join(f'{name} {seconds * 1e3:.1f} ms' for name, seconds in figures)}"
+def _per_token(figures: Sequence[str]) -> str:
+    return f"per token: {', '.join(figures)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.2g} ms"
 
 
 def _compiled(streams: KeptKeys) -> _Compiled:

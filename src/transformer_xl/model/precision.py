@@ -3,6 +3,7 @@
 import contextlib
 import platform
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 import torch
@@ -37,6 +38,19 @@ def choose_device(name: str) -> torch.device:
         reason = str(error).strip().splitlines()[0].partition(". ")[0]
         raise ConfigError(f"device '{name}' cannot be used here ({reason}); use auto or cpu") from None
     return device
+
+
+def processor() -> str:
+    """Return the processor's name."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the processor or GPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type}: {processor()}"
 
 
 def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
