@@ -30,13 +30,13 @@ def main() -> None:
     rows = [["call", "chosen", "tokens/s", "eager", "bench decode", "of bench", "of eager", "seconds in all", "eager"]]
     with tempfile.TemporaryDirectory() as folder:
         for call in range(1, options.calls + 1):
-            say(f"call {call} of {options.calls}")
             rate, chosen, seconds = generate(options, Path(folder) / "default")
             eager, _, eager_seconds = generate(options, Path(folder) / "default", "--compile", "no")
             best = bench(options, Path(folder) / "bench")
             figures = [f"{x:,.0f}" for x in (rate, eager, best)]
             shares = [f"{rate / best:.0%}", f"{rate / eager:.2f}"]
             rows.append([str(call), chosen, *figures, *shares, f"{seconds:.1f}", f"{eager_seconds:.1f}"])
+            say("  ".join(rows[-1]))
     print(f"\n{table(rows, n_left=2)}")
 
 

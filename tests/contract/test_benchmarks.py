@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.training.helpers import write_recipe, write_text
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -266,6 +267,17 @@ def test_processes_learn_what_one_does(tmp_path):
 def test_processes_refuses_lanes_that_cannot_be_divided():
     done = run("processes.py", "--shape", "tiny", "--processes", 3, status=2)
     assert "--processes must divide the 2 lanes of shape tiny" in done.stderr
+
+
+@pytest.mark.benchmarks
+def test_generate(tmp_path):
+    write_text(tmp_path / "text.txt")
+    write_recipe(tmp_path / "tiny.toml")
+    command = [sys.executable, "-m", "transformer_xl", "train", tmp_path / "tiny.toml", "--corpus", tmp_path / "text.txt"]
+    subprocess.run([*command, "--out", tmp_path / "run"], check=True, capture_output=True, timeout=240)
+    done = run("generate.py", tmp_path / "run", "--tokens", 5, "--calls", 2, "--no-compile")
+    rows = [line.split() for line in done.stdout.splitlines() if "fp32, not compiled" in line]
+    assert [row[0] for row in rows] == ["1", "2"]
 
 
 @pytest.mark.benchmarks
