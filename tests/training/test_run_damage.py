@@ -4,6 +4,7 @@ TXL_SEED chooses other damages.
 """
 
 import io
+import json
 import os
 import random
 import re
@@ -19,7 +20,9 @@ from rich.console import Console
 
 import transformer_xl as txl
 from tests.checkpoint.helpers import as_bytes, spelled
+from tests.doors import changed, sealed_again
 from tests.training.helpers import run_bits
+from transformer_xl.checkpoint.checkpoint import STATE_FILE
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.errors import TxlError
 from transformer_xl.training.display import Display
@@ -201,6 +204,51 @@ def test_a_damaged_run_goes_on_alike_or_says_why_not(run: Path, n_damages: int, 
         shutil.rmtree(copy)
         shutil.rmtree(damaged_copy)
     print(f"{n_damages} damaged runs resumed: {dict(found)}")
+
+
+class StoppedError(Exception):
+    """Raised where training would begin."""
+
+
+def kept(run: Path) -> dict[Path, bytes]:
+    """The files of a run that a refused start must leave as they are."""
+    passing = (*NEVER_READ, "environment.json", "loggers.json")
+    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name not in passing}
+
+
+@pytest.mark.parametrize(
+    ("n_each", "n_least"), [pytest.param(1, 60, id="some"), pytest.param(9, 200, id="all", marks=pytest.mark.faults)]
+)
+def test_a_forged_state_is_refused_in_one_line(
+    n_each: int, n_least: int, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attacker can write hashes that fit; nothing of the run may be lost all the same."""
+
+    def stop(*_: Any) -> None:
+        raise StoppedError
+
+    monkeypatch.setattr("transformer_xl.training.run._learn", stop)
+    copy = tmp_path / "copy"
+    newest = copy / max((run / "checkpoints").glob("step-????????")).relative_to(run)
+    sound = json.loads((run / newest.relative_to(copy) / STATE_FILE).read_text())
+    forged = dict(changed(sound, n_each=n_each)) | {f"without {name}": {**sound, name: None} for name in sound}
+    forged |= {f"lacks {name}": {key: value for key, value in sound.items() if key != name} for name in sound}
+    accepted = []
+    for how, state in forged.items():
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        sealed_again(newest, STATE_FILE, json.dumps(state).encode())
+        before = kept(copy)
+        try:
+            train(out=copy, overrides=[f"train.max_steps={STEPS + 8}"], resume=True, display=Display(quiet=True))
+        except StoppedError:
+            accepted.append(how)
+        except TxlError as error:
+            assert "\n" not in str(error) and len(str(error)) < 700, how
+            assert kept(copy) == before, how
+    assert len(forged) > n_least
+    sound_too = ("with classes", "best='None'", "entries='None'", "best_loss='None'", "='nan'", "='inf'")  # NaN is no JSON
+    assert all(how.endswith(sound_too) for how in accepted), accepted
 
 
 def bits_when_resumed(run: Path, folder: Path, said: Any = None) -> dict[str, Any] | str:

@@ -20,7 +20,7 @@ from transformer_xl.checkpoint.store import Checkpoint
 from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, ToldElsewhereError, TrainingError
+from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError
 from transformer_xl.generation.generate import generate
 from transformer_xl.process import restarts, stop_signals
 from transformer_xl.training.display import Display
@@ -33,6 +33,7 @@ from transformer_xl.training.environment import (
 )
 from transformer_xl.training.parts import Best, Interval, Outcome, Run
 from transformer_xl.training.record import Record
+from transformer_xl.training.saved import SavedRecord
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
 from transformer_xl.training.speed import Pace, check_threads, choose_threads
 from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
@@ -190,17 +191,17 @@ def _restore(run: Run) -> None:
     with world.agreed():
         checkpoint = checkpoint or run.store.load(step)
         try:
-            record = run.trainer.restore(checkpoint)
-        except (ConfigError, RuntimeError, KeyError) as error:
+            record = SavedRecord(**run.trainer.restore(checkpoint))
+        except (ValueError, RuntimeError, LookupError, TypeError) as error:
             reason = str(error).strip().splitlines()[-1].strip()
             raise CheckpointError(f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}") from None
-        if record["training_text"] != run.corpus.training_sha256:
+        if record.training_text != run.corpus.training_sha256:
             raise CheckpointError(
                 f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so "
                 "far; restore it, or start another run with another --out"
             )
-        run.interval = Interval(**record["interval"])
-        best = Best(**record["best"]) if record["best"] else None
+        run.interval = Interval(**record.interval.model_dump())
+        best = Best(**record.best.model_dump()) if record.best else None
         run.best = best if best and best.step in run.store.steps() else None
     final: dict[str, Any] | None = None
     with world.agreed():
@@ -209,7 +210,7 @@ def _restore(run: Run) -> None:
             if run.trainer.progress < 1:
                 run.store.check_room(run.checkpoint_bytes, warn=run.display.warn)
             is_finished = run.trainer.progress >= 1 and run.config.eval == run.directory.config().eval
-            final = run.record.rewind(step, n_entry=record.get("entries"), is_finished=is_finished)
+            final = run.record.rewind(step, n_entry=record.entries, is_finished=is_finished)
     run.recorded = recorded(world.from_first(final))
     saved_by = checkpoint.state["world_size"]
     if saved_by != world.size:

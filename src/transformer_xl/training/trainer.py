@@ -26,6 +26,7 @@ from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import Feed, SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
+from transformer_xl.training.saved import SavedState
 from transformer_xl.world import World
 
 
@@ -274,8 +275,12 @@ class Trainer:
         """Restore a state and return the caller's record.
 
         If another number of processes saved it, memory and text are divided anew, and only random numbers differ.
+
+        Raises:
+            ConfigError: its state is none that `checkpoint` returned.
         """
         state, training = checkpoint.state, checkpoint.training
+        SavedState(**state)
         self.feed.load_state_dict(state)
         own = self.model.state_dict()
         self.model.load_state_dict({name: own_part(t, own[name]) if name in own else t for name, t in checkpoint.model.items()})
