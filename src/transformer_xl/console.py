@@ -18,9 +18,10 @@ LINE_SECONDS = 10.0
 
 
 def say(message: str, *, quiet: bool = False) -> None:
-    """Write a line to stderr."""
+    """Write a line to stderr; one that cannot be written, as when nobody reads stderr any more, ends nothing."""
     if not quiet:
-        print(message, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):
+            print(message, file=sys.stderr, flush=True)
 
 
 def warn(message: str, *, quiet: bool = False) -> None:

@@ -110,6 +110,61 @@ def test_a_reader_that_has_seen_enough(workbench: Path) -> None:
         assert child.stderr.read() == b""
 
 
+def unread() -> int:
+    """Return the writing end of a pipe whose reading end is closed."""
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+EVAL, SHORT = ("eval", "run"), ("train", "tiny.toml", "--corpus", "text.txt", "--set", "train.max_steps=2", "--out", "short")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"), [(EVAL, 0), (("recipes",), 0), (("--help",), 0), ((*EVAL, "--mem-len", "x"), 2), (SHORT, 0)]
+)
+def test_standard_output_without_a_reader_is_no_error(
+    environment: dict[str, str], workbench: Path, arguments: tuple[str, ...], status: int
+) -> None:
+    """What is trained goes on, because it writes to standard error."""
+    out = unread()
+    done = subprocess.run(command(*arguments), env=environment, stdout=out, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(out)
+    assert done.returncode == status, done.stderr
+    assert b"Error" not in done.stderr
+    assert (workbench / "short" / "loss.png").exists() == (arguments is SHORT)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(EVAL, 0), (("eval", "nothing"), 1), (("--nonsense",), 2), (SHORT, 141)],
+)
+def test_standard_error_without_a_reader_takes_nothing_from_the_result(
+    environment: dict[str, str], arguments: tuple[str, ...], status: int
+) -> None:
+    """But a run that nobody watches any more is saved and ends."""
+    err = unread()
+    lines = ["-c", CODE.replace("main(sys", "from transformer_xl import console\nconsole.LINE_SECONDS = 0.0\nmain(sys")]
+    done = subprocess.run(
+        [sys.executable, *lines, *arguments], env=environment, stdout=subprocess.PIPE, stderr=err, timeout=60, check=False
+    )
+    os.close(err)
+    assert done.returncode == status
+    assert (b"bits per character" in done.stdout) == (status == 0)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has it")
+@pytest.mark.parametrize("arguments", [EVAL, ("generate", "run", "--tokens", "3", "--quiet", "--compile", "no")])
+def test_a_disk_that_is_full_for_the_result_is_one_line(environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            command(*arguments), env=environment, stdout=full, stderr=subprocess.PIPE, timeout=60, check=False
+        )
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, line.startswith(b"txl: error: ")) == (1, True)
+    assert b"No space left on device; free disk space" in line
+
+
 def test_ctrl_c_while_writing(environment: dict[str, str]) -> None:
     """In a process that nobody forked."""
     options = ("--tokens", "100000", "--compile", "no")

@@ -24,7 +24,16 @@ from transformer_xl.cli import (
 )
 from transformer_xl.cli.mistakes import unknown_option
 from transformer_xl.cli.options import in_64_bits
-from transformer_xl.errors import SYSTEM_REMEDIES, LostContactError, ToldElsewhereError, TxlError, lacks_memory, one_line
+from transformer_xl.console import say
+from transformer_xl.errors import (
+    SYSTEM_REMEDIES,
+    LostContactError,
+    ToldElsewhereError,
+    TxlError,
+    lacks_memory,
+    one_line,
+    system_reason,
+)
 from transformer_xl.process import have_met, local_rank, rank
 from transformer_xl.version import __version__
 
@@ -62,7 +71,11 @@ app.command(seal.seal)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run `txl` and exit; an error that the user can mend is one line on stderr and status 1."""
+    """Run `txl` and exit; an error that the user can mend is one line on stderr and status 1.
+
+    If nobody reads standard output any more, as after `head`, that is no error: a command ends where it writes to it, with
+    status 0. Standard error that nobody reads takes nothing from the result; what `txl train` does then, see docs/training.md.
+    """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed, and the next file that is opened would take its place
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -71,6 +84,16 @@ def main(arguments: list[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a model may write characters that a terminal cannot show
             stream.reconfigure(errors="replace")
+    try:
+        _call(arguments)
+        status = None
+    except SystemExit as end:
+        # rich, which writes the help, ends with 1
+        status = 0 if isinstance(end.__context__, BrokenPipeError) else end.code
+    sys.exit(_written(status))
+
+
+def _call(arguments: list[str] | None) -> None:
     try:
         app(sys.argv[1:] if arguments is None else arguments, exit_on_error=False, print_error=False)
     except TxlError as error:
@@ -85,10 +108,9 @@ def main(arguments: list[str] | None = None) -> None:
         _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        say("")
         sys.exit(130)
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is still buffered
         sys.exit(0)
     except OSError as error:
         if error.errno not in SYSTEM_REMEDIES:  # it should have been foreseen
@@ -102,9 +124,22 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(1)
 
 
+def _written(status: str | int | None) -> str | int | None:
+    """Write what is still buffered, and return the exit status; when Python exits, an error would be a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError as error:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # discard it
+            if stream is sys.stdout and not status and not isinstance(error, BrokenPipeError):
+                say(f"txl: error: cannot write to standard output: {system_reason(error, 'choose another place')}")
+                status = 1
+    return status
+
+
 def _complain(error: Exception, message: str) -> None:
     if _prints(error):
-        print(f"txl: error: {message}", file=sys.stderr)
+        say(f"txl: error: {message}")
 
 
 def _prints(error: Exception) -> bool:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Json, Overrides, check_least, names_of, numbers_of
+from transformer_xl.console import say
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
 
@@ -123,7 +124,7 @@ def ablate(
             return
         busy = worker.go_on()
     except KeyboardInterrupt as stop:
-        print(f"interrupted; go on with: txl ablate --out {shlex.quote(str(directory))}", file=sys.stderr)
+        say(f"interrupted; go on with: txl ablate --out {shlex.quote(str(directory))}")
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
     _conclude(ablation, busy, json_=json_, quiet=quiet)
 

@@ -1,10 +1,10 @@
 """`txl explain`."""
 
 import json
-import sys
 from pathlib import Path
 
 from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least
+from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, room_for
 
 _MOST_TOP = 100
@@ -100,5 +100,5 @@ def explain(
     else:
         print("this model is read without memory, so there is nothing to compare with")
     if opened.tokenizer.loses:
-        print(f"not shown: {opened.tokenizer.loses}", file=sys.stderr)
+        say(f"not shown: {opened.tokenizer.loses}")
     print(f"open {path}")
