@@ -10,6 +10,7 @@ import lzma
 import math
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
@@ -104,6 +105,23 @@ def as_json(value: Any) -> Write:
     return data(json.dumps(value))
 
 
+def two_links(path: Path) -> None:
+    """Write two links that lead to each other."""
+    other = path.with_name(f".{path.name}.other")
+    path.symlink_to(other.name)
+    other.symlink_to(path.name)
+
+
+def overlapping(path: Path) -> None:
+    """Write a header of tensors that share the same 4 GB, which take no room."""
+    names = (f"layers.{i}.attention.qkv.weight" for i in range(100))
+    header = {name: {"dtype": "F32", "shape": [2**30], "data_offsets": [0, 2**32]} for name in names}
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + 2**32)
+
+
 def sparse(path: Path) -> None:
     """Write 300 MB that take no room."""
     with path.open("wb") as file:
@@ -119,6 +137,8 @@ def special_files() -> dict[str, Write]:
         "folder": Path.mkdir,
         "lost link": lambda path: path.symlink_to("nothing"),
         "circular link": lambda path: path.symlink_to(path.name),
+        "two links": two_links,
+        "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
         "300 MB": sparse,
     }
 
@@ -162,6 +182,7 @@ def changed(values: dict[str, Any], *, n_each: int) -> Iterator[tuple[str, Any]]
 FITTING = {
     "train.max_bad_steps=": "a large number is a number",
     "eval.max_tokens=": "a large number is a number",
+    "train.sample_tokens=": "a large number is a number",
     "train.attention=": "a training looks up the name of a backend",
     "manifest.json, sealed, with classes": "no other names in a manifest are looked up",
     "pace.json, a.with classes": "no other names in it are looked up",
@@ -306,9 +327,18 @@ def _exports(doors: Doors) -> dict[str, Path]:
     millions = data(len(text).to_bytes(8, "little") + text)
     for reader in ("load", "from_pretrained", "huggingface"):
         doors.add(reader, base, "model.safetensors", "33 MB of empty tensors", millions, effect="fill the memory")
+        doors.add(reader, base, "model.safetensors", "4 GB a hundred times", overlapping, effect="fill the memory")
         for case, write in special_files().items():
             if reader != "huggingface" or case == "300 MB":  # of the others transformers says that there is no file
                 doors.add(reader, base, "model.safetensors", case, write)
+    bpe = TOKENIZERS["bpe"].to_dict()
+    pieces = bpe["library"]["model"]
+    for case, fields in {
+        "a million merges": {"merges": [["a", "b"]] * 10**6},
+        "a million pieces": {"vocab": {f"{i:x}": i for i in range(10**6)}},
+    }.items():
+        library = bpe["library"] | {"model": pieces | fields}
+        doors.add("load", base, "tokenizer.json", case, as_json(bpe | {"library": library}), effect="fill the memory")
     return dict.fromkeys(("load", "read", "from_pretrained", "huggingface", "huggingface read"), base)
 
 
@@ -371,6 +401,9 @@ def _tokenizers(doors: Doors) -> dict[str, Path]:
         doors.add("tokenizer", base, "", "checksum of null", as_json(tokenizer.to_dict() | {"checksum": None}))
     for case, write in bad_json(doors.files).items():
         doors.add("tokenizer", base, "", case, write)
+    for text in ("\ud800", "a\ud800b", "\udfff\ud800"):
+        words = {"kind": "word", "format": 1, "words": ["<unk>", text], "unknown": "<unk>"}
+        doors.add("tokenizer", base, "", f"word {text!a}", as_json(words))
     return {"tokenizer": base}
 
 
@@ -568,7 +601,7 @@ def _ablations(doors: Doors) -> dict[str, Path]:
     result = next((base / "results").iterdir()).relative_to(base)
     for name in ("ablation.json", "pace.json", str(result)):
         for case, write in bad_json(doors.files).items():
-            absent = case in ("missing", "lost link", "circular link") and name != "ablation.json"
+            absent = case in ("missing", "lost link", "circular link", "two links") and name != "ablation.json"
             harmless = "it is not there yet" if absent else ""
             doors.add("ablation", base, name, case, write, harmless=harmless)
         values = json.loads((base / name).read_text())

@@ -22,7 +22,7 @@ from transformer_xl import TransformerXL, load
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.table import as_markdown, make_table
 from transformer_xl.cli import prompts
-from transformer_xl.config import DataConfig, load_recipe
+from transformer_xl.config import DataConfig, RunConfig, load_recipe
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
@@ -61,7 +61,7 @@ def _log(path: Path) -> None:
     _identity(path, "wandb", _warning)
     record = Record(path, warn=_warning)
     record.rewind(10)
-    record.draw()
+    record.draw(RunConfig())
 
 
 def _ablation(path: Path) -> None:
