@@ -175,7 +175,7 @@ def _compiled(streams: KeptKeys) -> _Compiled:
     try:
         return _Compiled(streams, _seconds_per_step(streams))
     except (TorchDynamoException, FailOnRecompileLimitHit, OSError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.endswith("raised:")]
         return _Compiled(streams, float("inf"), f"the compiler failed ({lines[0] if lines else type(error).__name__})")
 
 
