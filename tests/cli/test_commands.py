@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Txl
+from tests.helpers import threads
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import main
 from transformer_xl.opening import Text, beginning
@@ -92,6 +93,23 @@ def test_busy_cores_are_named_in_one_line(command: str, txl: Txl, monkeypatch: p
     assert answer.status == 0
     problem = "9 other programs or threads compute on this machine's 2 cores, so this will be slow"
     assert answer.err.splitlines().count(f"warning: {problem}; wait until they have ended") == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "told", "n"), [("eval run", None, 1), ("eval run", "4", 4), ("bench eval run --tokens 20", None, 4)]
+)
+def test_busy_cores_are_left_to_others(
+    command: str, told: str | None, n: int, txl: Txl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless somebody said how many threads, or their speed is asked for."""
+    monkeypatch.setattr("transformer_xl.process.running_beside", lambda own=0: 9)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if told:
+        monkeypatch.setenv("OMP_NUM_THREADS", told)
+    with threads(4):
+        answer = txl(*command.split())
+        assert (answer.status, torch.get_num_threads()) == (0, n)
+    assert ("so this computes with 1 of 4 threads (OMP_NUM_THREADS=4 takes all)" in answer.err) == (n == 1)
 
 
 def test_eval_prints_every_unit(txl: Txl) -> None:
@@ -431,3 +449,12 @@ def test_version(txl: Txl) -> None:
     from transformer_xl import __version__
 
     assert txl("--version").out.strip() == __version__
+
+
+def test_ctrl_c_before_the_first_step_says_so(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("transformer_xl.training.run.train", interrupted)
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "early")
+    assert (answer.status, answer.err.strip()) == (130, "interrupted before the first step; nothing was trained")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cyclopts import App
 
-from transformer_xl.cli.options import Json, Opening, check_least, names_of, numbers_of, warn_if_busy
+from transformer_xl.cli.options import Json, Opening, check_least, mind_busy_cores, names_of, numbers_of
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.pictures import check_picture
@@ -203,7 +203,7 @@ def _open(run: str, opening: Opening, file: Path | None, *, needs_text: bool = F
     from transformer_xl.cost.hardware import describe
 
     opened = opening.open(run)
-    warn_if_busy(opened)
+    mind_busy_cores(opened, measures=True)
     machine = describe(opened.device)  # before this program adds to the load
     if file is not None:
         text = opened.text(file=file)

@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, warn_if_busy
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, mind_busy_cores
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
@@ -72,7 +72,7 @@ def evaluate(
             if per_token is not None:
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
-            warn_if_busy(opened, quiet=not world.first)
+            mind_busy_cores(opened, quiet=not world.first)
             reading = opened.reading(
                 tgt_len=tgt_len,
                 mem_len=mem_len,
@@ -90,8 +90,8 @@ def evaluate(
             world.check_same(model=model, text=text.digest(), precision=chosen)
         keep_freed_memory()
 
-        def measure(reading: "Reading", *, per_token: bool = False) -> "Score":
-            with progress("scoring", (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
+        def measure(reading: "Reading", what: str = "scoring", *, per_token: bool = False) -> "Score":
+            with progress(what, (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
                 return score_stream(
                     opened.model,
                     text.ids,
@@ -108,7 +108,7 @@ def evaluate(
         with world.agreed():
             if not math.isfinite(score.loss):
                 raise TrainingError(f"the loss of '{run}' in {chosen} is not a finite number; {score.doubt}")
-        without = measure(reading.without_memory()) if compare_memory else None
+        without = measure(reading.without_memory(), "scoring without memory") if compare_memory else None
     if not world.first:
         return
     if score.doubt:

@@ -18,7 +18,7 @@ from transformer_xl.cli.generate_options import (
     Remembered,
     refuse,
 )
-from transformer_xl.cli.options import Opening, warn_if_busy
+from transformer_xl.cli.options import Opening, mind_busy_cores
 from transformer_xl.console import say, warn
 from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.generation.requests import Prompt
@@ -126,7 +126,7 @@ def _prepare(options: Options, drawn_seed: int, world: "World") -> _Task:
     options.choice.sampling()
     length.stopping()
     opened = options.opening.open(options.run, on_damaged=lambda message: warn(message, quiet=not world.first))
-    warn_if_busy(opened, quiet=not world.first)
+    mind_busy_cores(opened, quiet=not world.first)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
     prompts = source.read(opened.tokenizer, goes_on=file is not None)
     n_text = max(1, len(prompts)) * length.n

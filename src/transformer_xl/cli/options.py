@@ -1,5 +1,6 @@
 """Options that several commands share: their types, groups and checks."""
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
@@ -59,13 +60,23 @@ class Opening:
         return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged)
 
 
-def warn_if_busy(opened: "Opened", *, quiet: bool = False) -> None:
-    """Warn if the model computes on a CPU whose cores are busy with other programs."""
+def mind_busy_cores(opened: "Opened", *, quiet: bool = False, measures: bool = False) -> None:
+    """Leave the cores of a CPU to other programs that keep them busy, and say so; threads that wait for each other cost more.
+
+    What only `measures` computes with as many threads as ever, and so does a process that was told how many.
+    """
     import torch
 
     threads = torch.get_num_threads()
-    if opened.device.type == "cpu" and (problem := busy(threads)):
+    problem = busy(threads) if opened.device.type == "cpu" else None
+    if not problem:
+        return
+    if measures or problem.free >= threads or os.environ.keys() & {"OMP_NUM_THREADS", "MKL_NUM_THREADS"}:
         warn(f"{problem}, so this will be slow; {problem.remedy(threads)}", quiet=quiet)
+        return
+    torch.set_num_threads(problem.free)
+    how = f"this computes with {problem.free} of {threads} threads (OMP_NUM_THREADS={threads} takes all)"
+    warn(f"{problem}, so {how}", quiet=quiet)
 
 
 @Parameter(name="*")

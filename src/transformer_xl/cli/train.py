@@ -84,7 +84,12 @@ def train(
 
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())
-    outcome = run(recipe, out=out, overrides=overrides, corpus=corpus, resume=resume, loggers=logger or [], display=display)
+    try:
+        outcome = run(recipe, out=out, overrides=overrides, corpus=corpus, resume=resume, loggers=logger or [], display=display)
+    except KeyboardInterrupt:
+        if not display.has_begun:
+            display.say("interrupted before the first step; nothing was trained")
+        raise
     if outcome.stopped_by:
         sys.exit(128 + outcome.stopped_by)
     if outcome.picture:

@@ -48,6 +48,11 @@ class Display:
                 self._bar.stop()
             self._bar = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a step was shown."""
+        return self._began is not None
+
     def say(self, text: str) -> None:
         """Show a line."""
         if not self.quiet:
