@@ -399,6 +399,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
         ("seal run --seed 1", "unknown option --seed; it belongs to txl generate. See txl seal --help."),
         ("eval run --memlen 3", "unknown option --memlen; did you mean --mem-len? See txl eval --help."),
         ("eval run --zzz=3", "unknown option --zzz. See txl eval --help."),
+        ("train text.txt quickstart", "'quickstart': more arguments than the command takes. See txl train --help."),
         ("train tiny.toml --max-steps=3", "unknown option --max-steps; did you mean --set train.max_steps=VALUE?"),
         ("train tiny.toml --steps 3", "unknown option --steps; did you mean --set train.max_steps=VALUE?"),
         ("train tiny.toml --layers 3", "unknown option --layers; did you mean --set model.n_layer=VALUE?"),

@@ -4,7 +4,7 @@ import io
 import os
 import sys
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError, UnusedCliTokensError
 
 from transformer_xl.cli import (
     ablate,
@@ -22,7 +22,7 @@ from transformer_xl.cli import (
     seal,
     train,
 )
-from transformer_xl.cli.mistakes import unknown_option
+from transformer_xl.cli.mistakes import left_over, unknown_option
 from transformer_xl.cli.options import in_64_bits
 from transformer_xl.console import say
 from transformer_xl.errors import (
@@ -104,7 +104,10 @@ def _call(arguments: list[str] | None) -> None:
         sys.exit(1)
     except CycloptsError as error:
         command = " ".join(["txl", *(error.command_chain or ())])
-        what = unknown_option(error, app) if isinstance(error, UnknownOptionError) else one_line(error)
+        if isinstance(error, UnknownOptionError):
+            what = unknown_option(error, app)
+        else:
+            what = left_over(error) if isinstance(error, UnusedCliTokensError) else one_line(error)
         _complain(error, f"{what} See {command} --help.")
         sys.exit(2)
     except KeyboardInterrupt:

@@ -1,9 +1,9 @@
-"""What somebody meant who gave an option that a command does not have."""
+"""What somebody meant who gave an option that a command does not have, or an argument too many."""
 
 import difflib
 from collections.abc import Iterator
 
-from cyclopts import App, ArgumentCollection, UnknownOptionError
+from cyclopts import App, ArgumentCollection, UnknownOptionError, UnusedCliTokensError
 
 
 def commands(app: App, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ArgumentCollection]]:
@@ -27,6 +27,12 @@ def unknown_option(error: UnknownOptionError, app: App) -> str:
     others = [f"txl {name}" for name, arguments in commands(app) if any(option in each.names for each in arguments)]
     whose = f"; it belongs to {', '.join(others)}" if others else ""
     return f"unknown option {option}{whose}."
+
+
+def left_over(error: UnusedCliTokensError) -> str:
+    """Return a message that names the arguments that a command has no place for."""
+    names = ", ".join(f"'{name[:100]}'" for name in (error.unused_tokens or [])[:3])
+    return f"{names}: more arguments than the command takes."
 
 
 def _settings() -> dict[str, str]:
