@@ -29,7 +29,7 @@ def _poisoned_empty(*args, **kwargs):
     """Return `torch.empty` filled with NaN (or a huge integer), so that reading it shows."""
     tensor = _empty(*args, **kwargs)
     if tensor.is_floating_point():
-        tensor.fill_(float("nan"))
+        tensor.detach().fill_(float("nan"))
     elif tensor.dtype == torch.int64:
         tensor.fill_(2**62)
     return tensor

@@ -151,8 +151,12 @@ def test_clusters_of_one_width_share_one_parameter(tie_weight):
     assert [tuple(bias.shape) for bias in plain.softmax.biases] == [(4,), (5,), (4,)]
 
 
-def test_linear_nll_in_double_precision_stays_double(monkeypatch):
+@pytest.mark.parametrize("has_library", [True, False])
+def test_linear_nll_in_double_precision_stays_double(has_library, monkeypatch):
     monkeypatch.setattr(softmax, "CHUNK_ELEMENTS", 8)
+    if not has_library:  # as in torch 2.10
+        monkeypatch.delattr(torch.nn, "LinearCrossEntropyOptions", raising=False)
+        monkeypatch.delattr(softmax.F, "linear_cross_entropy", raising=False)
     h, vectors, bias = torch.randn(5, 3).double(), torch.randn(4, 3).double(), torch.randn(4).double()
     labels = torch.tensor([0, 3, -100, 1, 2])
     scores = (h @ vectors.T + bias).log_softmax(-1)
@@ -166,7 +170,7 @@ def test_linear_nll_in_double_precision_stays_double(monkeypatch):
 @pytest.mark.parametrize("variant", [{}, {"cutoffs": (4, 9)}])
 def test_no_more_scores_than_allowed_are_held_at_once(variant, autocast, monkeypatch):
     """Scores are computed for so few tokens at a time that tokens x classes stay within the bound."""
-    held, own, library = [], softmax._nll, torch.nn.functional.linear_cross_entropy
+    held, own, library = [], softmax._nll, getattr(softmax.F, "linear_cross_entropy", None)
 
     def count(h, vectors, *rest):
         held.append(len(h) * len(vectors))
@@ -178,7 +182,7 @@ def test_no_more_scores_than_allowed_are_held_at_once(variant, autocast, monkeyp
 
     monkeypatch.setattr(softmax, "CHUNK_ELEMENTS", 40)
     monkeypatch.setattr(softmax, "_nll", count)
-    monkeypatch.setattr(softmax.F, "linear_cross_entropy", count_library)
+    monkeypatch.setattr(softmax.F, "linear_cross_entropy", count_library, raising=False)
     ids, labels = torch.randint(13, (2, 3, 7))
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         tiny_model(**variant)(ids, labels=labels)

@@ -1,4 +1,5 @@
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,10 +38,19 @@ def test_a_device_that_is_not_here_is_one_short_line(name: str) -> None:
 def test_auto_on_a_cpu_is_what_it_multiplies_natively(
     capabilities: dict[str, Any], expected: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     precision, why = choose_precision("auto", CPU)
     assert precision == expected
     assert reason in why
+
+
+@pytest.mark.parametrize("words", ["flags : fpu avx512_bf16", "Features : fp asimd bf16 i8mm", "flags : fpu avx", None])
+def test_linux_says_what_torch_does_not(words: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cpu, "get_capabilities", raising=False)  # as in torch 2.10
+    monkeypatch.setattr("transformer_xl.model.precision._CPUINFO", tmp_path / "cpuinfo")
+    if words:
+        (tmp_path / "cpuinfo").write_text(f"processor : 0\n{words}\n")
+    assert choose_precision("auto", CPU)[0] == ("bf16" if words and "bf16" in words else "fp32")
 
 
 @pytest.mark.parametrize(("capability", "expected"), [((8, 0), "bf16"), ((9, 0), "bf16"), ((7, 5), "fp16")])

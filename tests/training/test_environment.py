@@ -25,7 +25,7 @@ def test_one_entry_for_each_start(tmp_path: Path) -> None:
     write(tmp_path, step=40)
     first, second = json.loads((tmp_path / "environment.json").read_text())
     assert (first["step"], second["step"], first["seed"]) == (0, 40, 5)
-    assert first["versions"]["torch"] == torch.__version__
+    assert torch.__version__.startswith(first["versions"]["torch"])  # an installed version may lack its "+cu128"
     assert first["versions"]["transformer_xl"] == transformer_xl.__version__
     assert first["machine"]["threads"] == torch.get_num_threads()
     assert first["machine"]["device"] == "cpu"

@@ -24,7 +24,9 @@ def keep_mask(like: Tensor, p: float) -> tuple[Tensor, float]:
     dropped_levels = min(round(p * _LEVELS), _LEVELS - 1)
     draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device).random_(-(2**63), None)
     levels = draws.view(torch.int16)[: like.numel()].view(like.shape)
-    keep = (levels >= dropped_levels - _LEVELS // 2).view(torch.uint8)
+    keep = levels >= dropped_levels - _LEVELS // 2
+    # a view saves a copy, but older compilers (torch 2.10) fail at it; compiled code copies nothing either way
+    keep = keep.to(torch.uint8) if torch.compiler.is_compiling() else keep.view(torch.uint8)
     return keep, _LEVELS / (_LEVELS - dropped_levels)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal, cast, get_args
 
@@ -20,6 +20,7 @@ InferencePrecision = Literal["fp32", "bf16", "fp16", "int8"]
 PrecisionName = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 """An `InferencePrecision`, or `auto`: whatever is fast here."""
 
+_CPUINFO = Path("/proc/cpuinfo")
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "int8": torch.bfloat16}
 
 
@@ -66,12 +67,20 @@ def choose_precision(name: str, device: torch.device) -> tuple[Precision, str]:
             return "bf16", f"{torch.cuda.get_device_name(device)} multiplies bf16 natively"
         return "fp16", f"{torch.cuda.get_device_name(device)} multiplies fp16 natively, bf16 not"
     if device.type == "cpu":
-        capabilities = torch.cpu.get_capabilities()
-        fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if capabilities.get(name)]
+        instructions = _instructions()
+        fast = [name for name in ("amx_bf16", "avx512_bf16", "bf16") if name in instructions]
         if fast:
             return "bf16", f"this processor multiplies bf16 natively ({fast[0]})"
         return "fp32", f"this processor ({platform.machine()}) has no bf16 instructions"
     return "fp32", f"nothing faster is known to be safe on {device.type}"
+
+
+def _instructions() -> Collection[str]:
+    """Return the names of the processor's instructions, perhaps among other words."""
+    if hasattr(torch.cpu, "get_capabilities"):
+        return {name for name, is_there in torch.cpu.get_capabilities().items() if is_there}
+    # torch 2.10 does not say; Linux does, by the same names
+    return set(_CPUINFO.read_text(encoding="utf-8").split()) if _CPUINFO.exists() else ()
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[object]:

@@ -5,6 +5,7 @@ What does not depend on the text is computed once: the keys of all distances, an
 Shapes: B rows, T tokens, C slots, P distances with a key of their own, N heads, H d_head, D d_model, V vocabulary.
 """
 
+import inspect
 import math
 from collections.abc import Callable
 from functools import cache, partial
@@ -37,10 +38,12 @@ _ALIGNED_SLOTS = 16
 _SCORES_AT_ONCE = 1 << 25
 """Attention scores held at once while a segment is read, 128 MB in fp32; more rows are read one group after another."""
 
+_MOST_SHAPES = 64
+"""For so many numbers of rows and slots a process compiles code."""
+
 _COMPILER_OPTIONS: dict[str, Any] = {
     "dynamic": False,
     "fullgraph": True,
-    "recompile_limit": 64,
     "options": {"size_asserts": False, "alignment_asserts": False},
 }
 """Code is compiled for each number of rows and slots and each precision, because known shapes make it faster. They are checked
@@ -53,8 +56,15 @@ def compiled_functions() -> tuple[Callable[..., Tensor], HeadFunction]:
 
     One function serves all layers, and all readers of a process.
     """
-    token = torch.compile(partial(read_token, streamed=True), **_COMPILER_OPTIONS)
-    return token, torch.compile(partial(compute_head, product=streamed_product), **_COMPILER_OPTIONS)
+    options = _COMPILER_OPTIONS
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        options = {**options, "recompile_limit": _MOST_SHAPES}
+    else:  # older ones (torch 2.10) have one limit for everything that it compiles
+        from torch._dynamo import config as everything
+
+        everything.recompile_limit = max(everything.recompile_limit, _MOST_SHAPES)
+    token = torch.compile(partial(read_token, streamed=True), **options)
+    return token, torch.compile(partial(compute_head, product=streamed_product), **options)
 
 
 def has_not_compiled() -> bool:

@@ -137,7 +137,8 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
     n_chunk = max(1, CHUNK_ELEMENTS // vectors_VE.shape[0])
     if len(h_XE) <= n_chunk:
         return _nll(h_XE, vectors_VE, bias_V, label_X)
-    if not torch.is_autocast_enabled(h_XE.device.type) and h_XE.dtype in (torch.float32, torch.float64):
+    is_narrow = torch.is_autocast_enabled(h_XE.device.type) or h_XE.dtype not in (torch.float32, torch.float64)
+    if not is_narrow and hasattr(nn, "LinearCrossEntropyOptions"):  # not in torch 2.10
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=n_chunk, chunking_method=None)
         return F.linear_cross_entropy(h_XE, vectors_VE, label_X, linear_bias=bias_V, reduction="none", options=options)
     # the library's function ignores autocast, and multiplies bf16 on a CPU three times slower than this

@@ -36,7 +36,7 @@ class Parallel:
             return
         model.to(device)
         if not world.alone:
-            self._call = DistributedDataParallel(model, forward_sync_buffers=False, gradient_as_bucket_view=True)
+            self._call = DistributedDataParallel(model, gradient_as_bucket_view=True)
             self._order_buckets(precision)
 
     def _order_buckets(self, precision: Precision) -> None:

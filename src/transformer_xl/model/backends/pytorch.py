@@ -67,7 +67,8 @@ def flex_attention(
         return score + position_BNTS[b, n, t, column]
 
     def is_visible(b: Tensor, _: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return (s >= first_BT[0 if is_shared else b, t]) & (s <= t + (S - T))
+        # torch 2.10 takes only tensors for an index
+        return (s >= first_BT[b * 0 if is_shared else b, t]) & (s <= t + (S - T))
 
     device = q_BTNH.device
     block_mask = flex.create_block_mask(is_visible, None if is_shared else B, None, T, S, device=device)
