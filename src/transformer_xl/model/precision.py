@@ -43,8 +43,7 @@ def choose_device(name: str) -> torch.device:
 
 def processor() -> str:
     """Return the processor's name."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return f"{names[0] if names else platform.processor() or 'unknown'} ({platform.machine()})"
 
