@@ -61,6 +61,8 @@ def test_speeds_are_found_again_by_the_same_and_by_nobody_else(monkeypatch: pyte
         lambda content: content.replace(b'"eager":0.003', b'"eager":-1'),
         lambda content: content.replace(b'"eager":0.003', b'"eager":true'),
         lambda content: content.replace(b'"eager":0.003', b'"eager":1e300'),
+        lambda content: content.replace(b'"eager":0.003', b'"eager":0'),
+        lambda content: content.replace(b'"compiled":0.001', b'"compiled":1e-320'),
         lambda content: content.replace(b'"spent":0.0', b'"spent":null'),
         lambda content: content.replace(b'"spent"', b'"other"'),
         lambda content: content.replace(b'"seconds":{', b'"seconds":2,"more":{'),

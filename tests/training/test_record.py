@@ -180,6 +180,26 @@ def test_a_log_that_is_no_file_is_one_line(tmp_path: Path, make: Any) -> None:
             read()
 
 
+def test_a_log_of_many_gigabytes_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    os.truncate(tmp_path / "metrics.jsonl", 2**36)
+    with pytest.raises(CheckpointError, match=r"cannot be used: it has 68,719,476,736 bytes, and 1,073,741,824 is the most"):
+        read_metrics(tmp_path)
+
+
+def test_whoever_reads_a_log_is_told_what_is_missing(record: Record) -> None:
+    """Its newest checkpoint knows how many entries there were."""
+    state = record.directory / "checkpoints" / "step-00000012" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text(json.dumps({"record": {"entries": 9}}))
+    said: list[str] = []
+    n = len(read_metrics(record.directory, warn=said.append))
+    assert said == [f"{9 - n} of the 9 entries up to step 12 are missing in '{record.path}'"]
+    state.write_text("damaged")
+    assert len(read_metrics(record.directory, warn=said.append)) == n
+    assert len(said) == 1
+
+
 def test_damaged_lines_are_never_appended_to_what_a_link_leads_to(record: Record, tmp_path: Path) -> None:
     corrupt(record.path)
     record.path.with_name("metrics.jsonl.damaged").symlink_to(tmp_path / "elsewhere")

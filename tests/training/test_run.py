@@ -847,7 +847,8 @@ def test_a_run_whose_directory_is_deleted_can_be_used_nevertheless(start: Start,
     display = Lines({20: lambda: shutil.rmtree(run)})
     assert start(display=display).finished
     assert display.warned == [
-        f"'{run}' has lost config.json, tokenizer.json, seal.json, checkpoints while it trained; written again"
+        f"'{run}' has lost config.json, tokenizer.json, seal.json, checkpoints while it trained; written again",
+        f"6 of the {len(entries(whole)) - 1} entries up to step 40 are missing in '{run / 'metrics.jsonl'}'",
     ]
     assert not (run / ".lock").exists()
     bits, expected = run_bits(run), run_bits(whole)

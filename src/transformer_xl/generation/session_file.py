@@ -27,7 +27,7 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.reading.stream import check_like, check_names
-from transformer_xl.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors
+from transformer_xl.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors, open_tensors
 from transformer_xl.untrusted import parse_json
 
 FORMAT = "transformer_xl session"
@@ -215,12 +215,22 @@ def _quoted(value: object) -> str:
     return short.repr(value)
 
 
+_SOON_READ = 2**26
+"""Bytes that are read in a moment, whatever they are."""
+
+
 def _check_hash(path: Path, size: int) -> None:
     """Compare the last bytes of a file with the hash of all bytes before them."""
     digest, left = hashlib.sha256(), size - _CHECKSUM_BYTES
     with path.open("rb") as file:
         if not 0 < int.from_bytes(file.read(8), "little") <= min(size, MAX_HEADER_BYTES):
             raise ValueError("it does not begin as a safetensors file does")
+        if size > _SOON_READ:  # what only claims to be large is not read to its end
+            try:
+                with open_tensors(path):
+                    pass
+            except CheckpointError:
+                raise ValueError("its header does not account for all of its bytes") from None
         file.seek(0)
         while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
             digest.update(chunk)

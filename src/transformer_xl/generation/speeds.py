@@ -29,7 +29,7 @@ _DOUBT_SECONDS = 7 * 86_400.0
 """After this time nobody believes any longer that compiled code is slower; the machine was perhaps busy."""
 
 _COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-_MOST_SECONDS = 1e9
+_LEAST_SECONDS, _MOST_SECONDS = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ class KeptSpeeds:
         names = {field.name for field in fields(Speeds)}
         if content.get("of") != self._key or not isinstance(values, dict) or values.keys() != names:
             return Speeds()
-        if not all(_is_time(x) for name, x in values.items() if x is not None or name in ("spent", "compared")):
+        least = dict.fromkeys(names, _LEAST_SECONDS) | {"spent": 0.0, "compared": 0.0}
+        if not all(_is_time(x, least[name]) for name, x in values.items() if x is not None or not least[name]):
             return Speeds()
         speeds = Speeds(**values)
         seems_slower = speeds.seconds(1, compiled=False) <= (speeds.compiled or 0.0)
@@ -149,5 +150,5 @@ def keep_compiled_code() -> None:
             os.environ.setdefault(_COMPILED, str(folder))
 
 
-def _is_time(x: object) -> bool:
-    return isinstance(x, int | float) and not isinstance(x, bool) and 0 <= x <= 4 * _MOST_SECONDS
+def _is_time(x: object, least: float) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool) and least <= x <= 4 * _MOST_SECONDS

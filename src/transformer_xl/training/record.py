@@ -29,6 +29,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
 from transformer_xl.training.curve import draw_curve
+from transformer_xl.untrusted import read_json_object
 
 METRICS_FILE = "metrics.jsonl"
 PROJECT = "transformer_xl"
@@ -43,6 +44,7 @@ _FIELDS = {  # that an entry of a kind has besides kind and step; all but text a
     "final": {"loss", "bpc"},
 }
 _LONGEST_LINE = 16 * 2**20  # bytes
+_LARGEST_LOG = 2**30  # bytes, of some three million lines
 _SEAM = re.compile(rb'(?<="})[^\n](?={"kind": )')  # of two lines, where what ended the first is damaged
 
 Warn = Callable[[str], None]  # shows a line of warning
@@ -173,7 +175,8 @@ def _line(entry: dict[str, Any]) -> str:
 def read_metrics(directory: Path, *, warn: Warn = warnings.warn) -> list[dict[str, Any]]:
     """Return the entries of a run's `metrics.jsonl`, if there is one; `warn` names damaged lines.
 
-    A half-written last line is left out silently, because that is what a killed process leaves.
+    A half-written last line is left out silently, because that is what a killed process leaves. The newest checkpoint knows how
+    many entries there were, so `warn` also says whether some are missing.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -182,7 +185,20 @@ def read_metrics(directory: Path, *, warn: Warn = warnings.warn) -> list[dict[st
     entries, damaged = _read(path)
     if damaged:
         warn(f"{_named(path, damaged)}; left out")
+    step, n_entry = _saved(directory)
+    n_kept = sum(entry["step"] <= step and entry["kind"] != "final" for entry in entries)
+    if entries and (n_missing := n_entry - n_kept - len(damaged)) > 0:
+        warn(f"{n_missing:,} of the {n_entry:,} entries up to step {step:,} are missing in '{path}'")
     return entries
+
+
+def _saved(directory: Path) -> tuple[int, int]:
+    """Return the step of the newest checkpoint, and how many entries there were then; 0 if it does not say."""
+    states = sorted((directory / "checkpoints").glob("step-*/state.json"))
+    try:
+        return int(states[-1].parent.name.removeprefix("step-")), int(read_json_object(states[-1])["record"]["entries"] or 0)
+    except (CheckpointError, IndexError, KeyError, TypeError, ValueError):
+        return 0, 0
 
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
@@ -236,7 +252,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes, dict[str, Any] | None]]:
 def _is_file(path: Path) -> bool:
     """Return whether a file exists; refuse what is not a regular file."""
     try:
-        regular_size(path)
+        if (size := regular_size(path)) > _LARGEST_LOG:
+            raise ValueError(f"it has {size:,} bytes, and {_LARGEST_LOG:,} is the most that is read")
     except FileNotFoundError:
         return False
     except ValueError as error:
