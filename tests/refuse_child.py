@@ -84,7 +84,8 @@ def _generate(path: Path) -> None:
 
     import transformer_xl.huggingface  # noqa: F401  registers its classes
 
-    AutoModelForCausalLM.from_pretrained(path).generate(torch.tensor([[1, 2, 3]]), max_new_tokens=1)
+    model: Any = AutoModelForCausalLM.from_pretrained(path)
+    model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=1)
 
 
 @cache

@@ -129,9 +129,9 @@ def test_what_fused_kernels_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
         out.nll.sum().backward()
     product = 2 * 3 * 32 * 128 * 32
     assert sum(flops) == 7 * product
-    counted = count_flops(work(settings, rows=3, tgt_len=32, backend="triton"))
-    assert counter.get_total_flops() + sum(flops) == counted.needed + counted.repeated
-    assert counted.repeated == 2 * product
+    planned = count_flops(work(settings, rows=3, tgt_len=32, backend="triton"))
+    assert counter.get_total_flops() + sum(flops) == planned.needed + planned.repeated
+    assert planned.repeated == 2 * product
 
 
 # of a tiny model: 13 tokens, 2 layers, d_model 10, 3 heads of 4, d_inner 14, 5 positions of memory

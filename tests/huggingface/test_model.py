@@ -230,7 +230,7 @@ def test_misfits_are_named_in_one_line(saved: Saved, damage: Any, match: str) ->
 def test_a_small_file_cannot_ask_for_a_huge_memory(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     edit(saved.path / "config.json", mem_len=10**9, zero_first_memory=True)
     for auto, options in ((AutoModelForCausalLM, {}), (TransformerXLForCausalLM, {}), (AutoModelForCausalLM, {"clamp_len": 3})):
-        greedy = auto.from_pretrained(saved.path, **options)
+        greedy: Any = auto.from_pretrained(saved.path, **options)
         with pytest.raises(ConfigError, match="the model's file asks for a memory of 1000000000 positions, which takes 288 GB"):
             greedy.generate(IDS % 13, max_new_tokens=1)
     for auto in (AutoModelForCausalLM, TransformerXLForCausalLM):

@@ -177,6 +177,7 @@ def test_no_more_scores_than_allowed_are_held_at_once(variant, autocast, monkeyp
         return own(h, vectors, *rest)
 
     def count_library(h, vectors, *rest, options, **others):
+        assert library is not None
         held.append(options.batch_chunk_size * len(vectors))
         return library(h, vectors, *rest, options=options, **others)
 
