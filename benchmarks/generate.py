@@ -58,7 +58,7 @@ def generate(options: argparse.Namespace, cache: Path, *arguments: str) -> tuple
     found = WROTE.search(done.stderr)
     if not found:
         raise SystemExit(f"no figures in {done.stderr!r}")
-    return options.tokens / float(found[1]), found[2].partition(" (")[0], seconds
+    return options.tokens / max(float(found[1]), 0.005), found[2].partition(" (")[0], seconds
 
 
 def bench(options: argparse.Namespace, cache: Path) -> float:

@@ -26,3 +26,10 @@ def test_a_picture_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> 
     for path, complaint in ((tmp_path / "a.txt", "must end in"), (tmp_path / "no" / "a.png", "does not exist")):
         with pytest.raises(ConfigError, match=complaint):
             check_picture(path)
+
+
+def test_a_picture_without_room_is_drawn_without_a_word(tmp_path: Path) -> None:
+    """Warnings are errors here."""
+    figure = new_figure(width=0.2, height=0.2)
+    figure.subplots().set_title("a title that leaves no room at all " * 9, fontsize=40)
+    assert save_picture(figure, tmp_path / "small.png").exists()

@@ -1,6 +1,7 @@
 """Figures without a window, written whole or not at all."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -73,7 +74,8 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str | None = None) -> 
         if text not in numbers:
             text.set_parse_math(False)
     try:
-        with whole_file(path) as stray:
+        with whole_file(path) as stray, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "constrained_layout not applied")  # a picture of two tokens has little room
             figure.savefig(stray)
     except OSError as error:
         what = f"{error.strerror or error}; {remedy}" if remedy else system_reason(error, "choose another file")

@@ -3,7 +3,7 @@
 A checkpoint's hashes say that nobody changed it by accident. Whoever forges it can write hashes, too.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -22,7 +22,7 @@ class _Position(_Saved):
 
 
 class _Average(_Saved):
-    kind: str
+    kind: Literal["none", "ema", "swa"]
     count: Natural
 
 
