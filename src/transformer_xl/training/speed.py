@@ -115,7 +115,7 @@ class Pace:
         self._since: float | None = None  # seconds of steps since the last warning; None: it is not slow
 
     def add(self, tokens: int, seconds: float, *, length: int) -> str | None:
-        """Count a step, and return what is to be said.
+        """Count a step, and return a line to show, if there is one.
 
         Args:
             tokens: that the step read.
