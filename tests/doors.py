@@ -182,7 +182,6 @@ def changed(values: dict[str, Any], *, n_each: int) -> Iterator[tuple[str, Any]]
 FITTING = {
     "train.max_bad_steps=": "a large number is a number",
     "eval.max_tokens=": "a large number is a number",
-    "train.sample_tokens=": "a large number is a number",
     "train.attention=": "a training looks up the name of a backend",
     "manifest.json, sealed, with classes": "no other names in a manifest are looked up",
     "pace.json, a.with classes": "no other names in it are looked up",

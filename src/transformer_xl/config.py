@@ -133,7 +133,9 @@ class TrainConfig(Settings):
     keep_checkpoints: Annotated[int, Field(ge=2)] = Field(
         default=2, description="newest checkpoints kept; the best is kept too"
     )
-    sample_tokens: Natural = Field(default=200, description="tokens of the sample written at each validation")
+    sample_tokens: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=200, description="tokens of the sample written at each validation"
+    )
     max_bad_steps: Positive = Field(default=10, description="steps in a row without a finite gradient before giving up")
     tbptt_segments: Positive = Field(
         default=1, description="consecutive segments per update; gradients reach back through the memory between them"

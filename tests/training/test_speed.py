@@ -13,7 +13,7 @@ from tests.training.helpers import Lines, bits, differing, run_bits, stop_at, ti
 from transformer_xl import process
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.training import run as training_run
-from transformer_xl.training import speed
+from transformer_xl.training import speed, starting
 from transformer_xl.training.environment import last_threads
 from transformer_xl.training.run import train
 from transformer_xl.training.speed import Pace, choose_threads
@@ -32,6 +32,7 @@ def nothing_is_decided(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     others(monkeypatch, 5)
+    monkeypatch.setattr(starting, "cores", lambda: 4)
     with threads(4):
         yield
 

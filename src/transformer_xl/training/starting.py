@@ -18,6 +18,7 @@ from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
 from transformer_xl.model_config import ModelConfig
+from transformer_xl.process import cores
 from transformer_xl.reading.evaluation import Reading
 from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.trainer import check_settings
@@ -151,13 +152,15 @@ def begin(
 ) -> Start:
     """Prepare the start of a training, and refuse settings that it would fail at.
 
-    Without `with_weights` it only checks. A resumed run gives `warn`; a missing recipe to compare with is then only a warning.
+    Without `with_weights` it only checks. A resumed run gives `warn`; a missing recipe to compare with, and more threads than
+    this machine has cores, are then only warnings.
 
     Raises:
         ConfigError: settings cannot work together, with this vocabulary or on this machine.
         CorpusError: the text is too short for one segment per lane.
     """
     with world.agreed():
+        _check_threads(config.train.threads, warn)
         device = choose_device(config.train.device)
         world.check_device(device)
         precision, reason = choose_precision(config.train.precision, device)
@@ -202,6 +205,17 @@ def begin(
                     f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns"
                 )
     return Start(config, model, stream, device, precision, reason, comparison)
+
+
+def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> None:
+    """Refuse more threads than there are cores, where they wait for each other; a run from a larger machine goes on with them."""
+    n_core = cores()
+    if threads is None or threads <= n_core:
+        return
+    problem = f"train.threads ({threads}) is more than the {n_core} cores that this process may use"
+    if warn is None:
+        raise ConfigError(f"{problem}; use train.threads={n_core}, or none")
+    warn(f"{problem}, so this run will be slow; --set train.threads=none uses the cores there are, and rounds differently")
 
 
 def _check_room(config: RunConfig, world: World, device: torch.device) -> None:
