@@ -158,9 +158,19 @@ def test_a_fused_update_counts_its_steps_beside_the_weights(fused: bool) -> None
     optimizers = Optimizers(model, OptimConfig(optimizer="adamw"))
     for group in optimizers.parts[0].param_groups:
         group["fused"] = fused
-    optimizers.load_state_tensors({"r_w_bias|step": torch.tensor(3.0), "r_w_bias|exp_avg": torch.zeros(1, 3, 4)})
+    optimizers.load_state_tensors(
+        {"r_w_bias|step": torch.tensor(3.0), **{f"r_w_bias|{name}": torch.zeros(1, 3, 4) for name in ("exp_avg", "exp_avg_sq")}}
+    )
     devices = {name: tensor.device.type for name, tensor in optimizers.state_tensors().items()}
-    assert devices == {"r_w_bias|step": "meta" if fused else "cpu", "r_w_bias|exp_avg": "meta"}
+    moments = dict.fromkeys(("r_w_bias|exp_avg", "r_w_bias|exp_avg_sq"), "meta")
+    assert devices == {"r_w_bias|step": "meta" if fused else "cpu", **moments}
+
+
+def test_a_run_may_go_on_without_momentum() -> None:
+    buffers = {name: torch.zeros_like(parameter) for name, parameter in tiny_model().named_parameters()}
+    state = {f"{name}|momentum_buffer": buffer for name, buffer in buffers.items()}
+    for momentum in (0.0, 0.9):
+        Optimizers(tiny_model(), OptimConfig(optimizer="sgd", momentum=momentum)).load_state_tensors(state)
 
 
 SMALL = {name: MODEL[name] for name in ("vocab_size", "n_layer", "d_model", "n_head", "d_head", "d_inner", "mem_len")}

@@ -16,15 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import transformer_xl as txl
 from tests.checkpoint.helpers import as_bytes, spelled
 from tests.doors import changed, sealed_again
 from tests.training.helpers import run_bits
-from transformer_xl.checkpoint.checkpoint import STATE_FILE
+from transformer_xl.checkpoint.checkpoint import STATE_FILE, TRAINING_FILE
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.errors import TxlError
+from transformer_xl.errors import CheckpointError, TxlError
+from transformer_xl.tensor_file import encode_tensors, load_tensors
 from transformer_xl.training.display import Display
 from transformer_xl.training.record import read_metrics
 from transformer_xl.training.run import train
@@ -250,6 +252,40 @@ def test_a_forged_state_is_refused_in_one_line(
     sound_too = ("with classes", "best='None'", "entries='None'", "best_loss='None'", "='nan'", "='inf'")  # NaN is no JSON
     sound_too += (f"='{10**18}'", "loss='-1.0'")  # a large number is a number
     assert [how for how in accepted if not how.endswith(sound_too)] == []
+
+
+def forged_tensors(sound: dict[str, torch.Tensor]) -> Iterator[tuple[str, dict[str, torch.Tensor]]]:
+    """Yield what differs and the tensors of a checkpoint, one of each part missing, of another shape or type, or unknown."""
+    for part in ("optimizer.", "average.", "mems.hidden", "mems.n_valid", "random.cpu"):
+        name = next(name for name in sound if name.startswith(part) and (sound[name].dim() or part != "optimizer."))
+        tensor = sound[name]
+        yield f"{name} missing", {other: each for other, each in sound.items() if other != name}
+        yield f"{name} longer", sound | {name: torch.cat([tensor, tensor])}
+        yield f"{name} flat", sound | {name: tensor.flatten()[:, None]}
+        yield f"{name} empty", sound | {name: tensor[:0]}
+        yield f"{name} of another type", sound | {name: tensor.to(torch.int16)}
+        yield f"{part} unknown", sound | {f"{part}../../escape": tensor}
+    yield "an unknown part", sound | {"escape": torch.ones(1)}
+    yield "impossible lengths", sound | {"mems.n_valid": torch.full_like(sound["mems.n_valid"], 10**9)}
+    yield "nothing", {}
+
+
+def test_forged_tensors_are_refused_in_one_line(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They showed only in the first step, as another program's message."""
+    monkeypatch.setattr("transformer_xl.training.run._learn", lambda *_: pytest.fail("it trains"))
+    newest = max((run / "checkpoints").glob("step-????????")).relative_to(run)
+    copy = tmp_path / "copy"
+    for how, tensors in forged_tensors(load_tensors(run / newest / TRAINING_FILE)):
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(run, copy)
+        sealed_again(copy / newest, TRAINING_FILE, b"".join(encode_tensors(tensors)))
+        before = kept(copy)
+        with pytest.raises(CheckpointError) as refused:
+            train(out=copy, overrides=[f"train.max_steps={STEPS + 8}"], resume=True, display=Display(quiet=True))
+        message = str(refused.value)
+        assert message.startswith(f"checkpoint {STEPS} does not fit the run in '{copy}': "), how
+        assert "\n" not in message and len(message) < 400, how
+        assert kept(copy) == before, how
 
 
 def bits_when_resumed(run: Path, folder: Path, said: Any = None) -> dict[str, Any] | str:

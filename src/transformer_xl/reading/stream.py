@@ -9,7 +9,7 @@ Shapes: B rows, b of them that read, T tokens, D d_model.
 
 import reprlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import cast
@@ -405,7 +405,7 @@ class ReadAgain(Stream):
         return torch.tensor([ids], device=self.model.device)
 
 
-def check_names(state: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+def check_names(state: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise a ValueError unless two states have the same names."""
     if state.keys() != own.keys():
         raise ValueError(f"tensors {reprlib.repr(sorted(state.keys() ^ own.keys())[:3])} are missing or unknown")

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.parallel import local, own_part
 
 
@@ -61,10 +62,17 @@ class Average:
         return {"kind": self._config.average, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor], model: nn.Module) -> None:
-        """Restore a saved average. If the run now asks for another kind, that average begins now."""
+        """Restore a saved average. If the run now asks for another kind, that average begins now.
+
+        Raises:
+            ValueError: it is of other weights.
+        """
         if state["kind"] == self._config.average:
             self.count = state["count"]
             parameters = dict(model.named_parameters())
+            check_names(weights, parameters if self.count else {})
+            for name, weight in weights.items():
+                check_like(name, weight, torch.promote_types(parameters[name].dtype, torch.float32), parameters[name].shape)
             self.weights = {name: own_part(weight, parameters[name]).clone() for name, weight in weights.items()}
 
 

@@ -1,8 +1,7 @@
 """Makes optimizers and learning-rate schedules from `OptimConfig`."""
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from transformer_xl.config import OptimConfig
+from transformer_xl.errors import shown
+from transformer_xl.reading.stream import check_like
 from transformer_xl.training.lamb import Lamb
 from transformer_xl.training.muon import Muon
 from transformer_xl.training.parallel import own_part
@@ -23,6 +24,7 @@ class Optimizers:
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         named = dict(model.named_parameters())
         self._names = {parameter: name for name, parameter in named.items()}
+        self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
 
@@ -56,8 +58,21 @@ class Optimizers:
         return tensors
 
     def load_state_tensors(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state_tensors` returned."""
+        """Restore what `state_tensors` returned.
+
+        Raises:
+            ValueError: it belongs to other weights or to another optimizer.
+        """
         parameters = {name: parameter for parameter, name in self._names.items()}
+        config = self._config.model_copy(update={"momentum": self._config.momentum or 0.9})  # it may have been higher before
+        kept = kept_tensors(parameters, config)
+        for full_name, value in tensors.items():
+            if full_name not in kept:
+                raise ValueError(f"the optimizer keeps no {shown(full_name)}")
+            check_like(full_name, value, kept[full_name].dtype, kept[full_name].shape)
+        begun = {name.rpartition("|")[0] for name in tensors}  # a weight without a gradient has no state
+        if missing := [name for name in kept.keys() - tensors.keys() if name.rpartition("|")[0] in begun]:
+            raise ValueError(f"the optimizer's {shown(min(missing))} is missing")
         owners = {p: part for part in self.parts for group in part.param_groups for p in group["params"]}
         for full_name, value in tensors.items():
             name, _, key = full_name.rpartition("|")
@@ -118,21 +133,28 @@ def _in_layers(name: str, parameter: nn.Parameter) -> bool:
 
 def state_bytes(model: nn.Module, config: OptimConfig) -> int:
     """Return the bytes that the optimizers of a model keep between steps, without allocating them."""
-    named = {name: nn.Parameter(torch.empty_like(p, device="meta")) for name, p in model.named_parameters()}
+    return sum(tensor.nbytes for tensor in kept_tensors(dict(model.named_parameters()), config).values())
+
+
+def kept_tensors(parameters: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:
+    """Return what `Optimizers.state_tensors` holds after a step, as tensors of the meta device."""
+    named = {name: nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta")) for name, p in parameters.items()}
     for parameter in named.values():
         parameter.grad = torch.empty_like(parameter)
-    total = 0
+    names = {parameter: name for name, parameter in named.items()}
+    kept: dict[str, Tensor] = {}
     for part in OPTIMIZERS[config.optimizer](named, config):
-        n_alike = Counter[nn.Parameter]()
+        alike: dict[nn.Parameter, nn.Parameter] = {}
         # what is kept depends on sizes alone, and a step of each of 1,000 layers takes a minute
         for group in part.param_groups:
             first = {parameter.shape: parameter for parameter in reversed(group["params"])}
-            n_alike.update(first[parameter.shape] for parameter in group["params"])
+            alike |= {parameter: first[parameter.shape] for parameter in group["params"]}
             group["params"] = list(first.values())
         part.step()
-        for parameter, n in n_alike.items():
-            total += n * sum(x.nbytes for x in part.state[parameter].values() if isinstance(x, Tensor))
-    return total
+        for parameter, stepped in alike.items():
+            state = part.state[stepped].items()
+            kept |= {f"{names[parameter]}|{key}": value for key, value in state if isinstance(value, Tensor)}
+    return kept
 
 
 class Schedule:

@@ -208,7 +208,7 @@ def begin(
 
 
 def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> None:
-    """Refuse more threads than there are cores, where they wait for each other; a run from a larger machine goes on with them."""
+    """Refuse more threads than cores, because they wait for each other; a run from a larger machine goes on with them."""
     n_core = cores()
     if threads is None or threads <= n_core:
         return

@@ -5,6 +5,7 @@ generators, stream position, schedule and counters. So a resumed run equals the 
 """
 
 import math
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,18 +17,21 @@ from torch import Tensor
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import Segment, SegmentStream
-from transformer_xl.errors import ConfigError, TrainingError
+from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.call import Execution, Rows, run_layer
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
 from transformer_xl.model.pretrained import is_finite
+from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import Feed, SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.training.saved import SavedState
 from transformer_xl.world import World
+
+_SAVED_NAME = re.compile(rf"optimizer\.|{re.escape(AVERAGE_PREFIX)}|mems\.|random\.([0-9]+\.)?(cpu|cuda)$")
 
 
 @dataclass(frozen=True)
@@ -229,6 +233,20 @@ class Trainer:
         groups = (slice(first + i * n_group, first + (i + 1) * n_group) for i in range(self.config.accumulate))
         return [lanes.select(rows).to(self.device) for rows in groups]
 
+    def _check_tensors(self, training: dict[str, Tensor]) -> None:
+        """Refuse random states and memories that are not of this run, and unknown names; optimizer and average check theirs."""
+        if unknown := [name for name in training if not _SAVED_NAME.match(name)]:
+            raise ValueError(f"tensor {shown(min(unknown))} is unknown")
+        saved, own = _under("mems.", training), self.model.init_mems(1)
+        check_names(saved, own.state_dict())
+        for name, tensor in own.state_dict().items():
+            x = saved[name]
+            dtype = x.dtype if x.is_floating_point() and tensor.is_floating_point() else tensor.dtype  # a precision's own
+            check_like(f"mems.{name}", x, dtype, (self.config.batch_size, *tensor.shape[1:]))
+        type(own).from_state_dict(saved).check_values()
+        cpu = torch.get_rng_state()
+        check_like("random.cpu", training.get("random.cpu", torch.empty(0)), cpu.dtype, cpu.shape)
+
     def _random_state(self) -> dict[str, Tensor]:
         state = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
@@ -277,10 +295,11 @@ class Trainer:
         If another number of processes saved it, memory and text are divided anew, and only random numbers differ.
 
         Raises:
-            ConfigError: its state is none that `checkpoint` returned.
+            ValueError: it is none that `checkpoint` returned for this model and these settings.
         """
         state, training = checkpoint.state, checkpoint.training
         SavedState(**state)
+        self._check_tensors(training)
         self.feed.load_state_dict(state)
         own = self.model.state_dict()
         self.model.load_state_dict({name: own_part(t, own[name]) if name in own else t for name, t in checkpoint.model.items()})
