@@ -400,6 +400,14 @@ def _tokenizers(doors: Doors) -> dict[str, Path]:
         doors.add("tokenizer", base, "", "checksum of null", as_json(tokenizer.to_dict() | {"checksum": None}))
     for case, write in bad_json(doors.files).items():
         doors.add("tokenizer", base, "", case, write)
+    bpe = TOKENIZERS["bpe"].to_dict()
+    pieces = bpe["library"]["model"]
+    for case, fields in {
+        "a million merges": {"merges": [["a", "b"]] * 10**6},
+        "a million merges as texts": {"merges": ["a b"] * 10**6},
+    }.items():
+        many = as_json(bpe | {"library": bpe["library"] | {"model": pieces | fields}})
+        doors.add("tokenizer", base, "", case, many, effect="fill the memory")
     for text in ("\ud800", "a\ud800b", "\udfff\ud800"):
         words = {"kind": "word", "format": 1, "words": ["<unk>", text], "unknown": "<unk>"}
         doors.add("tokenizer", base, "", f"word {text!a}", as_json(words))

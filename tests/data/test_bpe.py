@@ -14,10 +14,19 @@ from transformer_xl.data.tokenizers import BPETokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
 
 
-@pytest.mark.parametrize("size", [2**20 + 1, 2**63 - 1])
+@pytest.mark.parametrize("size", [300_001, 2**63 - 1])
 def test_a_vocabulary_beyond_any_text_is_refused(size: int) -> None:
-    with pytest.raises(TokenizerError, match=r"must be at most 1,048,576 for bpe; lower it"):
+    with pytest.raises(TokenizerError, match=r"must be at most 300,000 for bpe; lower it"):
         train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=size), ["a b a b"])
+
+
+@pytest.mark.parametrize("name", ["merges", "tokens"])
+def test_a_file_of_more_pieces_than_anybody_publishes_is_refused(name: str) -> None:
+    tokenizer = TOKENIZERS["bpe"]
+    assert isinstance(tokenizer, BPETokenizer)
+    many = {"merges": {"merges": ["a b"] * 300_001}, "tokens": {"vocab": {str(i): i for i in range(300_001)}}}[name]
+    with pytest.raises(TokenizerError, match=rf"^unusable tokenizer: it has 300,001 {name}; 300,000 is the most accepted; "):
+        BPETokenizer(tokenizer.library | {"model": tokenizer.library["model"] | many})
 
 
 def test_bpe_refuses_lone_surrogates() -> None:

@@ -23,7 +23,7 @@ import transformer_xl as txl
 from tests.checkpoint.helpers import as_bytes, spelled
 from tests.doors import changed, sealed_again
 from tests.training.helpers import run_bits
-from transformer_xl.checkpoint.checkpoint import STATE_FILE, TRAINING_FILE
+from transformer_xl.checkpoint.checkpoint import MODEL_FILE, STATE_FILE, TRAINING_FILE
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.errors import CheckpointError, TxlError
 from transformer_xl.tensor_file import encode_tensors, load_tensors
@@ -206,6 +206,18 @@ def test_a_damaged_run_goes_on_alike_or_says_why_not(run: Path, n_damages: int, 
         shutil.rmtree(copy)
         shutil.rmtree(damaged_copy)
     print(f"{n_damages} damaged runs resumed: {dict(found)}")
+
+
+def test_weights_of_another_checkpoint_are_refused(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "copy")
+    *_, older, newest = sorted((copy / "checkpoints").glob("step-????????"))
+    sound = as_bytes(next(iter(txl.load(copy, which="last")[0].parameters())))
+    shutil.copy(older / MODEL_FILE, newest / MODEL_FILE)
+    said: list[str] = []
+    model, _ = txl.load(copy, which="last", on_damaged=said.append)
+    assert as_bytes(next(iter(model.parameters()))) != sound
+    (line,) = said
+    assert line.startswith(f"'{newest / MODEL_FILE}' is damaged: its sha256 is ")
 
 
 class StoppedError(Exception):

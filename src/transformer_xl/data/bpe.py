@@ -19,6 +19,8 @@ DEFAULT_BPE_SIZE = 8192
 BPE_TRAINING_BYTES = 16 << 20
 """A BPE tokenizer learns its merges from this many bytes at the beginning of the text."""
 
+_MOST_PIECES = 300_000  # the largest published vocabularies have 262,144; a million merges take 600 MB and seconds to load
+
 # Like GPT-2's, but a run of line ends is a unit of its own, so that no unit reaches across a cut after it.
 _UNITS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
 
@@ -108,6 +110,10 @@ def _check(library: Any) -> bool:
         require(not library.get(part), f"it has a {part.replace('_', ' ')}, so text would not survive")
     model, decoder, outer = (library.get(part) for part in ("model", "decoder", "pre_tokenizer"))
     require(_type(model) == "BPE", "its model is not BPE")
+    for name, entries in (("vocab", "tokens"), ("merges", "merges")):
+        found = model.get(name)
+        require(isinstance(found, dict | list), f"its model has no {name}")
+        require(len(found) <= _MOST_PIECES, f"it has {len(found):,} {entries}; {_MOST_PIECES:,} is the most accepted")
     require(not model.get("dropout"), "its model has dropout, so encoding would be random")
     for option in ("unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"):
         require(not model.get(option), f"its model has {option}, so text would not survive")
@@ -156,9 +162,6 @@ def _pieces(vocabulary: dict[str, int]) -> list[bytes]:
     complete = [piece for piece in pieces if piece is not None]
     require(set(BYTES) <= set(complete), "it lacks some of the 256 bytes")
     return complete
-
-
-_MOST_PIECES = 2**20
 
 
 def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:

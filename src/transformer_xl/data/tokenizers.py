@@ -43,8 +43,8 @@ __all__ = [
 MAX_FILE_BYTES = 64 << 20
 """The largest file that is read as a tokenizer; one of 800,000 words has some 10 MB."""
 
-MAX_PARTS = 1 << 22
-"""The most brackets, commas and colons of such a file: one per word, 5 per token of byte pairs, and those in the words."""
+MAX_PARTS = 1 << 21
+"""The most brackets, commas and colons of such a file: one per word, 6 per token of byte pairs, and those in the words."""
 
 _PARTS_PER_TOKEN, _OTHER_PARTS = 16, 100_000
 
