@@ -5,16 +5,18 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
 from transformer_xl.seals import seal, unseal
 
+Model = TypeVar("Model", bound=nn.Module)
 TINY: dict[str, Any] = {
     "vocab_size": 13,
     "n_layer": 2,
@@ -37,7 +39,16 @@ def examples(thorough: int) -> int:
 
 def tiny_model(**changes) -> TransformerXL:
     """A random model of odd sizes; biases and u, v are random too, so that none of them can be forgotten."""
-    model = TransformerXL(TransformerXLConfig(**{**TINY, **changes})).eval()
+    return random_weights(TransformerXL(TransformerXLConfig(**{**TINY, **changes})).eval())
+
+
+def tiny_xlnet(**changes: Any) -> XLNet:
+    """The same of an XLNet."""
+    return random_weights(XLNet(XLNetConfig(**{**TINY, "dropatt": 0.0, **changes})).eval())
+
+
+def random_weights(model: Model) -> Model:
+    """Draw every parameter anew, so that none of them is zero or one by design."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             norm_weight = name.endswith("norm.weight")

@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from transformer_xl.kinds import AttentionKind, register_attention
     from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
-    from transformer_xl.model.language_model import LanguageModel, ModelOutput
+    from transformer_xl.model.language_model import LanguageModel
     from transformer_xl.model.lstm import Lstm
     from transformer_xl.model.memory import Memory, Mems
     from transformer_xl.model.reader import Reader
+    from transformer_xl.model.sequence_model import ModelOutput
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
-    from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig, register_model
+    from transformer_xl.model.xlnet import Order, XLNet
+    from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig, XLNetConfig, register_model
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.training.run import train
 
@@ -50,7 +52,8 @@ _HOMES = {
     "LstmConfig": "model_config",
     "Memory": "model.memory",
     "Mems": "model.memory",
-    "ModelOutput": "model.language_model",
+    "ModelOutput": "model.sequence_model",
+    "Order": "model.xlnet",
     "Reader": "model.reader",
     "Request": "generation.requests",
     "Rows": "model.call",
@@ -64,6 +67,8 @@ _HOMES = {
     "TxlError": "errors",
     "Vanilla": "model.vanilla",
     "VanillaConfig": "model_config",
+    "XLNet": "model.xlnet",
+    "XLNetConfig": "model_config",
     "convert": "conversion.convert",
     "evaluate": "reading.evaluation",
     "generate": "generation.generate",
@@ -87,6 +92,7 @@ __all__ = [
     "Memory",
     "Mems",
     "ModelOutput",
+    "Order",
     "Reader",
     "Request",
     "Rows",
@@ -100,6 +106,8 @@ __all__ = [
     "TxlError",
     "Vanilla",
     "VanillaConfig",
+    "XLNet",
+    "XLNetConfig",
     "convert",
     "evaluate",
     "generate",

@@ -13,6 +13,9 @@ from transformer_xl.errors import ConfigError, did_you_mean, shown
 from transformer_xl.kinds import ATTENTION, AttentionKind
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
+Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
+"""Names of the non-linearities of a feed-forward network."""
+
 
 class ModelConfig(Settings):
     """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory.
@@ -25,6 +28,9 @@ class ModelConfig(Settings):
 
     model_class: ClassVar[str]
     """Where the class of its models is, `module:Class`; imported when a model is built."""
+
+    predicts_next: ClassVar[bool] = True
+    """Whether it predicts each token from those before it, as a `LanguageModel` does."""
 
     title: ClassVar[str] = "A language model"
     """The kind in words, as a model card says it."""
@@ -137,6 +143,11 @@ class ModelConfig(Settings):
         return self.n_layer
 
     @property
+    def embedding_scale(self) -> float:
+        """What the vectors of tokens are multiplied by."""
+        return self.d_model**0.5
+
+    @property
     def begins_with_zeros(self) -> bool:
         """True if a stream begins with a memory of zeros that is attended to."""
         return False
@@ -214,8 +225,9 @@ class AttentionConfig(ModelConfig):
     pre_lnorm: bool = Field(default=False, description="layer norm before each block instead of after it")
     layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-5, description="added to the variance in layer norms")
     final_norm: bool = Field(default=False, description="one more layer norm after the last layer (useful with pre_lnorm)")
-    activation: Literal["relu", "gelu", "relu2"] = Field(
-        default="relu", description="feed-forward non-linearity; relu2 = relu²"
+    activation: Activation = Field(
+        default="relu",
+        description="feed-forward non-linearity; relu2 = relu²; gelu_tanh: gelu by tanh, as in XLNet",
     )
 
     @property
@@ -394,7 +406,59 @@ class LstmConfig(ModelConfig):
         return "a state that is carried from segment to segment" if self.mem_len else "no memory"
 
 
-KINDS: dict[str, type[ModelConfig]] = {kind.kind: kind for kind in (TransformerXLConfig, VanillaConfig, LstmConfig)}
+class XLNetConfig(AttentionConfig):
+    """Sizes and options of an `XLNet`; the names are those of the authors' code, the defaults those of its base model."""
+
+    kind: ClassVar[str] = "xlnet"
+    model_class: ClassVar[str] = "transformer_xl.model.xlnet:XLNet"
+    title: ClassVar[str] = "An XLNet"
+    predicts_next: ClassVar[bool] = False
+
+    d_model: Positive = Field(default=768, description="width of all layers, even")
+    n_head: Positive = Field(default=12, description="attention heads per layer")
+    d_inner: Positive = Field(default=3072, description="width of the feed-forward layer")
+    dropatt: Probability = Field(default=0.1, description="dropout on attention probabilities")
+    activation: Activation = Field(
+        default="gelu_tanh", description="feed-forward non-linearity; the authors' gelu is gelu_tanh, Hugging Face's is gelu"
+    )
+    layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-12, description="added to the variance in layer norms")
+    mem_len: Natural = Field(default=384, description="positions of memory kept per layer (tokens)")
+    reuse_len: Positive | None = Field(
+        default=None, description="only so many of a segment's first tokens are remembered; None: all"
+    )
+    clamp_len: Positive | None = Field(
+        default=None, description="largest distance told apart, to both sides (tokens); None: no limit"
+    )
+    untie_r: bool = Field(default=True, description="u, v and s per layer instead of shared by all layers")
+    zero_first_memory: bool = Field(
+        default=False,
+        description="a stream begins with a memory of mem_len zeros that queries attend to, as the authors train",
+    )
+
+    @model_validator(mode="after")
+    def _one_table(self) -> Self:
+        if self.d_model % 2:
+            raise ValueError(
+                f"d_model ({self.d_model}) must be even, because its sinusoids come in pairs; use {self.d_model + 1}"
+            )
+        if self.cutoffs or self.div_val != 1 or self.d_embed not in (None, self.d_model):
+            raise ValueError("an xlnet has one vector of width d_model per token; leave cutoffs, div_val and d_embed out")
+        return self
+
+    @property
+    def embedding_scale(self) -> float:
+        """1: the vectors of tokens are taken as they are."""
+        return 1.0
+
+    @property
+    def begins_with_zeros(self) -> bool:
+        """True if a stream begins with a memory of zeros that is attended to."""
+        return self.zero_first_memory
+
+
+KINDS: dict[str, type[ModelConfig]] = {
+    kind.kind: kind for kind in (TransformerXLConfig, VanillaConfig, LstmConfig, XLNetConfig)
+}
 """The settings class of each kind of model, by the name of the kind."""
 
 

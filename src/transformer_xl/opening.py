@@ -216,6 +216,11 @@ def open_run(
     """
     place = choose_device(device)  # complain before a large model is loaded
     model, tokenizer = load(source, which=which, on_damaged=on_damaged)
+    if not isinstance(model, LanguageModel):
+        raise ConfigError(
+            f"'{source}' is an {type(model).__name__}, which fills gaps with both sides in sight, and does not read "
+            "from left to right; use it from Python: txl.load, then its read or forward"
+        )
     model = model.to(place)
     directory = RunDirectory(source)
     config = directory.config() if directory.holds_run else RunConfig(model=model.config)

@@ -1,7 +1,7 @@
 """Loss by the length of memory and by position, against a model that is scored token by token."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +14,8 @@ from transformer_xl.analysis.curves import by_position, memory_line, open_texts,
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer
 from transformer_xl.errors import ConfigError, CorpusError
-from transformer_xl.model.language_model import make_model
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.opening import Opened, Text
 from transformer_xl.reading.evaluation import Score, evaluate
 
@@ -33,7 +34,8 @@ def config(model: dict[str, Any], **evaluation: int) -> RunConfig:
 def made(model: dict[str, Any], **evaluation: int) -> tuple[ComparedRun, Opened]:
     own, tokenizer = config(model, **evaluation), ByteTokenizer()
     torch.manual_seed(0)
-    return ComparedRun("it", Path("it"), own, tokenizer), Opened("it", make_model(own.model), tokenizer, own, is_run=True)
+    built = cast("LanguageModel", make_model(own.model))
+    return ComparedRun("it", Path("it"), own, tokenizer), Opened("it", built, tokenizer, own, is_run=True)
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from transformer_xl.config import recipe_names
 ROOT = Path(__file__).parents[2]
 NAMES = {
     "AttentionKind", "Converted", "Decoder", "Execution", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory",
-    "Mems", "ModelOutput", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "SegmentStream",
-    "TransformerXL", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "convert", "evaluate", "generate", "load",
-    "load_recipe", "prepare", "register_attention", "register_model", "train",
+    "Mems", "ModelOutput", "Order", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "SegmentStream",
+    "TransformerXL", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "convert",
+    "evaluate", "generate", "load", "load_recipe", "prepare", "register_attention", "register_model", "train",
 }  # fmt: skip
 
 

@@ -12,14 +12,15 @@ import math
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 from transformer_xl.config import RunConfig, load_recipe, recipe_names
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.language_model import make_model
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig
 from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
@@ -276,7 +277,9 @@ def test_three_steps_at_full_depth_from_three_seeds(name: str) -> None:
         torch.manual_seed(seed)
         ids = torch.randint(59, (4 * config.train.tgt_len * config.train.tbptt_segments * 3 + 1,)).numpy()
         stream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len)
-        trainer = Trainer(make_model(model), stream, train=config.train, optim=config.optim, precision="fp32")
+        trainer = Trainer(
+            cast("LanguageModel", make_model(model)), stream, train=config.train, optim=config.optim, precision="fp32"
+        )
         results = [trainer.train_step() for _ in range(3)]
         assert not any(result.skipped for result in results), f"seed {seed}"
         assert trainer.finite

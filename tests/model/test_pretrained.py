@@ -15,7 +15,7 @@ from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
 from transformer_xl.errors import CheckpointError
-from transformer_xl.model.language_model import make_model
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model_config import LstmConfig, ModelConfig, TransformerXLConfig, VanillaConfig

@@ -12,9 +12,9 @@ from transformer_xl.cost.work import build
 from transformer_xl.errors import ConfigError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model import room
-from transformer_xl.model.language_model import make_model
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.room import check_room, check_unasked, free_bytes
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import LstmConfig, TransformerXLConfig
 from transformer_xl.reading.evaluation import evaluate
@@ -84,7 +84,7 @@ def test_what_does_not_fit_into_the_machine_is_refused_before_it_is_allotted(mon
 def test_more_layers_than_a_file_holds_are_refused_before_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TransformerXLConfig(vocab_size=5, n_layer=60_000)
     monkeypatch.setattr(room, "free_bytes", lambda device: 10**15)
-    monkeypatch.setattr("transformer_xl.model.language_model._embedding", lambda _: pytest.fail("it was made"))
+    monkeypatch.setattr("transformer_xl.model.sequence_model._embedding", lambda _: pytest.fail("it was made"))
     message = "a model of 60,000 layers could not be saved: 50,000 tensors is the most that a file holds; lower model.n_layer"
     for make in (make_model, TransformerXL, build):
         with pytest.raises(ConfigError, match=message):

@@ -12,19 +12,21 @@ IDS = torch.tensor([[0, 3, 6], [6, 1, 2]])
 
 def embedding_of(vectors: torch.Tensor) -> TokenEmbedding:
     """An embedding with these vectors, for a softmax to borrow."""
-    embedding = TokenEmbedding(*vectors.shape[:1], d_embed=vectors.shape[1], d_model=vectors.shape[1])
+    embedding = TokenEmbedding(
+        *vectors.shape[:1], d_embed=vectors.shape[1], d_model=vectors.shape[1], scale=vectors.shape[1] ** 0.5
+    )
     embedding.weight = torch.nn.Parameter(vectors)
     return embedding
 
 
 def test_embeddings_are_scaled_by_the_root_of_the_width() -> None:
-    embedding = TokenEmbedding(7, d_embed=4, d_model=4)
+    embedding = TokenEmbedding(7, d_embed=4, d_model=4, scale=2.0)
     assert embedding.projection is None
     torch.testing.assert_close(embedding(IDS), embedding.weight[IDS] * 2.0)
 
 
 def test_narrow_embeddings_are_projected_first() -> None:
-    embedding = TokenEmbedding(7, d_embed=3, d_model=4)
+    embedding = TokenEmbedding(7, d_embed=3, d_model=4, scale=2.0)
     assert embedding.projection is not None
     torch.testing.assert_close(embedding(IDS), embedding.weight[IDS] @ embedding.projection.weight.T * 2.0)
 

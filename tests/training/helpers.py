@@ -5,7 +5,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from tests.checkpoint.helpers import as_bytes, spelled
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.language_model import LanguageModel, make_model
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import KINDS, model_config
 from transformer_xl.training.display import Display
 from transformer_xl.training.trainer import Trainer
@@ -75,7 +76,9 @@ def tiny_model(*, kind: str = "transformer_xl", **changes: Any) -> LanguageModel
     common = {name: value for name, value in MODEL.items() if name in KINDS[kind].model_fields}
     if kind != "transformer_xl":
         del common["mem_len"]
-    return make_model(model_config({"kind": kind, **common, **changes}).completed(vocab_size=11, tgt_len=5))
+    return cast(
+        "LanguageModel", make_model(model_config({"kind": kind, **common, **changes}).completed(vocab_size=11, tgt_len=5))
+    )
 
 
 def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:

@@ -6,7 +6,7 @@ import torch
 from tests.helpers import TINY
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.language_model import make_model
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig
 from transformer_xl.training.starting import Comparison, compare_parameters, count_parameters
 

@@ -26,7 +26,6 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TxlError, one_line, system_reason
 from transformer_xl.files import locked, remove, replace_file, stray_name
-from transformer_xl.model.language_model import LanguageModel, make_model
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -36,6 +35,7 @@ from transformer_xl.model.pretrained import (
     read_config,
     resolve,
 )
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.seals import differences, read_sealed, seal, seal_command, summary
 from transformer_xl.untrusted import read_json_object
 
@@ -235,7 +235,7 @@ def load(
     *,
     which: Literal["best", "last", "average"] = "best",
     on_damaged: Callable[[str], None] | None = None,
-) -> tuple[LanguageModel, Tokenizer]:
+) -> tuple[Any, Tokenizer]:
     """Load a model and its tokenizer from a run, an exported directory or a hub id.
 
     Args:
@@ -245,7 +245,7 @@ def load(
         on_damaged: called with a one-line message for each damaged checkpoint that is skipped; None: `warnings.warn`.
 
     Returns:
-        The model in evaluation mode, and the tokenizer.
+        The model in evaluation mode, a `LanguageModel` or an `XLNet`, and the tokenizer.
 
     Raises:
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.

@@ -9,7 +9,6 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.files import whole_file
-from transformer_xl.model.language_model import make_model
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     TOKENIZER_FILE,
@@ -19,6 +18,7 @@ from transformer_xl.model.pretrained import (
     sealed_differences,
     sealing,
 )
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.seals import differences
 from transformer_xl.tensor_file import open_tensors, write_sealed_tensors
 from transformer_xl.untrusted import read_json_object

@@ -19,8 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
-from transformer_xl.model.layers import Activation, DecoderLayer, FeedForward, activate
+from transformer_xl.model.layers import DecoderLayer, FeedForward, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
+from transformer_xl.model_config import Activation
 
 # weights
 

@@ -1,139 +1,23 @@
-"""What all kinds of model have in common: tokens in, nats or scores out, and a memory that the caller keeps.
+"""Language models: tokens in, nats or scores of the tokens that follow out.
 
-A kind defines how it reads a segment (`read`); embedding, softmax and initialization are the same for all.
+A kind defines how it reads a segment (`read`).
 
 Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import Any, Self, cast
+from abc import abstractmethod
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from transformer_xl.errors import ConfigError, shown
-from transformer_xl.kinds import import_class
-from transformer_xl.model.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
-from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.dropout import Dropout, WordDropout
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.pretrained import PretrainedMixin
-from transformer_xl.model.room import check_room, check_unasked
-from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
-from transformer_xl.model_config import ModelConfig
-from transformer_xl.tensor_file import MAX_TENSORS
+from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 
 
-@dataclass(frozen=True)
-class ModelOutput:
-    """What a forward pass returns.
-
-    Attributes:
-        mems: the memory after the segment, for the next call.
-        logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax); None if
-            labels were given.
-        nll: (B, T), nats per token in the order of the tokens, 0 where the label is -100; None without labels.
-        auxiliary: scalar, nats that a kind adds to the sum of `nll` in training; None: it adds none.
-    """
-
-    mems: Memory
-    logits: Tensor | None = None
-    nll: Tensor | None = None
-    auxiliary: Tensor | None = None
-
-
-class LanguageModel(nn.Module, PretrainedMixin, ABC):
-    """A model that predicts each token of a stream from those before it, segment by segment.
-
-    Args:
-        config: sizes and options; `vocab_size` must be set.
-
-    Attributes:
-        config: its settings.
-        mem_len: positions of memory that a forward pass keeps.
-        clamp_len: largest distance told apart; None: no limit.
-        same_length: every query sees `mem_len` keys, itself included.
-        ext_len: positions at the end of a segment that are not remembered, because the caller begins the next segment with them
-            (the authors' extended context). These four belong to reading, not to the weights: see `with_context`.
-        mem_len_from_file: whether only a file asks for `mem_len`, which is then bounded, see `check_memory`.
-    """
-
-    config: ModelConfig
-    mem_len_from_file: bool = False
-    layers: nn.ModuleList
-    embedding: TokenEmbedding | AdaptiveEmbedding
-    softmax: TokenSoftmax | AdaptiveSoftmax
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        if config.vocab_size is None:
-            raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
-        _check_layers(config)
-        self.config = config
-        self.mem_len, self.ext_len = config.mem_len, 0
-        self.clamp_len: int | None = None
-        self.same_length = False
-        self.embedding = _embedding(config)
-        self.drop_words = WordDropout(config.dropemb, vocab_size=config.vocab_size)
-        dropinput = config.dropout if config.dropinput is None else config.dropinput
-        dropoutput = config.dropout if config.dropoutput is None else config.dropoutput
-        self.drop_input = Dropout(dropinput, locked=config.locked_dropout)
-        self.drop_output = Dropout(dropoutput, locked=config.locked_dropout)
-
-    @torch.no_grad()
-    def init_weights(self) -> None:
-        """Draw all weights as the authors' `weights_init` does: normal or uniform, biases 0, norms around 1."""
-        config = self.config
-        if self.device.type == "meta":  # there are no numbers, and each call takes as long as making a layer
-            return
-        for name, parameter in self.named_parameters():
-            owner, _, kind = name.rpartition(".")
-            if self.init_own(name, parameter):
-                pass
-            elif owner.endswith("norm") and kind == "weight":
-                parameter.normal_(1.0, config.init_std)
-            elif kind in ("bias", "cluster_bias") or owner.endswith("biases"):
-                parameter.zero_()
-            elif owner.endswith(("projection", "projections")):
-                parameter.normal_(0.0, config.proj_init_std)
-            elif config.init == "uniform":
-                parameter.uniform_(-config.init_range, config.init_range)
-            else:
-                parameter.normal_(0.0, config.init_std)
-
-    def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Set a parameter's initial values and return True, or return False so that they are drawn like all others."""
-        return False
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return next(self.parameters()).device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the weights and of the memory."""
-        return next(self.parameters()).dtype
-
-    @property
-    def is_sharded(self) -> bool:
-        """True if this process holds only parts of the weights (FSDP)."""
-        return any(hasattr(parameter, "full_tensor") for parameter in self.parameters())
-
-    @abstractmethod
-    def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
-        """Return an empty memory.
-
-        Args:
-            batch_size: B, number of rows.
-            length: positions allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
-
-        Returns:
-            The memory at the beginning of a stream, on the model's device.
-        """
+class LanguageModel(SequenceModel):
+    """A model that predicts each token of a stream from those before it, segment by segment; see `SequenceModel`."""
 
     @property
     def window(self) -> int | None:
@@ -150,96 +34,9 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         """Whether the memory holds all that the model knows of the text before, so that it can read on token by token."""
         return self.config.remembers == "state" and self.mem_len > 0
 
-    def attention_blocks(self) -> list[AttentionBlock]:
-        """Return the attention block of each layer; none if layers do not attend."""
-        return [cast("AttentionBlock", layer.attention) for layer in self.layers] if self.config.attends else []
-
     @abstractmethod
     def reach(self, tgt_len: int) -> int:
         """Return how many tokens, in segments of `tgt_len`, fill an empty memory so that it equals that of the whole stream."""
-
-    def with_context(
-        self,
-        *,
-        mem_len: int | None = None,
-        clamp_len: int | None = None,
-        same_length: bool | None = None,
-        ext_len: int | None = None,
-    ) -> Self:
-        """Return the same model with another context, for example a longer memory at evaluation.
-
-        Args:
-            mem_len: positions of memory; None: unchanged.
-            clamp_len: largest distance told apart; None: unchanged (a limit can be changed, not lifted).
-            same_length: the same number of keys for every query; None: unchanged.
-            ext_len: positions at the end of a segment that are not remembered; None: unchanged.
-
-        Returns:
-            A view of this model that shares its parameters. Its `config`, which is what gets saved, stays the same.
-
-        Raises:
-            ConfigError: values that cannot work together, or that this kind of model does not have.
-        """
-        view = object.__new__(type(self))  # not copy.copy, which fails for a model that is sharded
-        vars(view).update(vars(self))
-        view.mem_len = self.mem_len if mem_len is None else mem_len
-        view.mem_len_from_file = self.mem_len_from_file and mem_len is None
-        view.clamp_len = self.clamp_len if clamp_len is None else clamp_len
-        view.same_length = self.same_length if same_length is None else same_length
-        view.ext_len = self.ext_len if ext_len is None else ext_len
-        if view.mem_len < 0 or view.ext_len < 0:
-            raise ConfigError(f"mem_len ({view.mem_len}) must be at least 0, ext_len ({view.ext_len}) too")
-        view.check_context()
-        return view
-
-    def check_memory(self, mem_len: int | None = None, *, what: str = "the model's file asks for") -> None:
-        """Refuse a memory of so many positions that nobody should allot it because a file says so.
-
-        Args:
-            mem_len: positions; None: the model's, which is not refused if somebody asked for it (`with_context`).
-            what: begins the message: who asks for the memory.
-
-        Raises:
-            ConfigError: it takes more than twice the weights, and more than `UNASKED_BYTES`.
-        """
-        if mem_len is None:
-            if not self.mem_len_from_file:
-                return
-            mem_len = self.mem_len
-        length = shown(mem_len)
-        check_unasked(
-            min(mem_len, 2**63) * self.config.numbers_per_position * self.dtype.itemsize,
-            sum(parameter.nbytes for parameter in self.parameters()),
-            what=f"{what} a memory of {length} positions, which",
-            remedy=f"if that is right, ask for it yourself with --mem-len {length} (in Python mem_len={length})",
-        )
-
-    def for_text(self, n_token: int) -> Self:
-        """Return a view with a memory no longer than a text, which gives the same numbers and takes no more than it needs."""
-        if self.mem_len <= n_token or self.config.begins_with_zeros:
-            return self
-        return self.with_context(mem_len=n_token)
-
-    def check_context(self) -> None:
-        """Refuse a context that this kind of model cannot have.
-
-        Raises:
-            ConfigError: see `with_context`.
-        """
-        for name, value in (("clamp_len", self.clamp_len), ("same_length", self.same_length)):
-            if value:
-                raise ConfigError(f"{name} ({value}) needs a memory of positions, and {self.config.reads_by} has none")
-
-    def check_backend(self, backend: str, device: torch.device) -> None:
-        """Refuse an attention backend that cannot run on a device; kinds without a choice of backend accept any name.
-
-        Args:
-            backend: its name, see `choose_backend`.
-            device: where the model shall run.
-
-        Raises:
-            ConfigError: no backend of that name, or one that cannot run there with this model's weights.
-        """
 
     def forward(
         self,
@@ -294,61 +91,6 @@ class LanguageModel(nn.Module, PretrainedMixin, ABC):
         keep_graph: bool = False,
     ) -> tuple[Tensor, Memory]:
         """Return the input of the softmax, (B, T, D), and the new memory; the arguments are those of `forward`."""
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Return the vectors of ids, (B, T, D); in training, zeros for dropped words."""
-        return self.drop_words(self.embedding(ids), ids)
-
-
-def make_model(config: ModelConfig) -> LanguageModel:
-    """Build a model with random weights, of the kind of its settings.
-
-    Raises:
-        ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or it has more layers than there is
-            room for, or than can be saved.
-    """
-    return import_class(config.model_class)(config)
-
-
-_LAYER_BYTES = 50_000
-"""What the objects of a layer take besides its weights."""
-
-
-def _check_layers(config: ModelConfig) -> None:
-    """Refuse more layers than there is room for or than a file holds; even on the meta device each takes a millisecond."""
-    what = f"a model of {config.n_layer:,} layers"
-    check_room(config.least_tensors * _LAYER_BYTES, None, what=what, remedy="lower model.n_layer")
-    if config.least_tensors > MAX_TENSORS:
-        most = f"{MAX_TENSORS:,} tensors is the most that a file holds"
-        raise ConfigError(f"{what} could not be saved: {most}; lower model.n_layer")
-
-
-def make_softmax(config: ModelConfig) -> TokenSoftmax | AdaptiveSoftmax:
-    """Return the softmax over the vocabulary that the settings describe."""
-    assert config.vocab_size is not None
-    tied, tied_projections = config.tie_weight, config.tied_projections
-    if not config.cutoffs and config.div_val == 1:
-        sizes = {"d_embed": config.d_embed or config.d_model, "d_model": config.d_model}
-        return TokenSoftmax(config.vocab_size, **sizes, tied=tied, tied_projection=tied_projections[0])
-    return AdaptiveSoftmax(config.vocab_size, **_clusters(config), tied=tied, tied_projections=tied_projections)
-
-
-def _embedding(config: ModelConfig) -> TokenEmbedding | AdaptiveEmbedding:
-    assert config.vocab_size is not None
-    if config.div_val == 1:
-        return TokenEmbedding(config.vocab_size, d_embed=config.d_embed or config.d_model, d_model=config.d_model)
-    return AdaptiveEmbedding(config.vocab_size, **_clusters(config))
-
-
-def _clusters(config: ModelConfig) -> dict[str, Any]:
-    """Return the arguments that adaptive embedding and softmax have in common."""
-    return {
-        "cutoffs": config.cutoffs,
-        "div_val": config.div_val,
-        "d_embed": config.d_embed or config.d_model,
-        "d_model": config.d_model,
-        "proj_same_dim": config.proj_same_dim,
-    }
 
 
 def _leading_unlabelled(labels: Tensor) -> int:

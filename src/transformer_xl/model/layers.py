@@ -3,16 +3,14 @@
 Shapes: B batch, T tgt_len, D d_model.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
-from transformer_xl.model_config import AttentionConfig
-
-Activation = Literal["relu", "gelu", "relu2"]
+from transformer_xl.model_config import Activation, AttentionConfig
 
 
 class FeedForward(nn.Module):
@@ -27,7 +25,7 @@ class FeedForward(nn.Module):
         dropweight: on the weights of both maps.
         locked_dropout: dropout after each map is the same at all positions of a row.
         pre_lnorm: layer norm before the block instead of after it.
-        activation: `relu` as in the paper, `gelu`, or `relu2` (relu squared).
+        activation: `relu` as in the paper, `gelu`, `gelu_tanh` (its approximation by tanh), or `relu2` (relu squared).
         layer_norm_epsilon: added to the variance.
     """
 
@@ -64,8 +62,8 @@ class FeedForward(nn.Module):
 
 def activate(x: Tensor, activation: Activation) -> Tensor:
     """Apply the non-linearity of a feed-forward network."""
-    if activation == "gelu":
-        return F.gelu(x)
+    if activation in ("gelu", "gelu_tanh"):
+        return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
     return F.relu(x).square() if activation == "relu2" else F.relu(x)
 
 

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.dropout import Dropout
-from transformer_xl.model.language_model import LanguageModel, make_softmax
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model_config import LstmConfig
 
 _WARM_UP = 512

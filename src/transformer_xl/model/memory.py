@@ -216,3 +216,16 @@ def join(memory: Tensor, segment: Tensor, n_pad: Tensor | None = None) -> Tensor
     moved = place - n_pad[:, None]
     source = torch.where(place < memory.shape[1] + n_pad[:, None], moved.clamp(min=0), place)
     return joined[torch.arange(joined.shape[0], device=joined.device)[:, None], source]
+
+
+def remembered(mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, *, mem_len: int, ext_len: int, keep_graph: bool) -> Tensor:
+    """Return the last `mem_len` positions of memory and segment before the last `ext_len`.
+
+    They have no gradient (the paper's SG) unless `keep_graph`; `n_pad` is that of `join`.
+    """
+    if not keep_graph:
+        mem_BMD, h_BTD = mem_BMD.detach(), h_BTD.detach()
+    whole = n_pad is None and h_BTD.shape[1] >= mem_len + ext_len  # no old position is kept
+    joined = h_BTD if whole else join(mem_BMD, h_BTD, n_pad)
+    end = max(joined.shape[1] - ext_len, 0)
+    return joined[:, max(end - mem_len, 0) : end]

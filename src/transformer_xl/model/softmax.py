@@ -52,16 +52,16 @@ def check_ids(ids: Tensor | np.ndarray, *, vocab_size: int) -> None:
 
 
 class TokenEmbedding(nn.Module):
-    """Vectors of token ids, scaled by sqrt(d_model), and projected where `d_embed` differs from `d_model`.
+    """Vectors of token ids, projected where `d_embed` differs from `d_model`, and scaled, usually by sqrt(d_model).
 
     Reference: `AdaptiveEmbedding` of the authors' `pytorch/mem_transformer.py` with `div_val` 1.
     """
 
-    def __init__(self, vocab_size: int, *, d_embed: int, d_model: int) -> None:
+    def __init__(self, vocab_size: int, *, d_embed: int, d_model: int, scale: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(vocab_size, d_embed))
         self.projection = nn.Linear(d_embed, d_model, bias=False) if d_embed != d_model else None
-        self.scale = d_model**0.5
+        self.scale = scale
 
     def forward(self, ids: Tensor) -> Tensor:
         """Embed ids (B, T) as (B, T, d_model)."""

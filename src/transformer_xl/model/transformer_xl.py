@@ -14,6 +14,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +25,10 @@ from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel, make_softmax
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
-from transformer_xl.model.memory import Mems, ZeroFirstMems, join
+from transformer_xl.model.memory import Mems, remembered
+from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model_config import TransformerXLConfig
 
 
@@ -69,30 +71,8 @@ class TransformerXL(LanguageModel):
         self.init_weights()
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
-        """Return an empty memory; with `zero_first_memory`, queries attend to its zeros.
-
-        Args:
-            batch_size: B, number of rows.
-            length: positions allotted per row; None: `mem_len`, so that shapes stay constant from the first segment on.
-
-        Returns:
-            The memory at the beginning of a stream, on the model's device.
-        """
-        if length is None:
-            self.check_memory()
-        return self.mems_class.empty(
-            batch_size,
-            n_layer=self.config.n_layer,
-            d_model=self.config.d_model,
-            length=self.mem_len if length is None else length,
-            dtype=self.dtype,
-            device=self.device,
-        )
-
-    @property
-    def mems_class(self) -> type[Mems]:
-        """The kind of its memory, which knows what an empty row is."""
-        return ZeroFirstMems if self.config.zero_first_memory else Mems
+        """Return an empty memory of hidden states."""
+        return self.empty_mems(batch_size, length=length)
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
         """Let the kind of attention set its own parameters."""
@@ -148,20 +128,12 @@ class TransformerXL(LanguageModel):
         )
         positions = self.block_class.positions(self, mems.length + T, backend=execution.backend)
         h_BTD = self.embed(ids)
-        remembered = []
+        kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": self.ext_len, "keep_graph": keep_graph}
+        hidden = []
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
-            remembered.append(self._remember(mem_BMD, h_BTD, n_pad, keep_graph=keep_graph))
+            hidden.append(remembered(mem_BMD, h_BTD, n_pad, **kept))
             h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
-        n_valid = (n_own - self.ext_len).clamp(min=0, max=remembered[0].shape[1])
-        return h_BTD, self.mems_class(tuple(remembered), n_valid)
-
-    def _remember(self, mem_BMD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, *, keep_graph: bool) -> Tensor:
-        """Return the last `mem_len` hidden states, without gradient (the paper's SG) unless `keep_graph`."""
-        if not keep_graph:
-            mem_BMD, h_BTD = mem_BMD.detach(), h_BTD.detach()
-        whole = n_pad is None and h_BTD.shape[1] >= self.mem_len + self.ext_len  # no old position is kept
-        joined = h_BTD if whole else join(mem_BMD, h_BTD, n_pad)
-        end = max(joined.shape[1] - self.ext_len, 0)
-        return joined[:, max(end - self.mem_len, 0) : end]
+        n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
+        return h_BTD, self.mems_class(tuple(hidden), n_valid)

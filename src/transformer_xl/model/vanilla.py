@@ -20,9 +20,10 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Execution, Rows
-from transformer_xl.model.language_model import LanguageModel, ModelOutput, make_softmax
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Memory, Mems
+from transformer_xl.model.sequence_model import ModelOutput, make_softmax
 from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.model_config import VanillaConfig
 

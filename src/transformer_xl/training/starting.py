@@ -14,9 +14,10 @@ from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import CheckpointError, ConfigError, one_line
-from transformer_xl.model.language_model import LanguageModel, make_model
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.process import cores
 from transformer_xl.reading.evaluation import Reading
@@ -183,6 +184,8 @@ def begin(
     with nullcontext() if with_weights else torch.device("meta"):
         model = make_model(config.model)
     with world.agreed():
+        if not isinstance(model, LanguageModel):
+            raise ConfigError(f"txl train cannot train model.kind = '{config.model.kind}'; it trains language models")
         training = corpus.splits["train"]
         stream = SegmentStream(
             training.ids,

@@ -11,7 +11,7 @@ from transformer_xl.analysis.ablation.budget import Pace, budgeted, measure_pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
 from transformer_xl.config import RunConfig, load_recipe
 from transformer_xl.data.prepare import PreparedCorpus, prepare
-from transformer_xl.model.language_model import make_model
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.training.trainer import Trainer
 
 

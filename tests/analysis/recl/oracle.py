@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from transformer_xl.model.language_model import LanguageModel, make_softmax
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model_config import ModelConfig
 
 N_VALUE = 8

@@ -1,0 +1,287 @@
+"""XLNet (Yang et al. 2019, arXiv 1906.08237): Transformer-XL that fills gaps in a random order, with both sides in sight.
+
+    h, g = embedded tokens, one learned vector at every target
+    h ← LayerNorm(h + attention of h to [memory ; h])      sees itself and what comes before it in the order
+    g ← LayerNorm(g + attention of g to [memory ; h])      stands where its target is, and does not see it
+    both ← LayerNorm(both + FFN(both))
+    targets are predicted from g; the new memory is what entered each layer at the first reuse_len positions
+
+Without an order every token sees every other, and h is what fine-tuned heads read.
+
+Reference: `transformer_xl` of the authors' `modeling.py`. Deviations: those of `attention/two_streams.py`; memory is
+masked per row; a row says itself whether it is read backward (theirs: the second half of each device's batch).
+
+Shapes: B batch, T tokens, K targets, M memory, S = M + T keys, P = S + T - 1 distances, D d_model, V vocabulary.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.attention.equation import sinusoids
+from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
+from transformer_xl.model.call import Execution
+from transformer_xl.model.layers import make_layer
+from transformer_xl.model.memory import Mems, remembered
+from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_softmax
+from transformer_xl.model_config import XLNetConfig
+
+_UNSEEN = torch.iinfo(torch.int64).max
+"""Rank of keys that nobody sees: padding, and memory that is not used yet."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """In what order the targets of a segment are predicted, and so who sees whom.
+
+    A query sees the keys of lower rank. So two numbers per token say what the authors' `perm_mask` (B, T, T) says.
+
+    Attributes:
+        rank: int64 (B, T), the rank of each token as a key: -1 for what all may see, else its place in the order.
+        sees: int64 (B, T), each token sees those of lower rank, and itself: 0 for one that all may see, for a target its rank.
+        targets: int64 (B, K), the positions of the targets; any position where there are fewer.
+    """
+
+    rank: Tensor
+    sees: Tensor
+    targets: Tensor
+
+
+class XLNet(SequenceModel):
+    """A model that reads segments with memory and with both sides in sight, and predicts targets that it does not see.
+
+    Args:
+        config: sizes and options; `vocab_size` must be set.
+
+    Attributes:
+        config: its settings.
+
+    Example:
+        >>> model = XLNet(XLNetConfig(vocab_size=11, n_layer=2, d_model=8, n_head=2, d_head=4, d_inner=16)).eval()
+        >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
+        >>> h, mems = model.read(ids)  # as for fine-tuning
+        >>> h.shape, mems.length
+        (torch.Size([1, 5, 8]), 5)
+        >>> rank, sees = torch.tensor([[-1, 1, -1, 0, -1]]), torch.tensor([[0, 1, 0, 0, 0]])
+        >>> order = Order(rank, sees, targets=torch.tensor([[3, 1]]))
+        >>> model(ids, order=order, labels=torch.tensor([[1, 1]])).nll.shape  # token 3 first, then token 1, which sees it
+        torch.Size([1, 2])
+    """
+
+    kind = XLNetConfig.kind
+    config: XLNetConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
+
+    def __init__(self, config: XLNetConfig) -> None:
+        super().__init__(config)
+        self.clamp_len = config.clamp_len
+        self.layers = nn.ModuleList(make_layer(TwoStreamAttention, config) for _ in range(config.n_layer))
+        heads = (config.n_head, config.d_head)
+        n_own = config.n_layer if config.untie_r else 1
+        self.r_w_bias, self.r_r_bias, self.r_s_bias = (nn.Parameter(torch.zeros(n_own, *heads)) for _ in range(3))
+        self.seg_embed = nn.Parameter(torch.zeros(config.n_layer, 2, *heads))
+        self.mask_emb = nn.Parameter(torch.zeros(config.d_model))
+        norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon)
+        self.final_norm = norm if config.final_norm else nn.Identity()
+        self.softmax = make_softmax(config)
+        self.init_weights()
+
+    def init_own(self, name: str, parameter: Tensor) -> bool:
+        """Let norms begin at 1 and the vector of targets as TensorFlow draws what has no initializer (Glorot, uniform)."""
+        if name.endswith("norm.weight"):
+            parameter.fill_(1.0)
+            return True
+        if name == "mask_emb":
+            limit = math.sqrt(6 / (1 + self.config.d_model))
+            parameter.uniform_(-limit, limit)
+            return True
+        return False
+
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
+        """Return an empty memory of hidden states."""
+        return self.empty_mems(batch_size, length=length)
+
+    def check_context(self) -> None:
+        """Refuse lengths that cannot work."""
+        if self.clamp_len is not None and self.clamp_len < 1:
+            raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
+        if self.same_length:
+            raise ConfigError("same_length (True) is for models that read from left to right; an xlnet sees both sides")
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        order: Order,
+        labels: Tensor | None = None,
+        mems: Mems | None = None,
+        segments: Tensor | None = None,
+        is_backward: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+    ) -> ModelOutput:
+        """Predict the targets of a segment, after the memory of those before it.
+
+        Args:
+            ids: int64 (B, T), token ids; those of targets, too, because later targets see earlier ones.
+            order: which tokens are targets, and who sees whom.
+            labels: int64 (B, K), the tokens at the targets; -100 is not scored.
+            mems: memory returned by the last call, or `init_mems`; None: empty.
+            segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
+            is_backward: bool (B,), rows whose tokens stand in reverse, so that distances change sign; None: none.
+            n_pad: int64 (B,), padding tokens at the left of each row, neither seen nor remembered; None: none.
+            execution: how to compute; the result is the same.
+            keep_graph: the new memory keeps its gradients; the caller detaches it (`Memory.detach`) to end that.
+            progress: share of the training's budget that is used up; unused.
+
+        Returns:
+            logits (B, K, V), or with labels nats per target (B, K), and the new memory.
+
+        Raises:
+            ValueError: shapes that do not fit together.
+        """
+        if labels is not None and labels.shape != order.targets.shape:
+            raise ValueError(f"labels {tuple(labels.shape)} must have the shape of targets {tuple(order.targets.shape)}")
+        x_BQD, new_mems = self._read(
+            ids, order, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
+            execution=execution, keep_graph=keep_graph,
+        )  # fmt: skip
+        g_BKD = x_BQD[:, ids.shape[1] :]
+        if labels is None:
+            return ModelOutput(new_mems, logits=self.softmax.logits(g_BKD, self.embedding))
+        return ModelOutput(new_mems, nll=self.softmax.nll(g_BKD, labels, self.embedding))
+
+    def read(
+        self,
+        ids: Tensor,
+        *,
+        mems: Mems | None = None,
+        segments: Tensor | None = None,
+        is_backward: Tensor | None = None,
+        n_pad: Tensor | None = None,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+    ) -> tuple[Tensor, Mems]:
+        """Read a segment with everything in sight, as fine-tuned heads do.
+
+        Args:
+            ids: int64 (B, T), token ids.
+            mems: memory returned by the last call, or `init_mems`; None: empty.
+            segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
+            is_backward: bool (B,), rows whose tokens stand in reverse; None: none.
+            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
+            execution: how to compute; the result is the same.
+            keep_graph: the new memory keeps its gradients.
+
+        Returns:
+            The last states, (B, T, D), and the new memory.
+
+        Raises:
+            ValueError: shapes that do not fit together.
+        """
+        return self._read(
+            ids, None, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
+            execution=execution, keep_graph=keep_graph,
+        )  # fmt: skip
+
+    def _read(
+        self,
+        ids: Tensor,
+        order: Order | None,
+        *,
+        mems: Mems | None,
+        segments: Tensor | None,
+        is_backward: Tensor | None,
+        n_pad: Tensor | None,
+        execution: Execution,
+        keep_graph: bool,
+    ) -> tuple[Tensor, Mems]:
+        """Return the last states of both streams, (B, T + K, D), content first, and the new memory."""
+        B, T = _checked(ids, order=order, segments=segments)
+        if mems is None:
+            mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
+        mems.check(B, self.config.n_layer)
+        ext_len = self.ext_len if self.config.reuse_len is None else max(T - self.config.reuse_len, self.ext_len)
+        sight, n_own = _sight(order, mems, segments=segments, n_pad=n_pad, batch_size=B, tgt_len=T)
+        r_XPD = self._positions(mems.length + T, T, both=is_backward is not None)
+        x_BQD = self.drop_input(self._enter(ids, order))
+        kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": ext_len, "keep_graph": keep_graph}
+        hidden = []
+        for i, layer in enumerate(self.layers):
+            hidden.append(remembered(mems.hidden[i], x_BQD[:, :T], n_pad, **kept))
+            x_BQD = execution.run(
+                layer,
+                x_BQD,
+                mem_BMD=mems.hidden[i],
+                n_content=T,
+                n_pad=n_pad,
+                r_XPD=r_XPD,
+                is_backward=is_backward,
+                sight=sight,
+                **self._biases(i),
+            )
+        n_valid = (n_own - ext_len).clamp(min=0, max=hidden[0].shape[1])
+        return self.drop_output(self.final_norm(x_BQD)), self.mems_class(tuple(hidden), n_valid)
+
+    def _enter(self, ids: Tensor, order: Order | None) -> Tensor:
+        """Return what enters the first layer: embedded tokens, and `mask_emb` for each target."""
+        h_BTD = self.embed(ids)
+        if order is None:
+            return h_BTD
+        return torch.cat([h_BTD, self.mask_emb.to(h_BTD.dtype).expand(*order.targets.shape, -1)], dim=1)
+
+    def _positions(self, n_key: int, tgt_len: int, *, both: bool) -> Tensor:
+        """Return R of the distances S-1, …, -(T-1), (1, P, D), or (2, P, D) with those of rows that are read backward."""
+        distance_P = torch.arange(n_key - 1, -tgt_len, -1, device=self.device)
+        if self.clamp_len is not None:
+            distance_P = distance_P.clamp(-self.clamp_len, self.clamp_len)
+        signed = [distance_P, -distance_P] if both else [distance_P]
+        return self.drop_input(torch.stack([sinusoids(d, self.config.d_model, self.dtype) for d in signed]))
+
+    def _biases(self, layer: int) -> dict[str, Tensor]:
+        biases = {name: getattr(self, name) for name in ("r_w_bias", "r_r_bias", "r_s_bias")}
+        own = {name: bias[layer % len(bias)] for name, bias in biases.items()}
+        return own | {"seg_embed": self.seg_embed[layer]}
+
+
+def _checked(ids: Tensor, *, order: Order | None, segments: Tensor | None) -> tuple[int, int]:
+    """Return B and T, or refuse shapes that do not fit together."""
+    if ids.dim() != 2 or ids.shape[1] == 0:
+        raise ValueError(f"ids {tuple(ids.shape)} must have shape (batch, tgt_len) with tgt_len of at least 1")
+    given = {"segments": segments, "order.rank": order and order.rank, "order.sees": order and order.sees}
+    for name, value in given.items():
+        if value is not None and value.shape != ids.shape:
+            raise ValueError(f"{name} {tuple(value.shape)} must have the shape of ids {tuple(ids.shape)}")
+    if order is not None and (order.targets.dim() != 2 or len(order.targets) != len(ids)):
+        raise ValueError(f"order.targets {tuple(order.targets.shape)} must have a row for each of the {len(ids)} rows of ids")
+    return ids.shape[0], ids.shape[1]
+
+
+def _sight(
+    order: Order | None, mems: Mems, *, segments: Tensor | None, n_pad: Tensor | None, batch_size: int, tgt_len: int
+) -> tuple[Sight, Tensor]:
+    """Return what the queries of both streams see, and int64 (B,), how many of the last keys are no padding."""
+    B, T, M, device = batch_size, tgt_len, mems.length, mems.n_valid.device
+    place_T = torch.arange(T, device=device)
+    key_S = torch.arange(M + T, device=device)
+    begin_B = torch.zeros(B, dtype=torch.int64, device=device) if n_pad is None else n_pad
+    first_B = M + begin_B - mems.n_valid
+    rank_BT = torch.full((B, T), -1, device=device) if order is None else order.rank
+    sees_BT = torch.zeros(B, T, dtype=torch.int64, device=device) if order is None else order.sees
+    own_BT = place_T >= begin_B.unsqueeze(1)
+    # memory ends where a row's padding does, see `join`
+    rank_BS = torch.cat([torch.full((B, M), -1, device=device), rank_BT.where(own_BT, -1)], dim=1)
+    rank_BS = rank_BS.where(key_S >= first_B.unsqueeze(1), _UNSEEN)
+    place_BQ, sees_BQ = place_T.expand(B, T), sees_BT
+    if order is not None:
+        place_BQ = torch.cat([place_BQ, order.targets], dim=1)
+        sees_BQ = torch.cat([sees_BT, sees_BT.gather(1, order.targets)], dim=1)
+    if segments is None:
+        return Sight(place_BQ, sees_BQ, rank_BS), M + T - first_B
+    segment_BS = torch.cat([torch.zeros(B, M, dtype=segments.dtype, device=device), segments.where(own_BT, 0)], dim=1)
+    return Sight(place_BQ, sees_BQ, rank_BS, segments.gather(1, place_BQ), segment_BS), M + T - first_B
