@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeGuard, get_args
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
 
-from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
+from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line
 from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 from transformer_xl.untrusted import read_small
@@ -303,7 +303,7 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
     try:
         values = _toml(text)
     except ValueError as error:
-        raise ConfigError(f"recipe '{recipe}' is not valid TOML: {error}") from None
+        raise ConfigError(f"recipe '{recipe}' is not valid TOML: {one_line(error)}") from None
     return apply_overrides({"name": path.stem, **values}, overrides or [])
 
 

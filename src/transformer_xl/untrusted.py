@@ -113,6 +113,8 @@ def parse_json(data: bytes, *, most_parts: int = MAX_SETTINGS_PARTS) -> Any:
         value = json.loads(data.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_number, parse_float=_finite)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(one_line(error)) from None
     _check_depth(value)
     return value
 

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import select
+import shutil
 import subprocess
 import sys
 import threading
@@ -177,6 +178,18 @@ def test_a_directory_in_the_place_of_a_file_is_named(text: Path, name: str) -> N
     assert place.name == name
     place.rmdir()
     assert _contents(_prepare(text)) == before
+
+
+@pytest.mark.parametrize("ending", ["", ".unfinished"])
+def test_a_file_in_the_place_of_a_prepared_corpus_is_named(text: Path, ending: str) -> None:
+    prepared = _prepare(text)
+    shutil.rmtree(prepared.directory)
+    place = prepared.directory.with_name(prepared.directory.name + ending)
+    place.write_text("mine")
+    for _ in range(2):
+        with pytest.raises(CorpusError, match=rf"^'{place}' is a file in the place of a prepared corpus; move it away or"):
+            _prepare(text)
+    assert place.read_text() == "mine"
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, MemoryError])

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError
+from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import FileRecord, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.seals import read_sealed, seal
 from transformer_xl.tensor_file import encode_tensors, load_tensors
@@ -154,7 +154,7 @@ def _encode_state(state: dict[str, Any]) -> bytes:
         if len(data) <= MAX_STATE_BYTES:
             parse_json(data, most_parts=_MAX_STATE_PARTS)
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits; a list that contains itself
-        raise CheckpointError(f"state cannot be stored: {error}; keep to small, plain values") from error
+        raise CheckpointError(f"state cannot be stored: {one_line(error)}; keep to small, plain values") from error
     if len(data) > MAX_STATE_BYTES:
         raise CheckpointError(
             f"state takes {len(data)} bytes as JSON, more than {MAX_STATE_BYTES}; put arrays into `training` as tensors"

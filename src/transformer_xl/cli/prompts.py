@@ -4,8 +4,10 @@ import json
 import os
 import stat
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, did_you_mean
@@ -19,6 +21,7 @@ STDIN = Path("-")
 """The name of standard input."""
 
 _MOST_BYTES = 2**24
+_PATIENCE = 3.0  # seconds that a writer of a pipe has to open it
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
@@ -135,10 +138,27 @@ def _content(path: Path) -> bytes:
                 break
         return _bounded(path, b"".join(blocks))
     try:
-        with path.open("rb") as file:  # a pipe, such as the shell's <(…)
-            return _bounded(path, file.read(_MOST_BYTES + 1))
+        return _bounded(path, _piped(path) if path.is_fifo() else _read(path.open("rb")))
     except OSError as error:
         raise CorpusError(f"cannot read '{path}': {error.strerror}") from None
+
+
+def _read(file: BinaryIO) -> bytes:
+    with file:
+        return file.read(_MOST_BYTES + 1)
+
+
+def _piped(path: Path) -> bytes:
+    """Return what comes out of a named pipe, such as the shell's <(…); opening it would wait for a writer without end."""
+    descriptor, end, first = os.open(path, os.O_RDONLY | os.O_NONBLOCK), time.monotonic() + _PATIENCE, b""
+    with os.fdopen(descriptor, "rb") as file:
+        with suppress(BlockingIOError):  # somebody is about to write
+            while not (first := os.read(descriptor, 1)):
+                if time.monotonic() > end:
+                    raise CorpusError(f"nobody writes to the pipe '{path}'; start first what writes to it, or give a file")
+                time.sleep(0.05)
+        os.set_blocking(descriptor, True)
+        return first + file.read(_MOST_BYTES)
 
 
 def _bounded(path: Path, data: bytes) -> bytes:
@@ -156,8 +176,10 @@ def _name(path: Path) -> str:
 def _is_object(line: str) -> bool:
     try:
         return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+    except json.JSONDecodeError:
         return False
+    except (ValueError, RecursionError):  # a number of thousands of digits, or brackets without end
+        return line.lstrip().startswith("{")
 
 
 def _fields(line: str) -> dict[str, Any]:

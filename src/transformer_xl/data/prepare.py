@@ -156,7 +156,7 @@ def prepare(
     corpus = find_corpus(data, search=search, download=download)
     root = Path(cache) if cache is not None else cache_dir() / "prepared"
     directory = _known_as(root / _key(corpus, tokenizer))
-    if directory.exists():
+    if directory.is_dir():
         try:
             return _open(directory, verify=verify)
         except DamagedError as damage:
@@ -239,6 +239,9 @@ def _is_good(directory: Path, *, verify: bool) -> bool:
 
 def _take_up(directory: Path, unfinished: Path) -> None:
     """Make a directory to build in from a damaged corpus or an interrupted preparation, if there is one."""
+    for path in (directory, unfinished):
+        if os.path.lexists(path) and not path.is_dir():
+            raise CorpusError(f"'{path}' is a file in the place of a prepared corpus; move it away or delete it")
     if directory.exists():
         shutil.rmtree(unfinished, ignore_errors=True)
         directory.rename(unfinished)
