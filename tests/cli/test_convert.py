@@ -11,7 +11,7 @@ import torch
 
 from tests.cli.conftest import Txl
 from tests.helpers import tiny_model
-from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.model.transformer_xl import TransformerXL
 
 GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
@@ -181,8 +181,16 @@ def test_a_compatible_run_is_written_for_all_others(txl: Txl, place: Path) -> No
     assert txl(*train, "--out", "strange").status == 0
     assert "model.activation=gelu (only relu), " in txl("convert", "strange", "hf2", "--to", "huggingface").complaint
     assert txl(*train, "--out", "plain", "--compatible", "--set", "model.final_norm=false").status == 0
-    for kind in ("huggingface", "authors"):
+    length = RunDirectory("plain").config().train.tgt_len
+    assert length != 128  # which models are read with otherwise
+    for kind, settings in (("huggingface", "config.json"), ("authors", "arguments.json")):
         assert txl("convert", "plain", f"for-{kind}", "--to", kind).status == 0
+        assert json.loads((place / f"for-{kind}" / settings).read_text())["tgt_len"] == length
+    back = txl("convert", "for-huggingface", "back")
+    assert f"try: txl eval back --file TEXT --tgt-len {length}, txl generate back" in back.out
+    assert (
+        "tgt_len (0) must be at least 1" in txl("convert", "plain", "none", "--to", "huggingface", "--tgt-len", "0").complaint
+    )
     complaint = txl(*train, "--out", "new", "--compatible", "--set", "model.activation=gelu").complaint
     assert complaint == "--set model.activation=gelu contradicts --compatible, which needs relu; leave one of them out"
     complaint = txl("train", "lstm-ptb", "--compatible").complaint

@@ -228,7 +228,7 @@ def test_vocabularies_come_back(tokenizer, tmp_path):
         (
             "huggingface",
             BYTES,
-            "will not load vocab.txt, because it insists on a word '<unk>'",
+            "TransfoXLTokenizer does not, because vocab.txt has no word '<unk>'; there, make ids yourself",
             ["tokenizer_config.json", "vocab.txt"],
         ),
         ("authors", VOCABULARY, None, ["vocab.txt"]),
@@ -276,7 +276,7 @@ def theirs(golden: Path) -> dict[str, torch.Tensor]:
 
 def exported(golden: Path, folder: Path, kind: Target) -> dict[str, torch.Tensor]:
     convert(golden / "checkpoint", folder / "native")
-    export(folder / "native", folder / "back", kind=kind, tgt_len=5)
+    export(folder / "native", folder / "back", kind=kind, tgt_len=5 if kind == "authors" else None)
     return load_file(folder / "back" / "model.safetensors")
 
 

@@ -23,7 +23,7 @@ def convert(
     vocabulary: Path | None = None,
     moses: str | None = None,
     set_: Overrides = None,
-    tgt_len: int = 128,
+    tgt_len: int | None = None,
     json_: Json = False,
 ) -> None:
     """Convert a checkpoint of another program, or write one for it; nothing in it is executed.
@@ -45,7 +45,8 @@ def convert(
         vocabulary: file with the vocabulary, such as cache.pt, cache.pkl, vocab.txt. Default: found beside the weights.
         moses: language whose Moses rules split running text into words, such as en. Default: spaces do.
         set_: key=value, settings that hold whatever the checkpoint says, such as mem_len=1600; may be repeated.
-        tgt_len: --to onnx: tokens per step; --to authors: their argument of that name.
+        tgt_len: --to onnx: tokens per step. Default: 128. --to authors or huggingface: tokens of a training segment, which
+            their settings name. Default: those of the run.
         json_: print one JSON object.
     """
     if to != "native":
@@ -54,7 +55,7 @@ def convert(
             if value is not None:
                 raise ConfigError(f"{option} is for checkpoints of other programs; leave it out with --to {to}")
         if to == "onnx":
-            _write_onnx(source, destination, tgt_len, json_=json_)
+            _write_onnx(source, destination, 128 if tgt_len is None else tgt_len, json_=json_)
         else:
             _write_checkpoint(source, destination, to, tgt_len, json_=json_)
         return
@@ -97,6 +98,7 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
             "parameters": converted.n_parameters,
             "bytes": converted.n_bytes,
             "tokenizer": None if tokenizer is None else tokenizer.kind,
+            "tgt_len": converted.tgt_len,
             "destination": str(destination),
             "model": config.model_dump(mode="json"),
         }
@@ -114,11 +116,12 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
     if tokenizer.loses:
         print(f"not kept of a text: {tokenizer.loses}")
     where = shlex.quote(str(destination))
-    print(f"written to {destination}; try: txl eval {where} --file TEXT, txl generate {where} --prompt TEXT")
+    segments = "" if converted.tgt_len is None else f" --tgt-len {converted.tgt_len}"  # as it was trained
+    print(f"written to {destination}; try: txl eval {where} --file TEXT{segments}, txl generate {where} --prompt TEXT")
 
 
 def _write_checkpoint(
-    source: str, destination: Path, kind: Literal["huggingface", "authors"], tgt_len: int, *, json_: bool
+    source: str, destination: Path, kind: Literal["huggingface", "authors"], tgt_len: int | None, *, json_: bool
 ) -> None:
     from transformer_xl.conversion.export import export
 

@@ -34,6 +34,7 @@ class Converted:
         tokenizer: the tokenizer of the source's vocabulary; None: it has no vocabulary.
         n_parameters: numbers in all tensors.
         n_bytes: size of the new weights file.
+        tgt_len: tokens of a training segment, which a native directory has no place for; None: the source does not say.
     """
 
     kind: Kind
@@ -42,6 +43,7 @@ class Converted:
     tokenizer: Tokenizer | None
     n_parameters: int
     n_bytes: int
+    tgt_len: int | None = None
 
 
 def convert(
@@ -93,7 +95,7 @@ def convert(
         write_file(folder / CONFIG_FILE, [json.dumps(values, indent=2).encode() + b"\n"])
         if found.tokenizer is not None:
             found.tokenizer.save(folder / TOKENIZER_FILE)
-    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, size)
+    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, size, found.tgt_len)
 
 
 def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:

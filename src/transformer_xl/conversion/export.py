@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.config import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
 from transformer_xl.conversion.key_maps import authors, huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
@@ -46,7 +47,7 @@ class Exported:
     notes: tuple[str, ...]  # differences in the other program, one line each
 
 
-def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int = 128) -> Exported:
+def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int | None = None) -> Exported:
     """Write a model for Hugging Face's TransfoXL (transformers before 4.38) or for the authors' PyTorch code.
 
     Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`, `tokenizer_config.json`. Authors: `arguments.json`, which
@@ -56,7 +57,8 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         source: a run, a native directory or a hub id.
         destination: a directory that does not exist yet, or is empty.
         kind: the program to write for.
-        tgt_len: for the authors' arguments. It changes only the shape of a table of learned positions.
+        tgt_len: tokens of a training segment, which the settings of both have a place for, but only the shape of a table of
+            learned positions depends on; None: a run's own.
 
     Raises:
         CheckpointError: the other program cannot express the model, or the destination is taken.
@@ -69,9 +71,15 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
     config = model.config
     _check(config, kind)
     content, make = _foreign_tensors(model, kind)
-    settings_file, settings = "config.json", huggingface.values_of(config)
+    run = RunDirectory(source)
+    if tgt_len is None and run.holds_run:
+        tgt_len = run.config().train.tgt_len
+    if tgt_len is not None and tgt_len < 1:
+        raise ConfigError(f"tgt_len ({tgt_len}) must be at least 1")
+    settings_file, settings = "config.json", huggingface.values_of(config, tgt_len=tgt_len)
     if kind == "authors":
-        settings_file, settings = "arguments.json", authors.flags_of(config, tgt_len=tgt_len)
+        settings_file = "arguments.json"
+        settings = authors.flags_of(config, tgt_len=TrainConfig.model_fields["tgt_len"].default if tgt_len is None else tgt_len)
     with new_directory(target) as folder:
         write_file(folder / "model.safetensors", encode_lazily(content, make))
         write_file(folder / settings_file, [json.dumps(settings, indent=2).encode() + b"\n"])
@@ -164,6 +172,9 @@ def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, kind: Target) -
     settings |= {name: state[name] for name in ("language", "never_split") if name in state}
     write_file(folder / "tokenizer_config.json", [json.dumps(settings, indent=2).encode() + b"\n"])
     if not {"<unk>", "<UNK>"} & set(words):
-        yield "Hugging Face's tokenizer will not load vocab.txt, because it insists on a word '<unk>'"
+        yield (
+            "the model loads in Hugging Face's program, but its TransfoXLTokenizer does not, because vocab.txt has no word "
+            "'<unk>'; there, make ids yourself: that of a word is its line in vocab.txt, counted from 0"
+        )
     elif language is None:
         yield "Hugging Face's tokenizer splits text by Moses rules, which this model's does not; give it text of prepared words"

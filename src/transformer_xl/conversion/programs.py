@@ -32,6 +32,7 @@ class Contents:
     settings: Path  # the file that holds them
     config: Callable[[], TransformerXLConfig]
     vocabulary: dict[str, Any] | None = None  # attributes of the vocabulary, if the same file holds them
+    tgt_len: int | None = None  # tokens of a training segment, if it says so
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def _huggingface(weights: Path) -> Contents:
     values = read_json_object(settings)
     is_safe = weights.suffix == ".safetensors"
     tensors = read_safetensors(weights) if is_safe else _named_tensors(read_torch(weights), weights)
-    return Contents("huggingface", tensors, settings, partial(huggingface.config_of, values))
+    config = partial(huggingface.config_of, values)
+    return Contents("huggingface", tensors, settings, config, tgt_len=_segment(values))
 
 
 def _tensorflow(weights: Path) -> Contents:
@@ -78,7 +80,7 @@ def _tensorflow(weights: Path) -> Contents:
 
 def _authors(tree: Any, weights: Path) -> Contents:
     flags, tensors = read_module(tree, weights)
-    return Contents("authors", tensors, weights, partial(authors.config_of, flags))
+    return Contents("authors", tensors, weights, partial(authors.config_of, flags), tgt_len=_segment(flags))
 
 
 def _nvidia(tree: Any, weights: Path) -> Contents:
@@ -92,6 +94,12 @@ def _nvidia(tree: Any, weights: Path) -> Contents:
             state.setdefault("dataset", arguments.state.get("dataset"))
     tensors = _named_tensors(tree["model_state"], weights)
     return Contents("nvidia", tensors, weights, partial(nvidia.config_of, tree["model_config"]), state)
+
+
+def _segment(values: dict[str, Any]) -> int | None:
+    """Return the length of a training segment; what is none does no harm, because it is only told."""
+    length = values.get("tgt_len")
+    return length if type(length) is int and 0 < length < 2**31 else None
 
 
 def _named_tensors(tree: Any, weights: Path) -> dict[str, TensorRef]:

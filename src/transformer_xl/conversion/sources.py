@@ -36,6 +36,7 @@ class ForeignCheckpoint:
     tensors: dict[str, TensorRef]  # by foreign name
     tokenizer: Tokenizer | None  # None: it has no vocabulary
     key_map: KeyMap = field(repr=False)
+    tgt_len: int | None = None  # tokens of a training segment; None: unknown
 
 
 def open_source(
@@ -66,7 +67,7 @@ def open_source(
     config = _settle(contents, changes)
     tokenizer = find_tokenizer(weights, given=vocabulary, state=contents.vocabulary, vocab_size=config.vocab_size, moses=moses)
     return ForeignCheckpoint(
-        contents.kind, weights, config, contents.tensors, tokenizer, PROGRAMS[contents.kind].key_map(config)
+        contents.kind, weights, config, contents.tensors, tokenizer, PROGRAMS[contents.kind].key_map(config), contents.tgt_len
     )
 
 

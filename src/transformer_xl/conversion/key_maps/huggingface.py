@@ -117,11 +117,14 @@ def _known(values: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def values_of(config: TransformerXLConfig) -> dict[str, Any]:
-    """Return a `config.json` for the same model, which Hugging Face's code must be able to express."""
+def values_of(config: TransformerXLConfig, *, tgt_len: int | None = None) -> dict[str, Any]:
+    """Return a `config.json` for the same model, which Hugging Face's code must be able to express.
+
+    `tgt_len` is the length of its training segments, if that is known. Their code keeps it, and nothing there reads it.
+    """
     values = pytorch.values_of(config) | {name: getattr(config, name) for name in (*_SAME, "init")}
     values |= {"tie_word_embeddings": config.tie_weight, "attn_type": 0, "sample_softmax": -1}
     ours = ["tie_projs", "tie_word_embeddings"]  # they say more than proj_share_all_but_first
     order = [name for default in DEFAULTS for name in (ours if default == "proj_share_all_but_first" else [default])]
     head = {"model_type": MODEL_TYPE, "architectures": ["TransfoXLLMHeadModel"]}
-    return head | {name: values[name] for name in order}
+    return head | {name: values[name] for name in order} | ({} if tgt_len is None else {"tgt_len": tgt_len})
