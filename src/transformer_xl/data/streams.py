@@ -13,6 +13,7 @@ tokens at the very end, are not read.
 If documents are shuffled, each epoch cuts another text into lanes: the documents one after another in a new random order.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -42,11 +43,134 @@ class Segment:
     document_starts: torch.Tensor
 
 
-class SegmentStream:
-    """Endless iterator over the segments of a text, epoch after epoch.
+class Lanes(ABC):
+    """The place of an endless stream in the lanes of a text, epoch after epoch; a subclass says what a step reads there.
 
-    With W processes, rank r reads lanes r·B/W … (r+1)·B/W - 1 of the B lanes. So all processes together read the same segments
-    in the same order for every W.
+    With W processes, rank r reads rows r·B/W … (r+1)·B/W - 1 of the B rows of a step. So all processes together read the same
+    segments in the same order for every W.
+    """
+
+    _resumed_with = "the same corpus, train.batch_size and train.tgt_len"
+
+    def __init__(
+        self,
+        ids: TokenIds,
+        *,
+        batch_size: int,
+        tgt_len: int,
+        document_starts: np.ndarray | None,
+        rank: int,
+        world_size: int,
+        shuffle: Shuffle,
+        seed: int,
+    ) -> None:
+        if batch_size < 1 or tgt_len < 1:
+            raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank ({rank}) must be at least 0 and below world_size ({world_size})")
+        if batch_size % world_size:
+            above = -(-batch_size // world_size) * world_size
+            near = f"{above - world_size} or {above}" if above > world_size else str(above)
+            raise ConfigError(
+                f"world_size ({world_size}) must divide train.batch_size ({batch_size}), because all processes read equally "
+                f"many lanes; use train.batch_size={near}"
+            )
+        self._ids = ids
+        self._starts = np.asarray([] if document_starts is None else document_starts, np.int64)
+        self._batch_size, self._tgt_len = batch_size, tgt_len
+        self._shuffle: Shuffle = shuffle
+        self._seed = seed
+        n_rows = batch_size // world_size
+        self._rows = range(rank * n_rows, (rank + 1) * n_rows)  # of this process
+        self._epoch = self._position = 0
+        self._text: PlainText | ShuffledText | None = None  # of this epoch, made by its first step
+
+    @property
+    @abstractmethod
+    def segments_per_epoch(self) -> int:
+        """Segments of each lane in one epoch."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step, in all lanes of all processes together."""
+        return self._batch_size * self._tgt_len
+
+    @property
+    def epoch(self) -> int:
+        """Epochs completed before the next segment."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Index of the next segment in its epoch."""
+        return self._position
+
+    @property
+    def starts_epoch(self) -> bool:
+        """True if the next segment is the first of an epoch, so that memory of earlier text does not belong to it."""
+        return self._position == 0
+
+    def __iter__(self) -> Self:
+        return self
+
+    def _epoch_text(self) -> PlainText | ShuffledText:
+        if self._text is None:
+            if self._shuffle == "none":
+                self._text = PlainText(self._ids, self._starts)
+            else:
+                key = (self._seed, self._epoch)
+                self._text = ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=len(self._rows))
+        return self._text
+
+    def _move_on(self) -> None:
+        self._go_to(*divmod(self._epoch * self.segments_per_epoch + self._position + 1, self.segments_per_epoch))
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        if epoch != self._epoch and self._shuffle != "none":
+            self._text = None
+        self._epoch, self._position = epoch, position
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Return the position and its layout as plain values."""
+        return {"epoch": self._epoch, "segment": self._position, **self._layout()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a position that `state_dict` returned, for any world size.
+
+        Args:
+            state: what `state_dict` returned.
+
+        Raises:
+            ConfigError: the state belongs to another text or layout, or is damaged.
+        """
+        layout = self._layout()
+        for name in (*layout, *(name for name in _ORDER if name in state)):
+            if state.get(name) != layout.get(name):
+                raise ConfigError(
+                    f"saved position belongs to {name} {state.get(name)}, not {layout.get(name)}; "
+                    f"resume with {self._resumed_with}" + (", data.shuffle and train.seed" if name in _ORDER else "")
+                )
+        epoch, segment = state.get("epoch", -1), state.get("segment", -1)
+        if epoch < 0 or not 0 <= segment < self.segments_per_epoch:
+            raise ConfigError(
+                f"saved position (epoch {epoch}, segment {segment}) lies outside the text of {self.segments_per_epoch} "
+                "segments; restore an older checkpoint"
+            )
+        self._go_to(epoch, segment)
+
+    def _layout(self) -> dict[str, int | str]:
+        layout: dict[str, int | str] = {
+            "batch_size": self._batch_size,
+            "tgt_len": self._tgt_len,
+            "n_tokens": len(self._ids),
+        }
+        if self._shuffle == "none":
+            return layout
+        return layout | {"shuffle": self._shuffle, "seed": self._seed, "n_documents": len(self._starts)}
+
+
+class SegmentStream(Lanes):
+    """Endless iterator over the segments of a text, epoch after epoch.
 
     Args:
         ids: shape (n_tokens,), any integer type; may be memory-mapped, because only one segment at a time is copied.
@@ -85,118 +209,36 @@ class SegmentStream:
         shuffle: Shuffle = "none",
         seed: int = 0,
     ) -> None:
-        if batch_size < 1 or tgt_len < 1:
-            raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank ({rank}) must be at least 0 and below world_size ({world_size})")
-        if batch_size % world_size:
-            above = -(-batch_size // world_size) * world_size
-            near = f"{above - world_size} or {above}" if above > world_size else str(above)
-            raise ConfigError(
-                f"world_size ({world_size}) must divide train.batch_size ({batch_size}), because all processes read equally "
-                f"many lanes; use train.batch_size={near}"
-            )
+        super().__init__(
+            ids,
+            batch_size=batch_size,
+            tgt_len=tgt_len,
+            document_starts=document_starts,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=seed,
+        )
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:
             raise CorpusError(
                 f"text too short: {len(ids):,} tokens, but {batch_size} lanes of {tgt_len} tokens need "
                 f"{batch_size * tgt_len + 1:,}; use a smaller train.batch_size or train.tgt_len"
             )
-        self._ids = ids
-        self._starts = np.asarray([] if document_starts is None else document_starts, np.int64)
-        self._batch_size, self._tgt_len = batch_size, tgt_len
-        self._shuffle: Shuffle = shuffle
-        self._seed = seed
-        n_lanes = batch_size // world_size
-        self._lanes = np.arange(rank * n_lanes, (rank + 1) * n_lanes) * self._lane_len  # where the lanes begin in the text
-        self._epoch = self._position = 0
-        self._text: PlainText | ShuffledText | None = None  # of this epoch, made by its first step
 
     @property
     def segments_per_epoch(self) -> int:
         """Segments of each lane in one epoch."""
         return self._lane_len // self._tgt_len
 
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one step, in all lanes of all processes together."""
-        return self._batch_size * self._tgt_len
-
-    @property
-    def epoch(self) -> int:
-        """Epochs completed before the next segment."""
-        return self._epoch
-
-    @property
-    def position(self) -> int:
-        """Index of the next segment in its epoch."""
-        return self._position
-
-    @property
-    def starts_epoch(self) -> bool:
-        """True if the next segment is the first of an epoch, so that memory of earlier text does not belong to it."""
-        return self._position == 0
-
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Segment:
-        if self._text is None:
-            if self._shuffle == "none":
-                self._text = PlainText(self._ids, self._starts)
-            else:
-                key = (self._seed, self._epoch)
-                lanes = len(self._lanes)
-                self._text = ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=lanes)
-        tokens = np.empty((len(self._lanes), self._tgt_len + 1), np.int64)
-        documents = np.zeros((len(self._lanes), self._tgt_len), bool)
-        for lane, begin in enumerate((self._lanes + self._position * self._tgt_len).tolist()):
-            tokens[lane], starts = self._text.read(begin, begin + self._tgt_len + 1)
+        tokens = np.empty((len(self._rows), self._tgt_len + 1), np.int64)
+        documents = np.zeros((len(self._rows), self._tgt_len), bool)
+        text = self._epoch_text()
+        for lane, row in enumerate(self._rows):
+            begin = row * self._lane_len + self._position * self._tgt_len
+            tokens[lane], starts = text.read(begin, begin + self._tgt_len + 1)
             documents[lane, starts[starts < self._tgt_len]] = True
-        self._go_to(*divmod(self._epoch * self.segments_per_epoch + self._position + 1, self.segments_per_epoch))
+        self._move_on()
         both = torch.from_numpy(tokens)
         return Segment(both[:, :-1].contiguous(), both[:, 1:].contiguous(), torch.from_numpy(documents))
-
-    def _go_to(self, epoch: int, position: int) -> None:
-        if epoch != self._epoch and self._shuffle != "none":
-            self._text = None
-        self._epoch, self._position = epoch, position
-
-    def state_dict(self) -> dict[str, int | str]:
-        """Return the position and its layout as plain values."""
-        return {"epoch": self._epoch, "segment": self._position, **self._layout()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position that `state_dict` returned, for any world size.
-
-        Args:
-            state: what `state_dict` returned.
-
-        Raises:
-            ConfigError: the state belongs to another text or layout, or is damaged.
-        """
-        layout = self._layout()
-        for name in (*layout, *(name for name in _ORDER if name in state)):
-            if state.get(name) != layout.get(name):
-                raise ConfigError(
-                    f"saved position belongs to {name} {state.get(name)}, not {layout.get(name)}; "
-                    "resume with the same corpus, train.batch_size and train.tgt_len"
-                    + (", data.shuffle and train.seed" if name in _ORDER else "")
-                )
-        epoch, segment = state.get("epoch", -1), state.get("segment", -1)
-        if epoch < 0 or not 0 <= segment < self.segments_per_epoch:
-            raise ConfigError(
-                f"saved position (epoch {epoch}, segment {segment}) lies outside the text of {self.segments_per_epoch} "
-                "segments; restore an older checkpoint"
-            )
-        self._go_to(epoch, segment)
-
-    def _layout(self) -> dict[str, int | str]:
-        layout: dict[str, int | str] = {
-            "batch_size": self._batch_size,
-            "tgt_len": self._tgt_len,
-            "n_tokens": len(self._ids),
-        }
-        if self._shuffle == "none":
-            return layout
-        return layout | {"shuffle": self._shuffle, "seed": self._seed, "n_documents": len(self._starts)}

@@ -1,0 +1,303 @@
+"""Token ids as lanes of rows with two texts, targets and orders: what an XLNet is pretrained on.
+
+Each row of T tokens holds the next tokens of its lane, then two texts A and B:
+
+    [reuse_len tokens][A, <sep>, B, <sep>, <cls>]        len(A) + len(B) = T - reuse_len - 3
+
+A goes on where the reuse_len tokens end. B goes on where A ends; half the time, and where no sentence ends early enough for A,
+it is a random place of the lane instead. The longer one of A and B is cut at its end until both fit. In each step a lane moves
+on by reuse_len tokens, which are those that a memory keeps. So a text is read once, and parts of it once more as A or B.
+
+With `bi_data` two rows share a lane. Row 2·i reads lane i as it is written; row 2·i + 1 reads it from its end, token by token.
+So both kinds of rows are in every process. The special tokens of such a row are in the same places of the array.
+
+Targets, B and orders are drawn from a key: the seed, the epoch, the row and the step. So a position in the stream says all that
+comes, any number of processes reads the same rows, and each epoch has other targets.
+
+Sentences. The original reads a sentence a line and keeps one bit a token. Prepared ids have no such bit, so a sentence is
+taken to end with a document, and with a token that ends one (`sentence_ends`, such as "." or a line end; the last one of
+several). So an abbreviation ends a sentence, too, and a closing quotation mark may begin one. B begins where the sentence at
+its random place does, if that is at most T tokens before, or else at this place; the original looks back without a limit. If
+nobody says which tokens end sentences, any token may.
+
+The original needs a token behind B and may therefore end an epoch a step early; here all epochs have as many steps.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+
+from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
+from transformer_xl.data.streams import Lanes
+from transformer_xl.data.targets import Draws, Spans, TargetSampler
+from transformer_xl.errors import ConfigError, CorpusError
+
+SecondSegment = Literal["lane", "text"]
+
+_N_SPECIAL = 3
+_TRAINING, _FIXED = 0, 1
+
+
+@dataclass(frozen=True)
+class PairSegment:
+    """The tokens of one step, B rows of T tokens with up to K targets each.
+
+    Attributes:
+        ids: (B, T) int64.
+        labels: (B, K) int64, the tokens at the targets; -100 where a row has fewer than K.
+        targets: (B, K) int64, places of the targets in the row; T - 1 where a row has fewer.
+        rank: (B, T) int64, of each token as a key; see `targets.py`.
+        sees: (B, T) int64, of each token as a query, which sees the keys of lower rank.
+        segment_ids: (B, T) int64, 0 up to the <sep> after A, 1 for B and its <sep>, 2 for <cls>.
+        backward: (B,) bool, rows that hold text from right to left.
+        is_random: (B,) bool, rows in which B does not go on where A ends.
+    """
+
+    ids: torch.Tensor
+    labels: torch.Tensor
+    targets: torch.Tensor
+    rank: torch.Tensor
+    sees: torch.Tensor
+    segment_ids: torch.Tensor
+    backward: torch.Tensor
+    is_random: torch.Tensor
+
+
+class PairStream(Lanes):
+    """Endless iterator over rows of two texts with targets, epoch after epoch.
+
+    Args:
+        ids: shape (n_tokens,), any integer type; may be memory-mapped, because only the rows of one step are copied.
+        batch_size: rows in all processes together, B.
+        tgt_len: tokens of a row, T.
+        reuse_len: tokens by which a lane moves on.
+        perm_size: see `TargetSampler`.
+        num_predict: targets of a row, K.
+        word_starts: (V,) bool, tokens with which a word begins.
+        sep: id of <sep>; None if the vocabulary has none, which is refused.
+        cls: id of <cls>, likewise.
+        sentence_ends: (V,) bool, tokens with which a sentence ends; None: a sentence may end with any token.
+        document_starts: token offsets in `ids` at which documents start, increasing.
+        mask_alpha: see `TargetSampler`.
+        mask_beta: see `TargetSampler`.
+        max_gram: see `TargetSampler`.
+        spans: see `TargetSampler`.
+        bi_data: half of the rows read their lane from its end.
+        second_segment: where a random B is from: lane: the row's own lane, as in the original; text: the whole text.
+        fixed_draws: draw the same in every epoch, from a key of their own, for validation.
+        rank: index of this process.
+        world_size: number of processes, W.
+        shuffle: see `SegmentStream`.
+        seed: seed of all draws and of random orders of documents.
+
+    Raises:
+        ConfigError: lengths or numbers that do not fit, or a vocabulary without <sep> or <cls>.
+        CorpusError: fewer ids than one row per lane needs.
+
+    Example:
+        >>> starts = np.ones(100, bool)
+        >>> layout = {"batch_size": 2, "tgt_len": 12, "reuse_len": 6, "perm_size": 6, "num_predict": 3}
+        >>> segment = next(PairStream(np.arange(50), **layout, word_starts=starts, sep=98, cls=99))
+        >>> segment.ids[:, :6].tolist(), segment.ids[:, -1].tolist()
+        ([[0, 1, 2, 3, 4, 5], [49, 48, 47, 46, 45, 44]], [99, 99])
+    """
+
+    _resumed_with = "the same corpus, train.batch_size, train.tgt_len, reuse_len and bi_data"
+
+    def __init__(
+        self,
+        ids: TokenIds,
+        *,
+        batch_size: int,
+        tgt_len: int,
+        reuse_len: int,
+        perm_size: int,
+        num_predict: int,
+        word_starts: np.ndarray,
+        sep: int | None,
+        cls: int | None,
+        sentence_ends: np.ndarray | None = None,
+        document_starts: np.ndarray | None = None,
+        mask_alpha: int = 6,
+        mask_beta: int = 1,
+        max_gram: int = 5,
+        spans: Spans = "words",
+        bi_data: bool = True,
+        second_segment: SecondSegment = "lane",
+        fixed_draws: bool = False,
+        rank: int = 0,
+        world_size: int = 1,
+        shuffle: Shuffle = "none",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            ids,
+            batch_size=batch_size,
+            tgt_len=tgt_len,
+            document_starts=document_starts,
+            rank=rank,
+            world_size=world_size,
+            shuffle=shuffle,
+            seed=seed,
+        )
+        self._sampler = TargetSampler(
+            tgt_len=tgt_len,
+            reuse_len=reuse_len,
+            perm_size=perm_size,
+            num_predict=num_predict,
+            word_starts=word_starts,
+            sep=sep,
+            cls=cls,
+            mask_alpha=mask_alpha,
+            mask_beta=mask_beta,
+            max_gram=max_gram,
+            spans=spans,
+        )
+        if bi_data and batch_size % 2:
+            raise ConfigError(
+                f"train.batch_size ({batch_size}) must be even with bi_data, because half of the rows are read backwards; use "
+                f"train.batch_size={batch_size + 1} or bi_data=false"
+            )
+        self._pair_len = tgt_len - reuse_len - _N_SPECIAL
+        if self._pair_len < 2:
+            raise ConfigError(
+                f"reuse_len ({reuse_len}) must be at most tgt_len - {_N_SPECIAL + 2} ({tgt_len - _N_SPECIAL - 2}), so that two "
+                "texts and three special tokens fit behind it"
+            )
+        if second_segment not in ("lane", "text"):
+            raise ConfigError(f"second_segment ({second_segment}) must be lane or text")
+        if sentence_ends is not None and len(sentence_ends) != len(word_starts):
+            raise ConfigError(
+                f"sentence_ends ({len(sentence_ends)} tokens) and word_starts ({len(word_starts)}) must be of one vocabulary"
+            )
+        n_lanes = batch_size // 2 if bi_data else batch_size
+        self._lane_len = len(ids) // n_lanes
+        if self._lane_len < tgt_len:
+            raise CorpusError(
+                f"text too short: {len(ids):,} tokens, but {n_lanes} lanes of {tgt_len} tokens need {n_lanes * tgt_len:,}; use "
+                "a smaller train.batch_size or train.tgt_len"
+            )
+        self._reuse_len, self._bi_data = reuse_len, bi_data
+        self._ends = None if sentence_ends is None else np.asarray(sentence_ends, bool)
+        self._from_lane, self._fixed = second_segment == "lane", fixed_draws
+        self._backward_B = np.array([bi_data and row % 2 == 1 for row in self._rows])
+
+    @property
+    def segments_per_epoch(self) -> int:
+        """Rows of each lane in one epoch."""
+        return (self._lane_len - self._tgt_len) // self._reuse_len + 1
+
+    def __next__(self) -> PairSegment:
+        n_row, n_token = len(self._rows), self._tgt_len
+        ids_BT = np.empty((n_row, n_token), np.int64)
+        segment_BT = np.zeros((n_row, n_token), np.int64)
+        is_random_B = np.zeros(n_row, bool)
+        sep, cls = self._sampler.functional
+        purpose, epoch = (_FIXED, 0) if self._fixed else (_TRAINING, self._epoch)
+        draws = [Draws(self._seed, purpose, epoch=epoch, row=row, step=self._position) for row in self._rows]
+        for i, row in enumerate(self._rows):
+            stream, a, b, is_random_B[i] = self._texts(row, draws[i])
+            ids_BT[i] = np.concatenate([stream, a, [sep], b, [sep, cls]])
+            segment_BT[i, self._reuse_len + len(a) + 1 :] = 1
+        segment_BT[:, -1] = 2
+        drawn = self._sampler.draw(ids_BT, self._backward_B, draws)
+        self._move_on()
+        arrays = (ids_BT, drawn.labels, drawn.targets, drawn.rank, drawn.sees, segment_BT)
+        return PairSegment(*map(torch.from_numpy, (*arrays, self._backward_B.copy(), is_random_B)))
+
+    def _texts(self, row: int, draws: Draws) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+        """Return the next tokens of the row's lane, A, B, and whether B is at a random place.
+
+        Args:
+            row: of all processes.
+            draws: used in the order of the original: whether B is random, where A ends, where B begins.
+        """
+        lane = self._part(row)
+        begin, pair_len = self._position * self._reuse_len, self._pair_len
+        # It does not matter where farther on a sentence ends: B keeps at most half of the room if A needs as much.
+        tokens, sentences = lane.read(begin, min(begin + self._reuse_len + pair_len + pair_len // 2, lane.length))
+        stream, tokens, sentences = tokens[: self._reuse_len], tokens[self._reuse_len :], sentences[self._reuse_len :]
+        cuts = np.flatnonzero(sentences[1:pair_len]) + 1
+        end = _first(sentences, pair_len)
+        if is_random := not (len(cuts) and draws.take(1).item() >= 0.5):
+            a_len = int(cuts[draws.below(len(cuts))]) if len(cuts) else end
+            other = lane if self._from_lane else self._part(None, backward=lane.backward)
+            following, b_len = self._random_text(other, max(1, pair_len - a_len), draws)
+        else:
+            a_len = int(cuts[draws.below(len(cuts))])
+            following, b_len = tokens[a_len:], end - a_len
+        a_len, b_len = shortened(a_len, b_len, pair_len)
+        return stream, tokens[:a_len], following[:b_len], is_random
+
+    def _random_text(self, part: "_Part", n_least: int, draws: Draws) -> tuple[np.ndarray, int]:
+        """Return tokens from a random place on, widened to whole sentences, and how many of them belong to these."""
+        place = draws.below(part.length - n_least)
+        begin = max(place - self._tgt_len, 0)
+        tokens, sentences = part.read(begin, min(place + max(n_least, self._pair_len // 2), part.length))
+        before = np.flatnonzero(sentences[: place - begin + 1])
+        first = int(before[-1]) if len(before) else place - begin
+        end = min(_first(sentences, place - begin + n_least), part.length - 1 - begin)  # the original keeps one more to predict
+        return tokens[first:], end - first
+
+    def _part(self, row: int | None, *, backward: bool = False) -> "_Part":
+        """Return the lane of a row, or the whole text."""
+        if row is None:
+            return _Part(self._epoch_text(), 0, len(self._ids), backward, self._ends)
+        lane, odd = divmod(row, 2) if self._bi_data else (row, 0)
+        return _Part(self._epoch_text(), lane * self._lane_len, self._lane_len, odd == 1, self._ends)
+
+    def _layout(self) -> dict[str, int | str]:
+        own = {"reuse_len": self._reuse_len, "bi_data": self._bi_data, "seed": self._seed}
+        return super()._layout() | own
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the text, read in one direction; places count from where the reading begins."""
+
+    text: PlainText | ShuffledText
+    begin: int
+    length: int
+    backward: bool
+    ends: np.ndarray | None  # (V,) bool, tokens with which a sentence ends
+
+    def read(self, begin: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens at places begin … end - 1, and at which of them a sentence begins, bool; one does at place 0."""
+        first = max(begin - 1, 0)  # a border lies between two tokens
+        start = self.begin + (self.length - end if self.backward else first)
+        tokens, documents = self.text.read(start, start + end - first)
+        if self.ends is None:
+            borders = np.ones(len(tokens) - 1, bool)
+        else:
+            is_end = self.ends[tokens]
+            borders = is_end[:-1] & ~is_end[1:]
+            borders[documents[documents > 0] - 1] = True
+        if self.backward:
+            tokens, borders = tokens[::-1], borders[::-1]
+        return (tokens[1:], borders) if begin else (tokens, np.append(True, borders))
+
+
+def shortened(a_len: int, b_len: int, most: int) -> tuple[int, int]:
+    """Return the lengths of A and B once the longer one, or else B, has been shortened until both together have `most` tokens.
+
+    Args:
+        a_len: tokens of A.
+        b_len: tokens of B; both have at least `most`.
+        most: their tokens in the end.
+
+    Example:
+        >>> shortened(9, 2, 7), shortened(2, 9, 7), shortened(9, 9, 7)
+        ((5, 2), (2, 5), (4, 3))
+    """
+    half = most // 2
+    if a_len <= most - half:
+        return a_len, most - a_len
+    return most - min(b_len, half), min(b_len, half)
+
+
+def _first(sentences: np.ndarray, place: int) -> int:
+    """Return the first place from `place` on at which a sentence begins, or else the end."""
+    found = np.flatnonzero(sentences[place:])
+    return place + int(found[0]) if len(found) else len(sentences)

@@ -1,0 +1,309 @@
+import json
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.given_draws import GivenDraws
+from tests.data.order_cases import documents, in_shards
+from transformer_xl.data import pairs as pairs_module
+from transformer_xl.data.order import TokenIds
+from transformer_xl.data.pairs import PairSegment, PairStream, shortened
+from transformer_xl.data.streams import SegmentStream
+from transformer_xl.errors import ConfigError, CorpusError
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens" / "xlnet_data"
+V, SEP, CLS, PERIOD = 1000, 1, 2, 3
+SIZES = {"batch_size": 4, "tgt_len": 32, "reuse_len": 16, "perm_size": 8, "num_predict": 6}
+
+
+def _text(n_tokens: int, seed: int = 0) -> np.ndarray:
+    """Return different tokens, with a period after every few."""
+    ids = np.arange(10, 10 + n_tokens) % (V - 10) + 10
+    ids[np.random.default_rng(seed).random(n_tokens) < 0.15] = PERIOD
+    return ids.astype(np.uint16)
+
+
+def _stream(ids: TokenIds, **changes) -> PairStream:
+    ends = np.zeros(V, bool)
+    ends[PERIOD] = True
+    starts = np.random.default_rng(9).random(V) < 0.8
+    return PairStream(ids, **{**SIZES, "word_starts": starts, "sep": SEP, "cls": CLS, "sentence_ends": ends, **changes})
+
+
+def _same(one: PairSegment, other: PairSegment) -> bool:
+    return all(torch.equal(getattr(one, field.name), getattr(other, field.name)) for field in fields(PairSegment))
+
+
+def _parts(segment: PairSegment, row: int, reuse_len: int = 16) -> tuple[list[int], list[int], list[int]]:
+    """Return the tokens of the stream, A and B."""
+    ids, kinds = segment.ids[row], segment.segment_ids[row]
+    first = int((kinds == 0).sum()) - 1
+    assert ids[first] == ids[-2] == SEP
+    return ids[:reuse_len].tolist(), ids[reuse_len:first].tolist(), ids[first + 1 : -2].tolist()
+
+
+@pytest.mark.parametrize("case", json.loads((GOLDENS / "rows.json").read_text()), ids=lambda case: case["name"])
+def test_rows_are_those_of_the_original(monkeypatch, case) -> None:
+    """Texts, targets and masks of the authors' code; it has the backward rows of a batch behind the forward ones."""
+    layout, ends = case["layout"], np.zeros(len(case["word_starts"]), bool)
+    ends[case["period"]] = True
+    batch_size, n_lane = layout["batch_size"], layout["batch_size"] // (2 if layout["bi_data"] else 1)
+    order = [row // 2 + row % 2 * n_lane for row in range(batch_size)] if layout["bi_data"] else range(batch_size)
+    given_draws: list[GivenDraws] = []
+
+    def draws(seed: int, purpose: int, *, epoch: int, row: int, step: int) -> GivenDraws:
+        given_draws.append(GivenDraws(case["rows"][step * batch_size + order[row]]["draws"]))
+        return given_draws[-1]
+
+    monkeypatch.setattr(pairs_module, "Draws", draws)
+    options = {name: case[name] for name in ("sep", "cls")}
+    stream = PairStream(
+        np.array(case["text"]),
+        **layout,
+        **options,
+        word_starts=np.array(case["word_starts"]),
+        sentence_ends=ends,
+        spans="pieces",
+    )
+    assert stream.segments_per_epoch == len(case["rows"]) // batch_size
+    for step in range(stream.segments_per_epoch):
+        segment = next(stream)
+        for row in range(batch_size):
+            expected = case["rows"][step * batch_size + order[row]]
+            assert segment.ids[row].tolist() == expected["ids"]
+            assert segment.segment_ids[row].tolist() == expected["segment_ids"]
+            assert bool(segment.is_random[row]) == expected["is_random"]
+            assert bool(segment.backward[row]) == (layout["bi_data"] and row % 2 == 1)
+            padding = layout["num_predict"] - len(expected["targets"])
+            assert segment.targets[row].tolist() == expected["targets"] + [layout["tgt_len"] - 1] * padding
+            assert segment.labels[row].tolist() == expected["labels"] + [-100] * padding
+            hidden = segment.rank[row] >= segment.sees[row][:, None]
+            assert np.packbits(hidden.numpy()).tobytes().hex() == expected["perm_mask"]
+    assert not any(draws.left for draws in given_draws)
+
+
+def _longer_first(a: int, b: int, most: int) -> tuple[int, int]:
+    """Shorten by one token at a time."""
+    while a + b > most:
+        a, b = (a - 1, b) if a > b else (a, b - 1)
+    return a, b
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.data())
+def test_the_longer_text_is_shortened(a: int, b: int, data) -> None:
+    most = data.draw(st.integers(2, a + b))
+    assert shortened(a, b, most) == _longer_first(a, b, most)
+
+
+def test_rows_follow_the_text_in_both_directions() -> None:
+    ids = np.arange(10, 500).astype(np.uint16)  # 245 tokens a lane
+    stream = _stream(ids)
+    assert (stream.segments_per_epoch, stream.tokens_per_step) == ((245 - 32) // 16 + 1, 128)
+    for step in range(stream.segments_per_epoch):
+        segment = next(stream)
+        assert {getattr(segment, field.name).dtype for field in fields(segment)} == {torch.int64, torch.bool}
+        assert segment.backward.tolist() == [False, True, False, True]
+        for row in range(4):
+            lane = ids[row // 2 * 245 :][:245].tolist()
+            lane = lane[::-1] if row % 2 else lane
+            tokens, a, b = _parts(segment, row)
+            assert tokens + a == lane[16 * step :][: 16 + len(a)]
+            assert b == lane[lane.index(b[0]) :][: len(b)]
+            assert (len(a) + len(b), len(a) > 0, len(b) > 0) == (13, True, True)
+            assert segment.ids[row, -1] == CLS
+            assert segment.segment_ids[row].tolist() == [0] * (17 + len(a)) + [1] * (len(b) + 1) + [2]
+            if not segment.is_random[row]:
+                assert b[0] == lane[lane.index(a[-1]) + 1]
+    assert stream.starts_epoch
+    assert stream.epoch == 1
+
+
+def test_texts_are_whole_sentences() -> None:
+    """A ends and B begins where a sentence does; A may be shortened, and fills its half if a sentence is longer."""
+    ids = _text(900)
+    begins = {
+        int(token) for before, token in zip(ids[:-1].tolist(), ids[1:].tolist(), strict=True) if before == PERIOD != token
+    }
+    begins |= {int(ids[0]), int(ids[450])}  # lanes begin there
+    assert PERIOD not in begins
+    assert (np.diff(np.flatnonzero(ids == PERIOD)) == 1).any()
+    stream, seen = _stream(ids, bi_data=False, batch_size=2), 0
+    for _ in range(100):
+        segment = next(stream)
+        for row in range(2):
+            _, a, b = _parts(segment, row)
+            seen += 1
+            assert b[0] in begins
+            assert a[-1] == PERIOD or len(a) >= 7, (a, b)
+    assert seen == 200
+
+
+def test_the_statistics_of_the_texts() -> None:
+    """Bounds of five standard deviations, of 1,000 rows; with a border at every token, A has any length as often."""
+    ids = np.random.default_rng(0).integers(10, V, 60_000)
+    stream = _stream(ids, sentence_ends=None, batch_size=20)
+    segments = [next(stream) for _ in range(50)]
+    is_random = torch.cat([segment.is_random for segment in segments]).double()
+    assert abs(is_random.mean().item() - 0.5) < 5 * 0.5 / 1000**0.5
+    lengths = np.array([len(_parts(segment, row)[1]) for segment in segments for row in range(20)])
+    assert set(lengths.tolist()) == set(range(1, 13))
+    assert abs(lengths.mean() - 6.5) < 5 * 3.45 / 1000**0.5
+    targets = torch.cat([segment.labels != -100 for segment in segments]).sum(1).double()
+    assert abs(targets.mean().item() - (6 - 3 * 3 / 16)) < 0.15  # three functional tokens among 16, of which 3 are targets
+
+
+def test_a_long_sentence_does_not_hold_b_back() -> None:
+    """A text without any sentence end: B is random, and begins anywhere instead of always at the lane's beginning."""
+    stream = _stream(np.arange(10, 140), batch_size=2)
+    first = set()
+    for _ in range(50):
+        segment = next(stream)
+        assert segment.is_random.all()
+        for row in range(2):
+            _, a, b = _parts(segment, row)
+            assert (len(a), len(b)) in [(7, 6), *[(13 - n, n) for n in range(1, 6)]]
+            first.add(139 - b[0] if row else b[0] - 10)
+    assert len(first) > 30
+    assert min(first) == 0
+    assert max(first) > 115
+
+
+def test_documents_end_sentences() -> None:
+    ids = np.arange(10, 1000)
+    starts = np.arange(0, 990, 9)
+    stream = _stream(ids, document_starts=starts, batch_size=2)
+    for _ in range(25):
+        segment = next(stream)
+        _, a, b = _parts(segment, 0)
+        assert (b[0] - 10) % 9 == 0
+        _, a, b = _parts(segment, 1)
+        assert (b[0] - 10) % 9 == 8, (a, b)
+
+
+def test_b_may_be_from_the_whole_text() -> None:
+    ids = np.arange(10, 1000)
+    for where, share in (("lane", 0), ("text", 0.75)):
+        stream = _stream(ids, batch_size=8, second_segment=where, sentence_ends=None)
+        foreign, n = 0, 0
+        for _ in range(60):
+            segment = next(stream)
+            for row in np.flatnonzero(segment.is_random.numpy()).tolist():
+                lane = ids[row // 2 * 247 :][:247]
+                b = _parts(segment, row)[2]
+                foreign += b[0] not in lane
+                assert (np.diff(b) == (-1 if row % 2 else 1)).all()
+                n += 1
+        assert abs(foreign / n - share) < 0.15, where
+
+
+LAYOUTS = st.tuples(st.integers(1, 2), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.integers(0, 90), st.booleans())
+
+
+@given(LAYOUTS, st.integers(0, 5), st.sampled_from(["lane", "text"]), st.sampled_from(["none", "documents"]))
+def test_any_world_size_reads_the_same(layout, seed: int, second_segment, shuffle) -> None:
+    rows_per_rank, blocks, world_size, extra, bi_data = layout
+    batch_size = rows_per_rank * world_size
+    bi_data &= batch_size % 2 == 0
+    n_tokens = (batch_size // 2 if bi_data else batch_size) * 8 * (blocks + 1) + extra
+    options = {
+        "batch_size": batch_size, "tgt_len": 8 * (blocks + 1), "reuse_len": 8, "num_predict": 4, "bi_data": bi_data,
+        "seed": seed, "second_segment": second_segment, "shuffle": shuffle, "document_starts": np.arange(0, n_tokens, 7),
+    }  # fmt: skip
+    ids = _text(n_tokens)
+    whole = _stream(ids, **options)
+    ranks = [_stream(ids, **options, rank=rank, world_size=world_size) for rank in range(world_size)]
+    for step in range(2 * whole.segments_per_epoch + 1):
+        assert (whole.epoch, whole.position) == divmod(step, whole.segments_per_epoch)
+        segment, parts = next(whole), [next(rank) for rank in ranks]
+        for field in fields(segment):
+            assert torch.equal(torch.cat([getattr(part, field.name) for part in parts]), getattr(segment, field.name))
+
+
+@given(st.integers(0, 12), st.booleans(), st.sampled_from(["none", "documents"]))
+def test_resuming_continues_exactly(steps: int, fixed: bool, shuffle) -> None:
+    ids = _text(300)
+    options = {"shuffle": shuffle, "document_starts": np.arange(0, 300, 11), "fixed_draws": fixed, "seed": 4}
+    stream, resumed = _stream(ids, **options), _stream(ids, **options)
+    for _ in range(steps):
+        next(stream)
+    next(resumed)
+    resumed.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    for _ in range(stream.segments_per_epoch + 1):
+        assert _same(next(resumed), next(stream))
+
+
+def test_draws_are_new_in_each_epoch_unless_they_are_fixed() -> None:
+    ids = _text(300)
+    epochs = {}
+    for fixed in (False, True):
+        stream = _stream(ids, fixed_draws=fixed)
+        epochs[fixed] = [[next(stream) for _ in range(stream.segments_per_epoch)] for _ in range(2)]
+    for first, second, other in zip(*epochs[True], epochs[False][0], strict=True):
+        assert _same(first, second)
+        assert torch.equal(first.ids[:, :16], other.ids[:, :16])
+        assert not torch.equal(first.targets, other.targets)
+    assert all(not torch.equal(one.targets, two.targets) for one, two in zip(*epochs[False], strict=True))
+    assert not torch.equal(next(_stream(ids, seed=1)).targets, epochs[False][0][0].targets)
+
+
+@pytest.mark.parametrize("shuffle", ["documents", "shards"])
+def test_a_shuffled_text_is_that_of_a_segment_stream(tmp_path, shuffle) -> None:
+    ids, starts = documents([9, 30, 4, 51, 17, 26, 40, 11, 8, 5])
+    ids = in_shards(tmp_path, ids, [60, 130])
+    stream = _stream(
+        ids, shuffle=shuffle, document_starts=starts, seed=3, word_starts=np.ones(2000, bool), sentence_ends=None
+    )  # two lanes of 100 tokens, as below
+    plain = SegmentStream(ids, batch_size=2, tgt_len=16, document_starts=starts, shuffle=shuffle, seed=3)
+    for _ in range(stream.segments_per_epoch):
+        assert torch.equal(next(stream).ids[::2, :16], next(plain).ids)
+
+
+def test_a_memory_map_is_read_where_it_is_needed(tmp_path) -> None:
+    path = tmp_path / "ids.bin"
+    _text(1000).astype("<u4").tofile(path)
+    assert _same(next(_stream(np.memmap(path, "<u4", "r"))), next(_stream(_text(1000))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 3}, r"train.batch_size \(3\) must be even with bi_data, .*; use train.batch_size=4 or bi_data=false"),
+        (
+            {"reuse_len": 28, "perm_size": 4},
+            r"reuse_len \(28\) must be at most tgt_len - 5 \(27\), so that two texts and three",
+        ),
+        ({"second_segment": "corpus"}, r"second_segment \(corpus\) must be lane or text"),
+        ({"sentence_ends": np.ones(7, bool)}, r"sentence_ends \(7 tokens\) and word_starts \(1000\) must be of one vocabulary"),
+        ({"batch_size": 4, "world_size": 3}, r"world_size \(3\) must divide train.batch_size \(4\)"),
+        ({"num_predict": 40}, r"num_predict \(40\)"),
+        ({"sep": None}, "the vocabulary has no token <sep>"),
+    ],
+)
+def test_errors(changes, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}[^\n]*$"):
+        _stream(_text(500), **changes)
+
+
+def test_a_text_too_short_for_a_row_in_each_lane() -> None:
+    message = "text too short: 63 tokens, but 2 lanes of 32 tokens need 64; use a smaller train.batch_size or train.tgt_len"
+    with pytest.raises(CorpusError, match=f"^{message}$"):
+        _stream(_text(63))
+    stream = _stream(_text(64))
+    assert stream.segments_per_epoch == 1
+    for _ in range(200):
+        assert next(stream).ids.shape == (4, 32)
+
+
+@pytest.mark.parametrize(("name", "value"), [("seed", 8), ("bi_data", False), ("reuse_len", 8), ("n_tokens", 301)])
+def test_a_position_of_another_layout_is_refused(name: str, value: int) -> None:
+    state = _stream(_text(300)).state_dict()
+    changed = {"ids": _text(value)} if name == "n_tokens" else {"ids": _text(300), name: value}
+    remedy = r"resume with the same corpus, .*reuse_len and bi_data(, data.shuffle and train.seed)?$"
+    message = f"saved position belongs to {name} {state[name]}, not {value}; {remedy}"
+    with pytest.raises(ConfigError, match=message):
+        _stream(**changed).load_state_dict(state)

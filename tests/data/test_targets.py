@@ -1,0 +1,237 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.given_draws import GivenDraws
+from transformer_xl.data.targets import Draws, TargetSampler, draw_order, draw_spans, fill_up, ranks
+from transformer_xl.errors import ConfigError
+
+GOLDENS = Path(__file__).parents[1] / "parity" / "goldens" / "xlnet_data"
+WINDOW = {"mask_alpha": 6, "mask_beta": 1, "max_gram": 5}
+SEP, CLS = 1, 2
+PINNED = [0.08943434553617458, 0.8085302834444568, 0.34827549456569584]
+
+
+def _draws(seed: int) -> Draws:
+    return Draws(seed, 0, epoch=0, row=0, step=0)
+
+
+def _sampler(**changes) -> TargetSampler:
+    sizes = {"tgt_len": 32, "reuse_len": 16, "perm_size": 8, "num_predict": 7, "sep": SEP, "cls": CLS}
+    return TargetSampler(**{**sizes, "word_starts": np.ones(50, bool), **changes})
+
+
+@pytest.mark.parametrize("case", json.loads((GOLDENS / "words.json").read_text()))
+def test_spans_of_words_are_those_of_the_corrected_loop(case) -> None:
+    starts = np.array(case["starts"], bool)[:: -1 if case["backward"] else 1]
+    draws = GivenDraws(case["draws"])
+    chosen = draw_spans(starts, 10**6, draws, mask_alpha=3, mask_beta=1, max_gram=5, whole_words=True)
+    assert np.flatnonzero(chosen[:: -1 if case["backward"] else 1]).tolist() == case["chosen"]
+    assert not draws.left
+
+
+STARTS = st.lists(st.booleans(), min_size=1, max_size=60).map(lambda starts: np.array([True, *starts]))
+
+
+@given(STARTS, st.integers(0, 40), st.integers(0, 1000), st.integers(1, 4), st.integers(0, 5), st.integers(1, 6))
+def test_spans_of_words_are_whole_words(starts, n_target: int, seed: int, beta: int, more: int, max_gram: int) -> None:
+    options = {"mask_alpha": beta + more, "mask_beta": beta, "max_gram": max_gram}
+    chosen = draw_spans(starts, n_target, _draws(seed), **options, whole_words=True)
+    assert np.count_nonzero(chosen) <= n_target
+    word = np.cumsum(starts)
+    assert not chosen[word == word[-1]].any()  # it touches the end
+    assert all(len(set(chosen[word == number].tolist())) == 1 for number in set(word.tolist()))
+
+
+@given(STARTS, st.integers(0, 40), st.integers(0, 1000))
+def test_spans_of_pieces_begin_with_words(starts, n_target: int, seed: int) -> None:
+    chosen = draw_spans(starts, n_target, _draws(seed), mask_alpha=2, mask_beta=1, max_gram=3, whole_words=False)
+    assert np.count_nonzero(chosen) <= n_target
+    assert not chosen[-1]
+    assert starts[np.flatnonzero(np.diff(chosen, prepend=False) & chosen)].all()
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.data(), st.integers(0, 1000))
+def test_filling_up_reaches_the_number(chosen, data, seed: int) -> None:
+    before = np.array(chosen)
+    n_target = data.draw(st.integers(int(before.sum()), len(before)))
+    after = fill_up(before, n_target, _draws(seed))
+    assert after.sum() == n_target
+    assert after[before].all()
+
+
+def test_spans_have_n_words_in_a_share_of_1_over_n() -> None:
+    """In 3,000 words of two tokens, 100 times: 19,000 spans. The bound is five standard deviations of the largest share."""
+    starts = np.tile([True, False], 3000)
+    counts, n_chosen = np.zeros(5), 0
+    for seed in range(100):
+        chosen = draw_spans(starts, 10**6, _draws(seed), mask_alpha=12, mask_beta=1, max_gram=5, whole_words=True)
+        edges = np.flatnonzero(np.diff(chosen, prepend=False, append=False))  # begins and ends, because spans do not touch
+        counts += np.bincount(np.diff(edges)[::2] // 2, minlength=6)[1:]
+        n_chosen += int(chosen.sum())
+    shares = 1 / np.arange(1, 6)
+    shares /= shares.sum()
+    assert np.abs(counts / counts.sum() - shares).max() < 0.018
+    mean = shares @ np.arange(1, 6)
+    assert abs(n_chosen / 600_000 - 2 * mean / (14 * mean + 0.5)) < 0.002  # a window, the span, and half a token up to a word
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 1000))
+def test_an_order_permutes_each_block_alike(perm_size: int, n_block: int, seed: int) -> None:
+    places = draw_order(perm_size * n_block, perm_size, _draws(seed)).reshape(n_block, perm_size)
+    assert sorted(places[0].tolist()) == list(range(perm_size))
+    assert (places == places[0] + perm_size * np.arange(n_block)[:, None]).all()
+
+
+def test_every_order_is_as_likely() -> None:
+    counts = dict.fromkeys([(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)], 0)
+    for seed in range(6000):
+        counts[tuple(draw_order(3, 3, _draws(seed)).tolist())] += 1
+    assert all(abs(count - 1000) < 150 for count in counts.values())  # five standard deviations
+
+
+KINDS = st.lists(st.sampled_from(["plain", "target", "functional"]), min_size=1, max_size=12)
+
+
+@given(KINDS, KINDS, st.integers(0, 1000))
+def test_ranks_say_what_the_rules_say(first, second, seed: int) -> None:
+    """The rules of the paper and of the authors' code, pair by pair."""
+    kinds, reuse_len = [*first, *second], len(first)
+    draws = _draws(seed)
+    place = np.concatenate([draw_order(len(half), len(half), draws) for half in (first, second)])
+    target, functional = (np.array([[kind == name for kind in kinds]]) for name in ("target", "functional"))
+    (rank,), (sees,) = ranks(target, functional, place[None], reuse_len=reuse_len)
+    for query, key in np.ndindex(len(kinds), len(kinds)):
+        halves = query >= reuse_len, key >= reuse_len
+        if halves[0] != halves[1]:
+            expected = halves[0]
+        elif kinds[key] == "plain":
+            expected = True
+        elif kinds[query] == "plain":
+            expected = False
+        else:
+            expected = place[key] < place[query] or (query == key and kinds[key] == "functional")
+        assert (rank[key] < sees[query]) == expected, (query, key)
+    assert sees.min() >= 0  # so that a memory of rank -1 is seen by all
+
+
+SIZES = st.tuples(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), st.booleans())
+
+
+@given(SIZES, st.integers(0, 1000), st.sampled_from(["words", "pieces"]), st.data())
+def test_rows_of_any_size(sizes, seed: int, spans, data) -> None:
+    perm_size, n_first, n_second, backward = sizes
+    reuse_len, tgt_len = perm_size * n_first, perm_size * (n_first + n_second)
+    n_target = data.draw(st.integers(1, max(1, tgt_len - 1)))
+    source = np.random.default_rng(seed)
+    options = {"perm_size": perm_size, "num_predict": n_target, "spans": spans, "word_starts": source.random(20) < 0.7}
+    second = n_target * (tgt_len - reuse_len) // tgt_len
+    if n_target - second >= reuse_len:
+        with pytest.raises(ConfigError, match=rf"num_predict \({n_target}\) must be at least 1 and leave tokens to see"):
+            _sampler(tgt_len=tgt_len, reuse_len=reuse_len, **options)
+        return
+    sampler = _sampler(tgt_len=tgt_len, reuse_len=reuse_len, **options)
+    ids_BT = source.integers(CLS + 1, 20, (2, tgt_len))
+    ids_BT[:, source.integers(reuse_len, tgt_len, 2)], ids_BT[:, -1] = SEP, CLS
+    functional_BT = np.isin(ids_BT, [SEP, CLS])
+    drawn = sampler.draw(ids_BT, np.array([False, backward]), [_draws(seed), _draws(seed + 1)])
+    for row in range(2):
+        real = drawn.labels[row] != -100
+        targets = drawn.targets[row][real]
+        assert n_target - functional_BT[row].sum() <= real.sum() <= n_target == len(real)
+        assert (np.diff(targets) > 0).all()
+        assert (drawn.labels[row][real] == ids_BT[row][targets]).all()
+        assert not functional_BT[row][targets].any()
+        assert (drawn.targets[row][~real] == tgt_len - 1).all()
+        assert (drawn.rank[row][targets] == drawn.sees[row][targets]).all()  # it does not see itself
+        others = np.delete(np.arange(tgt_len), targets)
+        assert (drawn.rank[row][others] < drawn.sees[row][others]).all()
+        for target in targets.tolist():
+            assert (drawn.rank[row] < drawn.sees[row][target]).any()  # it sees something
+
+
+def test_the_share_of_each_half_and_of_functional_tokens() -> None:
+    """The layout of the paper: 85 targets, of which one of 256 falls on each functional token: 84.5 are left on average."""
+    source = np.random.default_rng(0)
+    starts = source.random(1000) < 0.8
+    starts[:10] = True
+    sampler = _sampler(tgt_len=512, reuse_len=256, perm_size=256, num_predict=85, word_starts=starts)
+    ids_BT = source.integers(10, 1000, (200, 512))
+    ids_BT[:, [380, -2]], ids_BT[:, -1] = SEP, CLS
+    drawn = sampler.draw(ids_BT, np.arange(200) % 2 == 1, [_draws(seed) for seed in range(200)])
+    in_first = ((drawn.targets < 256) & (drawn.labels != -100)).sum(1)
+    in_second = ((drawn.targets >= 256) & (drawn.labels != -100)).sum(1)
+    assert (in_first == 43).all()
+    assert set(in_second.tolist()) <= {39, 40, 41, 42}
+    assert abs(in_second.mean() - (42 - 3 * 42 / 256)) < 0.3
+    hidden = drawn.rank[:, None] >= drawn.sees[:, :, None]  # (B, query, key)
+    seen = [1 - hidden[row, drawn.targets[row, :80]].mean() for row in range(200)]
+    assert abs(np.mean(seen) - 0.7) < 0.02
+
+
+def test_a_backward_row_is_read_from_its_end() -> None:
+    """It has the targets of a forward row with the same draws, in a mirror."""
+    ids_BT = np.zeros((1, 40), np.int64)
+    ids_BT[0, 20:] = np.arange(3, 23)
+    starts = np.ones(50, bool)
+    sampler = _sampler(tgt_len=40, reuse_len=20, perm_size=20, num_predict=6, word_starts=starts, spans="pieces")
+    forward = sampler.draw(ids_BT, np.array([False]), [_draws(5)])
+    backward = sampler.draw(ids_BT, np.array([True]), [_draws(5)])
+    for half in (slice(0, 20), slice(20, 40)):
+        mirrored = half.start + 19 - (_places(forward, half) - half.start)
+        assert _places(backward, half).tolist() == sorted(mirrored.tolist())
+
+
+def _places(drawn, half: slice) -> np.ndarray:
+    places = drawn.targets[0]
+    return places[(places >= half.start) & (places < half.stop)]
+
+
+def test_draws_never_change() -> None:
+    """Written down once; a run that is resumed years later has to draw on."""
+    draws = Draws(3, 1, epoch=2, row=5, step=7)
+    assert draws.take(3).tolist() == PINNED
+    assert [Draws(3, 1, epoch=2, row=5, step=7).take(2000)[i] for i in (0, 1, 2)] == PINNED
+    others = [{"epoch": 1, "row": 5, "step": 7}, {"epoch": 2, "row": 4, "step": 7}, {"epoch": 2, "row": 5, "step": 6}]
+    firsts = [Draws(3, 1, **key).take(1).item() for key in others] + [Draws(3, 0, epoch=2, row=5, step=7).take(1).item()]
+    assert len({*firsts, PINNED[0]}) == 5
+    assert Draws(2**70 + 3, 1, epoch=2, row=5, step=7).take(1).item() == PINNED[0]
+
+
+@given(st.lists(st.integers(1, 1500), max_size=6))
+def test_draws_do_not_depend_on_how_many_are_taken_at_once(sizes) -> None:
+    draws = _draws(1)
+    parts = [draws.take(size) for size in sizes]
+    assert np.array_equal(np.concatenate([np.empty(0), *parts]), _draws(1).take(sum(sizes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sep": None}, "the vocabulary has no token <sep>, .*; train a tokenizer that has <sep> and <cls>"),
+        ({"cls": None}, "the vocabulary has no token <cls>"),
+        ({"cls": 50}, r"id 50 of <cls> is outside the vocabulary \(0 … 49\)"),
+        ({"cls": SEP}, r"<sep> and <cls> have the same id \(1\)"),
+        ({"reuse_len": 32}, r"reuse_len \(32\) must be at least 1 and below tgt_len \(32\)"),
+        ({"reuse_len": 0}, r"reuse_len \(0\)"),
+        ({"perm_size": 5}, r"perm_size \(5\) must divide reuse_len \(16\) and the rest of tgt_len \(16\); use perm_size=16"),
+        ({"tgt_len": 33}, r"perm_size \(8\) must divide .* \(17\); use perm_size=1 or"),
+        ({"perm_size": 0}, r"perm_size \(0\)"),
+        (
+            {"num_predict": 32},
+            r"num_predict \(32\) must be at least 1 and leave tokens to see in a row of 32 with reuse_len 16",
+        ),
+        ({"num_predict": 0}, r"num_predict \(0\)"),
+        ({"mask_alpha": 1, "mask_beta": 2}, r"mask_beta \(2\) must be at least 1 and at most mask_alpha \(1\)"),
+        ({"mask_beta": 0}, r"mask_beta \(0\)"),
+        ({"max_gram": 0}, r"max_gram \(0\) must be at least 1"),
+        ({"spans": "lines"}, r"spans \(lines\) must be words or pieces"),
+    ],
+)
+def test_errors(changes, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{message}[^\n]*$"):
+        _sampler(**changes)
