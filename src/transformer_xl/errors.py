@@ -7,8 +7,9 @@ exits with status 1, so a traceback always means a bug in the package.
 import difflib
 import errno
 import reprlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 _LONGEST = 600  # characters of a message
 _MOST_NAMES = 12  # that a message lists
@@ -100,13 +101,14 @@ def system_reason(error: OSError, otherwise: str) -> str:
     return f"{error.strerror or error}; {f'{own} or ' if own else ''}{otherwise}"
 
 
-def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "") -> str:
+def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "", word: Callable[[str], str] = str) -> str:
     """Return a clause for an error message that names the nearest known name, all of them, or of very many the nearest three.
 
     Args:
         name: the unknown name.
         known: the names that there are.
         listed_by: the command that lists them, named if there are very many.
+        word: what stands for a name in the message.
 
     Example:
         >>> did_you_mean("quickstrat", ["quickstart", "shakespeare-char"])
@@ -119,11 +121,30 @@ def did_you_mean(name: str, known: Iterable[str], *, listed_by: str = "") -> str
     options, name = sorted(known), name[:_LONGEST]
     nearest = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     if nearest:
-        return f"did you mean '{nearest[0]}'?"
+        return f"did you mean '{word(nearest[0])}'?"
     if len(options) <= _MOST_NAMES:
-        return f"known: {', '.join(options)}"
+        return f"known: {', '.join(map(word, options))}"
     nearest = sorted(options, key=lambda option: difflib.SequenceMatcher(None, name, option).ratio(), reverse=True)[:3]
-    return f"nearest of {len(options)}: {', '.join(nearest)}" + (f"; {listed_by} lists them" if listed_by else "")
+    listed = ", ".join(map(word, nearest))
+    return f"nearest of {len(options)}: {listed}" + (f"; {listed_by} lists them" if listed_by else "")
+
+
+def beside(path: Path, holds: Callable[[Path], bool], *, also: Path | None = None, lists: bool = True) -> str:
+    """Return a clause for an error message that proposes what there is instead of `path`, or an empty text.
+
+    Args:
+        path: what does not exist.
+        holds: whether a path is of the kind that is looked for.
+        also: a directory that is searched besides that of `path`.
+        lists: name what there is even if no name is near.
+    """
+    found: dict[str, str] = {}
+    for folder in (also, path.parent):
+        with suppress(OSError):  # no such directory, or one that must not be listed
+            found |= {other.name: str(other) for other in folder.iterdir() if holds(other)} if folder else {}
+    if found and (lists or difflib.get_close_matches(path.name, found, n=1)):
+        return f"; {did_you_mean(path.name, found, word=found.__getitem__)}"
+    return ""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, Piece, kind_of_bytes, read_chunks
+from transformer_xl.data.text_files import CONVERT, Piece, check_readable, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -94,8 +94,7 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
     Raises:
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
-    if file.is_dir():
-        raise CorpusError(f"'{file}' is a directory; name a file")
+    check_readable(file)
     if not file.is_file():
         raise CorpusError(f"cannot read '{file}': no such file")
     chunks = read_chunks(Piece(file), CHUNK_BYTES)

@@ -36,6 +36,11 @@ def is_reporter() -> bool:
     return rank() == 0
 
 
+def is_alone() -> bool:
+    """Return whether no other process was started with this one; of several, one that looks at files alone misleads others."""
+    return _number("WORLD_SIZE") <= 1
+
+
 def restarts() -> int:
     """Return how many times `torchrun` has restarted the processes after one of them failed."""
     return _number("TORCHELASTIC_RESTART_COUNT")

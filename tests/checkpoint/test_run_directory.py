@@ -211,7 +211,7 @@ def test_only_runs_are_proposed_where_a_run_is_needed(run: RunDirectory) -> None
     exported = run.path.with_name("exported")
     exported.mkdir()
     (exported / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=f"txl train; known: {run.path.name}$"):
+    with pytest.raises(CheckpointError, match=f"txl train; known: {run.path}$"):
         RunDirectory(run.path.with_name("exporte")).config()
 
 

@@ -283,9 +283,13 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("train quickstrat", "unknown recipe 'quickstrat'; did you mean 'quickstart'?"),
+        ("train quickstrat", "'quickstrat' is neither a recipe nor a text here; did you mean 'quickstart'?"),
+        ("train latins", "'latins' is neither a recipe nor a text here; did you mean 'latin.txt'?"),
+        ("train zzz", "'zzz' is neither a recipe nor a text here; nearest of "),
         ("train gone.toml", "recipe file 'gone.toml' does not exist; nearest of "),
-        ("train gone.txt", "'gone.txt' is neither a recipe nor a text; did you mean 'text.txt'?"),
+        ("train gone.txt", "there is no text 'gone.txt'; did you mean 'text.txt'?"),
+        ("train elsewhere/my.txt", "there is no text 'elsewhere/my.txt'; give a file, a directory, or a glob in quotes"),
+        ("train *.foo", "no file matches '*.foo'; give a text, or a recipe that txl recipes lists"),
         (
             "train text.txt --corpus latin.txt",
             "'text.txt' is a text, and --corpus names another, 'latin.txt'; give one",
@@ -301,7 +305,9 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         (f"train {'n' * 300}.toml", "nnn.toml'; give a shorter name"),
         (f"eval {'n' * 300}/x", "File name too long"),
         ("eval run --device meta", "device 'meta' cannot be used here"),
-        ("train tiny.toml --corpus gone.txt --out new", "corpus 'gone.txt': no such file or name; known: "),
+        ("train tiny.toml --corpus gone.txt --out new", "corpus 'gone.txt': no such file; did you mean 'text.txt'?"),
+        ("train tiny.toml --corpus textt --out new", "corpus 'textt': no such file or name; did you mean 'text.txt'?"),
+        ("train tiny.toml --corpus zzz --out new", "corpus 'zzz': no such file or name; known: enwik8, "),
         ("train tiny.toml --corpus enwik9 --out new", "corpus 'enwik9': no such file or name; did you mean 'enwik8'?"),
         ("train tiny.toml --corpus empty.txt --out new", "is empty; give a file or directory with text"),
         ("train tiny.toml --corpus short.txt --out new", "text too short: "),
@@ -332,7 +338,7 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         ("eval run --per-token no/where.tsv", "--per-token 'no/where.tsv': the directory "),
         ("eval run --device gpu", "device 'gpu' cannot be used here"),
         ("corpus get wikitext-104", "cannot download corpus 'wikitext-104'; did you mean 'wikitext-103'?"),
-        ("corpus prepare gone.txt", "corpus 'gone.txt': no such file or name"),
+        ("corpus prepare gone.txt", "corpus 'gone.txt': no such file; did you mean 'text.txt'?"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:

@@ -239,3 +239,65 @@ print(json.dumps(sorted({HEAVY!r} & sys.modules.keys())), file=sys.stderr)
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
     )
     assert json.loads(child.stderr.splitlines()[-1]) == []
+
+
+MISTAKES = {
+    "ablate": "name a recipe",
+    "ablate nope": "unknown recipe 'nope'",
+    "bench decode nope": "'nope' is not a directory of a model",
+    "eval nope": "'nope' is not a directory of a model; give a run, an exported directory or a hub id; known: run",
+    "eval run --file nope.txt": "cannot read 'nope.txt': no such file",
+    "eval run --tgt-len 0": "--tgt-len (0) must be at least 1",
+    "explain nope text.txt": "'nope' is not a directory of a model",
+    "explain run nope.txt": "cannot read 'nope.txt': no such file",
+    "generate nope": "'nope' is not a directory of a model",
+    "generate run --bias x": "--bias 'x' is not TOKEN=NUMBER",
+    "generate run --memory nope/x": "--memory 'nope/x': the directory ",
+    "generate run --prompt-file nope.txt": "cannot read 'nope.txt': no such file",
+    "generate run --prompts nope.txt": "cannot read 'nope.txt': no such file",
+    "generate run --seed -1": "seed (-1) must be between",
+    "generate run --temperature -1": "temperature (-1.0) must be at least 0",
+    "generate run --top-p 95": "top_p (95.0) must be above 0 and at most 1",
+    "plan nope": "unknown recipe 'nope'",
+    "plan quickstart --gpus 0": "--gpus (0) must be at least 1",
+    "plot nope": "'nope' holds no run",
+    "recl nope": "'nope' is not a directory of a model",
+    "train *.foo": "no file matches '*.foo'",
+    "train --corpus nope.txt": "corpus 'nope.txt': no such file",
+    "train --dry-run --set lr=5": "--set 'lr=5' lacks its section; did you mean optim.lr?",
+    "train --logger nope": "unknown logger 'nope'",
+    "train --resume --out nope": "'nope' holds no run",
+    "train --resume --out run --set model.n_layer=9": "model.n_layer (9) differs",
+    "train nope.txt": "there is no text 'nope.txt'",
+    "train quikstart": "'quikstart' is neither a recipe nor a text here; did you mean 'quickstart'?",
+    "train quickstart --set lr=5": "--set 'lr=5' lacks its section; did you mean optim.lr?",
+    "train tiny.toml --corpus text.txt --out run": "'run' holds another run ('tiny', step 40)",
+}
+
+
+def test_mistakes_are_reported_before_torch_is_imported(environment: dict[str, str]) -> None:
+    """Importing it takes a second, and much longer the first time."""
+    code = f"""
+import contextlib, io, json, sys
+from transformer_xl.cli import main
+sys.modules["torch"] = None  # importing it is an error
+found = {{}}
+for line in {list(MISTAKES)!r}:
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main(line.split())
+        except BaseException as end:
+            found[line] = [repr(end), said.getvalue()]
+print(json.dumps(found))
+"""
+    child = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
+    found = json.loads(child.stdout)
+    wrong = [
+        f"{line}: {found[line]}"
+        for line, complaint in MISTAKES.items()
+        if found[line][0] != "SystemExit(1)" or not found[line][1].startswith(f"txl: error: {complaint}")
+    ]
+    assert not wrong, "\n".join(wrong)

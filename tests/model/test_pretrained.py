@@ -193,26 +193,33 @@ def test_a_hub_id_without_network_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         TransformerXL.from_pretrained("me/mine")
 
 
-@pytest.mark.parametrize("absolute", [True, False])
+@pytest.mark.parametrize("folder", ["runs", "models", "/runs"])
 def test_a_directory_with_nearly_that_name_is_proposed(
-    absolute: bool, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: str, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unknown(*_: Any, **__: Any) -> str:
+    asked: list[str] = []
+
+    def unknown(repo_id: str, **_: Any) -> str:
+        asked.append(repo_id)
         raise LookupError("no such repository")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", unknown)
-    (tmp_path / "runs" / "quickstrat2").mkdir(parents=True)  # nearer, but no model
-    saved.rename(tmp_path / "runs" / "quickstart")
     monkeypatch.chdir(tmp_path)
-    right = tmp_path / "runs" / "quickstart" if absolute else Path("runs/quickstart")
-    with pytest.raises(CheckpointError, match=r"; did you mean 'quickstart'\?$"):
-        TransformerXL.from_pretrained(str(right).replace("start", "strat"))
-    with pytest.raises(CheckpointError, match=r"; known: quickstart$"):
-        TransformerXL.from_pretrained(right.parent / "unlike")
+    place = tmp_path / "runs" if folder.startswith("/") else Path(folder)
+    (place / "quickstrat2").mkdir(parents=True)  # nearer, but no model
+    saved.rename(place / "quickstart")
+    with pytest.raises(CheckpointError, match=rf"; did you mean '{place}/quickstart'\?$"):
+        TransformerXL.from_pretrained(place / "quickstrat")
+    with pytest.raises(CheckpointError, match=rf"; known: {place}/quickstart$"):
+        TransformerXL.from_pretrained(place / "unlike")
+    assert asked == (["models/quickstrat", "models/unlike"] if folder == "models" else [])  # runs are no user of the hub
+    if folder == "runs":
+        with pytest.raises(CheckpointError, match=r"'quickstart' is not a .*; did you mean 'runs/quickstart'\?$"):
+            TransformerXL.from_pretrained("quickstart")
     for number in range(8):
-        shutil.copytree(tmp_path / "runs" / "quickstart", tmp_path / "runs" / str(number))
-    with pytest.raises(CheckpointError, match=r"; known: 0, 1, 2, 3, 4, 5, 6, 7, quickstart$"):
-        TransformerXL.from_pretrained(right.parent / "unlike")
+        shutil.copytree(place / "quickstart", place / str(number))
+    with pytest.raises(CheckpointError, match=rf"; known: {place}/0, {place}/1, .*, {place}/7, {place}/quickstart$"):
+        TransformerXL.from_pretrained(place / "unlike")
 
 
 def test_a_hub_id_is_downloaded_without_anything_executable(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

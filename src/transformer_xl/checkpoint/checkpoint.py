@@ -11,15 +11,15 @@ import hashlib
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.errors import CheckpointError, one_line
 from transformer_xl.files import FileRecord, canonical_json, regular_size, sync_directory, write_file
 from transformer_xl.seals import read_sealed, seal
-from transformer_xl.tensor_file import encode_tensors, load_tensors
 from transformer_xl.untrusted import parse_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODEL_FILE = "model.safetensors"
 TRAINING_FILE = "training.safetensors"
@@ -38,8 +38,8 @@ class Checkpoint:
     """Everything that a run needs to continue exactly."""
 
     step: int  # optimizer steps done
-    model: dict[str, Tensor]  # weights alone, by name
-    training: dict[str, Tensor]  # optimizer, memory and random states, by flat name; may be empty
+    model: "dict[str, Tensor]"  # weights alone, by name
+    training: "dict[str, Tensor]"  # optimizer, memory and random states, by flat name; may be empty
     state: dict[str, Any]  # everything else, as JSON: scalars, lists and dicts with text keys
 
 
@@ -50,6 +50,8 @@ def write_checkpoint(directory: Path, checkpoint: Checkpoint) -> None:
         CheckpointError: something in it cannot be stored.
         OSError: it cannot be written.
     """
+    from transformer_xl.tensor_file import encode_tensors
+
     directory.mkdir()
     records = {
         MODEL_FILE: write_file(directory / MODEL_FILE, encode_tensors(checkpoint.model)),
@@ -67,6 +69,8 @@ def read_checkpoint(directory: Path, *, step: int) -> Checkpoint:
     Raises:
         CheckpointError: a file is not what was written (the message names it); no tensor is allocated then.
     """
+    from transformer_xl.tensor_file import load_tensors
+
     try:
         _check_names(directory)
         for name, record in _read_manifest(directory / MANIFEST_FILE, step=step).items():

@@ -24,18 +24,9 @@ from typing import Any, Literal
 from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TxlError, one_line, system_reason
+from transformer_xl.errors import CheckpointError, ConfigError, TxlError, beside, one_line, system_reason
 from transformer_xl.files import locked, remove, replace_file, stray_name
-from transformer_xl.model.pretrained import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    beside,
-    build,
-    open_model,
-    read_config,
-    resolve,
-)
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.directory import CONFIG_FILE, RUNS, TOKENIZER_FILE, read_config, resolve
 from transformer_xl.seals import differences, read_sealed, seal, seal_command, summary
 from transformer_xl.untrusted import read_json_object
 
@@ -167,7 +158,7 @@ class RunDirectory:
         """Read the run's settings."""
         path = self.path / CONFIG_FILE
         if not path.exists():
-            runs = beside(self.path, lambda path: RunDirectory(path).holds_run)
+            runs = beside(self.path, lambda path: RunDirectory(path).holds_run, also=RUNS)
             raise CheckpointError(f"'{self.path}' holds no run: {CONFIG_FILE} is missing; train one with txl train{runs}")
         values = read_json_object(path)
         known = [list(differences(sealed, values)) for sealed in self.read_seal().configs]
@@ -250,6 +241,9 @@ def load(
     Raises:
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
     """
+    from transformer_xl.model.pretrained import build, open_model
+    from transformer_xl.model.sequence_model import make_model
+
     run = RunDirectory(source)
     if run.holds_run:
         config = run.config().model

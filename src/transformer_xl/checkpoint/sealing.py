@@ -9,15 +9,8 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.files import whole_file
-from transformer_xl.model.pretrained import (
-    CONFIG_FILE,
-    TOKENIZER_FILE,
-    WEIGHTS_FILE,
-    blueprint,
-    read_config,
-    sealed_differences,
-    sealing,
-)
+from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config
+from transformer_xl.model.pretrained import blueprint, sealed_differences, sealing
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.seals import differences
 from transformer_xl.tensor_file import open_tensors, write_sealed_tensors

@@ -83,8 +83,15 @@ def ablate(
         quiet: show warnings and the table only.
         json_: print one JSON object.
     """
+    if not recipes and out is None:
+        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
+    from transformer_xl.config import load_recipe
+
+    for recipe in recipes:
+        load_recipe(recipe, set_)
     from transformer_xl.analysis.ablation.ablation import Ablation
     from transformer_xl.analysis.ablation.worker import Worker
+    from transformer_xl.model.directory import RUNS
     from transformer_xl.process import keep_freed_memory
 
     axes = {"recurrence": recurrence, "attention": attention, "loss": loss}
@@ -101,10 +108,9 @@ def ablate(
             tokens=tokens,
             exact=exact,
         )
-        directory = out or Path("runs") / "-".join(["ablate", *dict.fromkeys(each.recipe for each in plan.variants)])
-    elif out is None:
-        raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
+        directory = out or RUNS / "-".join(["ablate", *dict.fromkeys(each.recipe for each in plan.variants)])
     else:
+        assert out is not None
         budget = {"steps": steps, "minutes": minutes, "seeds": seeds}
         scoring = {"lengths": lengths, "tokens": tokens, "exact": exact}
         plan, directory = _stored_plan(out, axes | budget | {"set": set_, "corpus": corpus} | scoring), out

@@ -60,13 +60,14 @@ def eval_speed(
     check_least({"tgt-len": (tgt_len, 1), "stride": (stride, 1), "repeats": (repeats, 1)})
     check_picture(plot)
     from transformer_xl.config import load_recipe
+
+    config = load_recipe(recipe, set_ or [])
     from transformer_xl.cost.display import draw_eval_speed, eval_speed_table, processor_and_threads
     from transformer_xl.cost.eval_speed import Times, count_parameters, eval_speed_figures, make_sides, run
     from transformer_xl.cost.hardware import describe
     from transformer_xl.model.precision import choose_device, choose_precision
     from transformer_xl.process import keep_freed_memory
 
-    config = load_recipe(recipe, set_ or [])
     model, ids = _model_and_text(config)
     place = choose_device(device)
     chosen, _ = choose_precision(precision, place)

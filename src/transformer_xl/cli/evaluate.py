@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, mind_busy_cores
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, check_run, mind_busy_cores
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
@@ -57,6 +57,10 @@ def evaluate(
         quiet: show no progress, only warnings and the score.
         json_: print one JSON object.
     """
+    choice.check()
+    limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)}
+    check_least(limits | {"clamp-len": (clamp_len, 1), "ext-len": (ext_len, 0)})
+    check_run(run)
     from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory
@@ -66,9 +70,6 @@ def evaluate(
 
     with joined() as world:
         with world.agreed():
-            choice.check()
-            limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)}
-            check_least(limits | {"clamp-len": (clamp_len, 1), "ext-len": (ext_len, 0)})
             if per_token is not None:
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))

@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 
-from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least
+from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least, check_run
 from transformer_xl.console import say
+from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import ConfigError, room_for
 
 _MOST_TOP = 100
@@ -46,6 +47,13 @@ def explain(
         opening: how the run is opened.
         json_: print totals as one JSON object.
     """
+    check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
+    if top > _MOST_TOP:
+        raise ConfigError(
+            f"--top ({top}) must be at most {_MOST_TOP}, because that many likely tokens are stored for every token"
+        )
+    check_run(run)
+    check_readable(file)
     from transformer_xl.analysis.explain.explanation import explain as explain_text
     from transformer_xl.analysis.explain.explanation import remembers
     from transformer_xl.analysis.explain.page import check_output, check_text, write_explanation
@@ -53,11 +61,6 @@ def explain(
     from transformer_xl.model.precision import choose_precision
     from transformer_xl.process import keep_freed_memory
 
-    check_least({"top": (top, 1), "tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "most": (most, 2)})
-    if top > _MOST_TOP:
-        raise ConfigError(
-            f"--top ({top}) must be at most {_MOST_TOP}, because that many likely tokens are stored for every token"
-        )
     out = Path(f"{file.name}.explained") if out is None else out
     check_output(out)
     opened = opening.open(run)

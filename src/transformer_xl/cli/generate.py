@@ -82,13 +82,14 @@ def generate(
         opening: how the run is opened.
     """
     options = Options(run, source, length, choice, output, remembered, machine, opening)
+    file = remembered.existing_file()
     from transformer_xl.generation.requests import fresh_seed
     from transformer_xl.world import joined
 
     with joined() as world:
         drawn = world.from_first(fresh_seed())
         with world.agreed():
-            task = _prepare(options, drawn, world)
+            task = _prepare(options, file, drawn, world)
         if not world.alone:
             world.check_same(**_shared(options, task))
         if task.session is not None and source.interactive:
@@ -109,10 +110,9 @@ class _Task:
     goes_on: bool  # random numbers go on from where the session's file left them
 
 
-def _prepare(options: Options, drawn_seed: int, world: "World") -> _Task:
-    """Open the model and read the prompts; refuse what can be refused before the model is loaded."""
+def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
+    """Open the model and read the prompts; `file` is the session's, if it exists."""
     from transformer_xl.generation.job import Job
-    from transformer_xl.generation.requests import check_seed
     from transformer_xl.generation.session import TextSession
     from transformer_xl.world import parts
 
@@ -121,10 +121,7 @@ def _prepare(options: Options, drawn_seed: int, world: "World") -> _Task:
         not world.alone and source.is_stdin,
         f"standard input is not divided among {world.size} processes; give --prompts FILE, or --prompt",
     )
-    seed = drawn_seed if options.choice.seed is None else check_seed(options.choice.seed)
-    file = remembered.existing_file()
-    options.choice.sampling()
-    length.stopping()
+    seed = drawn_seed if options.choice.seed is None else options.choice.seed
     opened = options.opening.open(options.run, on_damaged=lambda message: warn(message, quiet=not world.first))
     mind_busy_cores(opened, quiet=not world.first)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)

@@ -3,17 +3,20 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
 
-from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least
-from transformer_xl.cli.prompts import STDIN, beginning, from_file, is_piped, many, nothing, typed
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run
+from transformer_xl.cli.prompts import STDIN, beginning, check_there, from_file, is_piped, many, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
-from transformer_xl.generation.requests import Prompt
+from transformer_xl.generation.requests import Prompt, check_seed
+from transformer_xl.generation.sampling_settings import SamplingSettings
+from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -52,6 +55,18 @@ class PromptSource:
         """Whether prompts come from standard input."""
         return STDIN in (self.prompt_file, self.prompts) or (self.n_source == 0 and is_piped())
 
+    def check(self) -> None:
+        """Refuse more than one source, and a file that is not there.
+
+        Raises:
+            ConfigError: there are several.
+            CorpusError: there is no such file.
+        """
+        refuse(self.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
+        for path in (self.prompt_file, self.prompts):
+            if path is not None and is_alone():
+                check_there(path)
+
     def read(self, tokenizer: "Tokenizer", *, goes_on: bool) -> list[Prompt]:
         """Return the prompts; by default a beginning, or an empty prompt if a session goes on."""
         if self.prompts is not None:
@@ -87,12 +102,16 @@ class Length:
     stop: _RepeatedText = None
     stop_token: _RepeatedText = None
 
-    def stopping(self, tokenizer: "Tokenizer | None" = None) -> "Stopping":
-        """Return what ends a text; without a tokenizer only the strings, to check them early."""
+    def check(self) -> None:
+        """Refuse stop strings that cannot be meant; tokens need a tokenizer."""
         from transformer_xl.generation.stopping import Stopping
 
-        if tokenizer is None:
-            return Stopping(strings=self.stop or [])
+        Stopping(strings=self.stop or [])
+
+    def stopping(self, tokenizer: "Tokenizer") -> "Stopping":
+        """Return what ends a text."""
+        from transformer_xl.generation.stopping import Stopping
+
         tokens = [_token(text, tokenizer, "--stop-token") for text in self.stop_token or []]
         stopping = Stopping(strings=self.stop or [], tokens=tokens)
         stopping.check(tokenizer.vocab_size)
@@ -129,13 +148,14 @@ class Choice:
         """The settings of the sampling that need no tokenizer."""
         return {name: value for name, value in vars(self).items() if name not in ("bias", "seed")}
 
-    def sampling(self, tokenizer: "Tokenizer | None" = None) -> "Sampling":
-        """Return how tokens are drawn; without a tokenizer all but the biases, to check them early."""
-        from transformer_xl.generation.sampling import Sampling
+    def check(self) -> None:
+        """Refuse settings that are out of range or contradict each other; the tokens of biases need a tokenizer."""
+        SamplingSettings(**self.settings)
+        dict(self._biases())
+        if self.seed is not None:
+            check_seed(self.seed)
 
-        if tokenizer is None:
-            return Sampling(**self.settings)
-        biases = {}
+    def _biases(self) -> Iterator[tuple[str, float]]:
         for text in self.bias or []:
             token, equals, number = text.rpartition("=")
             try:
@@ -144,7 +164,13 @@ class Choice:
                 value = None
             if not equals or not token or value is None:
                 raise ConfigError(f"--bias '{text}' is not TOKEN=NUMBER, such as the=-2.5 or 17=-inf")
-            biases[_token(token, tokenizer, "--bias")] = value
+            yield token, value
+
+    def sampling(self, tokenizer: "Tokenizer") -> "Sampling":
+        """Return how tokens are drawn."""
+        from transformer_xl.generation.sampling import Sampling
+
+        biases = {_token(token, tokenizer, "--bias"): value for token, value in self._biases()}
         sampling = Sampling(**self.settings, logit_bias=biases)
         sampling.check(tokenizer.vocab_size)
         return sampling
@@ -243,6 +269,7 @@ class Options:
 
     Raises:
         ConfigError: options are out of range or cannot be combined.
+        TxlError: the run, or a file of prompts, is not there.
     """
 
     run: str
@@ -257,7 +284,6 @@ class Options:
     def __post_init__(self) -> None:
         source, output, n, memory = self.source, self.output, self.length.n, self.remembered.memory
         has_several = n > 1 or source.prompts is not None
-        refuse(source.n_source > 1, "--prompt, --prompt-file and --prompts: give one")
         check_least(
             {
                 "tokens": (self.length.tokens, 0),
@@ -286,6 +312,10 @@ class Options:
             bool(output.stream) and not output.json_ and has_several,
             "--stream shows one text; with several, leave it out or add --json",
         )
+        source.check()
+        self.choice.check()
+        self.length.check()
+        check_run(self.run)
 
 
 def refuse(wrong: bool, complaint: str) -> None:

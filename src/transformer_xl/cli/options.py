@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from transformer_xl.console import warn
 from transformer_xl.errors import ConfigError, did_you_mean, is_enormous
-from transformer_xl.process import busy
+from transformer_xl.process import busy, is_alone
 
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
@@ -60,6 +60,20 @@ class Opening:
         return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged)
 
 
+def check_run(run: str | Path) -> None:
+    """Refuse a run or a model that is not there, in a moment; to open one, torch is imported first.
+
+    Several processes open it first, so that one of them tells for all.
+
+    Raises:
+        CheckpointError: it is neither a directory nor what may be a hub id.
+    """
+    from transformer_xl.model.directory import local_directory
+
+    if is_alone():
+        local_directory(run)
+
+
 def mind_busy_cores(opened: "Opened", *, quiet: bool = False, measures: bool = False) -> None:
     """Leave the cores of a CPU to other programs that keep them busy, and say so; threads that wait for each other cost more.
 
@@ -95,13 +109,19 @@ class TextChoice:
     file: Path | None = None
 
     def check(self) -> None:
-        """Refuse a file together with a split or corpus, before a large model is loaded.
+        """Refuse a file together with a split or corpus, and one that is not there, before a large model is loaded.
 
         Raises:
             ConfigError: both are set.
+            CorpusError: there is no such file.
         """
-        if self.file is not None and (self.split is not None or self.corpus is not None):
-            raise ConfigError("--file scores a whole file; leave --split and --corpus out")
+        from transformer_xl.data.text_files import check_readable
+
+        if self.file is not None:
+            if self.split is not None or self.corpus is not None:
+                raise ConfigError("--file scores a whole file; leave --split and --corpus out")
+            if is_alone():
+                check_readable(self.file)
 
     def text(self, opened: "Opened") -> "Text":
         """Return the text, in tokens of the opened model."""

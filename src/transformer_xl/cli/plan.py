@@ -52,12 +52,13 @@ def plan(
         json_: print one JSON object.
     """
     from transformer_xl.config import load_recipe
+
+    config = load_recipe(recipe, set_ or [])
+    check_least({"gpus": (gpus, 1), "per-machine": (per_machine, 1)})
     from transformer_xl.cost import hardware
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.plan import make_plan
 
-    config = load_recipe(recipe, set_ or [])
-    check_least({"gpus": (gpus, 1), "per-machine": (per_machine, 1)})
     n_device = min(gpus, per_machine)
     base = hardware.assumed(config.train, n_device) if gpu is None else hardware.gpu(gpu, config.train.precision)
     device = hardware.with_figures(

@@ -57,6 +57,10 @@ def plot(
     wanted = None if lengths is None else sorted(numbers_of("lengths", lengths, least=0))
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
+    from transformer_xl.checkpoint.run_directory import RunDirectory
+
+    for run in runs:
+        RunDirectory(run).config()
 
     from transformer_xl.analysis.comparison import UNITS, check_units, check_validations, find_runs
     from transformer_xl.analysis.curves import (

@@ -24,6 +24,18 @@ _MOST_BYTES = 2**24
 _PATIENCE = 3.0  # seconds that a writer of a pipe has to open it
 
 
+def check_there(path: Path) -> None:
+    """Refuse a file of prompts that is not there, before anything else takes time.
+
+    Raises:
+        CorpusError: it is missing, or a directory.
+    """
+    from transformer_xl.data.text_files import check_readable
+
+    if path != STDIN:
+        check_readable(path)
+
+
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
     """Return a prompt from the command line.
 
@@ -125,10 +137,7 @@ def _content(path: Path) -> bytes:
         if sys.stdin is None:
             raise CorpusError("standard input is closed; give a file instead of -")
         return _bounded(path, sys.stdin.buffer.read(_MOST_BYTES + 1))
-    if path.is_dir():
-        raise CorpusError(f"cannot read '{path}': it is a directory; give a file")
-    if not path.exists():
-        raise CorpusError(f"cannot read '{path}': no such file")
+    check_there(path)
     if path.is_file():
         blocks, n_left = [], _MOST_BYTES
         for block in read_blocks(Piece(path)):

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.cli.options import Json, Opening, Repeated, TextChoice, check_least
+from transformer_xl.cli.options import Json, Opening, Repeated, TextChoice, check_least, check_run
 from transformer_xl.console import progress, warn
 from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.pictures import check_picture
@@ -81,6 +81,9 @@ def recl(
     check_picture(plot)
     groups = _groups(runs, group or [])
     text.check()
+    sources = list(dict.fromkeys(name for names in groups for name in names))
+    for source in sources:
+        check_run(source)
 
     from transformer_xl.analysis.comparison import check_same_text
     from transformer_xl.analysis.recl.losses import open_reading, remembers_positions, spread_blocks
@@ -88,7 +91,6 @@ def recl(
     from transformer_xl.checkpoint.run_directory import short_names
     from transformer_xl.process import keep_freed_memory
 
-    sources = list(dict.fromkeys(name for names in groups for name in names))
     short = dict(zip(sources, short_names(sources), strict=True))
     by_source = {source: opening.open(source) for source in sources}
     check_same_text(by_source, corpus=text.corpus, from_file=text.file is not None)

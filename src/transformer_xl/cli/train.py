@@ -1,5 +1,6 @@
 """`txl train`."""
 
+import difflib
 import glob
 import json
 import os
@@ -10,8 +11,8 @@ from pathlib import Path
 
 from transformer_xl.cli.options import Flag, Overrides, Repeated
 from transformer_xl.console import say
-from transformer_xl.errors import ConfigError
-from transformer_xl.process import is_reporter
+from transformer_xl.errors import ConfigError, beside, did_you_mean
+from transformer_xl.process import is_alone, is_reporter, restarts
 
 
 def train(
@@ -62,6 +63,7 @@ def train(
         dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
             For models that txl plan does not count, such as an LSTM: only the parameters.
     """
+    from transformer_xl.training.asked import check_request
     from transformer_xl.training.record import check_loggers
 
     if is_reporter():
@@ -78,6 +80,8 @@ def train(
     if dry_run:
         _dry_run(recipe, corpus, out, overrides, resume=resume)
         return
+    if is_alone() and not restarts():  # what was begun before a restart goes on
+        check_request(recipe, out=out, overrides=overrides, corpus=corpus, resume=resume)
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.run import train as run
@@ -128,18 +132,22 @@ def _is_text(recipe: str) -> bool:
     """
     from transformer_xl.checkpoint.run_directory import RunDirectory
     from transformer_xl.config import recipe_names
-    from transformer_xl.model.pretrained import beside
 
-    path = Path(recipe)
-    if not recipe or path.suffix == ".toml" or recipe in recipe_names():
+    path, names = Path(recipe), recipe_names()
+    if not recipe or path.suffix == ".toml" or recipe in names:
         return False
     if RunDirectory(path).holds_run:
         raise ConfigError(f"'{recipe}' is a run, not a text; continue it with txl train --resume --out {shlex.quote(recipe)}")
     if path.expanduser().exists() or any(glob.iglob(str(path.expanduser()), recursive=True)):  # noqa: PTH207 - absolute ones
         return True
-    if any(sign in recipe for sign in "./*?["):
-        raise ConfigError(f"'{recipe}' is neither a recipe nor a text{beside(path, Path.is_file)}")
-    return False
+    if any(sign in recipe for sign in "*?["):
+        raise ConfigError(f"no file matches '{recipe}'; give a text, or a recipe that txl recipes lists")
+    near = beside(path, Path.exists, lists=False)
+    if any(sign in recipe for sign in "./"):
+        raise ConfigError(f"there is no text '{recipe}'{near or '; give a file, a directory, or a glob in quotes'}")
+    hint = f"; {did_you_mean(recipe, names, listed_by='txl recipes')}"
+    is_near_recipe = bool(difflib.get_close_matches(recipe, names, n=1))
+    raise ConfigError(f"'{recipe}' is neither a recipe nor a text here{hint if is_near_recipe else near or hint}")
 
 
 def _name_of_text(text: str) -> str:
@@ -156,14 +164,16 @@ def _name_of_text(text: str) -> str:
 def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:
     """Print the plan, on this machine, of the run that the same command without --dry-run would train."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
+    from transformer_xl.training.asked import asked_settings
+
+    run = RunDirectory(out) if resume and out is not None else None
+    config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan
     from transformer_xl.cost.work import is_counted, vocabulary
-    from transformer_xl.training.starting import asked_settings, compare_parameters, count_parameters
+    from transformer_xl.training.starting import compare_parameters, count_parameters
 
-    run = RunDirectory(out) if resume and out is not None else None
-    config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
     if is_counted(config.model):
         plan = make_plan(config, this_machine(config.train.device, config.train.precision))
         model = plan.model

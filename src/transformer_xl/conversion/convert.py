@@ -17,7 +17,8 @@ from transformer_xl.conversion.sources import ForeignCheckpoint, open_source
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
-from transformer_xl.model.pretrained import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, config_values, sealing
+from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
+from transformer_xl.model.pretrained import config_values, sealing
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.tensor_file import write_sealed_tensors

@@ -17,7 +17,7 @@ from transformer_xl.conversion.vocabulary import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file
-from transformer_xl.model.pretrained import TOKENIZER_FILE
+from transformer_xl.model.directory import TOKENIZER_FILE
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.tensor_file import encode_lazily

@@ -13,7 +13,7 @@ from transformer_xl.conversion.readers.inert import TensorRef
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.model.pretrained import CONFIG_FILE, MODEL_TYPE
+from transformer_xl.model.directory import CONFIG_FILE, MODEL_TYPE
 from transformer_xl.model_config import TransformerXLConfig
 from transformer_xl.untrusted import read_json_object
 

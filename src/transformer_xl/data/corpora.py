@@ -23,7 +23,7 @@ from transformer_xl.data.downloads import download, unpack
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
-from transformer_xl.errors import CorpusError, did_you_mean
+from transformer_xl.errors import CorpusError, beside, did_you_mean
 from transformer_xl.files import locked
 from transformer_xl.process import is_reporter
 
@@ -140,6 +140,25 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
     return config.model_copy(update={"corpus": absolute_corpus(corpus)})
 
 
+def check_corpus(corpus: str) -> None:
+    """Refuse what is neither a file nor a directory nor a name, and a glob that matches nothing; no text is read.
+
+    Raises:
+        CorpusError: it is none of these.
+    """
+    path = Path(corpus).expanduser()
+    if path.is_file() or path.is_dir() or corpus in corpus_names():
+        return
+    if glob.has_magic(corpus):
+        if not any(Path(match).is_file() for match in _iglob(path)):
+            raise CorpusError(f"corpus '{path}': no such file; no file matches the pattern")
+        return
+    near = beside(path, Path.exists, lists=False)
+    if len(path.parts) > 1 or path.suffix:
+        raise CorpusError(f"corpus '{corpus}': no such file{near}")
+    raise CorpusError(f"corpus '{corpus}': no such file or name{near or '; ' + did_you_mean(corpus, corpus_names())}")
+
+
 def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True) -> Corpus:
     """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name. Its content is not read yet.
 
@@ -155,6 +174,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     Raises:
         CorpusError: no such file or name, an empty corpus, or a download that failed.
     """
+    check_corpus(config.corpus)
     path = Path(config.corpus).expanduser()
     if path.is_file():
         return _from_files(config, [path], path.parent, by_name=False)
@@ -165,10 +185,8 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
         return _from_files(config, *_matches(path))
     if config.corpus == PYTHON_STDLIB:
         return _python_stdlib(config)
-    if config.corpus in NAMED:
-        own = [config.directory] if config.directory else []
-        return _named(config, [*map(Path, [*own, *search]), data_dir()], download=download)
-    raise CorpusError(f"corpus '{config.corpus}': no such file or name; {did_you_mean(config.corpus, corpus_names())}")
+    own = [config.directory] if config.directory else []
+    return _named(config, [*map(Path, [*own, *search]), data_dir()], download=download)
 
 
 def _from_files(
@@ -209,11 +227,12 @@ def _text_files(root: Path) -> tuple[list[Path], list[Path]]:
     return texts, binary
 
 
+def _iglob(pattern: Path) -> Iterator[str]:
+    return glob.iglob(str(pattern), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
+
+
 def _matches(pattern: Path) -> tuple[list[Path], Path]:
-    matches = glob.iglob(str(pattern), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute pattern
-    files = sorted(file for match in matches if (file := Path(match)).is_file())
-    if not files:
-        raise CorpusError(f"corpus '{pattern}': no such file; no file matches the pattern")
+    files = sorted(file for match in _iglob(pattern) if (file := Path(match)).is_file())
     return files, Path(*takewhile(lambda part: not glob.has_magic(part), pattern.parts[:-1]))
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from transformer_xl.errors import CorpusError
+from transformer_xl.errors import CorpusError, beside
 
 COMPRESSED = (".gz", ".xz", ".zst")
 """Name endings of compressed files; all other files are read as they are."""
@@ -59,6 +59,18 @@ class Chunk(NamedTuple):
                 f"'{self.path}' is not UTF-8 at byte {self.offset + error.start} (0x{self.data[error.start]:02x}); "
                 f"{not_utf8_remedy(self.data[error.start :])}, or use tokenizer.kind=byte"
             ) from None
+
+
+def check_readable(file: Path) -> None:
+    """Refuse a directory, and what does not exist, before anything else takes time.
+
+    Raises:
+        CorpusError: it is one of these.
+    """
+    if file.is_dir():
+        raise CorpusError(f"cannot read '{file}': it is a directory; give a file")
+    if not file.exists():
+        raise CorpusError(f"cannot read '{file}': no such file{beside(file, Path.is_file, lists=False)}")
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:

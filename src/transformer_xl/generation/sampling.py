@@ -10,14 +10,13 @@ import functools
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import ConfigError
 from transformer_xl.generation.drawing import RejectionSampler, draw_known, infinite_beyond_fp32, require_drawable
+from transformer_xl.generation.sampling_settings import SamplingSettings
 from transformer_xl.generation.scores import RowScores, Scores, by_cluster, likeliest
 
 _COLDEST = 1e-30
@@ -68,8 +67,7 @@ def keep_min_p(scores: Tensor, p: float) -> Tensor:
     return scores.masked_fill(scores < scores.amax(-1, keepdim=True) + (math.log(p) if p else -math.inf), float("-inf"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sampling:
+class Sampling(SamplingSettings):
     """How to draw from the distribution of the next token; the settings apply in the order of the attributes.
 
     That is the order of Hugging Face, except that a bias is added after the penalty, so that the penalty does not change it.
@@ -92,61 +90,6 @@ class Sampling:
         >>> Sampling(top_k=2).probabilities(torch.tensor([0.5, 0.1, 0.3, 0.1]).log())
         tensor([0.6250, 0.0000, 0.3750, 0.0000])
     """
-
-    repetition_penalty: float = 1.0
-    repetition_window: int | None = 64
-    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))  # the caller may change theirs
-        _require(
-            0 < self.repetition_penalty < math.inf,
-            f"repetition_penalty ({self.repetition_penalty}) must be above 0 and finite; 1 changes nothing",
-        )
-        _require(
-            self.repetition_window is None or self.repetition_window >= 1,
-            f"repetition_window ({self.repetition_window}) must be at least 1; repetition_penalty 1 turns the penalty off",
-        )
-        _require(
-            0 <= self.temperature < math.inf,
-            f"temperature ({self.temperature}) must be at least 0 and finite; 0 takes the likeliest token",
-        )
-        _require(
-            self.top_k is None or self.top_k >= 1, f"top_k ({self.top_k}) must be at least 1; leave it out to keep all tokens"
-        )
-        _require(
-            self.top_p is None or 0 < self.top_p <= 1,
-            f"top_p ({self.top_p}) must be above 0 and at most 1; leave it out to keep all tokens",
-        )
-        _require(
-            self.min_p is None or 0 <= self.min_p <= 1,
-            f"min_p ({self.min_p}) must be at least 0 and at most 1; leave it out to keep all tokens",
-        )
-        for token, bias in self.logit_bias.items():
-            _require(token >= 0, f"logit_bias has token id {token}; ids are 0 or more")
-            _require(
-                bias < math.inf,
-                f"logit_bias of token id {token} ({bias}) must be a number below infinity; 100 all but forces a token",
-            )
-        idle = {"top_k": self.top_k not in (None, 1), "top_p": self.top_p not in (None, 1), "min_p": bool(self.min_p)}
-        for name in (name for name, is_set in idle.items() if is_set and self.temperature == 0):
-            raise ConfigError(
-                f"temperature 0 takes the likeliest token, so {name} ({getattr(self, name)}) would do nothing; "
-                f"drop {name}, or give a temperature above 0"
-            )
-
-    def check(self, vocab_size: int) -> None:
-        """Raise a ConfigError for a bias of an id outside the vocabulary, or one that bans all of it."""
-        if not self.logit_bias:
-            return
-        highest = max(self.logit_bias)
-        _require(highest < vocab_size, f"logit_bias has token id {highest}, which is outside the vocabulary ({vocab_size})")
-        n_banned = sum(bias == -math.inf for bias in self.logit_bias.values())
-        _require(n_banned < vocab_size, f"logit_bias bans all {vocab_size} tokens; leave one that can be drawn")
 
     def probabilities(self, logits: Tensor, history: Sequence[int] | None = None) -> Tensor:
         """Return the distribution fp32 (…, V) that tokens are drawn from.
@@ -249,8 +192,3 @@ class Sampling:
 
         touched = frozenset(penalized_in) | frozenset(biased_in)
         return RowScores(row.borders, row.totals, adjusted, opened=row.opened | frozenset(rising), lowered=touched)
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise ConfigError(message)

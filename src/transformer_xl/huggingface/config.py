@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 from transformers import PreTrainedConfig
 
 from transformer_xl.errors import ConfigError, did_you_mean
-from transformer_xl.model.pretrained import MODEL_TYPE
+from transformer_xl.model.directory import MODEL_TYPE
 from transformer_xl.model_config import TransformerXLConfig
 
 FIELDS = frozenset(TransformerXLConfig.model_fields)

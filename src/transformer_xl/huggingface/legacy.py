@@ -15,7 +15,7 @@ from transformers.utils.hub import cached_file
 from transformer_xl.conversion.key_maps.huggingface import MODEL_TYPE, config_of
 from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
-from transformer_xl.model.pretrained import CONFIG_FILE
+from transformer_xl.model.directory import CONFIG_FILE
 from transformer_xl.untrusted import read_json_object
 
 

@@ -21,8 +21,9 @@ from transformer_xl.huggingface.cache import MemoryCache
 from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
 from transformer_xl.huggingface.legacy import download_arguments, native_source
 from transformer_xl.model.call import Rows
+from transformer_xl.model.directory import CONFIG_FILE, WEIGHTS_FILE
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.pretrained import CONFIG_FILE, WEIGHTS_FILE, blueprint, check_config, check_finite
+from transformer_xl.model.pretrained import blueprint, check_config, check_finite
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.tensor_file import open_tensors
 from transformer_xl.untrusted import read_json_object

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizer
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import TokenizerError
 from transformer_xl.huggingface.legacy import native_source
-from transformer_xl.model.pretrained import TOKENIZER_FILE
+from transformer_xl.model.directory import TOKENIZER_FILE
 
 
 class TransformerXLTokenizer(PreTrainedTokenizer):

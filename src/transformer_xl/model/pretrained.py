@@ -10,18 +10,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean, one_line, shown
+from transformer_xl.errors import CheckpointError, one_line, shown
 from transformer_xl.files import canonical_json, replace_file, whole_file
-from transformer_xl.hub import download, model_card, upload
-from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig, model_config
+from transformer_xl.hub import model_card, upload
+from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config, resolve
+from transformer_xl.model_config import ModelConfig
 from transformer_xl.seals import differences, seal_command, summary
 from transformer_xl.tensor_file import Place, TensorFile, check_storable, open_tensors, write_sealed_tensors
 from transformer_xl.untrusted import parse_json, read_json_object
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-TOKENIZER_FILE = "tokenizer.json"
-MODEL_TYPE = TransformerXLConfig.kind
 
 _SEALED_CONFIG = "transformer_xl.config"
 """Name of the content of config.json in the metadata of the weights."""
@@ -120,46 +116,6 @@ class PretrainedMixin:
         if config.kind != cls.kind:
             raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
         return open_model(cls, config, folder)
-
-
-def resolve(source: str | Path, *, revision: str | None = None, token: str | None = None) -> Path:
-    """Return a local directory for a path or a hub id, downloading the latter."""
-    if Path(source).is_dir():
-        return Path(source)
-    if Path(source).exists() or str(source).count("/") != 1 or str(source).startswith((".", "/", "~")):
-        known = beside(Path(source), _holds_model)
-        raise CheckpointError(f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{known}")
-    try:
-        return download(str(source), [CONFIG_FILE, WEIGHTS_FILE, TOKENIZER_FILE], revision=revision, token=token)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
-            f"check spelling and network); give a run or an exported directory{beside(Path(source), _holds_model)}"
-        ) from None
-
-
-def read_config(path: Path) -> ModelConfig:
-    """Read a model's `config.json`."""
-    if not path.exists():
-        raise CheckpointError(
-            f"'{path}' is missing; is this the directory of a model? txl convert reads those of other programs"
-        )
-    values = read_json_object(path)
-    kind = values.get("model_type")
-    if not isinstance(kind, str):
-        raise CheckpointError(f"'{path}' does not describe a model (model_type); txl convert reads those of other programs")
-    if kind not in KINDS:
-        raise CheckpointError(
-            f"'{path}' describes a model of kind {shown(kind)}, which is not registered; if it is your own, import its module "
-            "first; if it is another program's, use txl convert"
-        )
-    try:
-        config = model_config({"kind": values.pop("model_type"), **values})
-    except ConfigError as error:
-        raise CheckpointError(f"'{path}': {error}") from None
-    if config.vocab_size is None:
-        raise CheckpointError(f"'{path}': vocab_size is missing; is this the config.json of a saved model?")
-    return config
 
 
 def config_values(config: ModelConfig) -> dict[str, Any]:
@@ -278,16 +234,3 @@ def check_finite(model: Any, origin: str) -> None:
             f"weights of '{origin}' are not finite numbers: {spoiled[0]}, {len(spoiled)} of its tensors in all; "
             "restore the file, or train again with a lower optim.lr"
         )
-
-
-def beside(path: Path, holds: Callable[[Path], bool]) -> str:
-    """Return a clause for an error message that proposes other directories beside `path`, or an empty text."""
-    try:
-        others = [other.name for other in path.parent.iterdir() if holds(other)]
-    except OSError:  # no such directory, or one that must not be listed
-        return ""
-    return f"; {did_you_mean(path.name, others)}" if others else ""
-
-
-def _holds_model(path: Path) -> bool:
-    return (path / CONFIG_FILE).is_file()

@@ -24,10 +24,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from transformer_xl.checkpoint.checkpoint import read_sealed, seal
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
 from transformer_xl.files import DAMAGED_SUFFIX, regular_size, replace_file
+from transformer_xl.seals import read_sealed, seal
 from transformer_xl.training.curve import draw_curve
 from transformer_xl.untrusted import read_json_object
 

@@ -23,6 +23,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError
 from transformer_xl.generation.generate import generate
 from transformer_xl.process import restarts, stop_signals
+from transformer_xl.training.asked import asked_directory, settle
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import (
     begun_by_this_launch,
@@ -36,7 +37,7 @@ from transformer_xl.training.record import Record
 from transformer_xl.training.saved import SavedRecord
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
 from transformer_xl.training.speed import Pace, check_threads, choose_threads
-from transformer_xl.training.starting import asked_settings, begin, resumed_settings, what_all_share
+from transformer_xl.training.starting import begin, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
 
@@ -73,22 +74,19 @@ def train(
     with joined() as world, ExitStack() as held:
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
         with world.agreed():
-            directory = RunDirectory(Path("runs") / asked_settings(recipe, overrides).name if out is None else out)
+            directory = asked_directory(recipe, out, overrides)
         # when torchrun restarts processes, it repeats the command, although the directory may hold another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
         goes_on = world.from_first(resume and directory.holds_run)
         with world.agreed():
+            must_exist = resume and out is not None and recipe is None and corpus is None
+            config = settle(
+                directory, recipe, overrides, corpus, goes_on=goes_on, must_exist=must_exist, must_be_free=world.first
+            )
             tokenizer: Tokenizer | None = None
             if goes_on:
-                config = resumed_settings(directory, recipe, overrides, corpus)
                 tokenizer = directory.tokenizer(config.model.vocab_size)
                 check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
-            else:
-                if resume and out is not None and recipe is None and corpus is None:
-                    directory.config()  # there is none, so the name is misspelled
-                if world.first:
-                    directory.check_free()
-                config = asked_settings(recipe, overrides, corpus)
             text = prepare(config.data, tokenizer or config.tokenizer)
         world.check_same(**what_all_share(config, text))
         with world.agreed():

@@ -1,19 +1,17 @@
-"""What a run starts from: settings, model and text. What cannot work is refused before anything is written."""
+"""What a run starts from: complete settings, model and text. What cannot work is refused before anything is written."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config import RunConfig, apply_overrides, load_recipe, merge
+from transformer_xl.config import RunConfig, load_recipe, merge
 from transformer_xl.console import in_bytes
-from transformer_xl.data.corpora import choose_corpus
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.errors import CheckpointError, ConfigError, one_line
+from transformer_xl.errors import ConfigError, one_line
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
@@ -25,45 +23,6 @@ from transformer_xl.training.feed import SegmentLengths
 from transformer_xl.training.trainer import check_settings
 from transformer_xl.version import __version__
 from transformer_xl.world import World
-
-
-def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None) -> RunConfig:
-    """Return the settings of a new run; the arguments are those of `train`."""
-    if isinstance(recipe, RunConfig):
-        config = apply_overrides(recipe.model_dump(), list(overrides))
-    else:
-        config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
-    return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
-
-
-def resumed_settings(
-    directory: RunDirectory, recipe: str | RunConfig | None, overrides: Sequence[str], corpus: str | None
-) -> RunConfig:
-    """Return a run's own settings with overrides.
-
-    Raises:
-        CheckpointError: recipe, text, tokenizer or a setting that checkpoints depend on has changed.
-    """
-    saved = directory.config()
-    if recipe is not None and (name := asked_settings(recipe).name) != saved.name:
-        raise CheckpointError(
-            f"'{directory.path}' is a run of recipe '{saved.name}', not '{recipe if isinstance(recipe, str) else name}'; "
-            "leave the recipe out, or choose another --out"
-        )
-    config = asked_settings(saved, overrides, corpus)
-    sections = ("model", "tokenizer", "data")
-    fixed = [(section, key) for section in sections for key in type(getattr(saved, section)).model_fields]
-    fixed.remove(("data", "directory"))  # the same text may lie elsewhere now
-    fixed.append(("optim", "optimizer"))
-    fixed += [("train", key) for key in ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")]
-    for section, key in fixed:
-        old, new = getattr(getattr(saved, section), key), getattr(getattr(config, section), key)
-        if old != new:
-            raise CheckpointError(
-                f"{section}.{key} ({new!r}) differs from that of the run in '{directory.path}' ({old!r}); "
-                "resume without changing it, or start another run with another --out"
-            )
-    return config
 
 
 def what_all_share(config: RunConfig, corpus: PreparedCorpus) -> dict[str, Any]:
