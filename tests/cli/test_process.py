@@ -245,7 +245,7 @@ MISTAKES = {
     "ablate": "name a recipe",
     "ablate nope": "unknown recipe 'nope'",
     "bench decode nope": "'nope' is not a directory of a model",
-    "eval nope": "'nope' is not a directory of a model; give a run, an exported directory or a hub id; known: run",
+    "eval rum": "'rum' is not a directory of a model; give a run, an exported directory or a hub id; did you mean 'run'?",
     "eval run --file nope.txt": "cannot read 'nope.txt': no such file",
     "eval run --tgt-len 0": "--tgt-len (0) must be at least 1",
     "explain nope text.txt": "'nope' is not a directory of a model",
