@@ -29,6 +29,20 @@ def warn(message: str, *, quiet: bool = False) -> None:
     say(f"warning: {message}", quiet=quiet)
 
 
+_UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
+
+
+def printable(text: str) -> str:
+    r"""Return a text with control characters spelled out, because a terminal would act on them.
+
+    Example:
+        >>> print(printable("a\x1b[31mb\n"))
+        a\x1b[31mb
+        <BLANKLINE>
+    """
+    return text.translate(_UNPRINTABLE)
+
+
 def table(rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     """Return rows of text as aligned columns.
 

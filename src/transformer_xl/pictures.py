@@ -4,7 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from transformer_xl.errors import CheckpointError, ConfigError, system_reason
 from transformer_xl.files import check_file, whole_file
@@ -19,6 +19,18 @@ ENDINGS = (".png", ".svg", ".pdf")
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 _MOST_MARKERS = 16  # on a line
+
+
+Look = Literal["marked", "thin", "dashed", "level", "end"]
+
+LOOKS: dict[Look, dict[str, Any]] = {
+    "marked": {"markersize": 5, "linewidth": 1.6},
+    "thin": {"markersize": 4, "markerfacecolor": "none", "linewidth": 1, "alpha": 0.7},
+    "dashed": {"markersize": 5, "markerfacecolor": "none", "linewidth": 1.2, "linestyle": "--"},
+    "level": {"markersize": 5, "linestyle": "-.", "linewidth": 1.5},
+    "end": {"markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.5, "linestyle": ""},
+}
+"""What lines look like besides color and marker: validations, training, averaged weights, one value for all, a last score."""
 
 
 def new_figure(*, width: float = 8, height: float = 4.5) -> "Figure":

@@ -21,11 +21,12 @@ def drawn(txl: Txl, *arguments: str) -> list[dict[str, Any]]:
 def test_learning_curves_are_those_of_the_log(txl: Txl, workbench: Path) -> None:
     entries = read_metrics(workbench / "run")
     by_kind = {kind: [entry for entry in entries if entry["kind"] == kind] for kind in ("train", "valid")}
+    last = by_kind["valid"][-1]
     for against, key, factor in (("tokens", "tokens", 1e-6), ("steps", "step", 1), ("seconds", "seconds", 1)):
         lines = drawn(txl, "run", "--against", against)
         assert [line["name"] for line in lines] == [
             "run, training, memory of 6",
-            f"run, validation, all {by_kind['valid'][0]['scored']:,} tokens, memory of 6",
+            f"run, validation, all {last['scored']:,} tokens, memory of 6: {last['loss']:.3f} at step {last['step']}",
         ]
         for line, found in zip(lines, by_kind.values(), strict=True):
             assert line["x"] == pytest.approx([factor * entry[key] for entry in found])

@@ -92,3 +92,12 @@ def test_how_far_a_scoring_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -
     assert state == (line if terminal else "")
     assert out.getvalue() == "scoring: 50% · 50 tokens/s · 0:10 left\n" or terminal
     display(quiet=True)[0].scoring("scoring", 10)(10)
+
+
+def test_a_sample_does_not_act_on_the_terminal_and_needs_no_right_border() -> None:
+    """Terminals do not agree how wide some of these are, so nothing may stand after them."""
+    shown, out = display(terminal=True)
+    texts = ["e\u0301 a\u0308", "東京", "नमस्ते", "👩\u200d👩\u200d👧", "a\u202eb", "\x1b[31mred\x07\x9b5m"]
+    shown.show("\n".join(texts), title="a sample")
+    _, *lines, _ = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert [line.strip() for line in lines] == [*texts[:-1], r"\x1b[31mred\x07\x9b5m"]

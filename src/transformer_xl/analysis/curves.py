@@ -58,8 +58,8 @@ def _curves_of_run(run: ComparedRun, against: Against, unit: Unit) -> list[Line]
             "steps": [entry["step"] for entry in found],
             "seconds": [entry["seconds"] for entry in found],
         }[against]
-        look = "thin" if curve.kind == "train" else "dashed" if curve.averaged else "marked"
-        lines.append(Line(run.name, f"{run.name}, {curve.name}", x, [factor * loss for _, loss in curve.points], look=look))
+        y = [factor * loss for _, loss in curve.points]
+        lines.append(Line(run.name, f"{run.name}, {curve.title(factor)}", x, y, look=curve.look))
     return lines
 
 

@@ -3,21 +3,13 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from transformer_xl.pictures import line_style, new_figure, save_with_legend
+from transformer_xl.pictures import LOOKS, Look, line_style, new_figure, save_with_legend
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Look = Literal["marked", "thin", "dashed", "level"]
-
-_LOOKS: dict[Look, dict[str, Any]] = {
-    "marked": {"markersize": 5, "linewidth": 1.6},
-    "thin": {"markersize": 4, "markerfacecolor": "none", "linewidth": 0.8, "alpha": 0.6},
-    "dashed": {"markersize": 5, "markerfacecolor": "none", "linewidth": 1.2, "linestyle": "--"},
-    "level": {"markersize": 5, "linestyle": "-.", "linewidth": 1.5},
-}
 _AGAIN = (":", "-.", (0, (1, 5)))  # dashes of lines of one run with one look, from the second on
 
 
@@ -25,7 +17,7 @@ _AGAIN = (":", "-.", (0, (1, 5)))  # dashes of lines of one run with one look, f
 class Line:
     """A line, perhaps with a band from `low` to `high`."""
 
-    run: str  # lines of one run have one color
+    run: str  # lines of one run have one color, unless it is the only one
     name: str
     x: Sequence[float]
     y: Sequence[float]
@@ -49,8 +41,12 @@ def draw(
     ylabel: str,
     lengths: bool = False,
     borders: Sequence[float] = (),
+    from_zero: bool = False,
 ) -> Path:
-    """Draw lines, with the legend below them and vertical lines at `borders`; `lengths`: see `length_axis`."""
+    """Draw lines, with the legend below them and vertical lines at `borders`.
+
+    `lengths`: see `length_axis`; `from_zero`: the x axis begins at zero.
+    """
     figure = new_figure(width=9, height=4.5 + 0.22 * len(lines))
     axes = figure.add_subplot()
     for border in borders:
@@ -60,8 +56,10 @@ def draw(
     runs = list(dict.fromkeys(line.run for line in lines))
     looks = [(line.run, line.look) for line in lines]
     for i, line in enumerate(lines):
-        style = line_style(runs.index(line.run), n_point=len(line.x)) | _LOOKS[line.look]
-        if again := looks[:i].count(looks[i]):  # such as validations with another memory
+        style = line_style(i if len(runs) == 1 else runs.index(line.run), n_point=len(line.x)) | LOOKS[line.look]
+        if len(runs) == 1 and line.look == "thin" and len(line.x) > 1:  # as in the loss curve of a run
+            style["marker"] = ""
+        elif again := looks[:i].count(looks[i]):  # such as validations with another memory
             style["linestyle"] = _AGAIN[(again - 1) % len(_AGAIN)]
         if line.look == "level":  # from side to side
             places = [i / 10 for i in range(11)]
@@ -78,6 +76,8 @@ def draw(
     if lengths:
         length_axis(axes, {x for line in lines for x in line.x})
     axes.set(xlabel=xlabel, ylabel=ylabel, title=title)
+    if from_zero:
+        axes.set_xlim(left=0)
     return save_with_legend(figure, axes, path)
 
 

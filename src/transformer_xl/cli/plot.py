@@ -103,14 +103,15 @@ def plot(
     else:
         check_validations(found, warn=warn)
         lines = learning_curves(found, against=against, unit=unit)
-        labels |= {"xlabel": XLABELS[against], "title": "loss while training"}
+        labels |= {"xlabel": XLABELS[against], "title": "loss while training", "from_zero": True}
     if len(set(scored.values())) == 1:
         labels["title"] += f"\n{scored[found[0].name]}"
     elif scored:
         lines = [replace(line, name=f"{line.name}, {scored[line.run]}") for line in lines]
     if len(found) == 1:
         labels["title"] = f"{found[0].name}: {labels['title']}"
-    draw(lines, out, **labels)
+    prefix = f"{found[0].name}, " if len(found) == 1 else ""  # the title says it
+    draw([replace(line, name=line.name.removeprefix(prefix)) for line in lines], out, **labels)
     if json_:
         print(json.dumps({"against": against, "unit": unit, "picture": str(out), "lines": [line.as_dict() for line in lines]}))
     else:

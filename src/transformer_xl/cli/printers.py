@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
-from transformer_xl.console import Bar, progress
+from transformer_xl.console import Bar, printable, progress
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 _BAR_FROM = 4096
 """Tokens from which on reading a prompt takes long enough to show a bar."""
 
-_UNPRINTABLE = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-
 
 def show(text: str) -> None:
     """Write to standard output at once; on a terminal, spell out control characters that would act on it."""
     if text:
-        sys.stdout.write(text.translate(_UNPRINTABLE) if sys.stdout.isatty() else text)
+        sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 

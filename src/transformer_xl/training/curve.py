@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from transformer_xl.config import RunConfig
-from transformer_xl.pictures import line_style, new_figure, save_with_legend
+from transformer_xl.pictures import LOOKS, Look, line_style, new_figure, save_with_legend
 
 Entry = dict[str, Any]  # of metrics.jsonl
 
@@ -29,6 +29,19 @@ class Curve:
     name: str  # what the losses are of: split, weights, number of tokens, memory
     averaged: bool  # of averaged weights
     points: list[tuple[Entry, float]] = field(default_factory=list)  # entry of the log and loss; finite ones only
+
+    @property
+    def look(self) -> Look:
+        """How its line is drawn."""
+        looks: dict[str, Look] = {"train": "thin", "valid": "dashed" if self.averaged else "marked", "final": "end"}
+        return looks[self.kind]
+
+    def title(self, factor: float = 1.0) -> str:
+        """Return its name, with the last loss times `factor` if it is one of validation."""
+        last, loss = self.points[-1]
+        if self.kind == "train":
+            return self.name
+        return f"{self.name}: {factor * loss:.3f}" + (f" at step {last['step']:,}" if self.kind == "valid" else "")
 
 
 def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
@@ -65,21 +78,16 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
     failures = list(_not_finite(entries))
     most = max(entry["tokens"] for entry in entries if "tokens" in entry)
     unit, scale = ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
-    figure = new_figure(height=4.0 + 0.22 * (len(curves) + bool(failures)))
+    figure = new_figure(width=9, height=4.5 + 0.22 * (len(curves) + bool(failures)))
     axes = figure.add_subplot()
     for i, curve in enumerate(curves):
         x, y = zip(*((entry["tokens"] / scale, loss) for entry, loss in curve.points), strict=True)
-        last, loss = curve.points[-1]
-        style = line_style(i, n_point=len(x))
-        if curve.kind == "train":
-            name, style = curve.name, style | {"linewidth": 1, "alpha": 0.7} | ({"marker": ""} if len(x) > 1 else {})
-        elif curve.kind == "valid":
-            name = f"{curve.name}: {loss:.3f} at step {last['step']:,}"
-            style |= {"markersize": 4, "linestyle": "--" if curve.averaged else "-"}
-        else:  # larger and hollow, because it may lie upon a validation
-            name, x, y = f"{curve.name}: {loss:.3f}", x[-1:], y[-1:]
-            style |= {"linestyle": "", "markersize": 9, "markerfacecolor": "none", "markeredgewidth": 1.5}
-        axes.plot(x, y, label=name, **style)
+        if curve.kind == "final":  # larger and hollow, because it may lie upon a validation
+            x, y = x[-1:], y[-1:]
+        style = line_style(i, n_point=len(x)) | LOOKS[curve.look]
+        if curve.kind == "train" and len(x) > 1:
+            style["marker"] = ""
+        axes.plot(x, y, label=curve.title(), **style)
     if failures:
         label = f"not finite: {', '.join(dict.fromkeys(what for _, what in failures))}"
         places = [tokens / scale for tokens, _ in failures]

@@ -7,12 +7,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from rich.box import HORIZONTALS
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from transformer_xl.console import Lines, clock
+from transformer_xl.console import Lines, clock, printable
 
 
 class Display:
@@ -63,9 +64,12 @@ class Display:
         self._print(Text(f"warning: {self._name}{text}", style="yellow"))
 
     def show(self, text: str, *, title: str) -> None:
-        """Show a piece of generated text in a frame."""
+        """Show a piece of generated text between two lines, with control characters spelled out.
+
+        It has no border at the right: terminals do not agree how wide marks and joined characters are.
+        """
         if not self.quiet:
-            self._print(Panel(Text(text), title=Text(title), title_align="left", border_style="dim"))
+            self._print(Panel(Text(printable(text)), HORIZONTALS, title=Text(title), title_align="left", border_style="dim"))
 
     def advance(self, *, step: int, progress: float, loss: float, tokens_per_second: float, final: bool) -> None:
         """Show how far the run is. Without a live bar, only a `final` call writes a line. `loss` is in nats per token."""

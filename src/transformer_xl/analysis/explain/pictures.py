@@ -10,7 +10,8 @@ from transformer_xl.pictures import new_figure
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_HELPED, _MISLED = "#1f77b4", "#d55e00"  # blue and vermilion, because color-blind people can tell them apart
+_HELPED, _MISLED = "#0072B2", "#D55E00"  # blue and vermilion, because color-blind people can tell them apart
+_MOST_PIECES = 50  # along a text: more of them make a zigzag in which nobody sees anything
 
 
 def pictures(explanation: Explanation) -> "dict[str, Figure]":
@@ -27,25 +28,31 @@ def _draw_attention(explanation: Explanation) -> "Figure":
     """Draw each head's attention by distance, a row per head, and its share of memory."""
     found, heads = explanation.facts.distances, explanation.heads
     assert found is not None and heads is not None
+    from matplotlib import patheffects
     from matplotlib.colors import PowerNorm
 
     (n_layer, n_head), reading = heads, explanation.reading
     mass = found.per_distance.reshape(n_layer * n_head, -1)
-    figure = new_figure(width=9, height=2.2 + 0.16 * max(len(mass), 8))
+    figure = new_figure(width=9, height=2.2 + 0.2 * max(len(mass), 8))
     remembers = reading.mem_len > 0
     left, *others = figure.subplots(1, 1 + remembers, sharey=True, width_ratios=[5, 1][: 1 + remembers], squeeze=False)[0]
     rows = np.arange(len(mass) + 1) - 0.5
     mesh = left.pcolormesh(found.edges + 1, rows, mass, cmap="cividis", norm=PowerNorm(0.5, vmin=0))
     left.set_xscale("log")
+    left.xaxis.set_major_formatter("{x:,.0f}")
     left.set(xlabel="distance to the token looked at (1: the query's own)", ylabel="layer.head", title="attention by distance")
     left.set_xlim(1, found.edges[-1] + 1)
     if remembers:
         border = reading.tgt_len + reading.ext_len + 1
         left.axvline(border, color="white", linewidth=1.5)
-        left.text(border, -0.7, " all memory →", fontsize=8, ha="left", va="bottom")
+        dark = [patheffects.withStroke(linewidth=3, foreground="black")]  # behind it may be any color
+        fits = border**4 < found.edges[-1] ** 3  # at the right of the line, on a logarithmic axis
+        side = {"xytext": (5, 5), "ha": "left"} if fits else {"xytext": (-5, 5), "ha": "right"}
+        place = {"xy": (border, len(mass) - 0.5), "textcoords": "offset points", **side}
+        left.annotate("all memory →", color="white", path_effects=dark, **place)
     names = [f"{i // n_head + 1}.{i % n_head + 1}" for i in range(len(mass))]
     step = -(-len(names) // 40)
-    left.set_yticks(np.arange(0, len(names), step), names[::step], fontsize=7)
+    left.set_yticks(np.arange(0, len(names), step), names[::step], fontsize=9)
     left.invert_yaxis()
     for layer in range(1, n_layer):
         left.axhline(layer * n_head - 0.5, color="white", linewidth=0.8)
@@ -57,26 +64,27 @@ def _draw_attention(explanation: Explanation) -> "Figure":
 
 
 def _draw_along(explanation: Explanation) -> "Figure":
-    """Draw losses along the text, with and without memory, and what memory gains."""
+    """Draw losses along the text, with and without memory, and what memory gains; each step is the mean of a piece."""
     facts = explanation.facts
-    places, nats = _means(facts.nats)
-    figure = new_figure(width=9, height=5 if facts.without is not None else 3)
+    edges, nats = _means(facts.nats)
+    figure = new_figure(width=9, height=5.3 if facts.without is not None else 3)
     axes = figure.subplots(2 if facts.without is not None else 1, 1, sharex=True, squeeze=False)[:, 0]
     label = "with memory" if facts.without is not None else None
-    axes[0].plot(places, nats, color="black", linewidth=1, label=label)
-    axes[0].set(ylabel="nats per token", title="losses along the text")
-    axes[-1].set(xlabel="token")
+    n_each = len(facts.nats) / len(nats)
+    means = f", means of {n_each:,.0f} tokens" if n_each > 1 else ""
+    axes[0].stairs(nats, edges, color="black", linewidth=1.2, baseline=None, label=label)
+    axes[0].set(ylabel="nats per token", title=f"losses along the text{means}")
+    axes[-1].set(xlabel="token", xlim=(0, len(facts.nats)))
+    axes[-1].xaxis.set_major_formatter("{x:,.0f}")
     if facts.without is not None and facts.gain is not None:
-        axes[0].plot(places, _means(facts.without)[1], color=_MISLED, linewidth=1, linestyle="--", label="without memory")
-        axes[0].legend(frameon=False)
+        without = _means(facts.without)[1]
+        axes[0].stairs(without, edges, color=_MISLED, linewidth=1.2, linestyle="--", baseline=None, label="without memory")
         gain = _means(facts.gain)[1]
-        axes[1].fill_between(
-            places, gain, 0, where=(gain >= 0).tolist(), color=_HELPED, interpolate=True, label="memory helped"
-        )
-        axes[1].fill_between(places, gain, 0, where=(gain < 0).tolist(), color=_MISLED, interpolate=True, label="memory misled")
+        axes[1].stairs(np.maximum(gain, 0), edges, color=_HELPED, fill=True, label="memory helped")
+        axes[1].stairs(np.minimum(gain, 0), edges, color=_MISLED, fill=True, label="memory misled")
         axes[1].axhline(0, color="black", linewidth=0.5)
         axes[1].set(ylabel="nats gained per token")
-        axes[1].legend(frameon=False)
+        figure.legend(loc="outside lower left", frameon=False, ncols=4)
     return figure
 
 
@@ -91,13 +99,14 @@ def _draw_gain(explanation: Explanation) -> "Figure":
     axes = figure.add_subplot()
     axes.bar(np.arange(1, tgt_len + 1), means, width=1, color=np.where(means >= 0, _HELPED, _MISLED))
     axes.axhline(0, color="black", linewidth=0.5)
-    axes.set(xlabel="place in the segment", ylabel="nats gained per token", title="what memory gains after a segment's border")
+    axes.set(xlabel="position in the segment (tokens)", ylabel="nats gained per token")
+    axes.set(title="what memory gains at each position of a segment")
     axes.set_xlim(0.5, tgt_len + 0.5)
     return figure
 
 
 def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the middle places of 200 equal pieces, or fewer, and the mean value of each."""
-    edges = np.linspace(0, len(values), min(200, len(values)) + 1).astype(int)
+    """Return the edges of equal pieces of a text, and the mean value of each."""
+    edges = np.linspace(0, len(values), min(_MOST_PIECES, len(values)) + 1).astype(int)
     sums = np.add.reduceat(values.astype(np.float64), edges[:-1])
-    return (edges[:-1] + edges[1:]) / 2 + 1, sums / np.diff(edges)
+    return edges, sums / np.diff(edges)
