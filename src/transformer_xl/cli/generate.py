@@ -133,7 +133,7 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
         f"{world.size} processes divide texts, and this is one; give --prompts or --n, or start one process",
     )
     own = parts(range(n_text), world)
-    decoder = _open_decoder(options, opened, file, n_text=len(own))
+    decoder = _open_decoder(options, opened, file, n_text=len(own), first=world.first)
     session, goes_on = None, False
     if has_session:
         # each turn of a conversation has a seed of its own
@@ -157,8 +157,11 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
     return _Task(prompts, job, session, goes_on)
 
 
-def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int) -> "Decoder":
-    """Open a decoder for `n_text` texts, with the settings of the session's file; say what does not fit into memory."""
+def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int, first: bool) -> "Decoder":
+    """Open a decoder for `n_text` texts, with the settings of the session's file; say what does not fit into memory.
+
+    If this is the `first` process, it tells when compiling begins.
+    """
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.speeds import keep_compiled_code
 
@@ -170,6 +173,7 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
         precision = _agreed("--precision", None if precision == "auto" else precision, their_precision, file) or precision
     n_row = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))
     texts = f"{n_row:,} texts side by side" if n_row > 1 else "a text"
+    quiet = options.output.quiet or not first
     what = f"{texts}, looking back {mem_len or opened.model.mem_len:,} tokens,"
     with room_for(what, "lower --batch-size or --mem-len"):
         return Decoder(
@@ -179,6 +183,7 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
             precision=precision or "fp32",
             compile={"auto": "auto", "yes": True, "no": False}[options.machine.compile],
             expected_tokens=_INTERACTIVE_TOKENS if options.source.interactive else options.length.tokens * (n_text // n_row),
+            on_compile=lambda: say("compiling the model; this takes some seconds", quiet=quiet),
         )
 
 
@@ -245,5 +250,9 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
         return True
     job.decoder.learn_speed(-(-job.totals.n_written // job.decoder.batch_size), job.totals.writing)
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
-    say(f"{line}, continued" if task.goes_on else line, quiet=output.quiet or output.json_ or not world.first)
+    if task.goes_on and job.totals.n_written:
+        line += ", continued"
+    if session is not None and memory is not None and not options.remembered.read_only:
+        line += f"; {session.n_tokens:,} tokens saved to {memory}"
+    say(line, quiet=output.quiet or output.json_ or not world.first)
     return interrupted

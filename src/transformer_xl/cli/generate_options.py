@@ -13,6 +13,7 @@ from cyclopts import Group, Parameter
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run
 from transformer_xl.cli.prompts import STDIN, beginning, check_there, from_file, is_piped, many, nothing, typed
 from transformer_xl.console import say
+from transformer_xl.data.text_files import kind_of_file
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
 from transformer_xl.generation.requests import Prompt, check_seed
 from transformer_xl.generation.sampling_settings import SamplingSettings
@@ -72,7 +73,13 @@ class PromptSource:
         if self.prompts is not None:
             return many(self.prompts, tokenizer)
         if self.prompt is not None:
-            return [typed(self.prompt, tokenizer)]
+            prompt = typed(self.prompt, tokenizer)
+            if len(prompt.ids) == 0 and not goes_on:
+                is_lost = " holds nothing that this model's tokenizer keeps" if self.prompt else " is empty"
+                raise ConfigError(
+                    f"--prompt {self.prompt!a}{is_lost}; give some text, or leave --prompt out to begin a new one"
+                )
+            return [prompt]
         if self.prompt_file is not None:
             return [from_file(self.prompt_file, tokenizer)]
         if self.interactive:
@@ -219,6 +226,11 @@ class Remembered:
         folder = file.absolute().parent
         if file.is_symlink() or (file.exists() and not file.is_file()):
             raise CheckpointError(f"--memory '{file}' is not a file; choose another name")
+        if file.exists() and kind_of_file(file) == "UTF-8" and file.stat().st_size:
+            raise CheckpointError(
+                f"--memory '{file}' is a text, and not what --memory has saved; to go on from a text, give it with "
+                "--prompt-file, and another name with --memory"
+            )
         if self.read_only and not file.exists():
             raise CheckpointError(f"--memory '{file}' does not exist; leave --read-only out to begin it")
         if not folder.is_dir():

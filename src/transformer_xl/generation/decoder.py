@@ -45,6 +45,7 @@ class Decoder:
         compile: compile the reading of single tokens, which takes some seconds and needs a C++ compiler. auto: if that takes
             less time in all, for `expected_tokens`, by what was measured here now and earlier (`generation.speeds`).
         expected_tokens: about how many tokens will be read one by one.
+        on_compile: called before something is compiled, to tell a person who waits.
 
     Attributes:
         reason: why precision and compilation are what they are.
@@ -70,6 +71,7 @@ class Decoder:
         precision: PrecisionName = "fp32",
         compile: Compile = False,
         expected_tokens: int = 1000,
+        on_compile: Callable[[], object] = lambda: None,
     ) -> None:
         for name, size in (("batch_size", batch_size), ("tgt_len", tgt_len)):
             if size is not None and size < 1:
@@ -87,6 +89,7 @@ class Decoder:
                 compile=compile,
                 expected_tokens=expected_tokens,
                 kept=self.speeds_in,
+                on_compile=on_compile,
             )
         else:
             chosen, self.reason = self._precision_of_reading_again(precision, compile)

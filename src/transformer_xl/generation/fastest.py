@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from transformer_xl.errors import ConfigError
-from transformer_xl.generation.speeds import KeptSpeeds, Speeds
+from transformer_xl.generation.speeds import COMPILE_SECONDS, KeptSpeeds, Speeds
 from transformer_xl.model.precision import InferencePrecision, cannot_compile
 from transformer_xl.model.reader import has_not_compiled
 from transformer_xl.reading.stream import KeptKeys
@@ -40,8 +40,9 @@ def fastest_stream(
     compile: Compile,
     expected_tokens: int,
     kept: Callable[[InferencePrecision], KeptSpeeds],
+    on_compile: Callable[[], object] = lambda: None,
 ) -> Found:
-    """Open the streams that step fastest, and say why they are what they are; see `Decoder` for `compile`.
+    """Open the streams that step fastest, and say why they are what they are; see `Decoder` for `compile` and `on_compile`.
 
     `open_stream` opens empty streams in one of `precisions`, and `kept` says where its speeds are kept. A single precision
     without compilation is taken without a trial.
@@ -49,20 +50,21 @@ def fastest_stream(
     if compile not in (True, False, "auto"):
         raise ConfigError(f"compile ({compile!r}) must be True, False or 'auto'")
     if compile is True:
+        on_compile()
         tried = {precision: _compiled(open_stream(precision)) for precision in precisions}
         best = min(tried.values(), key=lambda found: found.seconds)
         if best.problem:
             raise ConfigError(f"compile (True) cannot work here: {best.problem}; use compile='auto' or False")
         figures = [f"{name} compiled {_ms(found.seconds)}" for name, found in tried.items()]
-        return Found(best.streams, _per_token(figures) if len(figures) > 1 else "as set")
+        return Found(best.streams, _measured(figures) if len(figures) > 1 else "as set")
     if compile is False:
         if len(precisions) == 1:
             return Found(open_stream(precisions[0]), "as set")
         streams = {precision: open_stream(precision) for precision in precisions}
         taken = {precision: _seconds_per_step(opened) for precision, opened in streams.items()}
         figures = [f"{name} {_ms(seconds)}" for name, seconds in taken.items()]
-        return Found(streams[min(taken, key=taken.__getitem__)], _per_token(figures))
-    return _Choice(open_stream, precisions, expected_tokens, kept).made()
+        return Found(streams[min(taken, key=taken.__getitem__)], _measured(figures))
+    return _Choice(open_stream, precisions, expected_tokens, kept, on_compile).made()
 
 
 class _Choice:
@@ -74,8 +76,10 @@ class _Choice:
         precisions: Sequence[InferencePrecision],
         n_step: int,
         kept: Callable[[InferencePrecision], KeptSpeeds],
+        on_compile: Callable[[], object],
     ) -> None:
         self._open, self._precisions, self._n_step, self._kept = open_stream, precisions, n_step, kept
+        self._on_compile = on_compile
         self._opened: dict[InferencePrecision, KeptKeys] = {}  # used again, because rings may be large
         self._speeds = {precision: kept(precision).load() for precision in precisions}
 
@@ -90,10 +94,13 @@ class _Choice:
         problem = self._compile(precision) if compiled else ""
         if problem:
             (precision, compiled), problem = self._least([False]), f"not compiled: {problem}"
-        figures = [self._figure(name) for name in self._precisions]
-        untried = "" if compiled or problem or self._speeds[precision].compiled else "--compile yes may be faster"
-        hint = self._hint(precision, compiled) or untried
-        reason = "; ".join(filter(None, [_per_token(figures), problem, hint]))
+        figures = [figure for name in self._precisions for figure in self._figures(name)]
+        measured = _measured(figures) if len(figures) > 1 else ""
+        hint = self._hint(precision, compiled)
+        if not (compiled or problem or hint) and self._speeds[precision].compiled is None:
+            is_long = self._speeds[precision].seconds(self._n_step, compiled=False) > COMPILE_SECONDS
+            hint = "--compile yes may be faster" if is_long else "compiling takes longer than this text"
+        reason = "; ".join(filter(None, [measured, problem, hint]))
         return Found(self._streams(precision), reason, self._kept(precision))
 
     def _streams(self, precision: InferencePrecision) -> KeptKeys:
@@ -112,6 +119,7 @@ class _Choice:
         """Compile, and time eager steps just before, because load changes; say why not to use the code, if so."""
         first = has_not_compiled()
         self._try_eager(precision)
+        self._on_compile()
         begin = time.perf_counter()
         found = _compiled(self._streams(precision))
         took = time.perf_counter() - begin
@@ -123,10 +131,10 @@ class _Choice:
         self._streams(precision).reader.interpret()
         return found.problem or f"{precision} compiled is slower"
 
-    def _figure(self, precision: InferencePrecision) -> str:
+    def _figures(self, precision: InferencePrecision) -> list[str]:
         speeds = self._speeds[precision]
-        compiled = "" if speeds.compiled is None else f", compiled {_ms(speeds.compiled)}"
-        return f"{precision} {_ms(speeds.eager or 0.0)}{compiled}"
+        compiled = [] if speeds.compiled is None else [f"compiled {_ms(speeds.compiled)}"]
+        return [f"{precision} {_ms(speeds.eager or 0.0)}", *compiled]
 
     def _hint(self, precision: InferencePrecision, compiled: bool) -> str:
         """Say what would be faster than this way, by the figures of this machine, and how to get it."""
@@ -157,8 +165,9 @@ class _Compiled(NamedTuple):
     problem: str | None = None
 
 
-def _per_token(figures: Sequence[str]) -> str:
-    return f"per token: {', '.join(figures)}"
+def _measured(figures: Sequence[str]) -> str:
+    """Say what was compared; the text that is written then may take longer, for example on a machine that is busy meanwhile."""
+    return f"measured before: {', '.join(figures)} per token"
 
 
 def _ms(seconds: float) -> str:

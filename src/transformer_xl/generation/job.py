@@ -82,14 +82,20 @@ class Totals:
         return Totals(sum(n_read), sum(n_written), max(reading), max(writing))
 
     def line(self, machine: str, seed: int, *, interrupted: bool) -> str:
-        """Return one line: whether it was interrupted, what was read and written and how fast, on what, and the seed."""
+        """Return one line: whether it was interrupted, what was read and written and how fast, and how it was written.
+
+        Example:
+            >>> Totals(n_read=30, n_written=500, reading=0.1, writing=1.0).line("fp32", 7, interrupted=False)
+            'read 30 tokens in 0.10 s (300 tokens/s), wrote 500 tokens in 1.00 s (500 tokens/s); fp32; seed 7'
+        """
         parts = []
         if self.n_read:
             parts.append(f"read {_figures(self.n_read, self.reading)}")
         if self.n_written:
             parts.append(f"wrote {_figures(self.n_written, self.writing)}")
         begin = ["interrupted"] if interrupted else []
-        return "; ".join([*begin, ", ".join(parts) or "nothing to do", machine, f"seed {seed}"])
+        end = [machine, f"seed {seed}"] if self.n_written else []
+        return "; ".join([*begin, ", ".join(parts) or "nothing to do", *end])
 
 
 def _figures(n: int, seconds: float) -> str:
