@@ -1,11 +1,14 @@
 """`txl plan` and `txl train --dry-run` as a person and a script use them; the machine's own figures are made up."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cli.conftest import Txl
+from transformer_xl import process
 from transformer_xl.config import load_recipe, recipe_names
 from transformer_xl.cost import hardware
 
@@ -24,7 +27,9 @@ def test_a_plan_is_one_screen(txl: Txl) -> None:
     answer = txl("plan", "scale-1b", "--gpus", "64")
     assert (answer.status, answer.err) == (0, "")
     lines = answer.out.splitlines()
-    assert lines[0] == "scale-1b: 16 / 2048 / 16×128 / 8192, memory 1,024; 64 × h100 on 8 machines, bf16"
+    assert lines[0] == (
+        "scale-1b: 16 layers, width 2048, 16 heads of 128, inner 8192, memory 1,024; 64 × h100 on 8 machines, bf16"
+    )
     assert lines[1].split() == ["parameters", "1,007,001,600"]
     assert any(line.startswith("budget ") and "1,000,000,000,000 tokens" in line for line in lines)
     assert any(line.startswith("assumed: efficiency 0.3: ") for line in lines)
@@ -67,13 +72,26 @@ def test_a_plan_of_ones_own_recipe_needs_the_vocabulary(txl: Txl) -> None:
 
 
 def test_this_machine_is_planned_for_unless_another_is_named(txl: Txl) -> None:
-    assert "; 1 × this machine's cpu, " in txl("plan", "tiny.toml").out.splitlines()[0]
-    assert "; 1 × a100, " in txl("plan", "tiny.toml", "--gpu", "a100").out.splitlines()[0]
+    assert "; this machine's cpu, " in txl("plan", "tiny.toml").out.splitlines()[0]
+    assert "; a100, " in txl("plan", "tiny.toml", "--gpu", "a100").out.splitlines()[0]
     many = txl("plan", "tiny.toml", "--gpus", "2").out
     assert "; 2 × h100, " in many.splitlines()[0]
     assert "this machine has fewer devices, --gpu names others" in " ".join(many.split())
     given = ("--flops", "1", "--bandwidth", "10", "--memory", "2")
     assert "1 TFLOP/s fp32, measured now; flops, bandwidth, memory as given" in txl("plan", "tiny.toml", *given).out
+
+
+def test_a_busy_machine_is_named_by_plans_and_dry_runs(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "running_beside", lambda own=0: 3)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    problem = "3 other programs or threads compute on this machine's 4 cores"
+    for command in (("plan", "tiny.toml"), ("train", "tiny.toml", "--dry-run")):
+        answer = txl(*command)
+        wait = "wait until they have ended, and plan again"
+        assert answer.err == f"warning: {problem}, so it may measure slower than it is; {wait}\n"
+        assert f"measured now, while {problem}" in " ".join(answer.out.split())
+    assert txl("plan", "tiny.toml", "--gpu", "a100").err == ""
 
 
 def test_complaints(txl: Txl) -> None:
@@ -88,7 +106,7 @@ def test_a_dry_run_says_what_a_run_needs_and_does_nothing(txl: Txl, workbench: P
     text = answer.out
     for name in ("parameters", "memory of a device", "operations of a token", "time of a step", "budget"):
         assert any(line.startswith(name) for line in text.splitlines()), name
-    assert "1 × this machine's cpu, fp32" in text
+    assert "; this machine's cpu, fp32" in text
     assert "0.2 TFLOP/s fp32, measured now" in text
     assert files(workbench) == before
     assert not (workbench / "new").exists()
@@ -149,7 +167,7 @@ def test_every_rival_can_be_run_dry(txl: Txl) -> None:
 def test_a_dry_run_of_a_run_that_is_there(txl: Txl, workbench: Path) -> None:
     before = files(workbench / "run")
     answer = txl("train", "--resume", "--out", "run", "--dry-run", "--set", "train.max_steps=80")
-    assert "tiny: 2 / 8 / 2×4 / 12" in answer.out
+    assert "tiny: 2 layers, width 8, 2 heads of 4, inner 12" in answer.out
     assert "1,600 tokens, 80 steps" in answer.out
     assert files(workbench / "run") == before
 

@@ -18,14 +18,15 @@ _SPEED = ("ready s", "ms/step", "min–max", "tokens/s", "of 1 row", "MB/step", 
 _HELD = ("held", "peak", "counted", "keys+values", "positions", "weights")
 
 _PLAN_WIDTH = 100
-_MEMORY_NOTES = {
-    "weights": "fp32",
-    "gradients": "fp32",
-    "mems": "hidden states of all lanes, before and after the step",
-    "activations": "kept for the backward pass",
-    "logits": "scores of the tokens scored at once",
-    "lowered": "weights in the precision of the products",
-    "gathered": "of other devices, a part at a time",
+_MEMORY_NAMES = {
+    "weights": ("weights", "fp32"),
+    "gradients": ("gradients", "fp32"),
+    "optimizer": ("optimizer", ""),
+    "mems": ("hidden states", "that all lanes remember, before and after the step"),
+    "activations": ("activations", "kept for the backward pass"),
+    "logits": ("logits", "scores of the vocabulary, for the tokens scored at once"),
+    "lowered": ("rounded weights", "copies in the precision of the products"),
+    "gathered": ("fetched weights", "of other devices, a part at a time"),
 }
 _flops = partial(short, units=("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP"))
 
@@ -212,8 +213,8 @@ def plan_table(plan: Plan) -> str:
     notes = [*(f"advice: {text}" for text in plan.advice), *(f"assumed: {text}" for text in plan.assumptions)]
     wrapped = [line for note in notes for line in textwrap.wrap(note, _PLAN_WIDTH, subsequent_indent="  ")]
     model, layout = plan.model, plan.layout
-    shape = f"{model.n_layer} / {model.d_model} / {model.n_head}×{model.d_head} / {model.d_inner}"
-    where = f"{layout.gpus} × {plan.hardware.name}"
+    shape = f"{model.n_layer} layers, width {model.d_model}, {model.n_head} heads of {model.d_head}, inner {model.d_inner}"
+    where = plan.hardware.name if layout.gpus == 1 else f"{layout.gpus} × {plan.hardware.name}"
     machines = f" on {layout.machines} machines" if layout.machines > 1 else ""
     title = f"{plan.recipe}: {shape}, memory {model.mem_len:,}; {where}{machines}, {plan.precision}"
     return "\n".join([title, *lines, "", *wrapped])
@@ -221,24 +222,34 @@ def plan_table(plan: Plan) -> str:
 
 def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     layout, memory, flops, timing, budget = plan.layout, plan.memory, plan.flops, plan.timing, plan.budget
-    lanes = f"{layout.division}, accumulate {layout.accumulate}" if layout.gpus > 1 else f"accumulate {layout.accumulate}"
+    many = layout.gpus > 1
+    groups = f"in {layout.accumulate} groups of lanes, one after another" if layout.accumulate > 1 else ""
+    again = "layers computed again backward" if layout.checkpointing else ""
     yield "parameters", f"{plan.parameters:,}", ""
-    yield "tokens of a step", f"{plan.tokens_per_step:,}", f"{lanes}{', checkpointing' if layout.checkpointing else ''}"
-    usable = USABLE * plan.hardware.memory
-    yield "memory of a device", in_bytes(memory.total), f"{'fits' if plan.fits else 'DOES NOT FIT'} {in_bytes(usable)} usable"
+    details = filter(None, (layout.division if many else "", groups, again))
+    yield "tokens of a step", f"{plan.tokens_per_step:,}", ", ".join(details)
+    usable = f"the {in_bytes(USABLE * plan.hardware.memory)} that may be used"
+    yield "memory of a device", in_bytes(memory.total), f"{'fits into' if plan.fits else 'DOES NOT FIT into'} {usable}"
     for part, n_byte in vars(memory).items():
         if n_byte:
-            yield f"  {part}", in_bytes(n_byte), _MEMORY_NOTES.get(part, "")
+            name, note = _MEMORY_NAMES[part]
+            yield f"  {name}", in_bytes(n_byte), note
     yield "operations of a token", _flops(flops.needed), f"forward {_flops(flops.forward)}, backward {_flops(flops.backward)}"
-    yield "  of attention", f"{flops.attention / flops.needed:.0%}", f"there for the memory: {flops.memory / flops.needed:.0%}"
-    yield "  repeated", f"{flops.repeated / flops.needed:.0%}", "in the backward pass, to save memory"
-    if layout.gpus > 1:
+    yield "  for attention", f"{flops.attention / flops.needed:.0%}", ""
+    if flops.memory:
+        yield "  for memory", f"{flops.memory / flops.needed:.0%}", "which a model without memory would not compute"
+    if flops.repeated:
+        yield "  repeated", f"{flops.repeated / flops.needed:.0%}", "in the backward pass, to save memory; not in the sum"
+    if many:
         sent = f"gradients {in_bytes(plan.traffic.reduced)}, weights {in_bytes(plan.traffic.gathered)}"
         yield "sent by a device", in_bytes(plan.traffic.total), f"a step: {sent}"
         yield "sent by a machine", in_bytes(plan.traffic.total if layout.machines > 1 else 0), "a step, to other machines"
-    detail = f"computing {_seconds(timing.compute)}, sending {_seconds(timing.send)}, update {_seconds(timing.update)}"
-    yield "time of a step", _seconds(timing.overlapped), f"{detail}; in a row {_seconds(timing.serial)}"
-    yield "tokens per second", f"{plan.tokens_per_second:,.0f}", f"{plan.tokens_per_second / layout.gpus:,.0f} of a device"
+    parts = f"computing {_seconds(timing.compute)}, updating weights {_seconds(timing.update)}"
+    overlap = f"; {_seconds(timing.serial)} without overlap"
+    sending = f", sending {_seconds(timing.send)}{overlap}" if many else ""
+    yield "time of a step", _seconds(timing.overlapped), f"{parts}{sending}"
+    each = f"{plan.tokens_per_second / layout.gpus:,.0f} per device" if many else ""
+    yield "tokens per second", f"{plan.tokens_per_second:,.0f}", each
     if budget.tokens is None or budget.seconds is None:
         yield "budget", "?", "in epochs: the length of the corpus tells"
     else:

@@ -106,7 +106,13 @@ def _draw_gain(explanation: Explanation) -> "Figure":
 
 
 def _means(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the edges of equal pieces of a text, and the mean value of each."""
+    """Return the edges of equal pieces of a text, and the mean value of each.
+
+    Example:
+        >>> edges, means = _means(np.arange(1000.0))
+        >>> edges[:3].tolist(), means[:2].tolist(), len(means)
+        ([0, 20, 40], [9.5, 29.5], 50)
+    """
     edges = np.linspace(0, len(values), min(_MOST_PIECES, len(values)) + 1).astype(int)
     sums = np.add.reduceat(values.astype(np.float64), edges[:-1])
     return edges, sums / np.diff(edges)
