@@ -20,7 +20,12 @@ GOLDENS = Path(__file__).parents[1] / "parity" / "goldens"
 @pytest.fixture
 def place(workbench: Path) -> Path:
     """Where the command runs, with a checkpoint of each kind."""
-    for kind, golden in {"hf": "huggingface/plain", "ky": "authors/trained", "nv": "nvidia/plain"}.items():
+    for kind, golden in {
+        "hf": "huggingface/plain",
+        "ky": "authors/trained",
+        "nv": "nvidia/plain",
+        "xlnet": "xlnet/memory",
+    }.items():
         shutil.copytree(GOLDENS / golden / "checkpoint", workbench / kind)
     shutil.copytree(GOLDENS / "tensorflow" / "base", workbench / "tf")
     return workbench
@@ -225,6 +230,7 @@ def test_the_examples_of_the_help_are_commands(txl: Txl, place: Path) -> None:
         "run/model.pt": "ky/model.pt",
         "data/cache.pt": "ky/cache.pt",
         "tf_wt103/model": "tf",
+        "xlnet_cased_L-12_H-768_A-12": "xlnet",
         "runs/mine": "run",
     }
     (place / "models").mkdir()

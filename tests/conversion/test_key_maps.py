@@ -9,14 +9,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import examples
-from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
+from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import ATTENTION, AttentionKind
-from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model.layers import activate
+from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model_config import ModelConfig, TransformerXLConfig, XLNetConfig
 
 FORMATS = {"huggingface": huggingface, "authors": authors, "nvidia": nvidia, "tensorflow": tensorflow}
+XLNETS = {"xlnet_huggingface": xlnet_huggingface, "xlnet_tensorflow": xlnet_tensorflow}
 DEEP = {"attention": ["transformer_xl"], "untie_r": [False], "tie_weight": [True, False], "proj_same_dim": [True]}
 CAN = {  # what each format can express
     "huggingface": DEEP | {"untie_r": [True, False]},
@@ -69,17 +71,48 @@ def configs(draw: st.DrawFn, form: str) -> TransformerXLConfig:
     )
 
 
-def native_shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
+@st.composite
+def xlnets(draw: st.DrawFn, form: str) -> XLNetConfig:
+    """Draw a configuration of an XLNet that a format can express."""
+    n_head, d_head = draw(st.integers(1, 4)), 2 * draw(st.integers(1, 4))
+    dropout = 0.1 if form == "xlnet_tensorflow" else draw(st.sampled_from([0.0, 0.25]))
+    by_form: dict[str, Any] = {"untie_r": draw(st.booleans()), "zero_first_memory": True, "mem_len": 0}
+    d_model = 2 * draw(st.integers(1, 8))
+    if form == "xlnet_huggingface":
+        d_model = n_head * d_head
+        by_form = {
+            "mem_len": draw(st.integers(0, 9)),
+            "reuse_len": draw(st.none() | st.integers(1, 9)),
+            "clamp_len": draw(st.none() | st.integers(1, 9)),
+            "layer_norm_epsilon": draw(st.sampled_from([1e-12, 1e-5])),
+            "init_std": draw(st.sampled_from([0.02, 0.1])),
+        }
+    return XLNetConfig(
+        vocab_size=draw(st.integers(2, 40)),
+        n_layer=draw(st.integers(1, 3)),
+        d_model=d_model,
+        n_head=n_head,
+        d_head=d_head,
+        d_inner=draw(st.integers(1, 20)),
+        activation=draw(st.sampled_from(["gelu_tanh", "relu", *(["gelu", "relu2"] if form == "xlnet_huggingface" else [])])),
+        tie_weight=draw(st.booleans()),
+        dropout=dropout,
+        dropatt=dropout,
+        **by_form,
+    )
+
+
+def native_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        return {name: tuple(tensor.shape) for name, tensor in TransformerXL(config).state_dict().items()}
+        return {name: tuple(tensor.shape) for name, tensor in make_model(config).state_dict().items()}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, *XLNETS])
 @settings(max_examples=examples(50))
 @given(data=st.data())
 def test_a_table_covers_the_model_exactly_and_is_its_own_way_back(form, data):
-    config = data.draw(configs(form))
-    key_map, shapes = FORMATS[form].key_map(config), native_shapes(config)
+    config = data.draw(xlnets(form) if form in XLNETS else configs(form))
+    key_map, shapes = {**FORMATS, **XLNETS}[form].key_map(config), native_shapes(config)
     names = [name for entry in key_map.entries for name in entry.native]
     assert sorted(names) == sorted(shapes)  # each once
     parts = {part.name: part for part in key_map.parts()}
@@ -100,6 +133,26 @@ def test_a_table_covers_the_model_exactly_and_is_its_own_way_back(form, data):
 def test_settings_of_hugging_face_are_their_own_way_back(config):
     values = json.loads(json.dumps(huggingface.values_of(config)))
     assert huggingface.config_of(values) == config
+
+
+@given(config=xlnets("xlnet_huggingface"))
+def test_settings_of_an_xlnet_of_hugging_face_are_their_own_way_back(config):
+    values = json.loads(json.dumps(xlnet_huggingface.values_of(config)))
+    assert xlnet_huggingface.config_of(values) == config
+
+
+@given(config=xlnets("xlnet_tensorflow"))
+def test_settings_of_the_authors_of_xlnet(config):
+    names = [part.name for part in xlnet_tensorflow.key_map(config).parts()]
+    found = xlnet_tensorflow.config_of(authors_values(config), names)
+    assert found == config
+    assert xlnet_tensorflow.key_map(found) == xlnet_tensorflow.key_map(config)
+
+
+def authors_values(config: XLNetConfig) -> dict[str, Any]:
+    """Return the `xlnet_config.json` of a model."""
+    same = {name: getattr(config, name) for name in ("n_layer", "d_model", "n_head", "d_head", "d_inner", "untie_r")}
+    return same | {"n_token": config.vocab_size, "ff_activation": {"gelu_tanh": "gelu", "relu": "relu"}[config.activation]}
 
 
 @given(config=configs("authors"), tgt_len=st.integers(1, 9))
@@ -277,6 +330,96 @@ def test_settings_of_hugging_face_that_cannot_be(change, message):
         huggingface.config_of(values | change)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attn_type": "uni"}, r"attn_type \('uni'\) must be 'bi'"),
+        ({"ff_activation": "silu"}, r"ff_activation \('silu'\) must be 'gelu' or 'gelu_new' or .*; no other is converted"),
+        ({"ff_activation": ["gelu"]}, r"ff_activation \(\['gelu'\]\) must be"),
+        ({"d_head": 65}, r"d_head \(65\) must be d_model / n_head \(64\)"),
+        ({"n_head": 0}, r"d_model \(1024\) must be a multiple of n_head \(0\)"),
+        ({"n_head": 15}, r"d_model \(1024\) must be a multiple of n_head \(15\)"),
+        ({"d_model": 12, "n_head": 4, "d_inner": -1}, r"d_inner \(-1\) must be"),
+        ({"n_token": 3}, "vocab_size is 32000 and, under another name, 3; keep one of them"),
+        ({"mem_len": "7"}, r"mem_len \('7'\) must be an integer"),
+        ({"reuse_len": True}, r"reuse_len \(True\) must be an integer"),
+        ({"bi_data": "no"}, r"bi_data \('no'\) must be true or false"),
+        ({"dropout": float("nan")}, r"dropout \(nan\) must be"),
+        ({"layer_norm_eps": 0}, r"layer_norm_epsilon \(0.0\) must be"),
+        ({"auto_map": {"AutoModel": "evil--module.Model"}}, "unknown key 'auto_map'; "),
+    ],
+)
+def test_settings_of_an_xlnet_of_hugging_face_that_cannot_be(change, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        xlnet_huggingface.config_of({**xlnet_huggingface.DEFAULTS, "model_type": "xlnet"} | change)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 700
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ff_activation": "gelu_new"}, r"ff_activation \('gelu_new'\) must be 'gelu' or 'relu'; no other is converted"),
+        ({"n_layer": 2.0}, r"n_layer \(2.0\) must be an integer"),
+        ({"untie_r": None}, r"untie_r \(None\) must be true or false"),
+        ({"d_head": 0}, r"d_head \(0\) must be"),
+        ({"mem_len": 3}, "unknown key 'mem_len'; "),
+    ],
+)
+def test_settings_of_the_authors_of_xlnet_that_cannot_be(change, message):
+    values = authors_values(XLNetConfig(vocab_size=9, n_layer=1))
+    with pytest.raises(ConfigError, match=message):
+        xlnet_tensorflow.config_of(values | change, [])
+    for name in values:
+        with pytest.raises(ConfigError, match=f"^{name} .*(missing|must be)"):
+            xlnet_tensorflow.config_of({key: value for key, value in values.items() if key != name}, [])
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu"), ("relu2", "relu2")],
+)
+def test_names_of_activations_mean_what_they_mean_at_hugging_face(theirs, ours):
+    """The same function, although the authors of XLNet call another one gelu."""
+    from transformers.activations import ACT2FN
+
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    config = xlnet_huggingface.config_of({"ff_activation": theirs})
+    assert config.activation == ours
+    torch.testing.assert_close(activate(x, config.activation), ACT2FN[theirs](x), rtol=0, atol=1e-15)
+
+
+def test_the_published_settings_of_xlnet():
+    """As the files of the base model have them, at Hugging Face and at the authors'."""
+    at_hugging_face = {
+        **{"architectures": ["XLNetLMHeadModel"], "attn_type": "bi", "bi_data": False, "bos_token_id": 1, "clamp_len": -1},
+        **{"d_head": 64, "d_inner": 3072, "d_model": 768, "dropout": 0.1, "end_n_top": 5, "eos_token_id": 2},
+        **{"ff_activation": "gelu", "initializer_range": 0.02, "layer_norm_eps": 1e-12, "mem_len": None, "n_head": 12},
+        **{"model_type": "xlnet", "n_layer": 12, "pad_token_id": 5, "reuse_len": None, "same_length": False},
+        **{"start_n_top": 5, "summary_activation": "tanh", "summary_last_dropout": 0.1, "summary_type": "last"},
+        **{"summary_use_proj": True, "task_specific_params": {}, "untie_r": True, "vocab_size": 32000},
+    }
+    at_the_authors = {"d_head": 64, "d_inner": 3072, "d_model": 768, "ff_activation": "gelu", "n_head": 12, "n_layer": 12}
+    at_the_authors |= {"n_token": 32000, "untie_r": True}
+    expected = XLNetConfig(vocab_size=32000, mem_len=0)
+    assert xlnet_huggingface.config_of(at_hugging_face) == expected.model_copy(update={"activation": "gelu"})
+    assert xlnet_tensorflow.config_of(at_the_authors, []) == expected.model_copy(update={"zero_first_memory": True})
+    _, note = xlnet_huggingface.notes_of(at_hugging_face, xlnet_huggingface.config_of(at_hugging_face))
+    assert "--set activation=gelu_tanh" in note
+
+
+def test_dimensions_after_the_first_stay_in_order_when_it_becomes_the_last():
+    """As of projections of XLNet: (D, N, H) are D columns of N x H rows."""
+    entry = Entry(("a",), (Part("q", (2, 3, 2)), Part("k", (2, 3, 2))), "transposed")
+    theirs = {name: torch.randn(2, 3, 2) for name in "qk"}
+    ours = KeyMap((entry,)).native("a", {"a": (12, 2)}, lambda part: theirs[part.name])
+    for n in range(3):
+        for h in range(2):
+            assert torch.equal(ours[2 * n + h], theirs["q"][:, n, h])
+            assert torch.equal(ours[6 + 2 * n + h], theirs["k"][:, n, h])
+    assert torch.equal(KeyMap((entry,)).foreign("k", {"a": ours}.__getitem__), theirs["k"])
 
 
 def test_what_hugging_face_leaves_out_has_its_defaults():

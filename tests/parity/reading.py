@@ -11,7 +11,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.helpers import assert_close, default_dtype
+from transformer_xl.conversion.key_maps.entries import KeyMap
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.xlnet import Order, XLNet
 
 GOLDENS = Path(__file__).with_name("goldens")
 
@@ -50,6 +53,13 @@ def read_golden(path: Path) -> Golden:
     return Golden(tensors, gradients, about["hyperparameters"], about["reading"], about["first_memory"] == "zeros")
 
 
+def native_gradients(key_map: KeyMap, model: SequenceModel, theirs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give gradients our names and shapes."""
+    names = key_map.locate({name: tuple(tensor.shape) for name, tensor in theirs.items()}, "gradients")
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    return {name: key_map.native(name, shapes, lambda part: theirs[names[part.name][0]]) for name in shapes}
+
+
 def compare(
     model: TransformerXL,
     golden: Golden,
@@ -72,11 +82,16 @@ def compare(
     own = copy.deepcopy(model).to(dtype)
     with default_dtype(dtype):  # of the sinusoids
         _compare_outputs(own, golden, tolerance).backward()
-    parameters = dict(own.named_parameters())
+    _compare_gradients(own, gradients, tolerance_of_gradients or tolerance, least=1e-6)
+
+
+def _compare_gradients(model: SequenceModel, gradients: dict[str, Tensor], tolerance: float, *, least: float) -> None:
+    """Compare the gradients of all parameters."""
+    parameters = dict(model.named_parameters())
     assert parameters.keys() == gradients.keys()
     for name, parameter in parameters.items():
         mine = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        assert_close(f"gradient of {name}", mine, gradients[name].to(dtype), tolerance_of_gradients or tolerance, least=1e-6)
+        assert_close(f"gradient of {name}", mine, gradients[name].to(mine.dtype), tolerance, least=least)
 
 
 def _compare_outputs(model: TransformerXL, golden: Golden, tolerance: float) -> Tensor:
@@ -103,3 +118,58 @@ def _compare_outputs(model: TransformerXL, golden: Golden, tolerance: float) -> 
         # its last ext_len tokens are read again. From then on both orders come to the same.
         model = model.with_context(ext_len=ext_len)
     return total
+
+
+def compare_xlnet(
+    model: XLNet,
+    golden: Golden,
+    gradients: dict[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    tolerance: float,
+    tolerance_of_gradients: float | None = None,
+) -> None:
+    """Read the segments of a golden (see peer_xlnet.py) in some precision, and compare everything with float64.
+
+    Args:
+        model: converted from the golden's checkpoint; it stays as it is.
+        golden: what is expected.
+        gradients: expected, under the names and in the shapes of this project.
+        dtype: to compute in.
+        tolerance: relative to the largest magnitude, at least 1.
+        tolerance_of_gradients: the same for gradients; None: `tolerance`.
+    """
+    own, found = copy.deepcopy(model).to(dtype), golden.tensors
+    S, B, T = found["ids"].shape
+    n_pad = found.get("n_pad")
+    place = torch.arange(T).expand(B, T) if n_pad is None else torch.arange(T) - n_pad.unsqueeze(1)
+    given: dict[str, Any] = {
+        "n_pad": n_pad,
+        "is_backward": torch.arange(B) >= B // 2 if golden.hyperparameters["bi_data"] else None,
+    }
+    mems, total = own.init_mems(B, length=golden.reading["zeros"]), torch.zeros(())
+    for s in range(S):
+        texts = found["segments"][s] if "segments" in found else None
+        order = Order(found["rank"][s], found["sees"][s], found["targets"][s])
+        if order.targets.shape[1]:
+            logits = own(found["ids"][s], order=order, mems=mems, segments=texts, **given).logits
+            output = own(found["ids"][s], order=order, labels=found["labels"][s], mems=mems, segments=texts, **given)
+            assert logits is not None and output.nll is not None
+            nats, mems, own_rows = output.nll, output.mems, torch.ones(B, logits.shape[1], dtype=torch.bool)
+        else:  # their language model predicts each token from its own state, which saw it
+            h_BTD, mems = own.read(found["ids"][s], mems=mems, segments=texts, **given)
+            logits = own.softmax.logits(h_BTD, own.embedding)
+            nats, own_rows = own.softmax.nll(h_BTD, found["labels"][s], own.embedding), place >= 0
+        assert_close(f"logits of segment {s}", logits[own_rows].double(), found["logits"][s][own_rows], tolerance)
+        assert_close(f"nats of segment {s}", nats.double(), found["nats"][s], tolerance)
+        total = nats.sum()
+    for i, remembered in enumerate(mems.hidden):
+        expected = found[f"mems.{i}"]
+        if n_pad is None:
+            assert_close(f"memory of layer {i}", remembered.double(), expected, tolerance)
+            continue
+        kept = place[:, : expected.shape[1]] >= 0  # what is remembered of padding does not matter, nobody sees it
+        assert mems.n_valid.tolist() == kept.sum(1).tolist()
+        assert_close(f"memory of layer {i}", remembered.double()[kept], expected[kept], tolerance)
+    total.backward()
+    _compare_gradients(own.double(), gradients, tolerance_of_gradients or tolerance, least=1.0)

@@ -1,9 +1,8 @@
 """Converted checkpoints of the PyTorch peers compute what the peers computed (goldens, see golden_writer.py)."""
 
 import pytest
-import torch
 
-from tests.parity.reading import compare, goldens, read_golden
+from tests.parity.reading import compare, goldens, native_gradients, read_golden
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps import authors, huggingface, nvidia
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -17,12 +16,9 @@ def test_converted_model_computes_the_same(peer, path, tmp_path):
     convert(path.parent / "checkpoint", tmp_path / "native")
     model = TransformerXL.from_pretrained(tmp_path / "native")
     golden = read_golden(path)
-    compare(model, golden, native(peer, model, golden.gradients), tolerance=1e-10 if path.stem.endswith("64") else 1e-5)
-
-
-def native(peer: str, model: TransformerXL, theirs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Give gradients our names and shapes."""
-    key_map = KEY_MAPS[peer].key_map(model.config)
-    names = key_map.locate({name: tuple(tensor.shape) for name, tensor in theirs.items()}, "gradients")
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    return {name: key_map.native(name, shapes, lambda part: theirs[names[part.name][0]]) for name in shapes}
+    compare(
+        model,
+        golden,
+        native_gradients(KEY_MAPS[peer].key_map(model.config), model, golden.gradients),
+        tolerance=1e-10 if path.stem.endswith("64") else 1e-5,
+    )

@@ -29,12 +29,14 @@ def convert(
     """Convert a checkpoint of another program, or write one for it; nothing in it is executed.
 
     It recognizes directories and files of Hugging Face (pytorch_model.bin or model.safetensors with config.json), of the
-    authors' PyTorch code (model.pt) and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt).
+    authors' PyTorch code (model.pt) and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt); and of XLNet, those of
+    Hugging Face and of its authors (xlnet_model.ckpt* with xlnet_config.json).
 
     Common uses:
         txl convert transfo-xl-wt103 models/wt103
         txl convert run/model.pt models/mine --vocabulary data/cache.pt
         txl convert tf_wt103/model models/wt103-tf --set mem_len=1600
+        txl convert xlnet_cased_L-12_H-768_A-12 models/xlnet-base
         txl convert runs/mine exported --to huggingface
 
     Args:
@@ -88,7 +90,7 @@ def convert(
 
 
 def _print_converted(converted: "Converted", destination: Path, *, json_: bool) -> None:
-    from transformer_xl.conversion.programs import PROGRAMS
+    from transformer_xl.conversion.programs import vocabulary_hint
 
     config, tokenizer = converted.config, converted.tokenizer
     if json_:
@@ -99,18 +101,22 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
             "bytes": converted.n_bytes,
             "tokenizer": None if tokenizer is None else tokenizer.kind,
             "tgt_len": converted.tgt_len,
+            "notes": converted.notes,
             "destination": str(destination),
             "model": config.model_dump(mode="json"),
         }
         print(json.dumps(facts))
         return
+    attention = config.attention_kind
+    other = "" if attention is None or attention.name == config.kind else f", {attention.name}"
     print(
         f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, {config.n_layer} layers, "
-        f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}"
-        f"{', ' + config.attention if config.attention != config.kind else ''}"
+        f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}{other}"
     )
+    for note in converted.notes:
+        say(f"note: {note}")
     if tokenizer is None:
-        warn(f"no vocabulary, so '{destination}' has no tokenizer; {PROGRAMS[converted.kind].vocabulary}")
+        warn(f"no vocabulary, so '{destination}' has no tokenizer; {vocabulary_hint(converted.kind, config)}")
         print(f"written to {destination}")
         return
     if tokenizer.loses:

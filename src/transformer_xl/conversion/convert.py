@@ -19,8 +19,8 @@ from transformer_xl.errors import CheckpointError
 from transformer_xl.files import write_file
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE
 from transformer_xl.model.pretrained import config_values, sealing
-from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model_config import AttentionConfig
 from transformer_xl.tensor_file import write_sealed_tensors
 
 
@@ -36,15 +36,17 @@ class Converted:
         n_parameters: numbers in all tensors.
         n_bytes: size of the new weights file.
         tgt_len: tokens of a training segment, which a native directory has no place for; None: the source does not say.
+        notes: what users should know, such as tensors that were left out; a line each.
     """
 
     kind: Kind
     weights: Path
-    config: TransformerXLConfig
+    config: AttentionConfig
     tokenizer: Tokenizer | None
     n_parameters: int
     n_bytes: int
     tgt_len: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def convert(
@@ -67,7 +69,7 @@ def convert(
             is written.
         moses: language whose Moses rules split running text into words, such as "en", as Hugging Face's tokenizer does; None:
             words are separated by spaces, as in the published corpora.
-        settings: fields of `TransformerXLConfig` to set, such as `mem_len`, which TensorFlow checkpoints lack.
+        settings: fields of the model's settings, such as `mem_len`, which TensorFlow checkpoints lack.
         on_progress: called with the number of bytes written so far and in all.
 
     Returns:
@@ -96,7 +98,7 @@ def convert(
         write_file(folder / CONFIG_FILE, [json.dumps(values, indent=2).encode() + b"\n"])
         if found.tokenizer is not None:
             found.tokenizer.save(folder / TOKENIZER_FILE)
-    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, size, found.tgt_len)
+    return Converted(found.kind, found.weights, found.config, found.tokenizer, n_parameters, size, found.tgt_len, found.notes)
 
 
 def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dtype, torch.Size]], Callable[[str], Tensor]]:
@@ -115,10 +117,12 @@ def _native_tensors(source: ForeignCheckpoint) -> tuple[dict[str, tuple[torch.dt
         raise CheckpointError(f"the tensors of '{origin}' take {needed:,} bytes, but its files hold {held:,}: they overlap")
     dtype = torch.float64 if torch.float64 in dtypes.values() else torch.float32
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in TransformerXL(source.config).state_dict().items()}
+        shapes = {name: tuple(tensor.shape) for name, tensor in make_model(source.config).state_dict().items()}
     source.key_map.check_native(shapes, origin)
 
     def read(part: Part) -> Tensor:
+        if part.name not in names:  # it is optional
+            return torch.zeros(part.shape, dtype=dtype)
         first, *others = names[part.name]
         tensor = _loaded(source.tensors[first]).to(dtype)
         for other in others:

@@ -1,10 +1,11 @@
 """Writes a model in the format of Hugging Face or of the authors, for their programs."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -12,14 +13,17 @@ from torch import Tensor
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import TrainConfig
 from transformer_xl.conversion.destination import check_free, new_directory
-from transformer_xl.conversion.key_maps import authors, huggingface
+from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface
 from transformer_xl.conversion.vocabulary import to_vocab_state
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError, did_you_mean
 from transformer_xl.files import write_file
-from transformer_xl.model.directory import TOKENIZER_FILE
+from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, read_config
+from transformer_xl.model.pretrained import open_model
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
 from transformer_xl.tensor_file import encode_lazily
 
 Target = Literal["huggingface", "authors"]
@@ -48,7 +52,7 @@ class Exported:
 
 
 def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len: int | None = None) -> Exported:
-    """Write a model for Hugging Face's TransfoXL (transformers before 4.38) or for the authors' PyTorch code.
+    """Write a model for Hugging Face (TransfoXL of transformers before 4.38; XLNet) or for the authors' PyTorch code.
 
     Hugging Face: `config.json`, `model.safetensors`, `vocab.txt`, `tokenizer_config.json`. Authors: `arguments.json`, which
     `MemTransformerLM` takes, `model.safetensors`, which its `load_state_dict` takes, and `vocab.txt`. Nothing is pickled.
@@ -67,24 +71,99 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
         raise CheckpointError(f"unknown kind of export '{kind}'; {did_you_mean(kind, TARGETS)}")
     target = Path(destination)
     check_free(target)
-    model, tokenizer = load_model(source)
-    config = model.config
-    _check(config, kind)
-    content, make = _foreign_tensors(model, kind)
+    model, tokenizer = load_model(source, kinds=(TransformerXLConfig.kind, XLNetConfig.kind))
+    make = _xlnet if model.config.kind == XLNetConfig.kind else _transformer_xl
+    foreign = make(model, kind, _segment(source, tgt_len))
+    with new_directory(target) as folder:
+        write_file(folder / "model.safetensors", encode_lazily(foreign.content, foreign.make))
+        write_file(folder / foreign.settings_file, [json.dumps(foreign.settings, indent=2).encode() + b"\n"])
+        notes = [*foreign.notes, *foreign.write_vocabulary(folder, tokenizer)]
+    return Exported(kind, sum(tensor.numel() for tensor in model.state_dict().values()), tuple(notes))
+
+
+def _segment(source: str | Path, tgt_len: int | None) -> int | None:
+    """Return the length of a training segment: what the user says, or else a run."""
     run = RunDirectory(source)
     if tgt_len is None and run.holds_run:
         tgt_len = run.config().train.tgt_len
     if tgt_len is not None and tgt_len < 1:
         raise ConfigError(f"tgt_len ({tgt_len}) must be at least 1")
+    return tgt_len
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A model as another program has it.
+
+    Attributes:
+        settings_file: name of the file of its settings.
+        settings: what this file holds.
+        content: types and shapes of all tensors.
+        make: makes one of them.
+        notes: differences in the other program.
+        write_vocabulary: writes files of the vocabulary, and yields differences.
+    """
+
+    settings_file: str
+    settings: dict[str, Any]
+    content: dict[str, tuple[torch.dtype, torch.Size]]
+    make: Callable[[str], Tensor]
+    notes: tuple[str, ...]
+    write_vocabulary: Callable[[Path, Tokenizer | None], Iterable[str]]
+
+
+def _transformer_xl(model: TransformerXL, kind: Target, tgt_len: int | None) -> _Foreign:
+    """Return a Transformer-XL as it goes to another program."""
+    config = model.config
+    _check(config, kind)
+    content, make = _foreign_tensors(model, kind)
     settings_file, settings = "config.json", huggingface.values_of(config, tgt_len=tgt_len)
     if kind == "authors":
         settings_file = "arguments.json"
         settings = authors.flags_of(config, tgt_len=TrainConfig.model_fields["tgt_len"].default if tgt_len is None else tgt_len)
-    with new_directory(target) as folder:
-        write_file(folder / "model.safetensors", encode_lazily(content, make))
-        write_file(folder / settings_file, [json.dumps(settings, indent=2).encode() + b"\n"])
-        notes = [*_notes(config, kind), *_write_vocabulary(folder, tokenizer, kind)]
-    return Exported(kind, sum(tensor.numel() for tensor in model.state_dict().values()), tuple(notes))
+    vocabulary = partial(_write_vocabulary, kind=kind)
+    return _Foreign(settings_file, settings, content, make, tuple(_notes(config, kind)), vocabulary)
+
+
+def _xlnet(model: XLNet, kind: Target, tgt_len: int | None) -> _Foreign:
+    """Return an XLNet as it goes to Hugging Face, which has no place for `tgt_len`."""
+    config = model.config
+    if kind != "huggingface":
+        raise CheckpointError("an xlnet is written for Hugging Face only; use --to huggingface")
+    own = {"pre_lnorm": config.pre_lnorm, "final_norm": config.final_norm}
+    obstacles = [f"model.{name}=True (only False)" for name, is_set in own.items() if is_set]
+    if config.n_head * config.d_head != config.d_model:
+        obstacles.append(f"model.d_head={config.d_head} (only d_model / n_head, {config.d_model / config.n_head:g})")
+    if obstacles:
+        raise CheckpointError(f"Hugging Face's XLNet cannot express {', '.join(obstacles)}")
+    key_map = xlnet_huggingface.key_map(config)
+    weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    if not config.untie_r:  # there, each layer has its own
+        weights |= {name: weights[name].expand(config.n_layer, -1, -1) for name in ("r_w_bias", "r_r_bias", "r_s_bias")}
+    content = {part.name: (model.dtype, torch.Size(part.shape)) for part in key_map.parts()}
+    notes = []
+    if config.zero_first_memory and config.mem_len:
+        notes.append(
+            "this model begins every stream after mem_len zero vectors that it attends to; Hugging Face begins without memory: "
+            "give its first call mems of zeros"
+        )
+    if config.dropatt != config.dropout:
+        notes.append(
+            f"Hugging Face's XLNet has one rate of dropout; there, dropatt ({config.dropatt}) is {config.dropout}, too"
+        )
+
+    def make(name: str) -> Tensor:
+        return key_map.foreign(name, weights.__getitem__).to(model.dtype)
+
+    return _Foreign("config.json", xlnet_huggingface.values_of(config), content, make, tuple(notes), _no_pieces)
+
+
+def _no_pieces(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
+    """Say that there is no file of pieces."""
+    if tokenizer is None:
+        yield "no vocabulary was written: the model has no tokenizer"
+    else:
+        yield "no vocabulary was written; if the model came with a spiece.model, put it there"
 
 
 def _foreign_tensors(
@@ -109,14 +188,17 @@ def _foreign_tensors(
     return content, make
 
 
-def load_model(source: str | Path) -> tuple[TransformerXL, Tokenizer | None]:
-    """Load a model, and its tokenizer where there is one."""
-    if Path(source).is_dir() and not RunDirectory(source).holds_run and not (Path(source) / TOKENIZER_FILE).exists():
-        return TransformerXL.from_pretrained(source), None
-    model, tokenizer = load(source)
-    if model.config.kind != TransformerXLConfig.kind:
-        raise ConfigError(f"'{source}' is a model of kind '{model.config.kind}'; only a transformer_xl can be exported")
-    return cast(TransformerXL, model), tokenizer
+def load_model(source: str | Path, *, kinds: Collection[str] = (TransformerXLConfig.kind,)) -> tuple[Any, Tokenizer | None]:
+    """Load a model of one of these kinds, and its tokenizer where there is one."""
+    folder, tokenizer = Path(source), None
+    if folder.is_dir() and not RunDirectory(source).holds_run and not (folder / TOKENIZER_FILE).exists():
+        model = open_model(make_model, read_config(folder / CONFIG_FILE), folder)
+    else:
+        model, tokenizer = load(source)
+    if model.config.kind not in kinds:
+        known = " or ".join(kinds)
+        raise ConfigError(f"'{source}' is a model of kind '{model.config.kind}'; only a {known} can be exported")
+    return model, tokenizer
 
 
 def _check(config: TransformerXLConfig, kind: Target) -> None:
@@ -148,7 +230,7 @@ def _notes(config: TransformerXLConfig, kind: Target) -> Iterator[str]:
         yield f"{fails}; call its reset_length with mem_len 0 first"
 
 
-def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, kind: Target) -> Iterator[str]:
+def _write_vocabulary(folder: Path, tokenizer: Tokenizer | None, *, kind: Target) -> Iterator[str]:
     """Write `vocab.txt`, and for Hugging Face its settings; yield the differences in the other program."""
     if tokenizer is None:
         yield "no vocabulary was written: the model has no tokenizer"

@@ -1,5 +1,6 @@
 """The programs whose checkpoints can be read: `PROGRAMS` has an entry for each."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -7,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow
+from transformer_xl.conversion.key_maps import authors, huggingface, nvidia, tensorflow, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
@@ -15,7 +16,7 @@ from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.errors import CheckpointError, shown
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model_config import AttentionConfig, XLNetConfig
 from transformer_xl.untrusted import read_json_object
 
 Kind = Literal["huggingface", "authors", "nvidia", "tensorflow"]
@@ -30,9 +31,12 @@ class Contents:
     kind: Kind
     tensors: dict[str, TensorRef]  # by foreign name
     settings: Path  # the file that holds them
-    config: Callable[[], TransformerXLConfig]
+    config: Callable[[], AttentionConfig]
+    key_map: Callable[[Any], KeyMap]  # relates its names and shapes to ours, given the settings
     vocabulary: dict[str, Any] | None = None  # attributes of the vocabulary, if the same file holds them
     tgt_len: int | None = None  # tokens of a training segment, if it says so
+    unsaid: str = ""  # why users must say mem_len, if they must
+    notes: Callable[[Any], list[str]] = lambda config: []  # what users should know of the model, given the settings
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,6 @@ class Program:
         files: names of its checkpoints, for messages.
         find: returns the names, of those in a directory, that may be its checkpoints.
         read: reads a checkpoint.
-        key_map: relates its names and shapes to ours.
         vocabulary: what users should do if a checkpoint has no vocabulary, for messages.
     """
 
@@ -52,7 +55,6 @@ class Program:
     files: str
     find: Callable[[list[str]], list[str]]
     read: Callable[[Path], Contents]
-    key_map: Callable[[TransformerXLConfig], KeyMap]
     vocabulary: str
 
 
@@ -68,19 +70,43 @@ def _huggingface(weights: Path) -> Contents:
     values = read_json_object(settings)
     is_safe = weights.suffix == ".safetensors"
     tensors = read_safetensors(weights) if is_safe else _named_tensors(read_torch(weights), weights)
+    if values.get("model_type") == xlnet_huggingface.MODEL_TYPE:
+        config = partial(xlnet_huggingface.config_of, values)
+        key_map = partial(xlnet_huggingface.key_map, prefix=xlnet_huggingface.prefix_of(tensors))
+        return Contents("huggingface", tensors, settings, config, key_map, notes=partial(xlnet_huggingface.notes_of, values))
     config = partial(huggingface.config_of, values)
-    return Contents("huggingface", tensors, settings, config, tgt_len=_segment(values))
+    return Contents("huggingface", tensors, settings, config, huggingface.key_map, tgt_len=_segment(values))
 
 
 def _tensorflow(weights: Path) -> Contents:
     tensors = read_bundle(weights)
+    if xlnet_tensorflow.is_xlnet(tensors):
+        settings = _xlnet_settings(weights if weights.is_dir() else weights.parent)
+        config = partial(xlnet_tensorflow.config_of, read_json_object(settings), tensors.keys())
+        return Contents("tensorflow", tensors, settings, config, xlnet_tensorflow.key_map, notes=xlnet_tensorflow.notes_of)
     shapes = {name: tensor.shape for name, tensor in tensors.items()}
-    return Contents("tensorflow", tensors, weights, partial(tensorflow.config_of, shapes, str(weights)))
+    config = partial(tensorflow.config_of, shapes, str(weights))
+    return Contents("tensorflow", tensors, weights, config, tensorflow.key_map, unsaid=_UNSAID)
+
+
+_UNSAID = (
+    "is a TensorFlow checkpoint, which does not say how long a memory it was trained with; "
+    "add --set mem_len=… (and clamp_len, same_length), such as 1600 to score the published wt103 (trained with 384)"
+)
+
+
+def _xlnet_settings(folder: Path) -> Path:
+    """Return the file of settings beside the variables of an XLNet."""
+    for name in xlnet_tensorflow.SETTINGS_FILES:
+        if os.path.lexists(folder / name):
+            return folder / name
+    first = xlnet_tensorflow.SETTINGS_FILES[0]
+    raise CheckpointError(f"'{folder / first}' is missing; it holds the settings of an XLNet, put it beside the checkpoint")
 
 
 def _authors(tree: Any, weights: Path) -> Contents:
     flags, tensors = read_module(tree, weights)
-    return Contents("authors", tensors, weights, partial(authors.config_of, flags), tgt_len=_segment(flags))
+    return Contents("authors", tensors, weights, partial(authors.config_of, flags), authors.key_map, tgt_len=_segment(flags))
 
 
 def _nvidia(tree: Any, weights: Path) -> Contents:
@@ -93,7 +119,7 @@ def _nvidia(tree: Any, weights: Path) -> Contents:
         if isinstance(arguments, Stub):
             state.setdefault("dataset", arguments.state.get("dataset"))
     tensors = _named_tensors(tree["model_state"], weights)
-    return Contents("nvidia", tensors, weights, partial(nvidia.config_of, tree["model_config"]), state)
+    return Contents("nvidia", tensors, weights, partial(nvidia.config_of, tree["model_config"]), nvidia.key_map, state)
 
 
 def _segment(values: dict[str, Any]) -> int | None:
@@ -116,13 +142,19 @@ def _named(preferred: tuple[str, ...], pattern: str = "") -> Callable[[list[str]
     return lambda names: [n for n in preferred if n in names][:1] or [n for n in names if fnmatchcase(n, pattern)]
 
 
+def vocabulary_hint(kind: Kind, config: AttentionConfig) -> str:
+    """Return what users should do if a checkpoint has no vocabulary that can be read."""
+    if config.kind == XLNetConfig.kind:
+        return "its spiece.model is not converted; cut text with sentencepiece, and give the model ids"
+    return PROGRAMS[kind].vocabulary
+
+
 PROGRAMS: dict[Kind, Program] = {
     "huggingface": Program(
         "Hugging Face",
         "pytorch_model.bin or model.safetensors with config.json",
         _named(HUGGINGFACE_WEIGHTS),
         _huggingface,
-        huggingface.key_map,
         "put vocab.pkl, vocab.bin or vocab.txt beside the weights, or give it with --vocabulary",
     ),
     "authors": Program(
@@ -130,7 +162,6 @@ PROGRAMS: dict[Kind, Program] = {
         "model.pt",
         _named(("model.pt",), "model*.pt"),
         lambda weights: _authors(read_torch(weights), weights),
-        authors.key_map,
         "give the cache.pt in the directory of their training text with --vocabulary",
     ),
     "nvidia": Program(
@@ -138,7 +169,6 @@ PROGRAMS: dict[Kind, Program] = {
         "checkpoint_*.pt",
         _named(("checkpoint_best.pt", "checkpoint_last.pt"), "checkpoint_*.pt"),
         lambda weights: _nvidia(read_torch(weights), weights),
-        nvidia.key_map,
         "give one with --vocabulary (their byte-pair encoding is GPT-2's, whose pieces no checkpoint of theirs holds)",
     ),
     "tensorflow": Program(
@@ -146,7 +176,6 @@ PROGRAMS: dict[Kind, Program] = {
         "model.ckpt*.index",
         lambda names: ["."] if any(name.endswith(".index") for name in names) else [],  # its file `checkpoint` says which
         _tensorflow,
-        tensorflow.key_map,
         "give the cache.pkl in the directory of their training text with --vocabulary",
     ),
 }

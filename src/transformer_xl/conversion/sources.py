@@ -13,8 +13,8 @@ from transformer_xl.conversion.readers.inert import TensorRef
 from transformer_xl.conversion.vocabulary import find_tokenizer
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, did_you_mean
-from transformer_xl.model.directory import CONFIG_FILE, MODEL_TYPE
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model.directory import CONFIG_FILE, is_native
+from transformer_xl.model_config import AttentionConfig
 from transformer_xl.untrusted import read_json_object
 
 _TENSORFLOW = re.compile(r".*\.(index|meta|data-\d+-of-\d+)")
@@ -32,11 +32,12 @@ class ForeignCheckpoint:
 
     kind: Kind
     weights: Path  # for TensorFlow the prefix of its files
-    config: TransformerXLConfig
+    config: AttentionConfig
     tensors: dict[str, TensorRef]  # by foreign name
     tokenizer: Tokenizer | None  # None: it has no vocabulary
     key_map: KeyMap = field(repr=False)
     tgt_len: int | None = None  # tokens of a training segment; None: unknown
+    notes: tuple[str, ...] = ()  # what users should know, a line each
 
 
 def open_source(
@@ -54,30 +55,29 @@ def open_source(
         ConfigError: `settings` cannot work.
     """
     changes = dict(settings or {})
-    for name in changes:
-        if name not in TransformerXLConfig.model_fields:
-            raise ConfigError(f"unknown setting '{name}'; {did_you_mean(name, TransformerXLConfig.model_fields)}")
     found, weights = recognize(Path(source), kind)
     contents = read_any(weights) if found is None else PROGRAMS[found].read(weights)
-    if contents.kind == "tensorflow" and "mem_len" not in changes:
-        raise CheckpointError(
-            f"'{weights}' is a TensorFlow checkpoint, which does not say how long a memory it was trained with; "
-            "add --set mem_len=… (and clamp_len, same_length), such as 1600 to score the published wt103 (trained with 384)"
-        )
+    if contents.unsaid and "mem_len" not in changes:
+        raise CheckpointError(f"'{weights}' {contents.unsaid}")
     config = _settle(contents, changes)
     tokenizer = find_tokenizer(weights, given=vocabulary, state=contents.vocabulary, vocab_size=config.vocab_size, moses=moses)
+    key_map = contents.key_map(config)
+    notes = (*contents.notes(config), *key_map.notes(contents.tensors))
     return ForeignCheckpoint(
-        contents.kind, weights, config, contents.tensors, tokenizer, PROGRAMS[contents.kind].key_map(config), contents.tgt_len
+        contents.kind, weights, config, contents.tensors, tokenizer, key_map, tgt_len=contents.tgt_len, notes=notes
     )
 
 
-def _settle(contents: Contents, settings: Mapping[str, Any]) -> TransformerXLConfig:
+def _settle(contents: Contents, settings: Mapping[str, Any]) -> AttentionConfig:
     """Return the configuration with the user's settings; refuse one with far more layers than there are tensors."""
     try:
         config = contents.config()
     except ConfigError as error:
         raise CheckpointError(f"'{contents.settings}': {error}") from None
-    config = TransformerXLConfig(**{**config.model_dump(), **settings})
+    for name in settings:
+        if name not in type(config).model_fields:
+            raise ConfigError(f"unknown setting '{name}'; {did_you_mean(name, type(config).model_fields)}")
+    config = type(config)(**{**config.model_dump(), **settings})
     if config.vocab_size is None:
         raise ConfigError("vocab_size (None) must be a number; leave it out to take the checkpoint's")
     if config.n_layer * _LEAST_PER_LAYER > len(contents.tensors):  # checked before anything is listed for every layer
@@ -139,10 +139,10 @@ def _in_directory(folder: Path, kind: Kind | None) -> tuple[Kind | None, Path]:
 
 def _refuse_native(folder: Path) -> None:
     try:
-        model_type = read_json_object(folder / CONFIG_FILE).get("model_type")
+        values = read_json_object(folder / CONFIG_FILE)
     except CheckpointError:
         return
-    if model_type == MODEL_TYPE:
+    if is_native(values):
         raise CheckpointError(f"'{folder}' is a native directory already; {_AS_IT_IS}")
 
 

@@ -1,9 +1,10 @@
 """Reads foreign settings strictly: each value has the type that it must have."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
-from transformer_xl.errors import ConfigError, is_enormous, shown
+from transformer_xl.errors import ConfigError, did_you_mean, is_enormous, shown
 
 MAX_CLUSTERS = 100
 
@@ -49,6 +50,34 @@ def truths(values: Mapping[str, Any], name: str, *, length: int) -> tuple[bool, 
     """Return booleans, cut to a length. In a shorter list the rest is false, as in the original programs."""
     given = tuple(truth({name: value}, name) for value in _listed(values, name))
     return (given + (False,) * length)[:length]
+
+
+def known(
+    values: Mapping[str, Any],
+    names: Collection[str],
+    *,
+    without_effect: Collection[str] = (),
+    old_names: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return the settings that matter, under their newest names; refuse unknown settings.
+
+    Args:
+        values: what a file holds.
+        names: of the settings that matter.
+        without_effect: names of settings that are left out.
+        old_names: the newest name of each old one.
+    """
+    found: dict[str, Any] = {}
+    for old, value in values.items():
+        name = old_names.get(old, old)
+        if name in without_effect:
+            continue
+        if name not in names:
+            raise ConfigError(f"unknown key {shown(old)}; {did_you_mean(old[:100], names)}")
+        if name in found and found[name] != value:
+            raise ConfigError(f"{name} is {shown(found[name])} and, under another name, {shown(value)}; keep one of them")
+        found[name] = value
+    return found
 
 
 def _given(values: Mapping[str, Any], name: str) -> Any:

@@ -1,6 +1,8 @@
 """The directory of a model: its files, and finding them by path or hub id. Torch is not needed to look for them."""
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from transformer_xl.errors import CheckpointError, ConfigError, beside, shown
 from transformer_xl.hub import download
@@ -52,6 +54,8 @@ def read_config(path: Path) -> ModelConfig:
         )
     values = read_json_object(path)
     kind = values.get("model_type")
+    if isinstance(kind, str) and kind in KINDS and not is_native(values):
+        raise CheckpointError(f"'{path}' describes a model of another program ({kind}); txl convert reads it")
     if not isinstance(kind, str):
         raise CheckpointError(f"'{path}' does not describe a model (model_type); txl convert reads those of other programs")
     if kind not in KINDS:
@@ -66,6 +70,12 @@ def read_config(path: Path) -> ModelConfig:
     if config.vocab_size is None:
         raise CheckpointError(f"'{path}': vocab_size is missing; is this the config.json of a saved model?")
     return config
+
+
+def is_native(values: Mapping[str, Any]) -> bool:
+    """Return whether a `config.json` is one of ours; Hugging Face calls its own XLNet by the same name."""
+    kind = values.get("model_type")
+    return isinstance(kind, str) and kind in KINDS and "ff_activation" not in values
 
 
 def _models_near(source: str | Path) -> str:

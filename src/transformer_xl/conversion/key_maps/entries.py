@@ -1,24 +1,25 @@
 """A reversible table between the tensors of a foreign checkpoint and ours.
 
-An entry says that some native tensors and some foreign ones hold the same numbers. First, each foreign tensor is transposed or
-its rows are reversed, if the entry says so. Then the elements of the foreign tensors, one after another, are those of the
-native tensors. This covers every difference: names, joined or separate projections, one table or one per cluster, one tensor
-per layer or all stacked.
+An entry says that some native tensors and some foreign ones hold the same numbers. First, each foreign tensor is transposed (of
+more than two dimensions: the first becomes the last) or its rows are reversed, if the entry says so. Then the elements of the
+foreign tensors, one after another, are those of the native tensors. This covers every difference: names, joined or separate
+projections, one table or one per cluster, one tensor per layer or all stacked.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, shown
 from transformer_xl.model.adaptive import cluster_sizes, cluster_widths, is_projected
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model_config import AttentionConfig
 
+C = TypeVar("C", bound=AttentionConfig)
 Change = Literal["", "transposed", "reversed"]
 Shape = tuple[int, ...]
 
@@ -30,6 +31,7 @@ class Part:
     name: str
     shape: Shape
     aliases: tuple[str, ...] = ()  # other names of the same tensor (tied weights)
+    optional: bool = False  # a checkpoint may lack it; it is zeros then
 
 
 @dataclass(frozen=True)
@@ -42,10 +44,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Sizes:
+class Sizes(Generic[C]):
     """Sizes of a model's tensors; `config.vocab_size` is set."""
 
-    config: TransformerXLConfig
+    config: C
 
     @cached_property
     def clusters(self) -> tuple[int, ...]:
@@ -84,16 +86,17 @@ class Sizes:
     def shape(self, letters: str) -> tuple[int, ...]:
         """Return the shape for letters such as "3H D", where "3H" is three times H.
 
-        L: layers, K: learned positions, n: heads, d: width of a head, H: width of all heads, D: states, F: inner layer.
+        L: layers, K: learned positions, n: heads, d: width of a head, H: width of all heads, D: states, F: inner layer,
+        V: vocabulary.
         """
         config = self.config
-        known = {"L": config.n_layer, "K": config.max_klen or 0, "n": config.n_head, "d": config.d_head}
-        known |= {"H": config.n_head * config.d_head, "D": config.d_model, "F": config.d_inner}
+        known = {"L": config.n_layer, "K": getattr(config, "max_klen", None) or 0, "n": config.n_head, "d": config.d_head}
+        known |= {"V": config.vocab_size or 0, "H": config.n_head * config.d_head, "D": config.d_model, "F": config.d_inner}
         return tuple(int(size[:-1] or 1) * known[size[-1]] for size in letters.split())
 
 
 def per_layer(
-    sizes: Sizes, table: Mapping[str, Iterable[tuple[str, str]]], prefix: str, *, transposed: bool = False
+    sizes: Sizes[C], table: Mapping[str, Iterable[tuple[str, str]]], prefix: str, *, transposed: bool = False
 ) -> list[Entry]:
     """Return entries for every layer.
 
@@ -101,13 +104,13 @@ def per_layer(
         sizes: of the model.
         table: for each native name in a layer, foreign names and shapes, in the letters of `Sizes.shape`.
         prefix: the prefix of foreign names; `{i}` is the layer.
-        transposed: foreign matrices are transposed.
+        transposed: foreign tensors are transposed, except vectors.
     """
     entries = []
     for i in range(sizes.config.n_layer):
         for ours, theirs in table.items():
             parts = tuple(Part(prefix.format(i=i) + name, sizes.shape(letters)) for name, letters in theirs)
-            change = "transposed" if transposed and len(parts[0].shape) == 2 else ""
+            change = "transposed" if transposed and len(parts[0].shape) > 1 else ""
             entries.append(Entry((f"layers.{i}.{ours}",), parts, change))
     return entries
 
@@ -118,6 +121,7 @@ class KeyMap:
 
     entries: tuple[Entry, ...]
     ignored: tuple[str, ...] = ()  # regular expressions of foreign names that hold nothing learned
+    left_out: tuple[str, ...] = ()  # the same, of what was learned and has no place in our models; users are told
 
     @cached_property
     def _by_native(self) -> dict[str, Entry]:
@@ -135,12 +139,16 @@ class KeyMap:
     def locate(self, shapes: Mapping[str, Shape], origin: str) -> dict[str, list[str]]:
         """Return the names of each part in a checkpoint, by the part's name. Tensors of several names should be equal.
 
+        Parts that are optional and missing are left out.
+
         Raises:
             CheckpointError: a tensor is missing, unknown, or of another shape.
         """
         found: dict[str, list[str]] = {}
         for part in self.parts():
             names = [name for name in (part.name, *part.aliases) if name in shapes]
+            if not names and part.optional:
+                continue
             if not names:
                 raise CheckpointError(f"'{origin}' lacks tensor '{part.name}' {part.shape}, which its settings call for")
             for name in names:
@@ -152,11 +160,21 @@ class KeyMap:
             found[part.name] = names
         known = {name for names in found.values() for name in names}
         for name in shapes:
-            if name not in known and not any(re.fullmatch(pattern, name) for pattern in self.ignored):
+            if name not in known and not _matches(name, (*self.ignored, *self.left_out)):
                 raise CheckpointError(
                     f"'{origin}' holds tensor {shown(name)} {shown(tuple(shapes[name]))}, for which its settings have no use"
                 )
         return found
+
+    def notes(self, names: Iterable[str]) -> Iterator[str]:
+        """Yield what a checkpoint with tensors of these names has besides the model, and what it lacks, a line each."""
+        found = set(names)
+        if others := sorted(name for name in found if _matches(name, self.left_out)):
+            more = f" and {len(others) - 9:,} more" if len(others) > 9 else ""
+            yield f"left out, because heads of other tasks are not converted: {', '.join(map(shown, others[:9]))}{more}"
+        for entry in self.entries:
+            if any(part.optional and not found & {part.name, *part.aliases} for part in entry.foreign):
+                yield f"there is no tensor '{entry.foreign[0].name}', so '{entry.native[0]}' is zeros"
 
     def check_native(self, shapes: Mapping[str, Shape], origin: str) -> None:
         """Check that the table covers each tensor of a model, with as many numbers as the foreign tensors have.
@@ -188,15 +206,23 @@ class KeyMap:
     def foreign(self, part_name: str, load: Callable[[str], Tensor]) -> Tensor:
         """Return a foreign tensor; `load` reads a native one."""
         entry = self._by_foreign[part_name]
-        changed = [part.shape[::-1] if entry.change == "transposed" else part.shape for part in entry.foreign]
+        changed = [part.shape for part in entry.foreign]
+        if entry.change == "transposed":
+            changed = [(torch.Size(shape[1:]).numel(), shape[0]) for shape in changed]
         index = [part.name for part in entry.foreign].index(part_name)
-        return _changed(_cut([load(name) for name in entry.native], changed)[index], entry.change)
+        return _changed(_cut([load(name) for name in entry.native], changed)[index], entry.change).reshape(
+            entry.foreign[index].shape
+        )
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def _changed(tensor: Tensor, change: Change) -> Tensor:
-    """Transpose or reverse; each is its own inverse."""
+    """Transpose or reverse; each is its own inverse, up to the shape of what comes after the first dimension."""
     if change == "transposed":
-        return tensor.T.contiguous()
+        return tensor.flatten(1).T.contiguous()
     return tensor.flip(0) if change == "reversed" else tensor
 
 

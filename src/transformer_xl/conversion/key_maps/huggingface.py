@@ -10,8 +10,8 @@ from typing import Any
 from transformer_xl.conversion.key_maps import pytorch
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes
 from transformer_xl.conversion.key_maps.pytorch import Names, shared_entries
-from transformer_xl.conversion.values import integer, integers, number, one_of, truth
-from transformer_xl.errors import ConfigError, did_you_mean, shown
+from transformer_xl.conversion.values import integer, integers, known, number, one_of, truth
+from transformer_xl.errors import ConfigError, shown
 from transformer_xl.model_config import TransformerXLConfig
 
 MODEL_TYPE = "transfo-xl"
@@ -51,10 +51,9 @@ _SAME = {
 }
 """More settings with our names and meanings, besides those of `pytorch.settings_of`."""
 
-_WITHOUT_EFFECT = {
-    # of this model; nothing reads them, except training scripts of 2019
-    *("adaptive", "ext_len", "tgt_len", "trainer_compatible", "eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id"),
-    # of every model of Hugging Face: its type and names, and how it generates text
+OF_EVERY_MODEL = {
+    # its type and names, its special tokens, and how it generates text
+    *("eos_token_id", "bos_token_id", "pad_token_id", "unk_token_id"),
     *("model_type", "architectures", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path"),
     *("task_specific_params", "tokenizer_class", "prefix", "finetuning_task", "problem_type", "id2label", "label2id"),
     *("output_attentions", "output_hidden_states", "return_dict", "use_cache", "torchscript", "use_bfloat16", "tf_legacy_loss"),
@@ -66,6 +65,11 @@ _WITHOUT_EFFECT = {
     *("num_labels", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values", "exponential_decay_length_penalty"),
     *("suppress_tokens", "begin_suppress_tokens", "sep_token_id", "_commit_hash", "_attn_implementation_autoset"),
 }
+"""Settings of every model of Hugging Face that do not change what this library computes."""
+
+_WITHOUT_EFFECT = OF_EVERY_MODEL | {"adaptive", "ext_len", "tgt_len", "trainer_compatible"}
+"""The same and those of this model, which nothing reads, except training scripts of 2019."""
+
 _OLD_NAMES = {"n_token": "vocab_size", "vocab_size_or_config_json_file": "vocab_size", "tie_weight": "tie_word_embeddings"}
 
 
@@ -86,7 +90,8 @@ def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
         raise ConfigError(
             f"model_type ({shown(values['model_type'])}) must be '{MODEL_TYPE}'; only Transformer-XL is converted"
         )
-    settings = {**DEFAULTS, **_known(values)}
+    names = {*DEFAULTS, "tie_projs", "tie_word_embeddings"}
+    settings = {**DEFAULTS, **known(values, names, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)}
     one_of(settings, "attn_type", (0,))
     if integer(settings, "sample_softmax") > 0:
         raise ConfigError(f"sample_softmax ({settings['sample_softmax']}) must be -1; a sampled softmax is not converted")
@@ -99,22 +104,6 @@ def config_of(values: Mapping[str, Any]) -> TransformerXLConfig:
         tie_weight=truth({"tie_word_embeddings": True, **settings}, "tie_word_embeddings"),
         init=one_of(settings, "init", ("normal", "uniform")),
     )
-
-
-def _known(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that matter, under their newest names; refuse unknown settings."""
-    known = {*DEFAULTS, "tie_projs", "tie_word_embeddings"}
-    found: dict[str, Any] = {}
-    for old, value in values.items():
-        name = _OLD_NAMES.get(old, old)
-        if name in _WITHOUT_EFFECT:
-            continue
-        if name not in known:
-            raise ConfigError(f"unknown key {shown(old)}; {did_you_mean(old[:100], known)}")
-        if name in found and found[name] != value:
-            raise ConfigError(f"{name} is {shown(found[name])} and, under another name, {shown(value)}; keep one of them")
-        found[name] = value
-    return found
 
 
 def values_of(config: TransformerXLConfig, *, tgt_len: int | None = None) -> dict[str, Any]:

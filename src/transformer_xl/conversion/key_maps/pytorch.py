@@ -36,7 +36,7 @@ _LAYER = {
 }
 
 
-def shared_entries(sizes: Sizes, names: Names) -> list[Entry]:
+def shared_entries(sizes: Sizes[TransformerXLConfig], names: Names) -> list[Entry]:
     """Return all entries of a model except those of `positions`."""
     attention = {
         f"attention.{ours}": tuple((f"dec_attn.{name}", letters) for name, letters in theirs)
@@ -58,12 +58,12 @@ def foreign_names(config: TransformerXLConfig) -> ForeignNames:
     return foreign
 
 
-def positions(sizes: Sizes, shapes: Mapping[str, str]) -> list[Entry]:
+def positions(sizes: Sizes[TransformerXLConfig], shapes: Mapping[str, str]) -> list[Entry]:
     """Return the entries of position parameters that belong to the whole model, not to a layer."""
     return [Entry((name,), (Part(name, sizes.shape(letters)),)) for name, letters in shapes.items()]
 
 
-def _embedding(sizes: Sizes, names: Names) -> Iterator[Entry]:
+def _embedding(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entry]:
     """Yield the entries of `word_emb`."""
     tied = sizes.config.tied_projections
     for i, size in enumerate(sizes.tables):
@@ -83,7 +83,7 @@ def _embedding(sizes: Sizes, names: Names) -> Iterator[Entry]:
             yield Entry((projection,), (Part(f"{scope}.emb_projs.{i}", shape, projections),))
 
 
-def _softmax(sizes: Sizes, names: Names) -> Iterator[Entry]:
+def _softmax(sizes: Sizes[TransformerXLConfig], names: Names) -> Iterator[Entry]:
     """Yield the entries of `crit`, without what the softmax shares with the embedding."""
     n_cluster, tied = len(sizes.clusters), sizes.config.tied_projections
     for i, size in enumerate(sizes.tables):

@@ -90,7 +90,7 @@ def _shapes_of(shapes: Mapping[str, Shape], pattern: str, n_dim: int, origin: st
     return [numbered[i] for i in range(len(numbered))]
 
 
-def _embedding(sizes: Sizes) -> Iterator[Entry]:
+def _embedding(sizes: Sizes[TransformerXLConfig]) -> Iterator[Entry]:
     for i, size in enumerate(sizes.tables):
         scope, table, projection = f"{_ROOT}adaptive_embed/cutoff_{i}/", f"embedding.tables.{i}", f"embedding.projections.{i}"
         if sizes.one_table:
@@ -100,7 +100,7 @@ def _embedding(sizes: Sizes) -> Iterator[Entry]:
             yield Entry((projection,), (Part(f"{scope}proj_W", (sizes.widths[i], sizes.config.d_model)),), "transposed")
 
 
-def _softmax(sizes: Sizes) -> Iterator[Entry]:
+def _softmax(sizes: Sizes[TransformerXLConfig]) -> Iterator[Entry]:
     scope, n_tail = f"{_ROOT}adaptive_softmax/", len(sizes.clusters) - 1
     if sizes.plain:
         yield Entry(("softmax.bias",), (Part(f"{scope}bias", sizes.clusters),))

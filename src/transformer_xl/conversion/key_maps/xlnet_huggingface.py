@@ -1,0 +1,189 @@
+"""Hugging Face's XLNet models (transformers 4 and 5): settings and names.
+
+What they compute differs from the original in one point: their "gelu" is the error function's, the original's is the tanh form,
+"gelu_new" there. u, v and s are those of a layer, whatever `untie_r` says. One rate of dropout is used everywhere. A stream
+begins without memory. Rows that are read backward (`bi_data`) are the second half of a batch there, here a call says which.
+
+A checkpoint with another head than the language model's (`XLNetForSequenceClassification`, …) lacks the bias of the softmax; in
+one of the bare `XLNetModel`, names do not begin with "transformer.", either.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
+from transformer_xl.conversion.key_maps.huggingface import OF_EVERY_MODEL
+from transformer_xl.conversion.values import integer, known, number, one_of, truth
+from transformer_xl.errors import ConfigError, shown
+from transformer_xl.model_config import XLNetConfig
+
+MODEL_TYPE = "xlnet"
+PREFIX = "transformer."
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32000,
+    "d_model": 1024,
+    "n_layer": 24,
+    "n_head": 16,
+    "d_inner": 4096,
+    "ff_activation": "gelu",
+    "untie_r": True,
+    "attn_type": "bi",
+    "initializer_range": 0.02,
+    "layer_norm_eps": 1e-12,
+    "dropout": 0.1,
+    "mem_len": 512,
+    "reuse_len": None,
+    "bi_data": False,
+    "clamp_len": -1,
+    "same_length": False,
+}
+"""Settings that shape or initialize a model, and their values if they are missing in a `config.json`."""
+
+ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
+"""Our name of each of theirs; the first of two is written."""
+
+NO_MEMORY = "nothing says how long a memory is, so the model keeps none; --set mem_len=384 gives it one, as it was trained with"
+"""What users are told of a model that keeps no memory."""
+
+_WITHOUT_EFFECT = OF_EVERY_MODEL | {
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout", "start_n_top", "end_n_top"),  # of heads
+    *("use_mems_eval", "use_mems_train", "output_past", "max_position_embeddings"),
+    *("dropatt", "init", "init_range", "init_std"),  # of 2019; their code never read them
+}
+_OLD_NAMES = {
+    "n_token": "vocab_size",
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+_HEADS = (r"(sequence_summary|logits_proj|classifier|qa_outputs|start_logits|end_logits|answer_class)\..*",)
+
+_TRANSPOSED = {
+    "attention.qkv_net.weight": (("rel_attn.q", "D n d"), ("rel_attn.k", "D n d"), ("rel_attn.v", "D n d")),
+    "attention.r_net.weight": (("rel_attn.r", "D n d"),),
+}
+_AS_THEY_ARE = {
+    "attention.o_net.weight": (("rel_attn.o", "D n d"),),
+    "attention.layer_norm.weight": (("rel_attn.layer_norm.weight", "D"),),
+    "attention.layer_norm.bias": (("rel_attn.layer_norm.bias", "D"),),
+    "feed_forward.inner.weight": (("ff.layer_1.weight", "F D"),),
+    "feed_forward.inner.bias": (("ff.layer_1.bias", "F"),),
+    "feed_forward.outer.weight": (("ff.layer_2.weight", "D F"),),
+    "feed_forward.outer.bias": (("ff.layer_2.bias", "D"),),
+    "feed_forward.layer_norm.weight": (("ff.layer_norm.weight", "D"),),
+    "feed_forward.layer_norm.bias": (("ff.layer_norm.bias", "D"),),
+}
+
+
+def prefix_of(names: Iterable[str]) -> str:
+    """Return what the names of a checkpoint's tensors begin with: nothing, if it is one of the bare model."""
+    return PREFIX if any(name.startswith(PREFIX) for name in names) else ""
+
+
+def key_map(config: XLNetConfig, *, prefix: str = PREFIX) -> KeyMap:
+    """Return the table of a model's tensors."""
+    sizes = Sizes(config)
+    head = ("lm_loss.weight",)
+    entries = [
+        Entry(
+            ("embedding.weight",),
+            (Part(f"{prefix}word_embedding.weight", sizes.shape("V D"), head if config.tie_weight else ()),),
+        ),
+        Entry(("mask_emb",), (Part(f"{prefix}mask_emb", (1, 1, config.d_model)),)),
+        Entry(("softmax.bias",), (Part("lm_loss.bias", sizes.shape("V"), optional=True),)),
+    ]
+    if not config.tie_weight:
+        entries.append(Entry(("softmax.weight",), (Part("lm_loss.weight", sizes.shape("V D")),)))
+    layer = prefix + "layer.{i}."
+    entries += per_layer(sizes, _TRANSPOSED, layer, transposed=True)
+    entries += per_layer(sizes, _AS_THEY_ARE, layer)
+    for name in ("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed"):
+        shape = sizes.shape("n d") if name != "seg_embed" else (2, *sizes.shape("n d"))
+        parts = tuple(Part(f"{layer.format(i=i)}rel_attn.{name}", shape) for i in range(config.n_layer))
+        entries.append(Entry((name,), parts))
+    return KeyMap(tuple(entries), left_out=_HEADS)
+
+
+def config_of(values: Mapping[str, Any]) -> XLNetConfig:
+    """Translate a `config.json`; refuse other models and unknown settings."""
+    names = {*DEFAULTS, "d_head", "tie_word_embeddings"}
+    given = {**DEFAULTS, **known(values, names, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)}
+    one_of(given, "attn_type", ("bi",))
+    for name in ("untie_r", "same_length", "bi_data"):  # what they mean is the same for all models that are converted
+        truth(given, name)
+    d_model, n_head, dropout = integer(given, "d_model"), integer(given, "n_head"), number(given, "dropout")
+    if n_head < 1 or d_model % n_head:
+        raise ConfigError(f"d_model ({d_model}) must be a multiple of n_head ({n_head})")
+    d_head = integer({"d_head": d_model // n_head, **given}, "d_head")
+    if d_head != d_model // n_head:
+        raise ConfigError(f"d_head ({d_head}) must be d_model / n_head ({d_model // n_head})")
+    return XLNetConfig(
+        vocab_size=integer(given, "vocab_size"),
+        n_layer=integer(given, "n_layer"),
+        d_model=d_model,
+        n_head=n_head,
+        d_head=d_head,
+        d_inner=integer(given, "d_inner"),
+        activation=activation_of(given, ACTIVATIONS),
+        layer_norm_epsilon=number(given, "layer_norm_eps"),
+        init_std=number(given, "initializer_range"),
+        dropout=dropout,
+        dropatt=dropout,
+        mem_len=_length(given, "mem_len") or 0,
+        reuse_len=_length(given, "reuse_len"),
+        clamp_len=_length(given, "clamp_len"),
+        tie_weight=truth({"tie_word_embeddings": True, **given}, "tie_word_embeddings"),
+    )
+
+
+def activation_of(values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
+    """Return our name of the activation."""
+    name = values.get("ff_activation")
+    if not isinstance(name, str) or name not in names:
+        raise ConfigError(f"ff_activation ({shown(name)}) must be {' or '.join(map(repr, names))}; no other is converted")
+    return names[name]
+
+
+def notes_of(values: Mapping[str, Any], config: XLNetConfig) -> list[str]:
+    """Return what users should know of a converted model, a line each; `values` are those of `config_of`."""
+    notes = [] if config.mem_len else [NO_MEMORY]
+    if values.get("bi_data"):
+        notes.append("bi_data: there the second half of a batch is read backward; here a call says which rows (is_backward)")
+    if config.activation == "gelu" and values.get("ff_activation", "gelu") == "gelu":
+        notes.append(
+            "'gelu' is the error function's at Hugging Face; the published models were trained with the tanh form, which "
+            "--set activation=gelu_tanh gives back"
+        )
+    return notes
+
+
+def _length(values: Mapping[str, Any], name: str) -> int | None:
+    """Return a number of tokens; None where there is none, which they write as null, 0 or -1."""
+    if values.get(name) is None:
+        return None
+    length = integer(values, name)
+    return length if length > 0 else None
+
+
+def values_of(config: XLNetConfig) -> dict[str, Any]:
+    """Return a `config.json` for the same model, which Hugging Face's code must be able to express."""
+    activations = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    values: dict[str, Any] = {name: getattr(config, name) for name in ("vocab_size", "d_model", "n_layer", "n_head", "d_inner")}
+    values |= {
+        "d_head": config.d_head,
+        "ff_activation": activations[config.activation],
+        "untie_r": True,
+        "attn_type": "bi",
+        "initializer_range": config.init_std,
+        "layer_norm_eps": config.layer_norm_epsilon,
+        "dropout": config.dropout,
+        "mem_len": config.mem_len or None,
+        "reuse_len": config.reuse_len,
+        "use_mems_eval": config.mem_len > 0,
+        "bi_data": False,
+        "clamp_len": -1 if config.clamp_len is None else config.clamp_len,
+        "same_length": False,
+        "tie_word_embeddings": config.tie_weight,
+    }
+    return {"model_type": MODEL_TYPE, "architectures": ["XLNetLMHeadModel"]} | values

@@ -1,0 +1,93 @@
+"""The XLNet authors' TensorFlow models (`modeling.py` and `xlnet.py` at bbaa3a6): settings and names.
+
+The settings are those of `xlnet_config.json`; a directory of their training calls the same file `config.json`. Their "gelu" is
+the tanh form, and layer norms add 1e-12. How long a memory is belongs to a call there. If there is one, a stream begins after
+`mem_len` zero vectors that the model attends to; their fine-tuning has none.
+
+Matrices are transposed: (in, out). Fine-tuned checkpoints lack the vector of targets and the bias of the softmax.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
+from transformer_xl.conversion.key_maps.xlnet_huggingface import NO_MEMORY, activation_of
+from transformer_xl.conversion.values import integer, known, truth
+from transformer_xl.model_config import XLNetConfig
+
+SETTINGS_FILES = ("xlnet_config.json", "config.json")
+ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
+
+_ROOT = "model/transformer/"
+_IGNORED = ("global_step", "beta[12]_power", r".*/(Adam(_1)?|adam_[mv])", r".*/ExponentialMovingAverage")
+_HEADS = (
+    r"model/(?!transformer/|lm_loss/).*",  # the summary, and logits of a task, whose name is in that of the variable
+    r"(start_logits|end_logits|answer_class|logits)/.*",
+)
+_NAMES = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_inner", "ff_activation", "untie_r")
+
+_TRANSPOSED = {
+    "attention.qkv_net.weight": (
+        ("rel_attn/q/kernel", "D n d"),
+        ("rel_attn/k/kernel", "D n d"),
+        ("rel_attn/v/kernel", "D n d"),
+    ),
+    "attention.r_net.weight": (("rel_attn/r/kernel", "D n d"),),
+    "feed_forward.inner.weight": (("ff/layer_1/kernel", "D F"),),
+    "feed_forward.outer.weight": (("ff/layer_2/kernel", "F D"),),
+}
+_AS_THEY_ARE = {
+    "attention.o_net.weight": (("rel_attn/o/kernel", "D n d"),),
+    "attention.layer_norm.weight": (("rel_attn/LayerNorm/gamma", "D"),),
+    "attention.layer_norm.bias": (("rel_attn/LayerNorm/beta", "D"),),
+    "feed_forward.inner.bias": (("ff/layer_1/bias", "F"),),
+    "feed_forward.outer.bias": (("ff/layer_2/bias", "D"),),
+    "feed_forward.layer_norm.weight": (("ff/LayerNorm/gamma", "D"),),
+    "feed_forward.layer_norm.bias": (("ff/LayerNorm/beta", "D"),),
+}
+
+
+def is_xlnet(names: Iterable[str]) -> bool:
+    """Return whether variables of these names are those of an XLNet."""
+    return any(name.startswith(_ROOT) for name in names)
+
+
+def key_map(config: XLNetConfig) -> KeyMap:
+    """Return the table of a model's tensors."""
+    sizes = Sizes(config)
+    entries = [
+        Entry(("embedding.weight",), (Part(f"{_ROOT}word_embedding/lookup_table", sizes.shape("V D")),)),
+        Entry(("mask_emb",), (Part(f"{_ROOT}mask_emb/mask_emb", (1, 1, config.d_model), optional=True),)),
+        Entry(("softmax.bias",), (Part("model/lm_loss/bias", sizes.shape("V"), optional=True),)),
+        *per_layer(sizes, _TRANSPOSED, _ROOT + "layer_{i}/", transposed=True),
+        *per_layer(sizes, _AS_THEY_ARE, _ROOT + "layer_{i}/"),
+        Entry(("seg_embed",), (Part(f"{_ROOT}seg_embed", (config.n_layer, 2, *sizes.shape("n d"))),)),
+    ]
+    if not config.tie_weight:
+        entries.append(Entry(("softmax.weight",), (Part("model/lm_loss/weight", sizes.shape("V D")),)))
+    shape = sizes.shape("L n d" if config.untie_r else "n d")
+    entries += [Entry((name,), (Part(_ROOT + name, shape),)) for name in ("r_w_bias", "r_r_bias", "r_s_bias")]
+    return KeyMap(tuple(entries), _IGNORED, _HEADS)
+
+
+def config_of(values: Mapping[str, Any], names: Iterable[str]) -> XLNetConfig:
+    """Translate an `xlnet_config.json`; the names are those of all variables."""
+    given = known(values, _NAMES)
+    return XLNetConfig(
+        vocab_size=integer(given, "n_token"),
+        n_layer=integer(given, "n_layer"),
+        d_model=integer(given, "d_model"),
+        n_head=integer(given, "n_head"),
+        d_head=integer(given, "d_head"),
+        d_inner=integer(given, "d_inner"),
+        activation=activation_of(given, ACTIVATIONS),
+        untie_r=truth(given, "untie_r"),
+        tie_weight="model/lm_loss/weight" not in names,
+        mem_len=0,
+        zero_first_memory=True,
+    )
+
+
+def notes_of(config: XLNetConfig) -> list[str]:
+    """Return what users should know of a converted model, a line each."""
+    return [] if config.mem_len else [NO_MEMORY]
