@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.equation import sinusoids
 from transformer_xl.model.attention.two_streams import Sight, TwoStreamAttention
-from transformer_xl.model.call import Execution
+from transformer_xl.model.backends import choose_ranked_backend
+from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_softmax
@@ -110,6 +111,10 @@ class XLNet(SequenceModel):
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
         if self.same_length:
             raise ConfigError("same_length (True) is for models that read from left to right; an xlnet sees both sides")
+
+    def check_backend(self, backend: str, device: torch.device) -> None:
+        """Refuse an attention backend that does not compute XLNet's; those that do run on every device."""
+        choose_ranked_backend(backend)
 
     def forward(
         self,
@@ -207,7 +212,9 @@ class XLNet(SequenceModel):
             mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
         mems.check(B, self.config.n_layer)
         ext_len = self.ext_len if self.config.reuse_len is None else max(T - self.config.reuse_len, self.ext_len)
-        sight, n_own = _sight(order, mems, segments=segments, n_pad=n_pad, batch_size=B, tgt_len=T)
+        facts = {"segments": segments, "is_backward": is_backward, "n_pad": n_pad}
+        sight, n_own = _sight(order, mems, **facts, batch_size=B, tgt_len=T)
+        backend = choose_ranked_backend(execution.backend, in_compiled=execution.run_layer is not run_layer)
         r_XPD = self._positions(mems.length + T, T, both=is_backward is not None)
         x_BQD = self.drop_input(self._enter(ids, order))
         kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": ext_len, "keep_graph": keep_graph}
@@ -221,8 +228,8 @@ class XLNet(SequenceModel):
                 n_content=T,
                 n_pad=n_pad,
                 r_XPD=r_XPD,
-                is_backward=is_backward,
                 sight=sight,
+                backend=backend,
                 **self._biases(i),
             )
         n_valid = (n_own - ext_len).clamp(min=0, max=hidden[0].shape[1])
@@ -263,7 +270,14 @@ def _checked(ids: Tensor, *, order: Order | None, segments: Tensor | None) -> tu
 
 
 def _sight(
-    order: Order | None, mems: Mems, *, segments: Tensor | None, n_pad: Tensor | None, batch_size: int, tgt_len: int
+    order: Order | None,
+    mems: Mems,
+    *,
+    segments: Tensor | None,
+    is_backward: Tensor | None,
+    n_pad: Tensor | None,
+    batch_size: int,
+    tgt_len: int,
 ) -> tuple[Sight, Tensor]:
     """Return what the queries of both streams see, and int64 (B,), how many of the last keys are no padding."""
     B, T, M, device = batch_size, tgt_len, mems.length, mems.n_valid.device
@@ -281,7 +295,8 @@ def _sight(
     if order is not None:
         place_BQ = torch.cat([place_BQ, order.targets], dim=1)
         sees_BQ = torch.cat([sees_BT, sees_BT.gather(1, order.targets)], dim=1)
-    if segments is None:
-        return Sight(place_BQ, sees_BQ, rank_BS), M + T - first_B
-    segment_BS = torch.cat([torch.zeros(B, M, dtype=segments.dtype, device=device), segments.where(own_BT, 0)], dim=1)
-    return Sight(place_BQ, sees_BQ, rank_BS, segments.gather(1, place_BQ), segment_BS), M + T - first_B
+    segment_BQ = segment_BS = None
+    if segments is not None:
+        segment_BQ = segments.gather(1, place_BQ)
+        segment_BS = torch.cat([torch.zeros(B, M, dtype=segments.dtype, device=device), segments.where(own_BT, 0)], dim=1)
+    return Sight(place_BQ, sees_BQ, rank_BS, segment_BQ, segment_BS, is_backward), M + T - first_B

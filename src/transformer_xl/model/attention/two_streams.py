@@ -16,7 +16,8 @@ Shapes: B batch, T content positions, K queries of g, Q = T + K queries, M memor
 N heads, H d_head, D d_model.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.backends import Attention
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model.memory import join
 
@@ -40,6 +42,7 @@ class Sight:
         rank: int64 (B, S), the rank of each key.
         query_segment: int64 (B, Q), the text that each query belongs to; None: there is only one text.
         key_segment: int64 (B, S), the same of each key.
+        is_backward: bool (B,), rows that are read backward; None: no row is.
     """
 
     place: Tensor
@@ -47,6 +50,20 @@ class Sight:
     rank: Tensor
     query_segment: Tensor | None = None
     key_segment: Tensor | None = None
+    is_backward: Tensor | None = None
+    _known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        """Return what was computed under a key, which the first layer that asks computes for all."""
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+    def by_row(self, r_XPNH: Tensor) -> Tensor:
+        """Return the position keys of each row, (B, P, N, H), from those for reading forward and backward."""
+        if self.is_backward is None:
+            return r_XPNH.expand(len(self.rank), -1, -1, -1)
+        return r_XPNH[self.is_backward.long()]
 
     def hidden(self, n_content: int) -> Tensor:
         """Return bool (B, Q, S), True where a query must not see a key; the first `n_content` queries see themselves."""
@@ -82,7 +99,7 @@ def ranked_attention(
         q_BQNH: queries; the first T = (P + 1 - S) stand at the segment's positions and are its content.
         k_BSNH: keys of memory and segment.
         v_BSNH: values of memory and segment.
-        r_XPNH: position keys W_r R of the distances S-1, …, -(T-1); X is B, or 1 if all rows are read in the same direction.
+        r_XPNH: position keys W_r R of the distances S-1, …, -(T-1), for reading forward, and (X = 2) backward.
         r_w_bias: u, shape (N, H).
         r_r_bias: v, shape (N, H).
         r_s_bias: s, shape (N, H).
@@ -117,7 +134,7 @@ def ranked_scores(
     dtype, n_key = q_BQNH.dtype, k_BSNH.shape[1]
     content_score = torch.einsum("bqnh,bsnh->bnqs", q_BQNH + r_w_bias.to(dtype), k_BSNH)
     position_query = q_BQNH + r_r_bias.to(dtype)
-    by_distance = torch.einsum("bqnh,bpnh->bnqp", position_query, r_XPNH.expand(len(q_BQNH), -1, -1, -1))
+    by_distance = torch.einsum("bqnh,bpnh->bnqp", position_query, sight.by_row(r_XPNH))
     score = content_score + at_keys(by_distance, sight.place, n_key)
     differs_BQS = sight.differs()
     if differs_BQS is not None:
@@ -170,8 +187,8 @@ class TwoStreamAttention(AttentionBlock):
         n_content: int,
         n_pad: Tensor | None,
         r_XPD: Tensor,
-        is_backward: Tensor | None,
         sight: Sight,
+        backend: Attention,
         **biases: Tensor,
     ) -> Tensor:
         """Attend from content and queries to memory and content, and add the result.
@@ -182,8 +199,8 @@ class TwoStreamAttention(AttentionBlock):
             n_content: T.
             n_pad: int64 (B,), padding tokens at the left of each row; None: none.
             r_XPD: R of the distances S-1, …, -(T-1), for reading forward, and (X = 2) backward.
-            is_backward: bool (B,), True for rows that are read backward; None: no row is.
             sight: where queries stand, and what they see.
+            backend: computes `ranked_attention`.
             **biases: u, v, s and e of the layer, as `ranked_attention` names them.
 
         Returns:
@@ -191,10 +208,8 @@ class TwoStreamAttention(AttentionBlock):
         """
         q, k, v = self._project_both(x_BQD, mem_BMD, n_content, n_pad)
         r_XPNH = self.r_net(r_XPD).unflatten(-1, (self.n_head, self.d_head))
-        if is_backward is not None:
-            r_XPNH = r_XPNH[is_backward.long()]
         dropatt = self.dropatt if self.training else 0.0
-        return self.add(x_BQD, ranked_attention(q, k, v, r_XPNH, sight=sight, dropatt=dropatt, **biases))
+        return self.add(x_BQD, backend(q, k, v, r_XPNH, sight=sight, dropatt=dropatt, **biases))
 
     def position_weights(self) -> list[Tensor]:
         """Return W_r."""

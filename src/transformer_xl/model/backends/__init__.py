@@ -1,9 +1,10 @@
-"""Faster ways to compute `attention.equation.relative_attention`; tests compare each with it, outputs and every gradient."""
+"""Faster ways to compute `relative_attention`, and `ranked_attention`; tests compare each, outputs and every gradient."""
 
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -23,6 +24,13 @@ _FUNCTIONS = {
     "triton": ("backends.fused", "fused_attention"),
 }
 """By name, the module and the function, imported when they are chosen because Triton takes a second."""
+
+_RANKED_FUNCTIONS = {
+    "equation": ("attention.two_streams", "ranked_attention"),
+    "matmul": ("backends.ranked", "matmul_ranked_attention"),
+    "sdpa": ("backends.ranked", "sdpa_ranked_attention"),
+}
+"""The same for the attention of XLNet."""
 
 
 def choose_backend(
@@ -49,12 +57,37 @@ def choose_backend(
         name = "triton" if device.type == "cuda" and problems["triton"]() is None else "matmul"
     elif name in problems and (problem := problems[name]()):
         raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
-    return _load(name)
+    return _load(*_FUNCTIONS[name])
+
+
+def choose_ranked_backend(name: str, *, in_compiled: bool = False) -> Attention:
+    """Return the attention function of a name for an XLNet; its arguments are those of `ranked_attention`.
+
+    The names mean what they mean in `choose_backend`. Each runs on every device.
+
+    Args:
+        name: of the backend.
+        in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
+
+    Raises:
+        ConfigError: no backend of that name computes this attention.
+    """
+    known = ("auto", *_RANKED_FUNCTIONS)
+    if name not in known:
+        raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
+    chosen = "matmul" if name == "auto" else name
+    attend = _load(*_RANKED_FUNCTIONS[chosen])
+    return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
 
 
 @cache
-def _load(name: str) -> Attention:
-    module, function = _FUNCTIONS[name]
+def _uncompiled(attend: Attention) -> Attention:
+    """Keep the compiler out of a function; always the same one is returned, or each call would be compiled anew."""
+    return cast("Attention", torch.compiler.disable(attend, reason="it consists of library calls"))
+
+
+@cache
+def _load(module: str, function: str) -> Attention:
     return getattr(import_module(f"transformer_xl.model.{module}"), function)
 
 
