@@ -47,6 +47,15 @@ def test_memory_is_scored_as_txl_eval_does(txl: Txl) -> None:
     assert line["y"] == pytest.approx([score["bpc"] for score in scores], abs=1e-9)
 
 
+def test_few_tokens_are_thousands_as_in_the_loss_curve_of_a_run(txl: Txl, workbench: Path) -> None:
+    assert txl("plot", "run", "--out", "curve.svg").status == 0
+    texts = re.findall("<!-- (.*?) -->", (workbench / "curve.svg").read_text())
+    assert "training tokens read (thousands)" in texts
+    assert "training, memory of 6" in texts
+    (line, *_) = drawn(txl, "run")
+    assert max(line["x"]) < 0.01  # as before in JSON: millions
+
+
 def test_pictures_of_scores_name_what_was_scored(txl: Txl, workbench: Path, home: Path) -> None:
     def names(*arguments: str) -> list[str]:
         out = workbench / "scores.svg"

@@ -75,6 +75,7 @@ def plot(
     from transformer_xl.analysis.lines import draw
     from transformer_xl.console import progress, warn
     from transformer_xl.process import keep_freed_memory
+    from transformer_xl.training.curve import tokens_axis
 
     keep_freed_memory()
     found = find_runs(runs)
@@ -82,6 +83,7 @@ def plot(
     lines: list[Line] = []
     labels: dict[str, Any] = {"ylabel": f"loss ({UNITS[unit]})"}
     scored: dict[str, str] = {}  # by run: the text
+    scale = 1.0
     texts = open_texts(found, split=split, corpus=corpus, limit=tokens, warn=warn)
     if against == "memory":
         for run, opened, text in texts:
@@ -104,6 +106,9 @@ def plot(
         check_validations(found, warn=warn)
         lines = learning_curves(found, against=against, unit=unit)
         labels |= {"xlabel": XLABELS[against], "title": "loss while training", "from_zero": True}
+        if against == "tokens":  # lines are in millions
+            labels["xlabel"], n_token = tokens_axis(1e6 * max(x for line in lines for x in line.x))
+            scale = 1e6 / n_token
     if len(set(scored.values())) == 1:
         labels["title"] += f"\n{scored[found[0].name]}"
     elif scored:
@@ -111,7 +116,7 @@ def plot(
     if len(found) == 1:
         labels["title"] = f"{found[0].name}: {labels['title']}"
     prefix = f"{found[0].name}, " if len(found) == 1 else ""  # the title says it
-    draw([replace(line, name=line.name.removeprefix(prefix)) for line in lines], out, **labels)
+    draw([replace(line, name=line.name.removeprefix(prefix), x=[scale * x for x in line.x]) for line in lines], out, **labels)
     if json_:
         print(json.dumps({"against": against, "unit": unit, "picture": str(out), "lines": [line.as_dict() for line in lines]}))
     else:

@@ -77,7 +77,7 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         return None
     failures = list(_not_finite(entries))
     most = max(entry["tokens"] for entry in entries if "tokens" in entry)
-    unit, scale = ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
+    xlabel, scale = tokens_axis(most)
     figure = new_figure(width=9, height=4.5 + 0.22 * (len(curves) + bool(failures)))
     axes = figure.add_subplot()
     for i, curve in enumerate(curves):
@@ -93,9 +93,15 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         places = [tokens / scale for tokens, _ in failures]
         axes.plot(places, [0.03] * len(places), "|k", markersize=12, transform=axes.get_xaxis_transform(), label=label)
     title = f"{path.absolute().parent.name}: loss while training" + (f", {end}" if end else "")
-    axes.set(xlabel=f"training tokens read ({unit})", ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel=xlabel, ylabel="loss (nats per token)", title=title)
     axes.set_xlim(left=0)
     return save_with_legend(figure, axes, path, remedy=remedy)
+
+
+def tokens_axis(most: float) -> tuple[str, float]:
+    """Return the label of an axis of so many tokens at most, and how many tokens are one on it."""
+    unit, scale = ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
+    return f"training tokens read ({unit})", scale
 
 
 def _text_read(entry: Entry) -> str:
