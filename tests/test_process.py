@@ -82,8 +82,9 @@ def test_cores_are_busy_if_others_leave_too_few(
 
 
 def test_what_is_said_of_busy_cores() -> None:
-    assert str(Busy(1, 8)) == "1 other program or thread computes on this machine's 8 cores"
-    assert str(Busy(2, 1)) == "2 other programs or threads compute on this machine's core"
+    assert str(Busy(1, 8)) == "other programs keep 1 of this machine's 8 cores busy"
+    assert str(Busy(8, 8)) == str(Busy(9, 8)) == "other programs keep all 8 cores of this machine busy"
+    assert str(Busy(2, 1)) == "other programs keep the only core of this machine busy"
     assert Busy(3, 8).remedy(8) == "wait until they have ended, or compute with OMP_NUM_THREADS=5"
     assert Busy(9, 8).remedy(2, "--set train.threads") == "wait until they have ended, or compute with --set train.threads=1"
     assert Busy(3, 8).remedy(5) == Busy(9, 8).remedy(1) == "wait until they have ended"

@@ -119,7 +119,7 @@ class Busy:
     Example:
         >>> problem = Busy(n_other=3, n_core=4)
         >>> print(problem)
-        3 other programs or threads compute on this machine's 4 cores
+        other programs keep 3 of this machine's 4 cores busy
         >>> problem.remedy(threads=4)
         'wait until they have ended, or compute with OMP_NUM_THREADS=1'
     """
@@ -138,8 +138,10 @@ class Busy:
 
     def __str__(self) -> str:
         """Return it in words."""
-        others = "other program or thread computes" if self.n_other == 1 else "other programs or threads compute"
-        return f"{self.n_other} {others} on this machine's {f'{self.n_core} cores' if self.n_core > 1 else 'core'}"
+        cores = "the only core" if self.n_core == 1 else f"all {self.n_core} cores"
+        if self.n_other < self.n_core:
+            return f"other programs keep {self.n_other} of this machine's {self.n_core} cores busy"
+        return f"other programs keep {cores} of this machine busy"
 
 
 def busy(threads: int, *, since_long: bool = False) -> Busy | None:

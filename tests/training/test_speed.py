@@ -61,8 +61,8 @@ def test_the_fastest_number_of_threads_is_taken(monkeypatch: pytest.MonkeyPatch)
     assert torch.get_num_threads() == 1
     assert clock.tried == [4, 4, 2, 2, 1, 1, 1]  # the first is not timed; a second each, and at least a step
     assert said == [
-        "5 other programs or threads compute on this machine's 4 cores: with 1 of 4 threads a step takes 0.40 s instead of "
-        "2.00 s, so the run keeps to that (train.threads=1); once they have ended, resume it with --set train.threads=none"
+        "other programs keep all 4 cores of this machine busy, so this run computes with train.threads=1: a step takes 0.40 s "
+        "instead of 2.00 s with 4; when the other programs have ended, resume it with --set train.threads=4"
     ]
 
 
@@ -77,7 +77,7 @@ def test_what_takes_much_longer_is_the_last_that_is_tried(monkeypatch: pytest.Mo
     assert choose_threads(tiny_trainer(), warn=said.append, clock=clock) is None
     assert clock.tried == [4, 4, 2]
     assert torch.get_num_threads() == 4
-    assert said[0].endswith("so this run will be slow; fewer threads than 4 are not faster; wait until they have ended")
+    assert said[0].endswith("so this run will be slow, and fewer threads are not faster; wait until they have ended")
 
 
 def test_a_small_gain_is_no_reason_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_nothing_is_tried_where_cores_are_free_or_somebody_has_decided(decided: 
     before = torch.get_num_threads()
     assert choose_threads(trainer, warn=said.append) is None
     assert torch.get_num_threads() == before
-    problem = "5 other programs or threads compute on this machine's 4 cores, so this run will be slow; wait until they have "
+    problem = "other programs keep all 4 cores of this machine busy, so this run will be slow; wait until they have "
     remedy = "ended" if decided == "one" else "ended, or compute with --set train.threads=1"
     assert said == ([] if decided == "free" else [problem + remedy])
 
@@ -180,7 +180,7 @@ def test_a_chosen_number_is_kept_for_good(start: Callable[..., Lines], tmp_path:
         choose = speed.choose_threads
         patch.setattr(training_run, "choose_threads", lambda trainer, warn: choose(trainer, warn=warn, clock=clock))
         (line,) = start("run", "train.max_steps=24").warned
-        assert "with 2 of 4 threads a step takes 0.50 s instead of 2.00 s" in line
+        assert "train.threads=2: a step takes 0.50 s instead of 2.00 s with 4;" in line
         start("stopped", "train.max_steps=24", display=stop_at(12))
     others(monkeypatch, 0)
     start("stopped", resume=True)
@@ -195,7 +195,10 @@ def test_a_resumed_run_says_whose_threads_differ(start: Callable[..., Lines], mo
     others(monkeypatch, 0)
     monkeypatch.setattr(speed, "cores", lambda: 4)
     start("run", "train.threads=2", "train.max_steps=1")
-    fewer = "2 of 4 cores compute, as train.threads says; --set train.threads=none uses all, and rounds differently"
+    fewer = (
+        "this run computes with train.threads=2, and 4 cores are free; --set train.threads=none uses what PyTorch finds best, "
+        "and rounds differently"
+    )
     assert fewer in start("run", "train.max_steps=2", resume=True).said
     others(monkeypatch, 3)
     busy = start("run", "train.max_steps=3", resume=True)
@@ -234,8 +237,8 @@ def said(pace: Pace, *steps: tuple[int, float], tokens: int = 100, length: int =
 def test_a_speed_of_less_than_a_third_is_named_again_and_its_end() -> None:
     others_gone = "training has recovered: 80 tokens/s"
     slow = (
-        "training is 5.0 times slower than before: 20 tokens/s instead of 100; 5 other programs or threads compute on this "
-        "machine's 4 cores; wait until they have ended, or compute with --resume --set train.threads=1"
+        "training is 5.0 times slower than before: 20 tokens/s instead of 100; other programs keep all 4 cores of "
+        "this machine busy; wait until they have ended, or compute with --resume --set train.threads=1"
     )
     pace = Pace()
     assert said(pace, (1, 500.0), (40, 1.0), (7, 2.9)) == []  # nothing was slow before the first, which compiles

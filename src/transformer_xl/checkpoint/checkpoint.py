@@ -146,8 +146,12 @@ def _read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+REMEDY = "; load an earlier checkpoint or restore this one from a copy"
+"""The end of a message about damage."""
+
+
 def _damaged(path: Path, reason: str) -> CheckpointError:
-    return CheckpointError(f"{str(path)!r} is damaged: {reason}; load an earlier checkpoint or restore this one from a copy")
+    return CheckpointError(f"{str(path)!r} is damaged: {reason}{REMEDY}")
 
 
 def _encode_state(state: dict[str, Any]) -> bytes:

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.checkpoint.checkpoint import FORMAT, Checkpoint, read_checkpoint, write_checkpoint
+from transformer_xl.checkpoint.checkpoint import FORMAT, REMEDY, Checkpoint, read_checkpoint, write_checkpoint
 from transformer_xl.console import short
 from transformer_xl.errors import SYSTEM_REMEDIES, CheckpointError, ConfigError
 from transformer_xl.files import (
@@ -277,14 +277,18 @@ class CheckpointStore:
         reasons: list[str] = []
         for step in steps:
             try:
-                return self.load(step)
+                checkpoint = self.load(step)
             except CheckpointError as error:
-                reasons.append(str(error))
-                on_damaged(str(error))
+                reasons.append(str(error).removesuffix(REMEDY))
+                continue
+            for reason in reasons:
+                on_damaged(f"{reason}; step {step:,} is loaded instead")
+            return checkpoint
         where = f"in {str(self.directory)!r}"
         if not reasons:
             raise CheckpointError(f"no checkpoint {where}; check the path, or train first")
-        raise CheckpointError(f"no checkpoint {where} can be loaded ({len(reasons)} tried); the first: {reasons[0]}")
+        tried = f"can be loaded ({len(reasons)} tried); the first: {reasons[0]}"
+        raise CheckpointError(f"no checkpoint {where} {tried}; restore one from a copy, or train again")
 
 
 def averaged_weights(checkpoint: Checkpoint) -> "dict[str, Tensor]":

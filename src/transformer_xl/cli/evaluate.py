@@ -73,7 +73,6 @@ def evaluate(
             if per_token is not None:
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
-            mind_busy_cores(opened, quiet=not world.first)
             reading = opened.reading(
                 tgt_len=tgt_len,
                 mem_len=mem_len,
@@ -86,6 +85,7 @@ def evaluate(
                 raise ConfigError(f"--compare-memory: '{run}' is read without memory (mem_len 0) already; leave it out")
             chosen = precision_of_segments(precision, opened.device)
             text = choice.text(opened)
+            mind_busy_cores(opened, quiet=not world.first)
         if not world.alone:
             model = opened.model.config.model_dump(mode="json")
             world.check_same(model=model, text=text.digest(), precision=chosen)

@@ -123,7 +123,6 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
     )
     seed = drawn_seed if options.choice.seed is None else options.choice.seed
     opened = options.opening.open(options.run, on_damaged=lambda message: warn(message, quiet=not world.first))
-    mind_busy_cores(opened, quiet=not world.first)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
     prompts = source.read(opened.tokenizer, goes_on=file is not None)
     n_text = max(1, len(prompts)) * length.n
@@ -133,6 +132,7 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
         f"{world.size} processes divide texts, and this is one; give --prompts or --n, or start one process",
     )
     own = parts(range(n_text), world)
+    mind_busy_cores(opened, quiet=not world.first)
     decoder = _open_decoder(options, opened, file, n_text=len(own), first=world.first)
     session, goes_on = None, False
     if has_session:

@@ -89,8 +89,8 @@ def mind_busy_cores(opened: "Opened", *, quiet: bool = False, measures: bool = F
         warn(f"{problem}, so this will be slow; {problem.remedy(threads)}", quiet=quiet)
         return
     torch.set_num_threads(problem.free)
-    how = f"this computes with {problem.free} of {threads} threads (OMP_NUM_THREADS={threads} takes all)"
-    warn(f"{problem}, so {how}", quiet=quiet)
+    own = f"{problem.free} thread{'s' if problem.free > 1 else ''} instead of {threads}"
+    warn(f"{problem}, so this computes with {own}; with OMP_NUM_THREADS={threads} it takes all", quiet=quiet)
 
 
 @Parameter(name="*")

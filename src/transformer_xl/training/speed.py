@@ -54,12 +54,12 @@ def choose_threads(
     best = min(seconds, key=lambda n: seconds[n])
     if seconds[best] > _GAIN * seconds[most]:
         torch.set_num_threads(most)
-        warn(f"{problem}, so this run will be slow; fewer threads than {most} are not faster; wait until they have ended")
+        warn(f"{problem}, so this run will be slow, and fewer threads are not faster; wait until they have ended")
         return None
     torch.set_num_threads(best)
     warn(
-        f"{problem}: with {best} of {most} threads a step takes {seconds[best]:.2f} s instead of {seconds[most]:.2f} s, so the "
-        f"run keeps to that (train.threads={best}); once they have ended, resume it with --set train.threads=none"
+        f"{problem}, so this run computes with train.threads={best}: a step takes {seconds[best]:.2f} s instead of "
+        f"{seconds[most]:.2f} s with {most}; when the other programs have ended, resume it with {_SETTING}={most}"
     )
     return best
 
@@ -91,11 +91,11 @@ def check_threads(trainer: Trainer, before: int | None, *, say: Callable[[str], 
     if problem := busy(now):
         warn(f"{problem}, so this run will be slow; {problem.remedy(now, _SETTING)}")
     if before not in (None, now):
-        say(f"threads: {before} until here, {now} from now on; --set train.threads={before} rounds as before")
+        say(f"threads: {before} until here, {now} from now on; {_SETTING}={before} rounds as before")
     elif recorded and recorded < cores() and not busy(cores()):
         say(
-            f"{recorded} of {cores()} cores compute, as train.threads says; --set train.threads=none uses all, and rounds "
-            "differently"
+            f"this run computes with train.threads={recorded}, and {cores()} cores are free; {_SETTING}=none uses what PyTorch "
+            "finds best, and rounds differently"
         )
 
 

@@ -176,8 +176,8 @@ def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> N
         return
     problem = f"train.threads ({threads}) is more than the {n_core} cores that this process may use"
     if warn is None:
-        raise ConfigError(f"{problem}; use train.threads={n_core}, or none")
-    warn(f"{problem}, so this run will be slow; --set train.threads=none uses the cores there are, and rounds differently")
+        raise ConfigError(f"{problem}; use train.threads={n_core}, or leave it out")
+    warn(f"{problem}, so this run will be slow; --set train.threads={n_core} uses the cores there are, and rounds differently")
 
 
 def _check_room(config: RunConfig, world: World, device: torch.device) -> None:
