@@ -1,24 +1,42 @@
-"""Converted XLNet models of Hugging Face compute what the originals compute (goldens, see make_goldens_xlnet.py)."""
+"""Converted XLNet models compute what Hugging Face's and the authors' compute in float64 (see make_goldens_xlnet*.py)."""
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.parity.reading import compare_xlnet, goldens, native_gradients, read_golden
 from transformer_xl.conversion.convert import convert
-from transformer_xl.conversion.key_maps import xlnet_huggingface
+from transformer_xl.conversion.key_maps import xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import XLNetConfig
 
-GOLDENS = goldens("xlnet")
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 5e-6}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("folder", GOLDENS, ids=lambda folder: folder.name)
-def test_converted_model_computes_the_same(folder, dtype, tmp_path):
+@pytest.mark.parametrize("folder", goldens("xlnet"), ids=lambda folder: folder.name)
+def test_models_of_hugging_face(folder: Path, dtype: torch.dtype, tmp_path: Path) -> None:
     """Predictions, nats, memory and the gradients of all parameters, over all segments."""
+    zeros = read_golden(folder / "expected.safetensors").zero_first_memory
+    check(folder, tmp_path, dtype, xlnet_huggingface.key_map, {"zero_first_memory": zeros})
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("folder", goldens("xlnet_tensorflow"), ids=lambda folder: folder.name)
+def test_models_of_the_authors(folder: Path, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The same of their TensorFlow code; how it is called, no checkpoint says."""
+    call = read_golden(folder / "expected.safetensors").hyperparameters
+    clamp_len = call["clamp_len"] if call["clamp_len"] > 0 else None
+    settings = {"mem_len": call["mem_len"] or 0, "reuse_len": call["reuse_len"], "clamp_len": clamp_len}
+    check(folder, tmp_path, dtype, xlnet_tensorflow.key_map, settings)
+
+
+def check(folder: Path, tmp_path: Path, dtype: torch.dtype, key_map: Any, settings: dict[str, Any]) -> None:
     golden = read_golden(folder / "expected.safetensors")
-    settings = {"zero_first_memory": golden.zero_first_memory}
-    convert(folder / "checkpoint", tmp_path / "native", settings=settings)
+    converted = convert(folder / "checkpoint", tmp_path / "native", settings=settings)
+    assert isinstance(converted.config, XLNetConfig)
     model = XLNet.from_pretrained(tmp_path / "native")
-    gradients = native_gradients(xlnet_huggingface.key_map(model.config), model, golden.gradients)
+    gradients = native_gradients(key_map(model.config), model, golden.gradients)
     compare_xlnet(model, golden, gradients, dtype=dtype, tolerance=TOLERANCES[dtype])
