@@ -123,6 +123,7 @@ def test_a_damaged_line_of_the_log_is_named_and_left_out(txl: Txl, workbench: Pa
         (("run", "--out", "plot.gif"), "--out 'plot.gif' must end in .png, .svg, .pdf"),
         (("run", "--lengths", "3"), "--lengths (3) are lengths of memory, and --against is tokens; use --against memory"),
         (("run", "--against", "memory", "--lengths", "-3"), "--lengths '-3' must be numbers of at least 0"),
+        (("run", "--against", "memory", "--lengths", f"0,{'9' * 5000}"), "--lengths '0,9999"),
         (("run", "--against", "position", "--tokens", "20"), "20 tokens are too few for means over stretches of 15"),
     ],
 )

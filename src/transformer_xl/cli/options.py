@@ -128,6 +128,9 @@ class TextChoice:
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
 
+_MOST_DIGITS = 18  # of a number that fits into 64 bits
+
+
 def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
     """Return the numbers that an option lists, each once.
 
@@ -135,6 +138,8 @@ def numbers_of(option: str, text: str, *, least: int = 1) -> list[int]:
         ConfigError: the text is not numbers of at least `least` with commas between.
     """
     parts = [part.strip() for part in text.split(",")]
+    if any(len(part) > _MOST_DIGITS for part in parts):
+        raise ConfigError(f"--{option} '{text}' must be numbers of at most {_MOST_DIGITS} digits with commas between")
     if not all(part.isdecimal() and int(part) >= least for part in parts):
         raise ConfigError(f"--{option} '{text}' must be numbers of at least {least} with commas between, such as 1,4,16")
     return list(dict.fromkeys(map(int, parts)))

@@ -191,8 +191,11 @@ def _restore(run: Run) -> None:
         try:
             record = SavedRecord(**run.trainer.restore(checkpoint))
         except (ValueError, RuntimeError, LookupError, TypeError) as error:
-            reason = str(error).strip().splitlines()[-1].strip()
-            raise CheckpointError(f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}") from None
+            reason = str(error).strip().splitlines()[-1].partition(";")[0].strip()
+            remedy = "restore it from a copy, or delete its directory to go on from the one before"
+            raise CheckpointError(
+                f"checkpoint {step} does not fit the run in '{run.directory.path}': {reason}; {remedy}"
+            ) from None
         if record.training_text != run.corpus.training_sha256:
             raise CheckpointError(
                 f"the text of '{run.config.data.corpus}' is not the one that the run in '{run.directory.path}' has read so "
