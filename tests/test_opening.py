@@ -185,7 +185,7 @@ def test_a_file_is_a_text_of_two_tokens_at_least(tmp_path: Path) -> None:
     text = file_text(tmp_path / "text.txt", ByteTokenizer())
     assert (text.what, text.ids.tolist(), text.n_bytes) == (f"file {tmp_path / 'text.txt'}", [*"aé".encode()], 2)
     (tmp_path / "text.txt").write_text("a")
-    with pytest.raises(CorpusError, match=r"text.txt' has 1 tokens; at least 2 are needed"):
+    with pytest.raises(CorpusError, match=r"text.txt' has 1 token; at least 2 are needed"):
         file_text(tmp_path / "text.txt", ByteTokenizer())
 
 

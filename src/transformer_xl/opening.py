@@ -111,7 +111,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         n_bytes += batch.n_bytes
     ids = np.frombuffer(packed, id_dtype(tokenizer.vocab_size))
     if len(ids) < 2:
-        raise CorpusError(f"'{file}' has {len(ids)} tokens; at least 2 are needed, because the first one is not predicted")
+        has = "1 token" if len(ids) == 1 else "no token"
+        raise CorpusError(f"'{file}' has {has}; at least 2 are needed, because the first one is not predicted")
     first = tokenizer.decode([int(ids[0])])
     return Text(f"file {file}", ids, *_predicted(first, n_characters, n_bytes))
 

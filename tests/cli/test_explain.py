@@ -63,7 +63,7 @@ def test_options_say_how_it_is_read(txl, workbench):
         (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "'it' is not text but binary; explain shows text"),
         (b"\x1f\x8b\x08\x9c\xff\x01\x1a" * 20, "'it' is not text but binary; explain shows text"),
         ("жил-был старик".encode("koi8-r"), r"'it' is not UTF-8; convert it \(if it is Latin-1: iconv"),
-        (b"t", "'it' has 1 tokens; at least 2 are needed"),
+        (b"t", "'it' has 1 token; at least 2 are needed"),
         (None, "cannot read 'it': no such file"),
     ],
 )
@@ -87,6 +87,8 @@ def test_a_run_without_checkpoint(txl, workbench):
     (workbench / "run" / "checkpoints").mkdir()
     assert "checkpoint" in txl("explain", "run", "text.txt").complaint
     assert "nowhere" in txl("explain", "nowhere", "text.txt").complaint
+    swapped = "'text.txt' is a text and 'run' a directory; the run comes first: txl explain run text.txt"
+    assert txl("explain", "text.txt", "run").complaint == swapped
 
 
 def test_what_lies_in_the_way_is_left_alone(txl, workbench):

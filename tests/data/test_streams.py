@@ -80,9 +80,11 @@ def test_state_of_another_layout(name: str, value: int) -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(CorpusError, match=r"10 tokens, but 4 lanes of 5 tokens need 21; use a smaller train.batch_size"):
+    with pytest.raises(
+        CorpusError, match=r"10 tokens, and 21 are needed, for train.batch_size \(4\) pieces of train.tgt_len \(5\)"
+    ):
         _stream(10, batch_size=4, tgt_len=5)
-    with pytest.raises(CorpusError, match=r"text too short: 0 tokens"):
+    with pytest.raises(CorpusError, match=r"text too short: the training split has 0 tokens, and \d+ are needed"):
         _stream(0, batch_size=1, tgt_len=1)
     with pytest.raises(ConfigError, match=r"world_size \(3\) must divide train.batch_size \(4\).*use train.batch_size=3 or 6$"):
         _stream(100, batch_size=4, tgt_len=5, world_size=3)

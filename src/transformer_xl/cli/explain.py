@@ -1,6 +1,7 @@
 """`txl explain`."""
 
 import json
+import shlex
 from pathlib import Path
 
 from transformer_xl.cli.options import FloatPrecision, Json, Opening, check_least, check_run
@@ -52,6 +53,9 @@ def explain(
         raise ConfigError(
             f"--top ({top}) must be at most {_MOST_TOP}, because that many likely tokens are stored for every token"
         )
+    if run.is_file() and file.is_dir():
+        right = shlex.join(["txl", "explain", str(file), str(run)])
+        raise ConfigError(f"'{run}' is a text and '{file}' a directory; the run comes first: {right}")
     check_run(run)
     check_readable(file)
     from transformer_xl.analysis.explain.explanation import explain as explain_text

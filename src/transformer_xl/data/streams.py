@@ -222,8 +222,9 @@ class SegmentStream(Lanes):
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:
             raise CorpusError(
-                f"text too short: {len(ids):,} tokens, but {batch_size} lanes of {tgt_len} tokens need "
-                f"{batch_size * tgt_len + 1:,}; use a smaller train.batch_size or train.tgt_len"
+                f"text too short: the training split has {len(ids):,} token{'s' if len(ids) != 1 else ''}, and "
+                f"{batch_size * tgt_len + 1:,} are needed, for train.batch_size ({batch_size}) pieces of train.tgt_len "
+                f"({tgt_len}); give more text, or lower these two"
             )
 
     @property

@@ -27,8 +27,9 @@ def local_directory(source: str | Path) -> Path | None:
         return Path(source)
     is_path = Path(source).exists() or str(source).startswith((".", "/", "~")) or Path(source).parent == RUNS
     if is_path or str(source).count("/") != 1:
+        what = "a file, and not a directory" if Path(source).is_file() else "not a directory"
         raise CheckpointError(
-            f"'{source}' is not a directory of a model; give a run, an exported directory or a hub id{_models_near(source)}"
+            f"'{source}' is {what} of a model; give a run, an exported directory or a hub id{_models_near(source)}"
         )
     return None
 
