@@ -168,6 +168,20 @@ def save_expected(
     )
 
 
+def save(model: Any, directory: Path, weights: str) -> None:
+    """Write a model of Hugging Face as `save_pretrained` does, or its weights in the file format of 2019."""
+    model.save_pretrained(directory, safe_serialization=weights == "safetensors")
+    if weights == "legacy":
+        torch.save(model.state_dict(), directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+
+
+@torch.no_grad()
+def put_gradients(model: nn.Module) -> None:
+    """Replace every weight by its gradient."""
+    for parameter in model.parameters():
+        parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+
+
 def check_sizes(folder: Path) -> None:
     """Print the size of each golden and refuse files that do not belong into a repository."""
     for golden in sorted(path for path in folder.iterdir() if path.is_dir()):

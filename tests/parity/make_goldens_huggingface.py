@@ -70,7 +70,7 @@ def write(golden: Path, hyperparameters: dict[str, Any], options: dict[str, Any]
     model = peer_huggingface.build(hyperparameters, seed)
     sizes = {key: options.get(key, value) for key, value in SIZES.items()}
     ids, labels = golden_writer.stream(hyperparameters["vocab_size"], seed=seed, cutoffs=hyperparameters["cutoffs"], **sizes)
-    peer_huggingface.save(model, golden / "checkpoint", options.get("weights", "bin"))
+    golden_writer.save(model, golden / "checkpoint", options.get("weights", "bin"))
     if "vocabulary" in options:
         write_vocabulary(golden / "checkpoint", options["vocabulary"], hyperparameters["vocab_size"])
     about: dict[str, Any] = {

@@ -9,7 +9,7 @@ and one answer per line. The first line on stdout says that it is ready: {"ready
 and leaves behind, under directory, `checkpoint/` (what `save_pretrained` writes), `gradient/` (the same model with gradients in
 place of weights, so that converting it says where each gradient belongs) and `expected64.safetensors` (see golden_writer.py; in
 float64, because some random models are so ill-conditioned that float32 itself is 1e-5 off). The answer is {"ok": true}, or
-{"error": TRACEBACK}.
+{"error": TRACEBACK}. Requests for XLNet have "model": "xlnet" (see peer_xlnet.py).
 
     .venv-peer/bin/python tests/parity/peer_huggingface.py < requests.jsonl
 """
@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import golden_writer
+import peer_xlnet
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TransfoXLConfig, TransfoXLLMHeadModel
 
 PEER = f"transformers {transformers.__version__} TransfoXLLMHeadModel"
@@ -55,27 +56,16 @@ def expect(model: TransfoXLLMHeadModel, ids: Tensor, labels: Tensor) -> dict[str
     return golden_writer.expectations(model, read, ids, labels)
 
 
-def save(model: TransfoXLLMHeadModel, directory: Path, weights: str) -> None:
-    """Write the model as `save_pretrained` does, or its weights in the file format of 2019."""
-    model.save_pretrained(directory, safe_serialization=weights == "safetensors")
-    if weights == "legacy":
-        torch.save(model.state_dict(), directory / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-
-
-@torch.no_grad()
-def put_gradients(model: nn.Module) -> None:
-    """Replace every weight by its gradient."""
-    for parameter in model.parameters():
-        parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-
-
 def answer(request: dict[str, Any]) -> None:
     """Do what one request asks for."""
+    if request.get("model") == "xlnet":
+        peer_xlnet.answer(request)
+        return
     directory, seed = Path(request["directory"]), request["seed"]
     model = build(request["hyperparameters"], seed)
     sizes = {name: request[name] for name in ("n_segment", "batch_size", "tgt_len")}
     ids, labels = golden_writer.stream(model.config.vocab_size, seed=seed, **sizes)
-    save(model, directory / "checkpoint", request["weights"])
+    golden_writer.save(model, directory / "checkpoint", request["weights"])
     with golden_writer.in_double(model, model.transformer.pos_emb):
         tensors = expect(model, ids, labels)
     golden_writer.save_expected(
@@ -86,8 +76,8 @@ def answer(request: dict[str, Any]) -> None:
         first_memory="zeros",
         aliases=golden_writer.aliases(model),
     )
-    put_gradients(model)
-    save(model.float(), directory / "gradient", request["weights"])
+    golden_writer.put_gradients(model)
+    golden_writer.save(model.float(), directory / "gradient", request["weights"])
 
 
 def main() -> None:

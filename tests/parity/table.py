@@ -2,7 +2,7 @@
 
 The figures are those that the parity tests compare with their tolerances: the largest difference, relative to the largest
 magnitude of a tensor (of gradients whatever it is, else at least 1), over all segments, layers and parameters. TensorFlow's
-graph was computed in float64 only.
+graph was computed in float64 only. XLNet's peers computed in float64, and both precisions are compared with that.
 """
 
 import tempfile
@@ -12,11 +12,13 @@ from functools import partial
 from pathlib import Path
 from unittest import mock
 
+import torch
 from torch import Tensor
 
-from tests.parity import reading, test_pytorch, test_tensorflow
+from tests.parity import reading, test_pytorch, test_tensorflow, test_xlnet
 
-COLUMNS = {"nats": "nats", "log_probs": "log-probabilities", "memory": "memory", "gradient": "gradients"}
+COLUMNS = {"nats": "nats", "log_probs": "scores", "logits": "scores", "memory": "memory", "gradient": "gradients"}
+XLNETS = {"xlnet": test_xlnet.test_models_of_hugging_face, "xlnet_tensorflow": test_xlnet.test_models_of_the_authors}
 Largest = dict[str, float]
 
 
@@ -29,10 +31,18 @@ def main() -> None:
     for golden in test_tensorflow.GOLDENS:
         check = partial(test_tensorflow.test_converted_model_computes_what_the_original_does, golden, "auto")
         rows["tensorflow", golden.name]["fp64"] = largest_differences(check)
-    print("| format | variant | fp32: " + " | ".join(COLUMNS.values()) + " | fp64: all |")
-    print("|---|---|" + "---|" * (len(COLUMNS) + 1))
+    for test, peer in (
+        (test_xlnet.test_models_of_hugging_face, "xlnet"),
+        (test_xlnet.test_models_of_the_authors, "xlnet_tensorflow"),
+    ):
+        for folder in reading.goldens(peer):
+            for precision, dtype in {"fp32": torch.float32, "fp64": torch.float64}.items():
+                rows[peer.replace("_", ", "), folder.name][precision] = largest_differences(partial(test, folder, dtype))
+    columns = list(dict.fromkeys(COLUMNS.values()))
+    print("| format | variant | fp32: " + " | ".join(columns) + " | fp64: all |")
+    print("|---|---|" + "---|" * (len(columns) + 1))
     for (peer, variant), found in rows.items():
-        fp32 = [_cell(found.get("fp32", {}).get(column)) for column in COLUMNS.values()]
+        fp32 = [_cell(found.get("fp32", {}).get(column)) for column in columns]
         fp64 = _cell(max(found["fp64"].values()) if "fp64" in found else None)
         print(f"| {peer} | {variant.replace('_', ' ')} | " + " | ".join([*fp32, fp64]) + " |")
 

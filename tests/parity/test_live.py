@@ -1,4 +1,4 @@
-"""Hugging Face's TransfoXL against its converted models, over configurations drawn at random.
+"""Hugging Face's TransfoXL and XLNet against their converted models, over configurations drawn at random.
 
 Not part of the suite: `make parity` builds the peer's environment and runs it. One long-lived process there
 (peer_huggingface.py) makes a tiny random model per configuration; it is converted and must say, remember and learn the same.
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from tests.parity.reading import compare, read_golden
+from tests.parity.reading import compare, compare_xlnet, read_golden
 from transformer_xl.conversion.convert import convert
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.xlnet import XLNet
 
 WORKER = Path(__file__).with_name("peer_huggingface.py")
 PYTHON = Path(os.environ.get("TXL_PEER_PYTHON", WORKER.parents[2] / ".venv-peer" / "bin" / "python"))
@@ -111,3 +113,61 @@ def test_converted_model_computes_the_same(peer: Peer, request: dict[str, Any]):
         gradients = load_file(directory / "native-gradient" / "model.safetensors")
         golden = read_golden(directory / "expected64.safetensors")
         compare(model, golden, gradients, tolerance=1e-9, tolerance_of_gradients=1e-6)
+
+
+@st.composite
+def xlnet_requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a configuration of XLNetLMHeadModel, and segments to read (see peer_xlnet.py).
+
+    The peer sees all of its memory: there is none before the first segment, or a full one of zeros, and none where rows are
+    padded.
+    """
+    n_head, bi_data = draw(st.integers(1, 3)), draw(st.booleans())
+    tgt_len = draw(st.integers(3, 9))
+    n_target = draw(st.just(0) | st.integers(1, tgt_len - 2))
+    padding = draw(st.booleans()) and tgt_len - n_target > 2
+    mem_len = draw(st.integers(1, 9))
+    zeros = mem_len if draw(st.booleans()) and not padding else 0
+    hyperparameters = {
+        "vocab_size": draw(st.integers(4, 60)),
+        "d_model": n_head * draw(st.sampled_from([2, 4, 6])),
+        "n_layer": draw(st.integers(1, 3)),
+        "n_head": n_head,
+        "d_inner": draw(st.integers(1, 20)),
+        "ff_activation": draw(st.sampled_from(["gelu", "gelu_new", "relu", "relu2"])),
+        "mem_len": mem_len,
+        "reuse_len": draw(st.none() | st.integers(1, tgt_len)),
+        "clamp_len": draw(st.integers(-1, 12)),
+        "bi_data": bi_data,
+        "untie_r": draw(st.booleans()),
+        "same_length": draw(st.booleans()),
+        "tie_word_embeddings": draw(st.booleans()),
+        "layer_norm_eps": draw(st.sampled_from([1e-12, 1e-5, 1e-3])),
+    }
+    return {
+        "model": "xlnet",
+        "hyperparameters": hyperparameters,
+        "seed": draw(st.integers(0, 2**31)),
+        "n_segment": 1 if padding else draw(st.integers(1, 4)),
+        "batch_size": draw(st.sampled_from([2, 4]) if bi_data else st.integers(1, 3)),
+        "tgt_len": tgt_len,
+        "n_target": n_target,
+        "segments": draw(st.booleans()),
+        "padding": padding,
+        "zeros": zeros,
+        "weights": draw(st.sampled_from(["bin", "legacy", "safetensors"])),
+    }
+
+
+@settings(max_examples=100)
+@given(request=xlnet_requests())
+def test_converted_xlnet_computes_the_same(peer: Peer, request: dict[str, Any]):
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        peer.make({"directory": temporary, **request})
+        convert(directory / "checkpoint", directory / "native", settings={"zero_first_memory": request["zeros"] > 0})
+        convert(directory / "gradient", directory / "native-gradient")
+        model = XLNet.from_pretrained(directory / "native")
+        gradients = load_file(directory / "native-gradient" / "model.safetensors")
+        golden = read_golden(directory / "expected.safetensors")
+        compare_xlnet(model, golden, gradients, dtype=torch.float64, tolerance=1e-9, tolerance_of_gradients=1e-6)
