@@ -21,6 +21,8 @@ import torch
 from safetensors.torch import save_file
 
 from tests.conversion.hostile import CANARIES, Hostile, payloads, safetensors_files, whole
+from tests.data.test_spiece import GOLDENS as SPIECE
+from tests.data.test_spiece import field, piece
 from tests.data.tokenizer_cases import TOKENIZERS
 from tests.helpers import TINY, tiny_model
 from tests.refuse_child import MODEL_FOLDER, TEXT_FILE
@@ -187,6 +189,8 @@ FITTING = {
     "pace.json, a.with classes": "no other names in it are looked up",
     "seed0.json, with classes": "no other names in it are looked up",
     "seed0.json, text=": "it is only compared and shown",
+    "unknown_text='../": "it is only written",
+    "line_end='None'": "a line end then has no id",
     "seed0.json, tokenizer=": "it is only compared",
 }
 
@@ -278,7 +282,7 @@ def make_doors(folder: Path, *, every: int = 1) -> tuple[list[Hostile], list[Hos
     doors.files.mkdir()
     (doors.files / CANARIES).mkdir()
     doors.writable.mkdir()
-    sound = [maker(doors) for maker in (_exports, _runs, _tokenizers, _sessions, _recipes, _prompts, _corpora)]
+    sound = [maker(doors) for maker in (_exports, _runs, _tokenizers, _spiece, _sessions, _recipes, _prompts, _corpora)]
     sound += [_prepared(doors), _logs(doors), _ablations(doors)]
     opened = [Hostile(f"{reader}: sound", path, "", reader, "it is sound") for each in sound for reader, path in each.items()]
     return doors.cases, opened
@@ -395,7 +399,7 @@ def _tokenizers(doors: Doors) -> dict[str, Path]:
         tokenizer.save(base)
         for case, changes in changed(tokenizer.to_dict(), n_each=2):  # without the checksum, which would refuse them all
             same = "library." in case and ("with classes" in case or "decoder='None'" in case)
-            harmless = "the library ignores what it does not know, and the text survives" if same else ""
+            harmless = "the library ignores what it does not know, and the text survives" if same else _unused(case)
             doors.add("tokenizer", base, "", case, as_json(changes), harmless=harmless)
         doors.add("tokenizer", base, "", "checksum of null", as_json(tokenizer.to_dict() | {"checksum": None}))
     for case, write in bad_json(doors.files).items():
@@ -411,7 +415,45 @@ def _tokenizers(doors: Doors) -> dict[str, Path]:
     for text in ("\ud800", "a\ud800b", "\udfff\ud800"):
         words = {"kind": "word", "format": 1, "words": ["<unk>", text], "unknown": "<unk>"}
         doors.add("tokenizer", base, "", f"word {text!a}", as_json(words))
+    unigram = TOKENIZERS["unigram"].to_dict()
+    for case, fields in {
+        "300,000 pieces": {"pieces": [f"{i:x}" for i in range(300_000)], "scores": [0.0] * 300_000},
+        "long pieces": {"pieces": [f"{i}{'a' * 1000}" for i in range(20_000)], "scores": [0.0] * 20_000},
+        "a table of 8 MB": {"rules": "A" * (8 << 20)},
+    }.items():
+        doors.add("tokenizer", base, "", case, as_json(unigram | fields), effect="fill the memory")
     return {"tokenizer": base}
+
+
+def _spiece(doors: Doors) -> dict[str, Path]:
+    folder = doors.sound("sentencepiece")
+    folder.mkdir()
+    base = folder / "spiece.model"
+    sound = (SPIECE / "xlnet.model").read_bytes()
+    base.write_bytes(sound)
+    for case, write in bad_json(doors.files).items():
+        doors.add("spiece", base, "", case, write)
+    for at in range(1, len(sound), len(sound) // 10):
+        doors.add("spiece", base, "", f"cut at {at}", data(sound[:at]))
+    pieces, unknown = piece("a"), field(2, b"") + field(3, b"") + piece("<unk>", 0.0, 2)
+    table = field(2, b"\xff\xff\xff\x7f" + bytes(100))
+    contents = {
+        "a million pieces": unknown + b"".join(piece(f"{i:x}") for i in range(10**6)),
+        "a million empty fields": unknown + pieces + field(9, b"") * 10**6,
+        "a piece of a megabyte": unknown + piece("a" * 10**6),
+        "a length beyond the end": unknown + b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f",
+        "nested": field(1, field(1, field(1, field(1, b"a")))) * 10,
+        "a table beyond the end": unknown + pieces + field(3, table),
+        "a table that writes 3 MB": unknown + pieces + field(3, field(2, b"\x04\0\0\0" + bytes(4) + b"a" * (3 << 20) + b"\0")),
+        "BPE": unknown + pieces + field(2, field(3, 2)),
+        "NaN": unknown + piece("a", math.nan),
+        "a piece twice": unknown + pieces + pieces,
+        "a line end": unknown + piece("a\nb"),
+        "a surrogate": unknown + piece(b"\xed\xa0\x80"),
+    }
+    for case, content in contents.items():
+        doors.add("spiece", base, "", case, data(content), effect="fill the memory")
+    return {"spiece": base}
 
 
 def _sessions(doors: Doors) -> dict[str, Path]:

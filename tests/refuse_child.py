@@ -28,6 +28,7 @@ from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.data.prepare import prepare
+from transformer_xl.data.spiece import read_spiece
 from transformer_xl.data.tokenizers import ByteTokenizer, load_tokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session import TextSession
@@ -112,6 +113,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "huggingface": _huggingface,
     "huggingface read": _generate,
     "tokenizer": load_tokenizer,
+    "spiece": read_spiece,
     "session": _session,
     "recipe": lambda path: load_recipe(str(path)),
     "prompts": lambda path: prompts.many(path, ByteTokenizer()),

@@ -189,11 +189,11 @@ def test_a_file_is_a_text_of_two_tokens_at_least(tmp_path: Path) -> None:
         file_text(tmp_path / "text.txt", ByteTokenizer())
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe", "unigram"])
 def test_a_large_file_is_encoded_in_pieces(kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(f"line {i}: an é, a 東 and a 🙂\r\n" for i in range(300))
     (tmp_path / "text.txt").write_text(lines, newline="")
-    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=300 if kind == "bpe" else None), [lines])
+    tokenizer = train_tokenizer(TokenizerConfig(kind=kind, vocab_size=300 if kind in ("bpe", "unigram") else None), [lines])
     whole = file_text(tmp_path / "text.txt", tokenizer)
     monkeypatch.setattr("transformer_xl.opening.CHUNK_BYTES", 100)
     seen: list[bytes] = []

@@ -24,11 +24,18 @@ Parallelism = Literal["ddp", "fsdp"]
 class TokenizerConfig(Settings):
     """How text becomes ids."""
 
-    kind: Literal["byte", "char", "word", "bpe"] = Field(default="byte", description="unit of text")
-    vocab_size: Positive | None = Field(default=None, description="bpe: vocabulary size (default 8192); word: largest size")
+    kind: Literal["byte", "char", "word", "bpe", "unigram"] = Field(default="byte", description="unit of text")
+    vocab_size: Positive | None = Field(
+        default=None, description="bpe, unigram: vocabulary size (default 8192); word: largest size"
+    )
     min_frequency: Natural = Field(default=0, description="word: rarer words become <unk>; bpe: rarer pairs are not merged")
-    lower_case: bool = Field(default=False, description="word: fold case")
-    byte_fallback: bool = Field(default=False, description="char: write characters that the corpus lacks as bytes")
+    lower_case: bool = Field(default=False, description="word: fold case; unigram: the same, with normalization xlnet")
+    byte_fallback: bool = Field(default=False, description="char, unigram: write characters that the corpus lacks as bytes")
+    normalization: Literal["spaces", "xlnet"] = Field(
+        default="spaces",
+        description="unigram: xlnet: plain quotes, characters taken apart without accents, commas apart from digits",
+    )
+    keep_accents: bool = Field(default=False, description="unigram: with normalization xlnet, leave characters as they are")
 
 
 class DataConfig(Settings):

@@ -41,7 +41,7 @@ def _prepare(path: Path, kind: str = "byte", **options) -> PreparedCorpus:
     return prepare(data, tokenizer, cache=path.parent / "cache", progress=False, **options)
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe", "unigram"])
 def test_ids_are_the_text(text: Path, kind: str) -> None:
     prepared = _prepare(text, kind)
     decoded = "".join(prepared.tokenizer.decode(prepared.splits[split].ids[:]) for split in SPLITS)
@@ -119,7 +119,7 @@ def test_documents(tmp_path) -> None:
     assert _prepare(folder, data=data).splits["test"].ids.shape == (0,)
 
 
-@pytest.mark.parametrize("kind", ["word", "bpe"])
+@pytest.mark.parametrize("kind", ["word", "bpe", "unigram"])
 def test_number_of_workers_does_not_matter(text: Path, kind: str, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(encoding, "BATCH_BYTES", 5000)
     folder = tmp_path / "texts"
@@ -530,16 +530,16 @@ def test_a_corpus_without_its_manifest_keeps_its_shards(sharded: PreparedCorpus,
     assert path.stat().st_mtime_ns == written
 
 
-@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe", "unigram"])
 def test_lines_are_documents(tmp_path, kind: str) -> None:
     lines = ["one two\n", "\n", "thrée\rfour\n", " \n", "five five\n"] * 3 + ["no end"]
     (tmp_path / "text.txt").write_bytes("".join(lines).encode())
-    config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 270 if kind == "bpe" else None})
+    config = TokenizerConfig.model_validate({"kind": kind, "vocab_size": 270 if kind in ("bpe", "unigram") else None})
     train = _prepare(tmp_path / "text.txt", tokenizer=config, data={"documents": "lines", "split": (1, 0, 0)})
     tokenizer, split = train.tokenizer, train.splits["train"]
     ends = [*split.document_starts[1:].tolist(), len(split.ids)]
     texts = [tokenizer.decode(split.ids[a:b]) for a, b in zip(split.document_starts.tolist(), ends, strict=True)]
-    expected = lines if kind != "word" else [tokenizer.decode(tokenizer.encode(line)) for line in lines]
+    expected = lines if kind not in ("word", "unigram") else [tokenizer.decode(tokenizer.encode(line)) for line in lines]
     assert texts == expected
 
 
@@ -575,7 +575,7 @@ def test_no_tokens(text: Path) -> None:
         _prepare(text, "word")
 
 
-@pytest.mark.parametrize("kind", ["char", "bpe"])
+@pytest.mark.parametrize("kind", ["char", "bpe", "unigram"])
 def test_text_that_is_not_utf8(text: Path, kind: str) -> None:
     text.write_bytes(b"ok\n" * 10 + b"\xff")
     assert _prepare(text).splits["test"].ids[-1] == 0xFF

@@ -41,7 +41,7 @@ def test_any_unicode_text_survives(name: str, text: str) -> None:
 @given(text=MIXED)
 def test_ids_are_ids(name: str, text: str) -> None:
     tokenizer = TOKENIZERS[name]
-    ids = tokenizer.encode(text.encode("utf-8", "ignore").decode() if name == "bpe" else text)
+    ids = tokenizer.encode(text.encode("utf-8", "ignore").decode() if name in ("bpe", "unigram") else text)
     assert ids.dtype == np.int64
     assert ids.ndim == 1
     assert np.all((ids >= 0) & (ids < tokenizer.vocab_size))
@@ -52,7 +52,9 @@ def test_ids_are_ids(name: str, text: str) -> None:
 @given(data=st.data())
 def test_stream_decoder_agrees_with_decode(name: str, data: st.DataObject) -> None:
     tokenizer = TOKENIZERS[name]
-    text = {"byte": WITH_SURROGATES, "char": WITH_SURROGATES, "bpe": UNICODE, "word": UNICODE}.get(name, MIXED)
+    text = {"byte": WITH_SURROGATES, "char": WITH_SURROGATES, "bpe": UNICODE, "unigram": UNICODE, "word": UNICODE}.get(
+        name, MIXED
+    )
     of_text = text.map(lambda text: tokenizer.encode(text).tolist())
     check_stream(tokenizer, data.draw(of_text | st.lists(st.integers(0, tokenizer.vocab_size - 1))))
 

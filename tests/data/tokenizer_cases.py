@@ -27,6 +27,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
     "byte": ByteTokenizer(),
     "char": CharTokenizer("abé東", byte_fallback=True),
     "bpe": train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=320), [TEXT]),
+    "unigram": train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=120), [TEXT]),
     "word": train_tokenizer(TokenizerConfig(kind="word", vocab_size=12), [TEXT]),
     "lines": WordTokenizer(WORDS, **AS_OTHERS),
     "sentences": WordTokenizer(WORDS, line_start="<S>", line_end="<S>", lower_case=True, **AS_OTHERS),
@@ -37,7 +38,7 @@ TOKENIZERS: dict[str, Tokenizer] = {
     "characters": SymbolTokenizer([*LETTERS, " ", "<eos>"], unit="char", line_end="<eos>", unknown="!"),
 }
 EXACT = ("byte", "char", "bpe")
-TRAINED = (*EXACT, "word")
+TRAINED = (*EXACT, "unigram", "word")
 
 
 def check_stream(tokenizer: Tokenizer, ids: list[int]) -> None:

@@ -19,9 +19,9 @@ from transformers import AutoTokenizer  # noqa: E402
 
 from transformer_xl.huggingface import TransformerXLTokenizer  # noqa: E402
 
-KINDS = ["byte", "char", "word", "bpe"]
+KINDS = ["byte", "char", "word", "bpe", "unigram"]
 TOKENIZERS = {kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=None), [TEXT]) for kind in ("byte", "char", "word")}
-TOKENIZERS["bpe"] = train_tokenizer(TokenizerConfig(kind="bpe", vocab_size=270), [TEXT])
+TOKENIZERS |= {kind: train_tokenizer(TokenizerConfig(kind=kind, vocab_size=270), [TEXT]) for kind in ("bpe", "unigram")}
 WRAPPED = {kind: TransformerXLTokenizer(tokenizer=tokenizer) for kind, tokenizer in TOKENIZERS.items()}
 
 

@@ -54,7 +54,7 @@ def prepare(
     corpus: str = "python-stdlib",
     /,
     *,
-    tokenizer: Literal["byte", "char", "word", "bpe"] = "byte",
+    tokenizer: Literal["byte", "char", "word", "bpe", "unigram"] = "byte",
     vocab_size: int | None = None,
     documents: Literal["files", "lines"] = "files",
     search: Path | None = None,
@@ -75,7 +75,7 @@ def prepare(
     Args:
         corpus: name, file, directory or glob.
         tokenizer: unit of text.
-        vocab_size: bpe: vocabulary size; word: largest size.
+        vocab_size: bpe, unigram: vocabulary size; word: largest size.
         documents: what a document is, as data.documents says.
         search: directory in which a named corpus may lie.
         workers: processes that encode. Default: one per core.

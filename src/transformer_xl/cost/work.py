@@ -22,7 +22,7 @@ from transformer_xl.model_config import KINDS, ModelConfig, TransformerXLConfig
 Backend = Literal["equation", "matmul", "triton"]
 """Backends that can be counted: the paper's equation (operations only), and those that `auto` takes."""
 
-_BPE = 8192
+_PIECES = 8192
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def vocabulary(config: RunConfig) -> tuple[int, str]:
         return model.vocab_size, "as set"
     if tokenizer.kind == "byte":
         return 256, "bytes"
-    if tokenizer.kind == "bpe":
-        return tokenizer.vocab_size or _BPE, "bpe, as set" if tokenizer.vocab_size else "bpe, the default"
+    if tokenizer.kind in ("bpe", "unigram"):
+        return tokenizer.vocab_size or _PIECES, f"{tokenizer.kind}, {'as set' if tokenizer.vocab_size else 'the default'}"
     if corpus in NAMED and tokenizer.kind in NAMED[corpus].vocabularies:
         return NAMED[corpus].vocabularies[tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
     raise ConfigError(

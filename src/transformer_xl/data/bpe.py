@@ -188,11 +188,12 @@ def train_bpe(config: TokenizerConfig, texts: Iterable[str]) -> BPETokenizer:
         special_tokens=[],
         show_progress=False,
     )
-    model.train_from_iterator(_first_bytes(texts, BPE_TRAINING_BYTES), trainer)
+    model.train_from_iterator(first_bytes(texts, BPE_TRAINING_BYTES), trainer)
     return BPETokenizer(json.loads(model.to_str()))
 
 
-def _first_bytes(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
+def first_bytes(texts: Iterable[str], n_bytes: int) -> Iterator[str]:
+    """Yield the texts as far as they have `n_bytes` bytes together."""
     left = n_bytes
     for text in texts:
         yield text[:left]  # counts characters, so the last text may be a little too long

@@ -128,7 +128,7 @@ def prepare(
     """Return the corpus as ids; encode it first unless an earlier call did.
 
     An interrupted preparation continues after its last finished shard. A small corpus that was damaged later is prepared again.
-    A character tokenizer learns its alphabet from all splits; word and BPE tokenizers learn from train only.
+    A character tokenizer learns its alphabet from all splits; the others learn from train only.
 
     Args:
         data: which corpus, and how to divide it.

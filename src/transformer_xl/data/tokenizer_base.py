@@ -149,16 +149,20 @@ class Tokenizer(ABC):
         return array.tolist()
 
 
-class _PieceDecoder(StreamDecoder):
+class PieceDecoder(StreamDecoder):
+    """Decodes pieces; keeps the bytes of a character that has not ended."""
+
     def __init__(self, tokenizer: "PieceTokenizer") -> None:
         self._tokenizer = tokenizer
         self._bytes = codecs.getincrementaldecoder("utf-8")(_ERRORS)
 
     def push(self, token_id: int) -> str:
+        """Take one more id and return the characters that it completes, possibly none."""
         (token_id,) = self._tokenizer._checked([token_id])
         return self._bytes.decode(self._tokenizer._pieces[token_id])
 
     def finish(self) -> str:
+        """Return U+FFFD if the ids ended inside a character, else nothing."""
         return self._bytes.decode(b"", final=True)
 
 
@@ -184,7 +188,7 @@ class PieceTokenizer(Tokenizer):
 
     def stream(self) -> StreamDecoder:
         """Return a decoder that takes ids one at a time."""
-        return _PieceDecoder(self)
+        return PieceDecoder(self)
 
 
 def ids_of(words: Sequence[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Tokenizers trained, saved and loaded: bytes, characters, words, byte-level BPE.
+"""Tokenizers trained, saved and loaded: bytes, characters, words, byte-level BPE, Unigram.
 
 A tokenizer is trained once (`train_tokenizer`), saved as JSON, and never changes. Byte, BPE and character tokenizers are exact:
 `decode(encode(text)) == text`. The others say in `loses` what they drop. Converted models use the same classes
@@ -18,6 +18,8 @@ from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.bpe import BPE_TRAINING_BYTES, DEFAULT_BPE_SIZE, BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
 from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
+from transformer_xl.data.unigram import UnigramTokenizer
+from transformer_xl.data.unigram_training import DEFAULT_UNIGRAM_SIZE, UNIGRAM_TRAINING_BYTES, train_unigram
 from transformer_xl.data.words import WordTokenizer, train_words
 from transformer_xl.errors import CheckpointError, TokenizerError, did_you_mean, shown
 from transformer_xl.seals import json_sha256, seal_command
@@ -26,7 +28,9 @@ from transformer_xl.untrusted import read_json
 __all__ = [
     "BPE_TRAINING_BYTES",
     "DEFAULT_BPE_SIZE",
+    "DEFAULT_UNIGRAM_SIZE",
     "FORMAT",
+    "UNIGRAM_TRAINING_BYTES",
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
@@ -34,6 +38,7 @@ __all__ = [
     "StreamDecoder",
     "SymbolTokenizer",
     "Tokenizer",
+    "UnigramTokenizer",
     "WordTokenizer",
     "load_tokenizer",
     "tokenizer_from_dict",
@@ -48,7 +53,8 @@ MAX_PARTS = 1 << 21
 
 _PARTS_PER_TOKEN, _OTHER_PARTS = 16, 100_000
 
-_KINDS: dict[str, Any] = {cls.kind: cls for cls in (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, SymbolTokenizer)}
+_CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, UnigramTokenizer, SymbolTokenizer)
+_KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
 
 
 def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
@@ -56,7 +62,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
     Args:
         config: kind and size.
-        texts: pieces of a few MB at most; BPE reads only the first `BPE_TRAINING_BYTES` of them.
+        texts: pieces of a few MB at most; BPE and Unigram read only the first 16 MiB of them.
 
     Raises:
         TokenizerError: a vocabulary size that cannot work, or no text to learn from.
@@ -68,7 +74,7 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """
     if config.kind == "byte":
         return ByteTokenizer()
-    train = {"char": train_characters, "word": train_words, "bpe": train_bpe}[config.kind]
+    train = {"char": train_characters, "word": train_words, "bpe": train_bpe, "unigram": train_unigram}[config.kind]
     return train(config, texts)
 
 
