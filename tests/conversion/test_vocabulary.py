@@ -1,5 +1,6 @@
 """Vocabularies of other programs are found, told by their content, and taken or refused."""
 
+import json
 from typing import Any
 
 import pytest
@@ -8,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conversion.examples import VALUES, copy
+from tests.data.test_spiece import GOLDENS
+from tests.helpers import TINY, random_weights
 from transformer_xl.conversion import programs
+from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.export import export
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.conversion.vocabulary import read_vocabulary
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer
+from transformer_xl.data.unigram import UnigramTokenizer
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import XLNetConfig
 
 
 def test_a_vocabulary_is_found_beside_the_weights(tmp_path):
@@ -193,3 +201,29 @@ def test_words_of_python_2_are_utf8(tmp_path):
     assert read_vocabulary(path).encode("café\n").tolist() == [1, 0]
     path.write_bytes(start + b"U\x04caf\xe9U\x02a\xc3e" + end)
     assert read_vocabulary(path).encode("café aÃ\n").tolist() == [1, 2, 0]
+
+
+def test_pieces_of_sentencepiece_are_read_as_xlnet_reads_them(tmp_path):
+    path = tmp_path / "spiece.model"
+    path.write_bytes((GOLDENS / "xlnet.model").read_bytes())
+    tokenizer = read_vocabulary(path)
+    assert isinstance(tokenizer, UnigramTokenizer)
+    assert (tokenizer.normalization, tokenizer.lower_case, tokenizer.keep_accents) == ("xlnet", False, False)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "keep_accents": true}')
+    tokenizer = read_vocabulary(path)
+    assert isinstance(tokenizer, UnigramTokenizer)
+    assert (tokenizer.lower_case, tokenizer.keep_accents) == (True, True)
+    path.write_bytes(b"\x0a\xff")
+    with pytest.raises(CheckpointError, match=r"spiece.model' is no usable spiece.model: the number before byte 2 has no end"):
+        read_vocabulary(path)
+
+
+def test_an_xlnet_is_converted_with_its_pieces(tmp_path):
+    model = random_weights(XLNet(XLNetConfig(**{**TINY, "vocab_size": 500, "n_head": 2, "d_head": 5, "dropatt": 0.0})))
+    model.save_pretrained(tmp_path / "native")
+    export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
+    (tmp_path / "foreign" / "spiece.model").write_bytes((GOLDENS / "xlnet.model").read_bytes())
+    convert(tmp_path / "foreign", tmp_path / "again")
+    tokenizer = load_tokenizer(tmp_path / "again" / "tokenizer.json", vocab_size=500)
+    rows = json.loads((GOLDENS / "xlnet.json").read_bytes())
+    assert all(tokenizer.encode(row["text"]).tolist() == row["xlnet"] for row in rows)

@@ -44,7 +44,7 @@ def convert(
         destination: a directory that does not exist yet, or is empty (with --to onnx: a file).
         to: what to write.
         kind: format of the source. Default: recognized.
-        vocabulary: file with the vocabulary, such as cache.pt, cache.pkl, vocab.txt. Default: found beside the weights.
+        vocabulary: file of the vocabulary: cache.pt, cache.pkl, vocab.txt, spiece.model… Default: found beside the weights.
         moses: language whose Moses rules split running text into words, such as en. Default: spaces do.
         set_: key=value, settings that hold whatever the checkpoint says, such as mem_len=1600; may be repeated.
         tgt_len: --to onnx: tokens per step. Default: 128. --to authors or huggingface: tokens of a training segment, which

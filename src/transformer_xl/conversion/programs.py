@@ -145,7 +145,7 @@ def _named(preferred: tuple[str, ...], pattern: str = "") -> Callable[[list[str]
 def vocabulary_hint(kind: Kind, config: AttentionConfig) -> str:
     """Return what users should do if a checkpoint has no vocabulary that can be read."""
     if config.kind == XLNetConfig.kind:
-        return "its spiece.model is not converted; cut text with sentencepiece, and give the model ids"
+        return "put its spiece.model beside the weights, or give it with --vocabulary"
     return PROGRAMS[kind].vocabulary
 
 

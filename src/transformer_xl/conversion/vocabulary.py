@@ -15,6 +15,7 @@ from transformer_xl.conversion.readers.inert import Stub
 from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.data.characters import is_byte
+from transformer_xl.data.spiece import read_spiece
 from transformer_xl.data.tokenizers import ByteTokenizer, SymbolTokenizer, Tokenizer, WordTokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError, shown
 from transformer_xl.untrusted import open_regular, read_at, read_json_object
@@ -23,7 +24,7 @@ MAX_TEXT_BYTES = 64 * 2**20  # of a file with a word per line
 MAX_WORDS = 1 << 23  # the largest vocabulary that was published with a model has 793,471 words
 MAX_WORD_LENGTH = 1 << 16  # characters
 
-_NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl")
+_NAMES = ("vocab.pkl", "vocab.bin", "vocab.txt", "cache.pt", "cache.pkl", "spiece.model")
 _TORCH_STARTS = (b"PK\x03\x04", b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19.")  # zip, or the magic number of 2019
 
 # corpora whose lines end with <eos>, stand between <S>, or are not units
@@ -74,9 +75,10 @@ def _misfit(origin: Path, n_token: int, vocab_size: int | None) -> CheckpointErr
 
 
 def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | None = None) -> Tokenizer:
-    """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt.
+    """Read a foreign vocabulary: cache.pt, cache.pkl, vocab.pkl, vocab.bin, vocab.txt, 1b_word_vocab.txt, spiece.model.
 
-    Files beside it say what it does not: `tokenizer_config.json` (`lower_case`) and `corpus-info.json` (`dataset`).
+    Files beside it say what it does not: `tokenizer_config.json` (`lower_case`, or of a spiece.model `do_lower_case` and
+    `keep_accents`) and `corpus-info.json` (`dataset`).
 
     Args:
         path: the file.
@@ -84,6 +86,13 @@ def read_vocabulary(path: Path, *, moses: str | None = None, vocab_size: int | N
         vocab_size: size of the model's vocabulary; one with more words is refused before they are looked at.
     """
     path = Path(path)
+    if path.suffix == ".model":
+        beside = ("do_lower_case", "keep_accents")
+        lower_case, keep_accents = (_beside(path, "tokenizer_config.json", key, bool) or False for key in beside)
+        try:
+            return read_spiece(path, lower_case=lower_case, keep_accents=keep_accents)
+        except TokenizerError as error:
+            raise CheckpointError(str(error)) from None
     file, size = open_regular(path)
     with file:
         start = read_at(path, file, 0, min(size, max(map(len, _TORCH_STARTS))))
