@@ -96,6 +96,23 @@ def test_a_missing_vocabulary_is_warned_of(txl: Txl, place: Path, source: str, f
     assert "tokenizer.json" in txl("eval", "native", "--file", "text.txt").complaint
 
 
+def test_an_xlnet_says_what_is_left_out_and_what_is_missing(txl: Txl, place: Path) -> None:
+    answer = txl("convert", "xlnet", "native", "--set", "activation=gelu_tanh")
+    assert answer.status == 0
+    first, *_ = answer.out.splitlines()
+    assert first.startswith("huggingface checkpoint 'xlnet/model.safetensors': ")
+    assert first.endswith(" parameters, 2 layers, vocabulary 13, memory 7")
+    assert answer.err.startswith("warning: no vocabulary, so 'native' has no tokenizer; ")
+    assert "spiece.model" in answer.err
+    shutil.copytree(GOLDENS / "xlnet_tensorflow" / "finetuned" / "checkpoint", place / "finetuned")
+    answer = txl("convert", "finetuned", "other")
+    assert "left out, because heads of other tasks are not converted: 'model/classification_sst/logit/kernel'" in answer.err
+    notes = json.loads(txl("convert", "finetuned", "again", "--json").out)["notes"]
+    assert len(notes) == answer.err.count("note: ") == 4
+    answer = txl("convert", "native", "foreign", "--to", "huggingface")
+    assert (answer.status, answer.out.splitlines()[-1][-18:]) == (0, "written to foreign")
+
+
 def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:
     shutil.copytree(GOLDENS / "authors" / "shaw" / "checkpoint", place / "shaw")
     assert txl("convert", "shaw", "native").out.splitlines()[0].endswith("vocabulary 31, memory 6, shaw")

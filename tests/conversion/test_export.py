@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conversion.examples import names
-from tests.helpers import tiny_model
-from tests.parity.reading import goldens, read_golden
+from tests.helpers import assert_close, tiny_model, tiny_xlnet
+from tests.parity.reading import GOLDENS, goldens, read_golden
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.export import Target, export
 from transformer_xl.conversion.key_maps import authors, huggingface
@@ -24,6 +24,7 @@ from transformer_xl.data.tokenizers import (
 )
 from transformer_xl.errors import CheckpointError
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.xlnet import XLNet
 
 WORDS = ["<eos>", "<unk>", *"abcdefghijk"]
 VOCABULARY = WordTokenizer(WORDS, line_end="<eos>", unknown="<unk>")
@@ -53,7 +54,7 @@ CASES = [
 ]
 
 
-def write(model: TransformerXL, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+def write(model: TransformerXL | XLNet, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save(folder / "tokenizer.json")
@@ -87,6 +88,87 @@ def test_there_and_back_again(kind, changes, tmp_path):
         weights = {name: key_map.native(name, shapes, lambda part: state[part.name]) for name in shapes}
     for name, tensor in model.state_dict().items():
         assert torch.equal(weights[name], tensor), name
+
+
+XLNETS: list[dict[str, Any]] = [
+    {},
+    {"tie_weight": False, "activation": "relu", "layer_norm_epsilon": 1e-5},
+    {"activation": "gelu", "clamp_len": 3, "reuse_len": 2, "dropout": 0.25, "dropatt": 0.25},
+    {"mem_len": 0, "activation": "relu2"},
+    {"untie_r": False},
+]
+FITTING = {"n_head": 2, "d_head": 5}
+
+
+@pytest.mark.parametrize("changes", XLNETS)
+def test_an_xlnet_goes_to_hugging_face_and_back_again(changes, tmp_path):
+    """What all layers share has, there, a copy for each."""
+    model = tiny_xlnet(**FITTING, **changes)
+    done = export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
+    assert (done.kind, done.notes) == ("huggingface", ("no vocabulary was written: the model has no tokenizer",))
+    assert names(tmp_path / "foreign") == ["config.json", "model.safetensors"]
+    convert(tmp_path / "foreign", tmp_path / "again")
+    again = XLNet.from_pretrained(tmp_path / "again")
+    assert again.config == model.config.model_copy(update={"untie_r": True})
+    weights = again.state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(weights[name], tensor.expand_as(weights[name])), name
+
+
+@pytest.mark.parametrize("changes", XLNETS)
+def test_an_exported_xlnet_computes_the_same_at_hugging_face(changes, tmp_path):
+    """In transformers 5, with memory; every tensor is there, under a name that it looks up."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    model = tiny_xlnet(**FITTING, **changes)
+    export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
+    theirs, found = transformers.XLNetLMHeadModel.from_pretrained(tmp_path / "foreign", output_loading_info=True)
+    assert not any(found.values())
+    mems, their_mems = model.init_mems(2, length=0), None
+    for segment in range(3):
+        ids = torch.randint(13, (2, 6))
+        texts = torch.randint(3, (2, 6))
+        h_BTD, mems = model.read(ids, mems=mems, segments=texts)
+        output = theirs.eval()(ids, mems=their_mems, token_type_ids=texts)
+        their_mems = output.mems
+        assert_close(f"logits of segment {segment}", output.logits, model.softmax.logits(h_BTD, model.embedding), 5e-6)
+    assert (their_mems is None) == (model.mem_len == 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("huggingface", {}, r"cannot express model.d_head=4 \(only d_model / n_head, 3.33333\)$"),
+        (
+            "huggingface",
+            FITTING | {"pre_lnorm": True, "final_norm": True},
+            r"cannot express model.pre_lnorm=True \(only False\), model.final_norm=True \(only False\)$",
+        ),
+        ("authors", FITTING, "an xlnet is written for Hugging Face only; use --to huggingface"),
+    ],
+)
+def test_an_xlnet_that_the_other_program_cannot_express(kind, changes, message, tmp_path):
+    write(tiny_xlnet(**changes), tmp_path / "native")
+    with pytest.raises(CheckpointError, match=message):
+        export(tmp_path / "native", tmp_path / "foreign", kind=kind)
+    assert names(tmp_path) == ["native"]
+
+
+def test_what_will_differ_of_an_xlnet_is_said(tmp_path):
+    model = tiny_xlnet(**FITTING, zero_first_memory=True, dropatt=0.3)
+    zeros, dropout, vocabulary = export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface").notes
+    assert zeros.startswith("this model begins every stream after mem_len zero vectors")
+    assert dropout == "Hugging Face's XLNet has one rate of dropout; there, dropatt (0.3) is 0.0, too"
+    assert vocabulary.startswith("no vocabulary was written")
+
+
+def test_an_xlnet_of_the_authors_goes_to_hugging_face(tmp_path):
+    """So that it computes there what it was trained with: gelu_new."""
+    convert(GOLDENS / "xlnet_tensorflow" / "pretraining" / "checkpoint", tmp_path / "native", settings={"mem_len": 5})
+    export(tmp_path / "native", tmp_path / "foreign", kind="huggingface")
+    values = json.loads((tmp_path / "foreign" / "config.json").read_text())
+    assert {name: values[name] for name in ("ff_activation", "layer_norm_eps", "mem_len", "untie_r", "bi_data")} == {
+        **{"ff_activation": "gelu_new", "layer_norm_eps": 1e-12, "mem_len": 5, "untie_r": True, "bi_data": False}
+    }
 
 
 @pytest.mark.parametrize(

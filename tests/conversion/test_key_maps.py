@@ -237,6 +237,22 @@ def test_tensors_that_do_not_fit_are_named(shapes, message):
         MAP.locate(shapes, "f")
 
 
+def test_what_may_be_missing_or_is_left_out_is_noted():
+    entries = (Entry(("a",), (Part("x", (2,)),)), Entry(("b",), (Part("y", (3,), ("z",), optional=True),)))
+    key_map = KeyMap(entries, left_out=(r"head\..*",))
+    assert key_map.locate({"x": (2,), "head.w": (7, 7)}, "f") == {"x": ["x"]}
+    assert list(key_map.notes(["x", "z"])) == []
+    left_out, missing = key_map.notes(["x", "head.w", "head.\x1b"])
+    assert left_out == "left out, because heads of other tasks are not converted: 'head.\\x1b', 'head.w'"
+    assert missing == "there is no tensor 'y', so 'b' is zeros"
+    (many,) = key_map.notes(["z", *(f"head.{i:03}" for i in range(500))])
+    assert many.endswith(" and 480 more")
+    with pytest.raises(CheckpointError, match=r"tensor 'z' of 'f' has shape \(4,\)"):
+        key_map.locate({"x": (2,), "z": (4,)}, "f")
+    with pytest.raises(CheckpointError, match="lacks tensor 'x'"):
+        key_map.locate({"y": (3,)}, "f")
+
+
 def test_one_foreign_tensor_of_several_native_ones_is_cut_in_order():
     load = {"x": torch.arange(6.0).view(2, 3)}
     assert MAP.native("b", {"a": (4,), "b": (2,)}, lambda part: load[part.name]).tolist() == [4, 5]
@@ -383,12 +399,11 @@ def test_settings_of_the_authors_of_xlnet_that_cannot_be(change, message):
 )
 def test_names_of_activations_mean_what_they_mean_at_hugging_face(theirs, ours):
     """The same function, although the authors of XLNet call another one gelu."""
-    from transformers.activations import ACT2FN
-
+    activations = pytest.importorskip("transformers.activations", reason="the extra 'hf' is not installed")
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     config = xlnet_huggingface.config_of({"ff_activation": theirs})
     assert config.activation == ours
-    torch.testing.assert_close(activate(x, config.activation), ACT2FN[theirs](x), rtol=0, atol=1e-15)
+    torch.testing.assert_close(activate(x, config.activation), activations.ACT2FN[theirs](x), rtol=0, atol=1e-15)
 
 
 def test_the_published_settings_of_xlnet():

@@ -6,6 +6,7 @@ import time
 import tracemalloc
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 
 from tests.conversion.examples import GOLDENS, VALUES, copy
 from transformer_xl.conversion import programs
-from transformer_xl.conversion.key_maps import authors, huggingface
+from transformer_xl.conversion.key_maps import authors, huggingface, xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.conversion.key_maps.authors import read_module
 from transformer_xl.conversion.readers.inert import Stub, TensorRef
 from transformer_xl.conversion.readers.torch_files import read_torch
@@ -37,12 +38,16 @@ GOLDEN_OF = {
     "authors": "authors/pre_lnorm",
     "nvidia": "nvidia/plain",
     "tensorflow": "tensorflow/base",
+    "xlnet of huggingface": "xlnet/content_memory",
+    "xlnet of tensorflow": "xlnet_tensorflow/pretraining",
 }
 WEIGHTS = {
     "huggingface": "pytorch_model.bin",
     "authors": "model.pt",
     "nvidia": "checkpoint_last.pt",
     "tensorflow": "model.ckpt-123",
+    "xlnet of huggingface": "pytorch_model.bin",
+    "xlnet of tensorflow": "xlnet_model.ckpt",
 }
 
 
@@ -50,11 +55,12 @@ def said(kind: str) -> dict[str, Any]:
     return {"mem_len": 6} if kind == "tensorflow" else {}
 
 
-@pytest.mark.parametrize("kind", GOLDEN_OF)
-def test_every_way_to_name_a_checkpoint_leads_to_the_same(kind, tmp_path):
-    folder = copy(GOLDEN_OF[kind], tmp_path)
+@pytest.mark.parametrize("example", GOLDEN_OF)
+def test_every_way_to_name_a_checkpoint_leads_to_the_same(example, tmp_path):
+    kind = example.removeprefix("xlnet of ")
+    folder = copy(GOLDEN_OF[example], tmp_path)
     whole = open_source(folder, settings=said(kind))
-    file = folder / WEIGHTS[kind]
+    file = folder / WEIGHTS[example]
     if kind == "nvidia":
         (file,) = folder.glob("checkpoint_*.pt")
     ways: list[tuple[Path, Any]] = [(folder, kind), (file, None), (file, kind)]
@@ -221,6 +227,60 @@ def test_files_without_weights(content, message, tmp_path):
         open_source(tmp_path)
 
 
+@pytest.mark.parametrize("file", ["xlnet_config.json", "config.json"])
+def test_settings_of_an_xlnet_of_the_authors_lie_beside_it(file, tmp_path):
+    """Their archives have the first name, a directory of their training the second."""
+    folder = copy("xlnet_tensorflow/pretraining", tmp_path)
+    before = open_source(folder).config
+    (folder / "xlnet_config.json").rename(folder / file)
+    assert open_source(folder).config == open_source(folder / "xlnet_model.ckpt").config == before
+    (folder / file).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"xlnet_config.json' is missing; it holds the settings of an XLNet, put it beside"
+    ):
+        open_source(folder)
+
+
+XLNETS: list[tuple[dict[str, Any], str]] = [
+    ({"n_layer": 10**9}, "says n_layer = 1,000,000,000, but there are only"),
+    ({"n_layer": 3}, r"lacks tensor 'model/transformer/layer_2/rel_attn/q/kernel' \(6, 2, 3\)"),
+    ({"n_layer": math.nan}, "NaN|nan"),
+    ({"n_token": 10**18}, "has shape .* its settings call for"),
+    ({"n_token": "13"}, r"n_token \('13'\) must be an integer"),
+    ({"n_token": None}, r"n_token \(None\) must be an integer"),
+    ({"d_head": 2**63}, r"d_head \(.*\) must be an integer below"),
+    ({"d_head": 4}, r"rel_attn/q/kernel' of .* has shape \(6, 2, 3\), its settings call for \(6, 2, 4\)"),
+    ({"d_model": 7}, r"d_model \(7\) must be even"),
+    ({"untie_r": False}, r"r_w_bias' of .* has shape \(2, 2, 3\), its settings call for \(2, 3\)"),
+    ({"ff_activation": "gelu_new"}, r"ff_activation \('gelu_new'\) must be 'gelu' or 'relu'"),
+    ({"auto_map": {}}, "unknown key 'auto_map'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), XLNETS, ids=lambda value: str(value)[:20])
+def test_absurd_settings_of_an_xlnet_of_the_authors(changes, message, tmp_path):
+    from transformer_xl.conversion.convert import convert
+
+    folder = copy("xlnet_tensorflow/pretraining", tmp_path)
+    values = json.loads((folder / "xlnet_config.json").read_text())
+    (folder / "xlnet_config.json").write_text(json.dumps(values | changes))
+    start = time.process_time()
+    with pytest.raises(CheckpointError, match=message) as error:
+        convert(folder, tmp_path / "native")
+    assert time.process_time() - start < 1
+    assert len(str(error.value)) < 700
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+def test_settings_of_an_xlnet_are_its_own(tmp_path):
+    folder = copy("xlnet/memory", tmp_path)
+    assert open_source(folder, settings={"reuse_len": 3, "zero_first_memory": True}).config.model_dump()["reuse_len"] == 3
+    with pytest.raises(ConfigError, match="unknown setting 'attention'"):
+        open_source(folder, settings={"attention": "shaw"})
+    with pytest.raises(ConfigError, match="unknown setting 'reuse_len'"):
+        open_source(GOLDENS / "huggingface" / "plain" / "checkpoint", settings={"reuse_len": 3})
+
+
 # The authors' pickled module
 
 
@@ -339,18 +399,29 @@ def test_learned_positions_keep_their_number_when_lengths_change(monkeypatch):
     tree.state["mem_len"] += 30
     monkeypatch.setattr(programs, "read_torch", lambda path: tree)
     config = open_source(file).config
+    assert isinstance(config, TransformerXLConfig)
     assert (config.max_klen, config.mem_len) == (before, tree.state["mem_len"])
 
 
 FLAGS = authors.flags_of(TransformerXLConfig(vocab_size=9, n_layer=1), tgt_len=4) | {"max_klen": 5}
-SETTINGS = sorted({*huggingface.DEFAULTS, "tie_projs"})
+SETTINGS = sorted({*huggingface.DEFAULTS, *xlnet_huggingface.DEFAULTS, "tie_projs"})
+AUTHORS_OF_XLNET = {
+    **{"n_token": 9, "n_layer": 1, "d_model": 4, "n_head": 2, "d_head": 2, "d_inner": 4},
+    **{"ff_activation": "gelu", "untie_r": True},
+}
 
 
 @given(changes=st.dictionaries(st.sampled_from(SETTINGS), VALUES, max_size=3))
 def test_whatever_settings_hold_they_are_taken_or_refused(changes):
-    for config_of, values in ((huggingface.config_of, CONFIG), (authors.config_of, FLAGS)):
+    others = {name: value for name, value in changes.items() if name in xlnet_huggingface.DEFAULTS}
+    for config_of, values in (
+        (huggingface.config_of, CONFIG | changes),
+        (authors.config_of, FLAGS | changes),
+        (xlnet_huggingface.config_of, xlnet_huggingface.DEFAULTS | others),
+        (partial(xlnet_tensorflow.config_of, names=[]), AUTHORS_OF_XLNET | others),
+    ):
         try:
-            config_of({**values, **changes})
+            config_of(values)
         except ConfigError as error:
             assert str(error).isprintable()
             assert len(str(error)) < 1000
@@ -386,4 +457,5 @@ def test_the_length_of_a_tensorflow_memory_must_be_said_before_anything_else(tmp
     with pytest.raises(CheckpointError, match=r"does not say how long a memory it was trained with; add --set mem_len=…"):
         open_source(copy("tensorflow/base", tmp_path))
     config = open_source(tmp_path / "source", settings={"mem_len": 7, "clamp_len": 5, "same_length": True}).config
+    assert isinstance(config, TransformerXLConfig)
     assert (config.mem_len, config.clamp_len, config.same_length, config.same_length_besides_self) == (7, 5, True, True)

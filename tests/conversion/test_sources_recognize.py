@@ -2,7 +2,9 @@
 
 import pytest
 
-from tests.conversion.examples import touch
+import transformer_xl as txl
+from tests.conversion.examples import GOLDENS, touch
+from tests.helpers import tiny_xlnet
 from transformer_xl.conversion.programs import KINDS, PROGRAMS
 from transformer_xl.conversion.sources import recognize
 from transformer_xl.errors import CheckpointError
@@ -90,6 +92,20 @@ def test_paths_that_lead_nowhere(tmp_path):
             recognize(path)
     with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
         recognize(tmp_path / ("x" * 300))
+
+
+def test_an_xlnet_is_ours_or_hugging_faces(tmp_path):
+    """Both call it so."""
+    tiny_xlnet().save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="is a native directory already"):
+        recognize(tmp_path)
+    theirs = GOLDENS / "xlnet" / "memory" / "checkpoint"
+    assert recognize(theirs) == ("huggingface", theirs / "model.safetensors")
+    for load in (txl.load, txl.XLNet.from_pretrained):
+        with pytest.raises(
+            CheckpointError, match=r"config.json' describes a model of another program \(xlnet\); txl convert reads"
+        ):
+            load(theirs)
 
 
 def test_own_models_need_no_conversion(tmp_path):

@@ -127,8 +127,8 @@ class Graph:
                     )
                 bias = self.graph.get_tensor_by_name("model/lm_loss/bias/read:0")
             else:
+                model.get_pooled_out("last")
                 with tf.variable_scope("model", reuse=tf.AUTO_REUSE):
-                    model.get_pooled_out("last")
                     tf.get_variable("classification_sst/logit/kernel", [config.d_model, 2], dtype)
                 bias = tf.zeros([config.n_token], dtype)
             self.logits = tf.einsum("ibd,nd->ibn", hidden, table) + bias
@@ -159,7 +159,9 @@ def make_checkpoint(graph: Graph, directory: Path, rng: np.random.Generator) -> 
         tf.train.AdamOptimizer(1e-3).apply_gradients(gradients, step)
         for variable in graph.variables:  # slots of their own optimizer
             for slot in ("adam_m", "adam_v"):
-                tf.get_variable(f"{variable.op.name}/{slot}", variable.shape, trainable=False)
+                tf.get_variable(
+                    f"{variable.op.name}/{slot}", variable.shape, initializer=tf.zeros_initializer(), trainable=False
+                )
         session.run(tf.global_variables_initializer())
         step.load(STEP, session)
         for variable in tf.global_variables():

@@ -23,6 +23,9 @@ C = TypeVar("C", bound=AttentionConfig)
 Change = Literal["", "transposed", "reversed"]
 Shape = tuple[int, ...]
 
+_MOST_NAMED = 20
+"""The most tensors that a note names."""
+
 
 @dataclass(frozen=True)
 class Part:
@@ -170,8 +173,9 @@ class KeyMap:
         """Yield what a checkpoint with tensors of these names has besides the model, and what it lacks, a line each."""
         found = set(names)
         if others := sorted(name for name in found if _matches(name, self.left_out)):
-            more = f" and {len(others) - 9:,} more" if len(others) > 9 else ""
-            yield f"left out, because heads of other tasks are not converted: {', '.join(map(shown, others[:9]))}{more}"
+            more = f" and {len(others) - _MOST_NAMED:,} more" if len(others) > _MOST_NAMED else ""
+            named = ", ".join(map(shown, others[:_MOST_NAMED]))
+            yield f"left out, because heads of other tasks are not converted: {named}{more}"
         for entry in self.entries:
             if any(part.optional and not found & {part.name, *part.aliases} for part in entry.foreign):
                 yield f"there is no tensor '{entry.foreign[0].name}', so '{entry.native[0]}' is zeros"
