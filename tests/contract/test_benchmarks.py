@@ -98,7 +98,7 @@ def test_large_vocabulary():
     assert point.keys() == {"seconds", "above_mb"}
 
 
-@pytest.mark.parametrize("script", ["train_step.py", "decode.py", "evaluate.py"])
+@pytest.mark.parametrize("script", ["train_step.py", "xlnet.py", "decode.py", "evaluate.py"])
 def test_without_peer_says_how_to_get_it(script, tmp_path):
     done = run(script, "--peer-python", tmp_path / "python", status=2)
     last = done.stderr.splitlines()[-1]
@@ -117,6 +117,22 @@ def test_train_step_has_parity_and_times(tmp_path):
     assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
     assert result["parity"]["ours fp32"]["loss"] < 1e-5
     assert result["parity"]["ours fp32"]["gradient"] < 1e-4
+
+
+@pytest.mark.benchmarks
+def test_xlnet_has_parity_and_times(tmp_path):
+    if not PEER_PYTHON.exists():
+        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
+    figures = tmp_path / "figures.json"
+    run("xlnet.py", "--shape", "tiny", "--repeats", 2, "--threads", 1, "--peer-python", PEER_PYTHON, "--json", figures)
+    parts = json.loads(figures.read_text())["parts"]
+    assert set(parts) == {"pretrain", "finetune", "document"}
+    for part, result in parts.items():
+        assert {"peer", "ours fp32", "ours auto"} <= set(result["seconds"]) == set(result["memory_mb"])
+        assert all(len(times) == 2 and min(times) > 0 for times in result["seconds"].values())
+        if part != "document":
+            assert result["parity"]["ours fp32"]["loss"] < 1e-5
+            assert result["parity"]["ours fp32"]["gradient"] < 1e-4
 
 
 @pytest.mark.benchmarks
