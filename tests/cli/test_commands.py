@@ -16,7 +16,8 @@ import torch
 from tests.cli.conftest import Txl
 from tests.helpers import threads
 from transformer_xl.checkpoint.run_directory import load
-from transformer_xl.cli import main
+from transformer_xl.cli import app, main
+from transformer_xl.cli.mistakes import commands
 from transformer_xl.opening import Text, beginning
 
 
@@ -451,6 +452,14 @@ def test_help_shows_examples(txl: Txl, command: str) -> None:
     answer = txl(*command.split(), "--help")
     assert (answer.status, answer.err) == (0, "")
     assert f"txl {command.split()[0] if command else 'train'}" in answer.out.split("Common uses:")[1]
+
+
+def test_help_breaks_no_description_of_an_option_in_the_middle(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Line breaks of a docstring stay in the help, however wide the terminal is."""
+    monkeypatch.setenv("COLUMNS", "400")
+    lines = [line for name, _ in commands(app) for line in txl(*name.split(), "--help").out.splitlines()]
+    assert sum(line.startswith("│ --") for line in lines) > 100
+    assert [line for line in lines if line.startswith("│        ")] == []
 
 
 def test_version(txl: Txl) -> None:

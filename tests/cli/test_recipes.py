@@ -8,11 +8,17 @@ from tests.cli.conftest import Txl
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe, recipe_names
 
 
-def test_all_recipes_are_listed_with_a_line_each(txl: Txl) -> None:
-    head, *lines = txl("recipes").out.partition("\n\n")[0].splitlines()
-    assert head.split() == ["recipe", "description"]
-    assert [line.split("  ")[0] for line in lines] == recipe_names()
+def test_all_recipes_are_listed_with_a_line_each_and_small_ones_first(txl: Txl) -> None:
+    *groups, _ = txl("recipes").out.split("\n\n")
+    assert [group.splitlines()[1].split()[0] for group in groups] == ["recipe"] * 3
+    lines = [line for group in groups for line in group.splitlines()[2:]]
+    assert sorted(line.split()[0] for line in lines) == recipe_names()
+    assert lines[0].split()[:3] == ["quickstart", "3", "min"]
     assert all(line.endswith(load_recipe(line.split()[0]).description) for line in lines)
+    minutes = [load_recipe(line.split()[0]).train.max_minutes or 0.0 for line in groups[0].splitlines()[2:]]
+    assert minutes[0] > 0 and minutes == sorted(minutes)
+    others = [line for group in groups[1:] for line in group.splitlines()[2:]]
+    assert all(load_recipe(line.split()[0]).train.max_minutes is None for line in others)
     facts = [json.loads(line) for line in txl("recipes", "--json").out.splitlines()]
     assert [fact["name"] for fact in facts] == recipe_names()
 

@@ -74,8 +74,7 @@ def ablate(
         set_: section.key=value laid over all recipes; may be repeated.
         corpus: name, file, directory or glob; or a directory that holds the recipes' named corpus.
         out: directory of the ablation. Default: runs/ablate-RECIPE.
-        lengths: attention lengths to score, with commas between. Default: 0, 1/2, 1, 2 and 4 times that of training; of a
-            vanilla model 0, 1/2 and 3/4 of its max_len. That of txl eval is always scored.
+        lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
         exact: also score vanilla models one position at a time; slow.
         tokens: score at most this many tokens of the test split.
         measure_only: measure the time of a step of each variant, print it, and stop.

@@ -28,9 +28,11 @@ def convert(
 ) -> None:
     """Convert a checkpoint of another program, or write one for it; nothing in it is executed.
 
-    It recognizes directories and files of Hugging Face (pytorch_model.bin or model.safetensors with config.json), of the
-    authors' PyTorch code (model.pt) and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt); and of XLNet, those of
-    Hugging Face and of its authors (xlnet_model.ckpt* with xlnet_config.json).
+    It recognizes directories and files of Hugging Face (pytorch_model.bin or
+    model.safetensors with config.json), of the authors' PyTorch code (model.pt)
+    and TensorFlow code (model.ckpt*), and of NVIDIA (checkpoint_*.pt); and of
+    XLNet, those of Hugging Face and of its authors (xlnet_model.ckpt* with
+    xlnet_config.json).
 
     Common uses:
         txl convert transfo-xl-wt103 models/wt103
@@ -47,8 +49,7 @@ def convert(
         vocabulary: file of the vocabulary: cache.pt, cache.pkl, vocab.txt, spiece.model… Default: found beside the weights.
         moses: language whose Moses rules split running text into words, such as en. Default: spaces do.
         set_: key=value, settings that hold whatever the checkpoint says, such as mem_len=1600; may be repeated.
-        tgt_len: --to onnx: tokens per step. Default: 128. --to authors or huggingface: tokens of a training segment, which
-            their settings name. Default: those of the run.
+        tgt_len: --to onnx: tokens per step (128). --to authors or huggingface: those of a training segment (the run's).
         json_: print one JSON object.
     """
     if to != "native":

@@ -15,10 +15,10 @@ from transformer_xl.process import busy, is_alone
 if TYPE_CHECKING:
     from transformer_xl.opening import Opened, Text
 
-Flag = Annotated[bool, Parameter(negative="")]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """An option without a value and without a --no- form."""
 
-Json = Annotated[bool, Parameter(name="--json", negative="")]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 """Whether JSON is printed; the parameter is called `json_`."""
 
 Repeated = Annotated[list[str] | None, Parameter(negative="", consume_multiple=False)]

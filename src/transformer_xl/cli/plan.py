@@ -41,8 +41,7 @@ def plan(
         gpus: number of devices.
         per_machine: devices of a machine.
         set_: section.key=value laid over the recipe; may be repeated.
-        gpu: GPU with a data sheet, such as h100, h200, a100, a100-40, l40s, rtx4090, v100. Default: this machine, or h100 if
-            there are to be more devices than it has.
+        gpu: such as h100, a100, a100-40, l40s, rtx4090, v100. Default: this machine, or h100 for more devices than it has.
         flops: TFLOP/s of matrix products, instead of the machine's or the data sheet's.
         bandwidth: GB/s of memory, instead of theirs.
         memory: GB of memory, instead of theirs.

@@ -8,7 +8,7 @@ from transformer_xl.console import table
 
 
 def recipes(*, json_: Json = False) -> None:
-    """List the recipes, with what each is for.
+    """List the recipes with what each is for, those for a laptop first.
 
     Common uses:
         txl recipes
@@ -24,7 +24,18 @@ def recipes(*, json_: Json = False) -> None:
         for each in found:
             print(json.dumps({"name": each.name, "description": each.description, "source": each.source}))
         return
-    print(table([["recipe", "description"], *([each.name, each.description] for each in found)], n_left=2))
+    small = sorted((each for each in found if each.train.max_minutes), key=lambda each: each.train.max_minutes or 0)
+    ablations = [each for each in found if each.name.startswith("ablation-")]
+    published = [each for each in found if each not in small and each not in ablations]
+    print("For any computer, without a GPU, too:")
+    minutes = [[each.name, f"{each.train.max_minutes:g} min", each.description] for each in small]
+    print(table([["recipe", "trains for", "description"], *minutes], n_left=3))
+    for heading, group in {
+        "For GPUs, most with the settings of published models": published,
+        "For GPUs, ablations with the paper's settings": ablations,
+    }.items():
+        print(f"\n{heading} (txl plan RECIPE says what most of them need):")
+        print(table([["recipe", "description"], *([each.name, each.description] for each in group)], n_left=2))
     print("\nTrain one with txl train RECIPE; txl settings RECIPE shows its settings.")
 
 
@@ -32,11 +43,9 @@ def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Jso
     """List all settings, with their defaults or a recipe's values, and what they mean.
 
     Common uses:
-        txl settings
-        txl settings wt103-base
-        txl settings --set model.kind=lstm
-
-    A kind of model has settings of its own; the last lists those of an LSTM.
+        txl settings                        # defaults
+        txl settings wt103-base             # values of a recipe
+        txl settings --set model.kind=lstm  # an LSTM has settings of its own
 
     Args:
         recipe: a name (txl recipes) or a TOML file. Default: none, so that defaults are listed.

@@ -57,8 +57,7 @@ def recl(
         start: first context. Default: --delta.
         max_context: longest context.
         tokens: how many tokens are scored, at most, spread evenly over the text.
-        block: tokens scored together: the first has exactly that context, each further one a token more. Default: a fifth of
-            --delta; 1 is exact and slowest.
+        block: tokens scored together, each after one more than the token before; 1 is exact. Default: a fifth of --delta.
         text: which text is read.
         tgt_len: tokens per segment of models that remember positions. Default: as evaluated.
         mem_len: positions of memory of these models. Default: as evaluated.

@@ -34,25 +34,19 @@ def train(
     terminal that is closed, and a pipe that nobody reads any more.
 
     Common uses:
-        txl train
-        txl train my.txt
-        txl train wt2-small --corpus my.txt --out runs/mine
-        txl train shakespeare-char --corpus DIR
-        txl train --set train.max_minutes=10 --set model.n_layer=6
-        txl train --resume --out runs/mine
-        txl train wt103-base --dry-run
+        txl train                                # on Python's standard library
+        txl train my.txt                         # on a file, directory, "*.txt"
+        txl train wt2-small --corpus my.txt      # another recipe on a text
+        txl train shakespeare-char --corpus DIR  # its own text, found in DIR
+        txl train --set train.max_minutes=10     # with other settings
+        txl train --resume --out runs/mine       # go on where a run stopped
+        txl train wt103-base --dry-run           # what it needs; trains nothing
+
+    With eight processes (docs/distributed.md):
         torchrun --nproc-per-node 8 -m transformer_xl train wt103-base
 
-    The first reads Python's standard library, the second any text: a file,
-    a directory, or a glob in quotes. The third trains another recipe on it.
-    The fourth finds the recipe's corpus in DIR, so that nothing is downloaded.
-    The sixth goes on exactly where a run stopped. The seventh says what a run
-    will need, and does nothing. The last trains with eight processes;
-    docs/distributed.md says more.
-
     Args:
-        recipe: quickstart (the default), shakespeare-char, another one that txl recipes lists, or a TOML file of your own. A
-            text instead of a recipe is what quickstart is trained on.
+        recipe: a name that txl recipes lists, or a TOML file; or a text, to train quickstart on it. Default: quickstart.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
         out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text stands in place of the recipe.
         set_: section.key=value laid over the recipe; may be repeated. txl settings lists them.
@@ -60,8 +54,7 @@ def train(
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         compatible: train a model that Hugging Face's and the authors' programs can express, see txl convert --to.
-        dry_run: print parameters, memory, operations of a token and the time that this machine would take; write nothing.
-            For models that txl plan does not count, such as an LSTM: only the parameters.
+        dry_run: print parameters, memory, operations and time on this machine (of an LSTM: parameters); write nothing.
     """
     from transformer_xl.training.asked import check_request
     from transformer_xl.training.record import check_loggers
