@@ -112,7 +112,11 @@ def test_evaluation_reads_as_training_unless_told() -> None:
         (TransformerXLConfig, {"dropout": -0.1}, r"^dropout \(-0.1\) must be greater than or equal to 0$"),
         (TransformerXLConfig, {"clamp_len": 0}, r"^clamp_len \(0\) must be"),
         (TransformerXLConfig, {"clamp_len": -1}, r"^clamp_len \(-1\) must be"),
-        (TransformerXLConfig, {"activation": "swish"}, r"^activation \('swish'\) must be 'relu', 'gelu' or 'relu2'$"),
+        (
+            TransformerXLConfig,
+            {"activation": "swish"},
+            r"^activation \('swish'\) must be 'relu', 'gelu', 'gelu_tanh' or 'relu2'$",
+        ),
         (TransformerXLConfig, {"n_layer": "two"}, r"^n_layer \('two'\) must be a valid integer"),
         (TransformerXLConfig, {"init_std": float("nan")}, r"^init_std \(nan\) must be"),
         (TransformerXLConfig, {"n_layers": 2}, r"^unknown key 'n_layers'; did you mean 'n_layer'\?$"),

@@ -65,6 +65,14 @@ def test_unknown_characters_may_be_spelled_as_a_piece_in_xlnet() -> None:
     assert UnigramTokenizer(**FIELDS, normalization="xlnet").encode("a<s>").tolist() == [1, 3, 7], "it looks up every piece"
 
 
+def test_pieces_are_found_by_name() -> None:
+    tokenizer = TOKENIZERS["unigram"]
+    assert isinstance(tokenizer, UnigramTokenizer)
+    assert [tokenizer.id_of(piece) for piece in ("<cls>", "<sep>", "<pad>", "<mask>", "<eod>")] == [3, 4, 5, 6, 7]
+    with pytest.raises(TokenizerError, match=r"piece '<seq>' is not in the vocabulary; did you mean '<sep>'\?"):
+        tokenizer.id_of("<seq>")
+
+
 def test_the_place_of_a_piece_begins_after_the_space() -> None:
     _, starts, ends = UnigramTokenizer(**FIELDS).encode_with_offsets("  the   the")
     assert (starts.tolist(), ends.tolist()) == ([2, 8], [5, 11])

@@ -30,7 +30,7 @@ from transformer_xl.data.normalization import (
     xlnet_text,
 )
 from transformer_xl.data.tokenizer_base import PieceDecoder, PieceTokenizer, StreamDecoder, ids_of, join_as_sentence, require
-from transformer_xl.errors import TokenizerError, shown
+from transformer_xl.errors import TokenizerError, did_you_mean, shown
 
 UNKNOWN, LINE_END = "<unk>", "<eop>"
 CONTROL = ("<s>", "</s>", "<cls>", "<sep>", "<pad>", "<mask>", "<eod>")
@@ -208,6 +208,16 @@ class UnigramTokenizer(PieceTokenizer):
             lost += ["case"] if self.lower_case else []
         lost += ["characters for which there are rules"] if self.rules else []
         return f"{join_as_sentence(lost)}." if lost else ""
+
+    def id_of(self, piece: str) -> int:
+        """Return the id of a piece, such as `<sep>`.
+
+        Raises:
+            TokenizerError: there is no such piece.
+        """
+        if piece not in self._ids:
+            raise TokenizerError(f"piece {shown(piece)} is not in the vocabulary; {did_you_mean(piece, self._special)}")
+        return self._ids[piece]
 
     def starts_word(self) -> np.ndarray:
         """Return for each id whether its piece begins a word, as XLNet's spans of targets do, shape (vocab_size,), bool.
