@@ -24,7 +24,7 @@ from tests.conversion.hostile import CANARIES, Hostile, payloads, safetensors_fi
 from tests.data.test_spiece import GOLDENS as SPIECE
 from tests.data.test_spiece import field, piece
 from tests.data.tokenizer_cases import TOKENIZERS
-from tests.helpers import TINY, tiny_model
+from tests.helpers import TINY, tiny_model, tiny_xlnet
 from tests.refuse_child import MODEL_FOLDER, TEXT_FILE
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.plan import AblationPlan, Variant
@@ -203,12 +203,12 @@ def _unused(case: str) -> str:
 # --- sound files ------------------------------------------------------------------------------------------------------
 
 
-def export(path: Path, *, tokenizer: Any = None, **changes: Any) -> dict[str, Any]:
+def export(path: Path, *, tokenizer: Any = None, make: Callable[..., Any] = tiny_model, **changes: Any) -> dict[str, Any]:
     """Write a model as another program would, without a seal; return its config."""
     path.mkdir(parents=True)
-    model = tiny_model(**{**MODEL, **changes})
+    model = make(**{**MODEL, **changes})
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, path / "model.safetensors")
-    values = {"model_type": TransformerXL.kind, **model.config.model_dump(mode="json")}
+    values = {"model_type": model.kind, **model.config.model_dump(mode="json")}
     (path / "config.json").write_text(json.dumps(values))
     (tokenizer or ByteTokenizer()).save(path / "tokenizer.json")
     return values
@@ -282,7 +282,9 @@ def make_doors(folder: Path, *, every: int = 1) -> tuple[list[Hostile], list[Hos
     doors.files.mkdir()
     (doors.files / CANARIES).mkdir()
     doors.writable.mkdir()
-    sound = [maker(doors) for maker in (_exports, _runs, _tokenizers, _spiece, _sessions, _recipes, _prompts, _corpora)]
+    sound = [
+        maker(doors) for maker in (_exports, _xlnets, _runs, _tokenizers, _spiece, _sessions, _recipes, _prompts, _corpora)
+    ]
     sound += [_prepared(doors), _logs(doors), _ablations(doors)]
     opened = [Hostile(f"{reader}: sound", path, "", reader, "it is sound") for each in sound for reader, path in each.items()]
     return doors.cases, opened
@@ -343,6 +345,20 @@ def _exports(doors: Doors) -> dict[str, Path]:
         library = bpe["library"] | {"model": pieces | fields}
         doors.add("load", base, "tokenizer.json", case, as_json(bpe | {"library": library}), effect="fill the memory")
     return dict.fromkeys(("load", "read", "from_pretrained", "huggingface", "huggingface read"), base)
+
+
+def _xlnets(doors: Doors) -> dict[str, Path]:
+    base = doors.sound("sound-xlnet")
+    values = export(base, make=tiny_xlnet)
+    for case, config in changed(values, n_each=2):
+        doors.add("load", base, "config.json", case, as_json(config))
+    huge: dict[str, Any] = {"n_layer": 10**9, "d_head": 10**18, "d_model": 10**12, "vocab_size": 10**18, "model_type": ["a"]}
+    for key, value in huge.items():
+        doors.add("load", base, "config.json", f"{key}={value}", as_json(values | {key: value}), effect="fill the memory")
+    theirs = {"model_type": "xlnet", "ff_activation": "gelu", "n_layer": 2, "architectures": ["XLNetLMHeadModel"]}
+    doors.add("load", base, "config.json", "of Hugging Face", as_json(theirs), effect="be taken for ours")
+    doors.add("load", base, "config.json", "other kind", as_json(values | {"model_type": "transformer_xl"}))
+    return {"load": base}
 
 
 def _runs(doors: Doors) -> dict[str, Path]:

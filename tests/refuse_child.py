@@ -169,7 +169,8 @@ def main() -> None:
     for i, (name, path, reader) in enumerate(plan["cases"]):
         reset_peak()
         start, seconds, held = time.perf_counter(), processor_time(), memory("VmRSS")
-        outcome = attempt(Path(path), reader, destination / str(i))
+        # beside one another where the process stands: a parent that is missing would be refused before any file is read
+        outcome = attempt(Path(path), reader, destination.with_name(f"{destination.name}{i}"))
         report.append((name, outcome, processor_time() - seconds, time.perf_counter() - start, memory("VmHWM") - held))
     same = dict(os.environ) == before and VARIABLE not in os.environ
     json.dump({"report": report, "environment": same}, sys.stdout)

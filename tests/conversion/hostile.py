@@ -11,6 +11,7 @@ import math
 import os
 import pickle
 import pickletools
+import shutil
 import struct
 import zipfile
 import zlib
@@ -57,7 +58,7 @@ def make_hostile(folder: Path) -> list[Hostile]:
     """
     folder = folder.resolve()
     (folder / CANARIES).mkdir()
-    makers = (_pickles, _torch_pickles, _zips, _legacies, _safetensors, _specials, _directories)
+    makers = (_pickles, _torch_pickles, _zips, _legacies, _safetensors, _specials, _directories, _xlnets)
     return list(itertools.chain.from_iterable(maker(folder) for maker in makers))
 
 
@@ -578,6 +579,92 @@ TINY = {
 """A configuration of Hugging Face's format; the directories below change one thing each."""
 
 
+TINY_XLNET = {
+    "model_type": "xlnet",
+    "vocab_size": 11,
+    "d_model": 8,
+    "n_layer": 1,
+    "n_head": 2,
+    "d_head": 4,
+    "d_inner": 16,
+    "ff_activation": "gelu",
+    "mem_len": 4,
+    "reuse_len": None,
+    "clamp_len": -1,
+}
+"""The same of an XLNet."""
+
+
+def _xlnets(folder: Path) -> list[Hostile]:
+    """Return directories of XLNets of Hugging Face and of its authors, with one thing changed in each."""
+    made = []
+    at_hugging_face: dict[str, tuple[Any, str]] = {
+        "10**9 layers": (TINY_XLNET | {"n_layer": 10**9}, "fill the memory"),
+        "10**18 words": (TINY_XLNET | {"vocab_size": 10**18}, "fill the memory"),
+        "model of 10**12": (TINY_XLNET | {"d_model": 10**12, "d_head": 10**12 // 2}, "fill the memory"),
+        "heads of 2**63": (TINY_XLNET | {"n_head": 2**63}, "overflow"),
+        "no heads": (TINY_XLNET | {"n_head": 0}, "divide by zero"),
+        "NaN layers": (TINY_XLNET | {"n_layer": math.nan}, "confuse the reader"),
+        "NaN dropout": (TINY_XLNET | {"dropout": math.nan}, "poison the model"),
+        "infinite epsilon": (TINY_XLNET | {"layer_norm_eps": math.inf}, "poison the model"),
+        "text as size": (TINY_XLNET | {"d_inner": "8; import os"}, "run code"),
+        "list as activation": (TINY_XLNET | {"ff_activation": ["gelu"]}, "confuse the reader"),
+        "activation elsewhere": (TINY_XLNET | {"ff_activation": "os.system"}, "run code"),
+        "memory of 10**4000": (TINY_XLNET | {"mem_len": 10**4000}, "overflow"),
+        "text as direction": (TINY_XLNET | {"bi_data": "os.system"}, "confuse the reader"),
+        "auto_map": (TINY_XLNET | {"auto_map": {"AutoModel": "evil--module.Model"}}, "run code"),
+        "path as key": (TINY_XLNET | {"../../escape": 1}, "write outside"),
+        "only left to right": (TINY_XLNET | {"attn_type": "uni"}, "be taken for another model"),
+        "other shapes": (TINY_XLNET, "read beyond tensors"),
+    }
+    weights = {"transformer.word_embedding.weight": torch.zeros(11, 8)}
+    weights |= {f"classifier.\x1b[2J{i}": torch.zeros(1) for i in range(20)}  # enough for the number of layers
+    for case, (config, effect) in at_hugging_face.items():
+        path = folder / f"xlnet-{''.join(filter(str.isalnum, case))}"
+        path.mkdir()
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+        made.append(Hostile(f"xlnet of Hugging Face: {case}", path, effect, "convert"))
+    sound = Path(__file__).parents[1] / "parity" / "goldens" / "xlnet_tensorflow" / "pretraining" / "checkpoint"
+    values = json.loads((sound / "xlnet_config.json").read_text())
+    of_the_authors: dict[str, tuple[Any, str]] = {
+        "10**9 layers": (values | {"n_layer": 10**9}, "fill the memory"),
+        "one layer more": (values | {"n_layer": 3}, "leave layers at random values"),
+        "10**18 words": (values | {"n_token": 10**18}, "fill the memory"),
+        "heads of 10**12": (values | {"d_head": 10**12}, "fill the memory"),
+        "NaN width": (values | {"d_model": math.nan}, "confuse the reader"),
+        "infinite width": (values | {"d_inner": math.inf}, "overflow"),
+        "true as size": (values | {"n_head": True}, "confuse the reader"),
+        "code as activation": (values | {"ff_activation": "__import__('os').system('x')"}, "run code"),
+        "text as truth": (values | {"untie_r": "yes"}, "confuse the reader"),
+        "shared biases": (values | {"untie_r": False}, "read beyond tensors"),
+        "no words": ({name: value for name, value in values.items() if name != "n_token"}, "confuse the reader"),
+        "nothing": ({}, "confuse the reader"),
+        "list": ([values], "confuse the reader"),
+        "nested": (None, "overflow the stack"),
+        "unknown key": (values | {"checkpoint": "../../escape"}, "read another file"),
+    }
+    for case, (config, effect) in of_the_authors.items():
+        path = shutil.copytree(sound, folder / f"xlnet-tf-{''.join(filter(str.isalnum, case))}")
+        text = json.dumps(config) if config is not None else "[" * 100_000 + "]" * 100_000
+        (path / "xlnet_config.json").write_text(text)
+        made.append(Hostile(f"xlnet of the authors: {case}", path, effect, "convert"))
+    links: dict[str, str] = {"device": "/dev/zero", "lost link": "nothing", "circular link": "xlnet_config.json"}
+    for case, target in links.items():
+        path = shutil.copytree(sound, folder / f"xlnet-tf-{case.replace(' ', '')}")
+        (path / "xlnet_config.json").unlink()
+        (path / "xlnet_config.json").symlink_to(target)
+        made.append(Hostile(f"xlnet of the authors: {case}", path, "fill the memory", "convert"))
+    data = "xlnet_model.ckpt.data-00000-of-00001"
+    flipped = bytearray((sound / data).read_bytes())
+    flipped[20] ^= 1  # of the first weight; nobody reads the slots of optimizers
+    for case, content in {"a bit flipped": bytes(flipped), "cut": bytes(flipped[:-100]), "no data": b""}.items():
+        path = shutil.copytree(sound, folder / f"xlnet-tf-{''.join(filter(str.isalnum, case))}")
+        (path / data).write_bytes(content)
+        made.append(Hostile(f"xlnet of the authors: {case}", path, "load other numbers", "convert"))
+    return made
+
+
 def _directories(folder: Path) -> list[Hostile]:
     made = []
     configs: dict[str, tuple[Any, str]] = {
@@ -605,6 +692,7 @@ def _directories(folder: Path) -> list[Hostile]:
         "other layers": (TINY | {"n_layer": 2}, "leave layers at random values"),
     }
     weights = {"transformer.word_emb.emb_layers.0.weight": torch.zeros(11, 8)}
+    weights |= {f"transformer.layers.0.x{i}": torch.zeros(1) for i in range(20)}  # enough for the number of layers
     for case, (config, effect) in configs.items():
         for suffix in ("bin", "safetensors"):
             path = folder / f"hf-{suffix}-{''.join(filter(str.isalnum, case))}"
