@@ -44,15 +44,13 @@ class ModelConfig(Settings):
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
     d_model: Positive = Field(default=512, description="width of the input of the softmax; transformer_xl: even")
-    d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
+    d_embed: Positive | None = Field(default=None, description="width of the embedding; none: as d_model")
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     locked_dropout: bool = Field(
         default=False, description="dropout on activations is the same at all positions of a row and segment (variational)"
     )
-    dropinput: Probability | None = Field(
-        default=None, description="dropout on the input of the first layer; None means dropout"
-    )
-    dropoutput: Probability | None = Field(default=None, description="dropout on the input of the softmax; None means dropout")
+    dropinput: Probability | None = Field(default=None, description="dropout on the input of the first layer; none: as dropout")
+    dropoutput: Probability | None = Field(default=None, description="dropout on the input of the softmax; none: as dropout")
     dropemb: Probability = Field(default=0.0, description="dropout of whole words from the input")
     dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
@@ -66,7 +64,7 @@ class ModelConfig(Settings):
     tie_projs: tuple[bool, ...] | None = Field(
         default=None,
         strict=False,
-        description="per cluster, from the head: the softmax projects with the embedding's projection; None: none",
+        description="per cluster, from the head: the softmax projects with the embedding's projection; none: no cluster does",
     )
     proj_share_all_but_first: bool = Field(default=False, description="the same as tie_projs for all clusters but the head")
     proj_same_dim: bool = Field(
@@ -253,10 +251,10 @@ class TransformerXLConfig(AttentionConfig):
         description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
     )
     max_klen: Positive | None = Field(
-        default=None, description="shaw, al_rfou: number of learned positions; None: train.tgt_len + mem_len"
+        default=None, description="shaw, al_rfou: number of learned positions; none: train.tgt_len + mem_len"
     )
     clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
+        default=None, description="largest distance told apart (tokens), except by al_rfou; none: no limit"
     )
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
@@ -327,7 +325,7 @@ class VanillaConfig(AttentionConfig):
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "nothing"
 
     max_len: Positive | None = Field(
-        default=None, description="number of learned positions, and so the longest segment; None: train.tgt_len"
+        default=None, description="number of learned positions, and so the longest segment; none: train.tgt_len"
     )
     intermediate_losses: bool = Field(
         default=False, description="all layers predict, layer l of n in the first l / 2n of training (their section 2.1)"
@@ -377,7 +375,7 @@ class LstmConfig(ModelConfig):
 
     n_layer: Positive = Field(default=3, description="number of layers")
     d_hidden: Positive | None = Field(
-        default=None, description="width of all layers but the last, which has d_model; None means d_model"
+        default=None, description="width of all layers but the last, which has d_model; none: as d_model"
     )
     locked_dropout: bool = Field(
         default=True, description="dropout on activations is the same at all positions of a row and segment (variational)"
@@ -424,10 +422,10 @@ class XLNetConfig(AttentionConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-12, description="added to the variance in layer norms")
     mem_len: Natural = Field(default=384, description="positions of memory kept per layer (tokens)")
     reuse_len: Positive | None = Field(
-        default=None, description="only so many of a segment's first tokens are remembered; None: all"
+        default=None, description="only so many of a segment's first tokens are remembered; none: all"
     )
     clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart, to both sides (tokens); None: no limit"
+        default=None, description="largest distance told apart, to both sides (tokens); none: no limit"
     )
     untie_r: bool = Field(default=True, description="u, v and s per layer instead of shared by all layers")
     zero_first_memory: bool = Field(

@@ -95,6 +95,7 @@ class Run:
     recorded: Scores | None = None  # by the process that finished the run
     held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
     is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
+    is_slowed: bool = False  # whether other programs kept cores busy when this process began
 
     @property
     def store(self) -> CheckpointStore:

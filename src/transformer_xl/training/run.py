@@ -36,7 +36,7 @@ from transformer_xl.training.parts import Best, Interval, Outcome, Run
 from transformer_xl.training.record import Record
 from transformer_xl.training.saved import SavedRecord
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
-from transformer_xl.training.speed import Pace, check_threads, choose_threads
+from transformer_xl.training.speed import Pace, check_threads, choose_threads, shares_cores
 from transformer_xl.training.starting import begin, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
@@ -113,6 +113,7 @@ def train(
                     step=run.trainer.step,
                     warn=display.warn,
                 )
+        run.is_slowed = shares_cores(run.trainer.device)
         with stop_signals(once=world.alone) as received, run.display:
             try:
                 stopped_by = _learn(run, received)

@@ -10,6 +10,7 @@ from transformer_xl.errors import TrainingError
 from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.training.parts import Outcome, Run, Scores
+from transformer_xl.training.speed import shares_cores
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 
@@ -22,13 +23,15 @@ def conclude(run: Run, received: list[int]) -> Outcome:
     """Score the finished model with and without memory, and report the difference; a signal ends only the scoring."""
     split, trainer, say = run.corpus.splits["valid"], run.trainer, run.display.say
     did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
+    spent = [name for name, share in trainer.used.items() if share >= 1]
+    doubled = "".join(f" --set train.{name}={2 * getattr(run.config.train, name)}" for name in spent)
+    longer = f"to train longer: txl train --resume --out {run.where}{doubled}"
     if run.recorded:
-        longer = "".join(
-            f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, share in trainer.used.items() if share >= 1
-        )
-        say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{longer}")
+        say(f"finished already: {did}; {longer}")
     else:
         say(f"finished: {did}")
+        if "max_minutes" in spent and (run.is_slowed or shares_cores(trainer.device, since_long=True)):
+            say(f"other programs kept cores busy, so that time was enough for fewer steps than usual; {longer}")
     n_token = len(split.ids) - 1
     if n_token < 1:
         return run.outcome()
