@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.cli.conftest import Txl
-from tests.helpers import tiny_model
+from tests.data.test_spiece import GOLDENS as PIECES
+from tests.helpers import tiny_model, tiny_xlnet
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -111,6 +112,19 @@ def test_an_xlnet_says_what_is_left_out_and_what_is_missing(txl: Txl, place: Pat
     assert len(notes) == answer.err.count("note: ") == 4
     answer = txl("convert", "native", "foreign", "--to", "huggingface")
     assert (answer.status, answer.out.splitlines()[-1][-18:]) == (0, "written to foreign")
+
+
+def test_an_xlnet_with_its_pieces_says_how_to_load_it(txl: Txl, place: Path) -> None:
+    """Neither txl eval nor txl generate reads from left to right with it."""
+    tiny_xlnet(vocab_size=500, n_head=2, d_head=5).save_pretrained("native")
+    assert txl("convert", "native", "foreign", "--to", "huggingface").status == 0
+    (place / "foreign" / "spiece.model").write_bytes((PIECES / "xlnet.model").read_bytes())
+    answer = txl("convert", "foreign", "again")
+    assert (answer.status, answer.err) == (0, "")
+    loading = "written to again; try, in Python: "
+    assert answer.out.splitlines()[-1] == f"{loading}model, tokenizer = transformer_xl.load('again')"
+    model, tokenizer = load("again")
+    assert model.read(torch.as_tensor(tokenizer.encode("to be"))[None])[0].shape[-1] == 10
 
 
 def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:

@@ -19,6 +19,7 @@ import torch
 import transformer_xl as txl
 from transformer_xl.cli import main
 from transformer_xl.config import OptimConfig, RunConfig, load_recipe
+from transformer_xl.conversion.key_maps import xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.training.optim import Schedule
 
 ROOT = Path(__file__).parents[2]
@@ -150,6 +151,11 @@ def labml() -> None:
     Path("tiny_shakespeare.txt").write_text("It is the east, and Juliet is the sun.\n" * 100)
 
 
+def xlnet() -> None:
+    shutil.copytree(GOLDENS / "xlnet_tensorflow/pretraining/checkpoint", "xlnet_cased_L-12_H-768_A-12")
+    shutil.copytree(GOLDENS / "xlnet/two_streams/checkpoint", "xlnet-base-cased")
+
+
 def both_ways() -> None:
     huggingface()
     pytorch()
@@ -166,6 +172,7 @@ SETTINGS: dict[str, Callable[[], None]] = {
     "NVIDIA DeepLearningExamples": nvidia,
     "fairseq": fairseq,
     "labml": labml,
+    "XLNet": xlnet,
     "What is not carried over": both_ways,
     "Going back": both_ways,
 }
@@ -226,6 +233,22 @@ def test_the_model_of_fairseq_is_the_wrapped_one(workbench: Path) -> None:
     }
     tokenizer = txl.load("models/fairseq")[1]
     assert tokenizer.encode(" \n word0 other\n").tolist() == [2, 4, 3, 2]
+
+
+def test_names_of_activations_are_those_of_the_tables() -> None:
+    (table,) = (table for table in tables() if table[0][-1] == "function")
+    of_tensorflow, of_hugging_face = {}, {}
+    for authors, hugging_face, ours, _ in table[1:]:
+        of_tensorflow |= dict.fromkeys(re.findall(r"`(\w+)`", authors), ours.strip("`"))
+        of_hugging_face |= dict.fromkeys(re.findall(r"`(\w+)`", hugging_face), ours.strip("`"))
+    assert of_tensorflow == xlnet_tensorflow.ACTIVATIONS
+    assert of_hugging_face == xlnet_huggingface.ACTIVATIONS
+
+
+def test_an_xlnet_goes_back_as_it_was_trained(workbench: Path) -> None:
+    execute("XLNet")
+    assert json.loads(Path("exported-xlnet/config.json").read_text())["ff_activation"] == "gelu_new"
+    assert json.loads(Path("models/xlnet-base-hf/config.json").read_text())["activation"] == "gelu_tanh"
 
 
 def test_what_is_written_for_others(workbench: Path) -> None:

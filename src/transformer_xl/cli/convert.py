@@ -122,6 +122,9 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         return
     if tokenizer.loses:
         print(f"not kept of a text: {tokenizer.loses}")
+    if not config.predicts_next:
+        print(f"written to {destination}; try, in Python: model, tokenizer = transformer_xl.load({str(destination)!r})")
+        return
     where = shlex.quote(str(destination))
     segments = "" if converted.tgt_len is None else f" --tgt-len {converted.tgt_len}"  # as it was trained
     print(f"written to {destination}; try: txl eval {where} --file TEXT{segments}, txl generate {where} --prompt TEXT")
