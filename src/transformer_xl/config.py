@@ -45,7 +45,7 @@ class DataConfig(Settings):
     split: tuple[float, float, float] = Field(
         default=(0.9, 0.05, 0.05), strict=False, description="train, valid, test shares when none is given"
     )
-    directory: str | None = Field(default=None, description="where a named corpus lies; none: $TXL_DATA, else downloaded")
+    directory: str | None = Field(default=None, description="where a named corpus lies; None: $TXL_DATA, else downloaded")
     document_separator: str | None = Field(default=None, description="a line that divides documents inside a file")
     documents: Literal["files", "lines"] = Field(
         default="files", description="files: each is a document, or several by document_separator; lines: each line is one"
@@ -84,7 +84,7 @@ class OptimConfig(Settings):
     )
     lr: Annotated[float, Field(gt=0)] = Field(default=2.5e-4, description="largest learning rate")
     adamw_lr: Annotated[float, Field(gt=0)] | None = Field(
-        default=None, description="muon: rate of the AdamW part; none: as lr"
+        default=None, description="muon: rate of the AdamW part; None means lr"
     )
     betas: tuple[Probability, Probability] = Field(
         default=(0.9, 0.999), strict=False, description="Adam's and LAMB's decay rates"
@@ -101,7 +101,7 @@ class OptimConfig(Settings):
         default="matrices", description="matrices: embeddings and softmax too; layers: only matrices of layers; all: everything"
     )
     clip: Annotated[float, Field(gt=0)] | None = Field(
-        default=0.25, description="largest global gradient norm; none: no clipping"
+        default=0.25, description="largest global gradient norm; None: no clipping"
     )
     schedule: Literal["cosine", "linear", "inv_sqrt", "constant", "plateau"] = Field(
         default="cosine", description="shape after warm-up"
@@ -148,7 +148,7 @@ class TrainConfig(Settings):
         default=1, description="consecutive segments per update; gradients reach back through the memory between them"
     )
     tgt_len_start: Positive | None = Field(
-        default=None, description="tokens of the first segments, which grow to tgt_len; none: tgt_len from the start"
+        default=None, description="tokens of the first segments, which grow to tgt_len; None: tgt_len from the start"
     )
     tgt_len_warmup: Annotated[float, Field(gt=0, le=1)] = Field(
         default=0.25, description="share of the budget over which segments grow from tgt_len_start"
@@ -252,7 +252,28 @@ class RunConfig(Settings):
                 f"train.attention ({self.train.attention}) chooses an attention backend, and {self.model.reads_by} has none; "
                 "use train.attention=auto"
             )
+        if self.model.predicts == "target":
+            self._check_rows()
         return self
+
+    def _check_rows(self) -> None:
+        """Refuse settings of streams that are cut into segments, where rows of two texts are read whole."""
+        plain = {
+            "train.tgt_len_start": self.train.tgt_len_start is None,
+            "train.varlen": not self.train.varlen,
+            "train.loss": self.train.loss == "full",
+            "train.reset_at_documents": not self.train.reset_at_documents,
+            "eval.tgt_len": self.eval.tgt_len in (None, self.train.tgt_len),
+            "eval.clamp_len": self.eval.clamp_len is None,
+            "eval.same_length": self.eval.same_length is None,
+            "eval.ext_len": self.eval.ext_len == 0,
+        }
+        if unfit := next((name for name, fits in plain.items() if not fits), None):
+            section, name = unfit.split(".")
+            value = getattr(getattr(self, section), name)
+            raise ValueError(
+                f"{unfit} ({value}) does not go with model.kind ({self.model.kind}), which reads rows of two texts"
+            )
 
     @property
     def eval_tgt_len(self) -> int:

@@ -29,8 +29,8 @@ class ModelConfig(Settings):
     model_class: ClassVar[str]
     """Where the class of its models is, `module:Class`; imported when a model is built."""
 
-    predicts_next: ClassVar[bool] = True
-    """Whether it predicts each token from those before it, as a `LanguageModel` does."""
+    predicts: ClassVar[Literal["token", "target"]] = "token"
+    """token: each from those before it, as a `LanguageModel` does; target: chosen ones, with both sides in sight."""
 
     title: ClassVar[str] = "A language model"
     """The kind in words, as a model card says it."""
@@ -44,13 +44,15 @@ class ModelConfig(Settings):
     vocab_size: Positive | None = Field(default=None, description="number of token ids; filled in from the tokenizer")
     n_layer: Positive = Field(default=12, description="number of layers")
     d_model: Positive = Field(default=512, description="width of the input of the softmax; transformer_xl: even")
-    d_embed: Positive | None = Field(default=None, description="width of the embedding; none: as d_model")
+    d_embed: Positive | None = Field(default=None, description="width of the embedding; None means d_model")
     dropout: Probability = Field(default=0.1, description="dropout on activations")
     locked_dropout: bool = Field(
         default=False, description="dropout on activations is the same at all positions of a row and segment (variational)"
     )
-    dropinput: Probability | None = Field(default=None, description="dropout on the input of the first layer; none: as dropout")
-    dropoutput: Probability | None = Field(default=None, description="dropout on the input of the softmax; none: as dropout")
+    dropinput: Probability | None = Field(
+        default=None, description="dropout on the input of the first layer; None means dropout"
+    )
+    dropoutput: Probability | None = Field(default=None, description="dropout on the input of the softmax; None means dropout")
     dropemb: Probability = Field(default=0.0, description="dropout of whole words from the input")
     dropweight: Probability = Field(default=0.0, description="dropout on the weights of the layers' matrices (DropConnect)")
     tie_weight: bool = Field(default=True, description="softmax weights are the embedding weights")
@@ -64,7 +66,7 @@ class ModelConfig(Settings):
     tie_projs: tuple[bool, ...] | None = Field(
         default=None,
         strict=False,
-        description="per cluster, from the head: the softmax projects with the embedding's projection; none: no cluster does",
+        description="per cluster, from the head: the softmax projects with the embedding's projection; None: none",
     )
     proj_share_all_but_first: bool = Field(default=False, description="the same as tie_projs for all clusters but the head")
     proj_same_dim: bool = Field(
@@ -251,10 +253,10 @@ class TransformerXLConfig(AttentionConfig):
         description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
     )
     max_klen: Positive | None = Field(
-        default=None, description="shaw, al_rfou: number of learned positions; none: train.tgt_len + mem_len"
+        default=None, description="shaw, al_rfou: number of learned positions; None: train.tgt_len + mem_len"
     )
     clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart (tokens), except by al_rfou; none: no limit"
+        default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
     )
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
@@ -325,7 +327,7 @@ class VanillaConfig(AttentionConfig):
     remembers: ClassVar[Literal["positions", "state", "nothing"]] = "nothing"
 
     max_len: Positive | None = Field(
-        default=None, description="number of learned positions, and so the longest segment; none: train.tgt_len"
+        default=None, description="number of learned positions, and so the longest segment; None: train.tgt_len"
     )
     intermediate_losses: bool = Field(
         default=False, description="all layers predict, layer l of n in the first l / 2n of training (their section 2.1)"
@@ -375,7 +377,7 @@ class LstmConfig(ModelConfig):
 
     n_layer: Positive = Field(default=3, description="number of layers")
     d_hidden: Positive | None = Field(
-        default=None, description="width of all layers but the last, which has d_model; none: as d_model"
+        default=None, description="width of all layers but the last, which has d_model; None means d_model"
     )
     locked_dropout: bool = Field(
         default=True, description="dropout on activations is the same at all positions of a row and segment (variational)"
@@ -410,7 +412,7 @@ class XLNetConfig(AttentionConfig):
     kind: ClassVar[str] = "xlnet"
     model_class: ClassVar[str] = "transformer_xl.model.xlnet:XLNet"
     title: ClassVar[str] = "An XLNet"
-    predicts_next: ClassVar[bool] = False
+    predicts: ClassVar[Literal["token", "target"]] = "target"
 
     d_model: Positive = Field(default=768, description="width of all layers, even")
     n_head: Positive = Field(default=12, description="attention heads per layer")
@@ -422,15 +424,30 @@ class XLNetConfig(AttentionConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-12, description="added to the variance in layer norms")
     mem_len: Natural = Field(default=384, description="positions of memory kept per layer (tokens)")
     reuse_len: Positive | None = Field(
-        default=None, description="only so many of a segment's first tokens are remembered; none: all"
+        default=None, description="only so many of a segment's first tokens are remembered; None: all"
     )
     clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart, to both sides (tokens); none: no limit"
+        default=None, description="largest distance told apart, to both sides (tokens); None: no limit"
     )
     untie_r: bool = Field(default=True, description="u, v and s per layer instead of shared by all layers")
     zero_first_memory: bool = Field(
         default=False,
         description="a stream begins with a memory of mem_len zeros that queries attend to, as the authors train",
+    )
+
+    num_predict: Positive | None = Field(default=None, description="targets of a row of train.tgt_len; None: a sixth")
+    perm_size: Positive | None = Field(
+        default=None, description="targets are ordered in blocks of so many tokens, all by one permutation; None: reuse_len"
+    )
+    spans: Literal["words", "pieces"] = Field(
+        default="words", description="spans of 1 to max_gram whole words; pieces: what the authors' code draws instead"
+    )
+    mask_alpha: Positive = Field(default=6, description="a span lies in a window of mask_alpha / mask_beta times its length")
+    mask_beta: Positive = Field(default=1, description="see mask_alpha")
+    max_gram: Positive = Field(default=5, description="words of the longest span of targets")
+    bi_data: bool = Field(default=True, description="half of the rows are read from their end")
+    second_segment: Literal["lane", "text"] = Field(
+        default="lane", description="where a random second text is from: the same lane, as in the authors' code, or anywhere"
     )
 
     @model_validator(mode="after")
@@ -447,6 +464,16 @@ class XLNetConfig(AttentionConfig):
     def embedding_scale(self) -> float:
         """1: the vectors of tokens are taken as they are."""
         return 1.0
+
+    def completed(self, *, vocab_size: int, tgt_len: int) -> Self:
+        """Return these settings with the vocabulary, and with the layout of a row of `tgt_len` tokens."""
+        reuse_len = self.reuse_len or max(tgt_len // 2, 1)
+        return self._with(
+            vocab_size=vocab_size,
+            reuse_len=reuse_len,
+            perm_size=self.perm_size or reuse_len,
+            num_predict=self.num_predict or max(tgt_len // 6, 1),
+        )
 
     @property
     def begins_with_zeros(self) -> bool:

@@ -23,6 +23,7 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import choose_device
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.evaluation import Reading
 
 
@@ -155,20 +156,35 @@ class Opened:
     """A run or an exported model, ready to use."""
 
     source: str  # as the user gave it
-    model: LanguageModel  # on its device, in evaluation mode
+    any_model: SequenceModel  # on its device, in evaluation mode
     tokenizer: Tokenizer
     config: RunConfig  # of an exported model: the model's settings, and defaults for the rest
     is_run: bool  # a run has its own corpus
 
     @property
+    def model(self) -> LanguageModel:
+        """The model, if it reads from left to right.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        if isinstance(self.any_model, LanguageModel):
+            return self.any_model
+        kind = type(self.any_model).__name__
+        raise ConfigError(
+            f"'{self.source}' is an {kind}, which fills gaps with both sides in sight and cannot write or read from left to "
+            f"right; txl eval says how well it predicts, and in Python txl.load and its read give what fine-tuning needs"
+        )
+
+    @property
     def device(self) -> torch.device:
         """The model's device."""
-        return self.model.device
+        return self.any_model.device
 
     @cached_property
     def n_parameter(self) -> int:
         """The model's number of parameters."""
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return sum(parameter.numel() for parameter in self.any_model.parameters())
 
     def reading(self, **changes: Any) -> Reading:
         """Return the way in which `txl eval` reads, with changes; see `Reading.of_run`.
@@ -206,22 +222,25 @@ class Opened:
 
 
 def open_run(
-    source: str | Path, *, which: Which = "best", device: str = "auto", on_damaged: Callable[[str], None] = warn
+    source: str | Path,
+    *,
+    which: Which = "best",
+    device: str = "auto",
+    on_damaged: Callable[[str], None] = warn,
+    any_model: bool = False,
 ) -> Opened:
-    """Open a run, an exported model or a hub id; see `load`.
+    """Open a run, an exported model or a hub id; see `load`. Without `any_model`, it must read from left to right.
 
     Raises:
         CheckpointError: there is nothing, everything is damaged, or weights are not finite.
-        ConfigError: this machine has no such device.
+        ConfigError: this machine has no such device, or the model does not read from left to right.
     """
     place = choose_device(device)  # complain before a large model is loaded
     model, tokenizer = load(source, which=which, on_damaged=on_damaged)
-    if not isinstance(model, LanguageModel):
-        raise ConfigError(
-            f"'{source}' is an {type(model).__name__}, which fills gaps with both sides in sight, and does not read "
-            "from left to right; use it from Python: txl.load, then its read or forward"
-        )
     model = model.to(place)
     directory = RunDirectory(source)
     config = directory.config() if directory.holds_run else RunConfig(model=model.config)
-    return Opened(str(source), model, tokenizer, config, directory.holds_run)
+    opened = Opened(str(source), model, tokenizer, config, directory.holds_run)
+    if not any_model:
+        _ = opened.model  # refuses another one
+    return opened

@@ -12,22 +12,24 @@ import math
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from transformer_xl.config import RunConfig, load_recipe, recipe_names
+from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.sequence_model import make_model
-from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig
+from transformer_xl.model_config import AttentionConfig, LstmConfig, TransformerXLConfig, XLNetConfig
 from transformer_xl.training.display import Display
+from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.run import train
 from transformer_xl.training.starting import compare_parameters, count_parameters
 from transformer_xl.training.trainer import Trainer
 
-OUR_OWN = {"ptb-small", "quickstart", "scale-1b", "shakespeare-char"} | {
+OUR_OWN = {"ptb-small", "quickstart", "scale-1b", "shakespeare-char", "xlnet-quick", "xlnet-small"} | {
     f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")
 }
 VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471, "ptb": 10_000, "wikitext-2": 33_278}
@@ -77,6 +79,9 @@ PARAMETERS = {
     "lstm-ptb": 24_221_600,
     "lstm-wt103": 282_828_250,
     "lstm-wt2": 33_556_078,
+    "xlnet-base": 116_750_336,
+    "xlnet-large": 360_300_800,
+    "xlnet-large-v1": 360_300_800,
 }
 PUBLISHED = {  # the figure and the place of its last digit; whether it was rounded or cut off is nowhere said
     "enwik8-base": (41_000_000, 1_000_000),
@@ -129,7 +134,8 @@ def test_source_and_published_result(name: str) -> None:
     )
     sources = ("kimiyoung/transformer-xl 44781ed", "NVIDIA/", "arXiv 1901.02860", "TimDettmers/transformer-xl d9f8339")
     others = ("arXiv 1808.04444, from memory", "salesforce/awd-lstm-lm 32fcb42", "arXiv 1612.04426", "result: arXiv 1901.02860")
-    assert config.source.startswith((*sources, *others))
+    xlnet = ("zihangdai/xlnet bbaa3a6", "arXiv 1906.08237")
+    assert config.source.startswith((*sources, *others, *xlnet))
     assert config.data.corpus in VOCABULARY
 
 
@@ -158,7 +164,7 @@ def test_a_recipe_is_a_plain_file(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PARAMETERS))
 def test_number_of_parameters(name: str) -> None:
     config = load_recipe(name)
-    assert n_parameters(config, VOCABULARY[config.data.corpus]) == PARAMETERS[name]
+    assert n_parameters(config, config.tokenizer.vocab_size or VOCABULARY[config.data.corpus]) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -228,6 +234,8 @@ def reduced(config: RunConfig) -> list[str]:
         **{"train.device": "cpu", "train.precision": "fp32", "train.sample_tokens": 3},
         **{"eval.batch_size": 2, "eval.max_tokens": 40, "eval.ext_len": min(evaluation.ext_len, 2)},
     }
+    if isinstance(model, XLNetConfig):
+        settings |= {"train.tgt_len": 24, "model.reuse_len": 12, "model.num_predict": 4, "tokenizer.vocab_size": 60}
     if model.cutoffs:
         settings["model.cutoffs"] = [8, 16, 40]
     if isinstance(model, LstmConfig) and model.d_hidden:
@@ -276,10 +284,11 @@ def test_three_steps_at_full_depth_from_three_seeds(name: str) -> None:
     for seed in range(3):
         torch.manual_seed(seed)
         ids = torch.randint(59, (4 * config.train.tgt_len * config.train.tbptt_segments * 3 + 1,)).numpy()
-        stream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len)
-        trainer = Trainer(
-            cast("LanguageModel", make_model(model)), stream, train=config.train, optim=config.optim, precision="fp32"
-        )
+        stream: AnyStream = SegmentStream(ids, batch_size=4, tgt_len=config.train.tgt_len)
+        if isinstance(model, XLNetConfig):
+            rows = {"reuse_len": 12, "perm_size": 12, "num_predict": 4, "word_starts": np.ones(59, bool), "sep": 57, "cls": 58}
+            stream = PairStream(ids, batch_size=4, tgt_len=config.train.tgt_len, **rows)
+        trainer = Trainer(make_model(model), stream, train=config.train, optim=config.optim, precision="fp32")
         results = [trainer.train_step() for _ in range(3)]
         assert not any(result.skipped for result in results), f"seed {seed}"
         assert trainer.finite

@@ -5,7 +5,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +13,15 @@ import torch
 from tests.checkpoint.helpers import as_bytes, spelled
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Mems
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.sequence_model import SequenceModel, make_model
 from transformer_xl.model_config import KINDS, model_config
 from transformer_xl.training.display import Display
+from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.trainer import Trainer
+from transformer_xl.world import World
 
 MODEL: dict[str, Any] = {
     "vocab_size": 11,
@@ -71,14 +73,25 @@ def random_ids() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 11, 130).astype(np.uint16)
 
 
-def tiny_model(*, kind: str = "transformer_xl", **changes: Any) -> LanguageModel:
+def tiny_model(*, kind: str = "transformer_xl", **changes: Any) -> SequenceModel:
     """A model of any kind; of the common sizes it takes those that it has."""
     common = {name: value for name, value in MODEL.items() if name in KINDS[kind].model_fields}
-    if kind != "transformer_xl":
+    if kind in ("vanilla", "lstm"):
         del common["mem_len"]
-    return cast(
-        "LanguageModel", make_model(model_config({"kind": kind, **common, **changes}).completed(vocab_size=11, tgt_len=5))
+    return make_model(
+        model_config({"kind": kind, **common, **changes}).completed(vocab_size=11, tgt_len=12 if kind == "xlnet" else 5)
     )
+
+
+def tiny_stream(ids: np.ndarray, train: TrainConfig, documents: list[int], kind: str, world: World | None = None) -> AnyStream:
+    """The segments of a text, or the rows that an XLNet is trained on, in which 9 stands for <sep> and 10 for <cls>."""
+    world = world or World()
+    lanes: dict[str, Any] = {"document_starts": np.array(documents), "rank": world.rank, "world_size": world.size}
+    sizes = {"batch_size": train.batch_size, "tgt_len": train.tgt_len}
+    if kind != "xlnet":
+        return SegmentStream(ids, **sizes, **lanes)
+    targets = {"reuse_len": 6, "perm_size": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
+    return PairStream(ids, **sizes, **lanes, **targets, seed=train.seed)
 
 
 def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:
@@ -86,12 +99,7 @@ def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str,
     torch.manual_seed(seed)
     model = tiny_model(**changes.get("model", {}))
     train = TrainConfig(**(TRAIN | changes.get("train", {})))
-    stream = SegmentStream(
-        random_ids(),
-        batch_size=train.batch_size,
-        tgt_len=train.tgt_len,
-        document_starts=np.array([0, 13, 50, 97]),
-    )
+    stream = tiny_stream(random_ids(), train, [0, 13, 50, 97], model.config.kind)
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
     return Trainer(model, stream, train=train, optim=optim, precision=precision)  # pyright: ignore[reportArgumentType]
 

@@ -11,12 +11,10 @@ import numpy as np
 import torch
 
 from tests.checkpoint.helpers import as_bytes
-from tests.training.helpers import MODEL, OPTIM
+from tests.training.helpers import OPTIM, tiny_model, tiny_stream
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
-from transformer_xl.data.streams import SegmentStream
-from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.training.parallel import whole
 from transformer_xl.training.trainer import Trainer
@@ -29,21 +27,19 @@ def make(world: World, changes: Changes) -> Trainer:
     """A trainer of a tiny model on random tokens: 8 lanes in all processes together, 9 segments an epoch."""
     torch.manual_seed(0)
     dtype = getattr(torch, changes.get("dtype", {}).get("name", "float32"))
-    model = TransformerXL(TransformerXLConfig(**(MODEL | changes.get("model", {})))).to(dtype)
+    model = tiny_model(**changes.get("model", {})).to(dtype)
     settings: dict[str, Any] = {"batch_size": 8, "tgt_len": 5, "max_steps": 50}
     train = TrainConfig(**settings | changes.get("train", {}))
     ids = np.random.default_rng(0).integers(0, 11, 8 * 45 + 1).astype(np.uint16)
-    stream = SegmentStream(
-        ids,
-        batch_size=train.batch_size,
-        tgt_len=train.tgt_len,
-        document_starts=np.array([0, 13, 50, 97, 211]),
-        rank=world.rank,
-        world_size=world.size,
-    )
+    stream = tiny_stream(ids, train, [0, 13, 50, 97, 211], model.config.kind, world)
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
     precision = changes.get("precision", {}).get("name", "fp32")
     return Trainer(model, stream, train=train, optim=optim, precision=precision, world=world)
+
+
+def _language_model(trainer: Trainer) -> LanguageModel:
+    assert isinstance(trainer.model, LanguageModel)
+    return trainer.model
 
 
 def losses(cases: list[Changes], n_step: int) -> list[list[float]]:
@@ -92,10 +88,10 @@ def averaged(changes: Changes, n_step: int) -> list[Any]:
     with joined() as world:
         trainer = make(world, changes)
         _steps(trainer, n_step)
-        plain = evaluate(trainer.model, ids, world=world).nats
+        plain = evaluate(_language_model(trainer), ids, world=world).nats
         with trainer.average.in_place_of(trainer.model):
-            average = evaluate(trainer.model, ids, world=world).nats
-        return [average, plain, evaluate(trainer.model, ids, world=world).nats]
+            average = evaluate(_language_model(trainer), ids, world=world).nats
+        return [average, plain, evaluate(_language_model(trainer), ids, world=world).nats]
 
 
 def clocks(n_step: int) -> float:
@@ -129,7 +125,7 @@ def scores(cases: list[Changes], settings: dict[str, Any]) -> list[list[float]]:
     found = []
     with joined() as world:
         for changes in cases:
-            model = make(world, changes).model
+            model = _language_model(make(world, changes))
             score = evaluate(model, ids, per_token=True, world=world, **settings)
             assert score.token_nats is not None
             found.append([score.nats, *score.token_nats.tolist()])

@@ -11,6 +11,7 @@ from tests.training import parallel_cases
 Cases = dict[str, dict[str, dict[str, Any]]]
 Jobs = dict[str, list[Any]]
 
+XLNET = {"kind": "xlnet", "reuse_len": 6, "dropatt": 0.0}
 LONG: Cases = {"ddp": {}, "fsdp": {"train": {"parallel": "fsdp"}}}
 SHORT: Cases = {
     "groups of lanes, several segments": {"train": {"accumulate": 2, "tbptt_segments": 2}},
@@ -23,6 +24,8 @@ SHORT: Cases = {
     "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
     "fsdp, muon": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},
+    "xlnet": {"model": XLNET, "train": {"tgt_len": 12, "accumulate": 2}},
+    "fsdp, xlnet": {"model": XLNET, "train": {"tgt_len": 12, "parallel": "fsdp"}},
     "sgd, clipped": {"optim": {"optimizer": "sgd", "clip": 0.01}},
 }
 # where matrices are multiplied, or orthogonalized, in bf16, what was a difference of the last bit in fp32 is one of 0.004

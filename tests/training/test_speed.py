@@ -220,27 +220,6 @@ def test_a_resumed_run_tries_nothing(start: Callable[..., Lines], monkeypatch: p
     assert line.endswith("so this run will be slow; wait until they have ended, or compute with --set train.threads=1")
 
 
-@pytest.mark.parametrize(("n_before", "n_after"), [(0, 0), (5, 0), (0, 5)])
-def test_a_run_by_the_clock_says_at_its_end_that_cores_were_busy(
-    start: Callable[..., Lines], monkeypatch: pytest.MonkeyPatch, n_before: int, n_after: int
-) -> None:
-    others(monkeypatch, n_before)
-    train_step = Trainer.train_step
-
-    def changed(self: Trainer) -> StepResult:
-        others(monkeypatch, n_after)
-        return train_step(self)
-
-    monkeypatch.setattr(Trainer, "train_step", changed)
-    timed = ("train.threads=1", "train.max_steps=none", "train.max_minutes=0.0001")
-    told = [line for line in start("timed", *timed).said if line.startswith("other programs kept cores busy, so that time")]
-    assert len(told) == (n_before + n_after > 0)
-    if told:
-        assert told[0].endswith("/timed --set train.max_minutes=0.0002")
-        counted = start("counted", "train.threads=1", "train.max_steps=1")
-        assert not any("kept cores busy" in line for line in counted.said)
-
-
 @pytest.mark.parametrize("content", ["[]", "[{}]", '[{"machine": 3}]', '[{"machine": {"threads": "2"}}]', "{"])
 def test_unknown_threads_of_the_last_start(content: str, tmp_path: Path) -> None:
     (tmp_path / "environment.json").write_text(content)

@@ -41,6 +41,10 @@ CASES: dict[str, dict[str, Any]] = {
     "lstm": {"model": {"kind": "lstm", "dropout": 0.2, "dropweight": 0.3, "dropemb": 0.1}},
     "lstm-documents": {"model": {"kind": "lstm", "d_hidden": 9}, "train": {"reset_at_documents": True, "accumulate": 2}},
     "lstm-unrolled": {"model": {"kind": "lstm"}, "train": {"tbptt_segments": 3, "checkpoint_layers": True}},
+    "xlnet": {
+        "model": {"kind": "xlnet", "dropout": 0.2, "dropatt": 0.1, "reuse_len": 6},
+        "train": {"tgt_len": 12, "accumulate": 2},
+    },
     "all-at-once": {
         "model": {"dropout": 0.2, "dropatt": 0.1},
         "train": {

@@ -122,7 +122,7 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         return
     if tokenizer.loses:
         print(f"not kept of a text: {tokenizer.loses}")
-    if not config.predicts_next:
+    if config.predicts != "token":
         print(f"written to {destination}; try, in Python: model, tokenizer = transformer_xl.load({str(destination)!r})")
         return
     where = shlex.quote(str(destination))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
 
 if TYPE_CHECKING:
+    from transformer_xl.opening import Opened
     from transformer_xl.reading.evaluation import Reading, Score
+    from transformer_xl.world import World
 
 
 def evaluate(
@@ -72,7 +75,15 @@ def evaluate(
         with world.agreed():
             if per_token is not None:
                 check_file(per_token, option="per-token")
-            opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first))
+            opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first), any_model=True)
+        keep_freed_memory()
+        if opened.any_model.config.predicts == "target":
+            own = {"tgt-len": tgt_len, "same-length": same_length, "clamp-len": clamp_len, "ext-len": ext_len}
+            _check_rows(own | {"per-token": per_token})
+            asked = {"mem_len": mem_len, "batch_size": batch_size, "precision": precision, "compare_memory": compare_memory}
+            _evaluate_targets(opened, choice, world, **asked, quiet=quiet, json_=json_)
+            return
+        with world.agreed():
             reading = opened.reading(
                 tgt_len=tgt_len,
                 mem_len=mem_len,
@@ -89,7 +100,6 @@ def evaluate(
         if not world.alone:
             model = opened.model.config.model_dump(mode="json")
             world.check_same(model=model, text=text.digest(), precision=chosen)
-        keep_freed_memory()
 
         def measure(reading: "Reading", what: str = "scoring", *, per_token: bool = False) -> "Score":
             with progress(what, (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
@@ -129,6 +139,71 @@ def evaluate(
             f"memory is worth {without.bpc - score.bpc:z.4f} bits per character "
             f"({without.loss - score.loss:z.4f} nats per token)"
         )
+
+
+def _check_rows(options: Mapping[str, object]) -> None:
+    """Refuse options that say how a text is cut, because an XLNet reads rows as in its training."""
+    if given := next((name for name, value in options.items() if value is not None), None):
+        raise ConfigError(f"--{given} is for models that read from left to right; an xlnet reads rows as in its training")
+
+
+def _evaluate_targets(
+    opened: "Opened",
+    choice: TextChoice,
+    world: "World",
+    *,
+    mem_len: int | None,
+    batch_size: int | None,
+    precision: str,
+    compare_memory: bool,
+    quiet: bool,
+    json_: bool,
+) -> None:
+    """Print how well an XLNet predicts the fixed targets of a text."""
+    from transformer_xl.config import RunConfig, merge
+    from transformer_xl.model.precision import choose_precision
+    from transformer_xl.model.xlnet import XLNet
+    from transformer_xl.reading.targets import score_targets, scored_stream
+
+    with world.agreed():
+        model, config = opened.any_model, opened.config
+        assert isinstance(model, XLNet)
+        if precision == "int8":
+            raise ConfigError("--precision int8 is for models that read from left to right; use auto, fp32 or bf16")
+        if batch_size is not None:
+            config = RunConfig(**merge(config.model_dump(), {"eval": {"batch_size": batch_size}}))
+        chosen, _ = choose_precision(precision, opened.device)
+        mem_len = config.eval_mem_len if mem_len is None else mem_len
+        if compare_memory and not mem_len:
+            raise ConfigError(f"--compare-memory: '{opened.source}' is read without memory (mem_len 0) already; leave it out")
+        text = choice.text(opened)
+        mind_busy_cores(opened, quiet=not world.first)
+
+    def measure(mem_len: int, what: str) -> "Score":
+        with world.agreed():
+            stream = scored_stream(config, text.ids, opened.tokenizer, world=world)
+        n_token = stream.segments_per_epoch * stream.tokens_per_step // world.size
+        with progress(what, n_token, hidden=quiet or not world.first) as bar:
+            return score_targets(model, stream, mem_len=mem_len, precision=chosen, on_tokens=bar.advance, world=world)
+
+    score = measure(mem_len, "scoring")
+    with world.agreed():
+        if not math.isfinite(score.loss):
+            raise TrainingError(f"the loss of '{opened.source}' in {chosen} is not a finite number; {score.doubt}")
+    without = measure(0, "scoring without memory") if compare_memory else None
+    if not world.first:
+        return
+    if json_:
+        figures = [each and {"targets": each.tokens, "nats": each.nats, "loss": each.loss} for each in (score, without)]
+        facts = {"run": opened.source, "text": text.what, "precision": chosen, "mem_len": mem_len, "seconds": score.seconds}
+        print(json.dumps({**facts, **(figures[0] or {}), **({"without_memory": figures[1]} if without else {})}))
+        return
+    how = f"rows of {config.train.tgt_len:,}, {model.config.reads_with(mem_len)}, {chosen}"
+    print(f"{text.what}, {how}: {score.tokens:,} targets in {score.seconds:.1f} s")
+    print(f"  {score.in_words('target')}")
+    if without:
+        worth = f"{without.loss - score.loss:z.4f} nats per target"
+        print(f"without memory {without.loss:.4f} nats per target, with it {score.loss:.4f}: memory is worth {worth}")
 
 
 def _print(score: "Score", what: str) -> None:

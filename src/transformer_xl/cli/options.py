@@ -53,11 +53,11 @@ class Opening:
     device: str = "auto"
     checkpoint: Which = "best"
 
-    def open(self, run: str | Path, *, on_damaged: Callable[[str], None] = warn) -> "Opened":
+    def open(self, run: str | Path, *, on_damaged: Callable[[str], None] = warn, any_model: bool = False) -> "Opened":
         """Open a run, an exported model or a hub id; see `opening.open_run`."""
         from transformer_xl.opening import open_run
 
-        return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged)
+        return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged, any_model=any_model)
 
 
 def check_run(run: str | Path) -> None:

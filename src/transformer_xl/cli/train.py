@@ -92,7 +92,8 @@ def train(
     if outcome.picture:
         display.say(f"loss curve: {outcome.picture}")
     where = shlex.quote(str(outcome.directory))
-    display.say(f"next: txl eval {where}    txl generate {where} --prompt TEXT")
+    writes = "" if outcome.predicts == "target" else f"    txl generate {where} --prompt TEXT"
+    display.say(f"next: txl eval {where}{writes or ' --compare-memory'}")
 
 
 def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:

@@ -19,6 +19,11 @@ from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
 class LanguageModel(SequenceModel):
     """A model that predicts each token of a stream from those before it, segment by segment; see `SequenceModel`."""
 
+    def smallest_call(self) -> dict[str, Tensor]:
+        """Return arguments of a call with labels that uses all parameters."""
+        ids = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        return {"ids": ids, "labels": ids}
+
     @property
     def window(self) -> int | None:
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""

@@ -151,6 +151,10 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         """The kind of its memory, which knows what an empty row is."""
         return ZeroFirstMems if self.config.begins_with_zeros else Mems
 
+    @abstractmethod
+    def smallest_call(self) -> dict[str, Any]:
+        """Return arguments of a call with labels that uses all parameters."""
+
     def attention_blocks(self) -> list[AttentionBlock]:
         """Return the attention block of each layer; none if layers do not attend."""
         return [cast("AttentionBlock", layer.attention) for layer in self.layers] if self.config.attends else []

@@ -105,6 +105,13 @@ class XLNet(SequenceModel):
         """Return an empty memory of hidden states."""
         return self.empty_mems(batch_size, length=length)
 
+    def smallest_call(self) -> dict[str, Any]:
+        """Return arguments of a call with labels that uses all parameters: one target, which sees another text."""
+        ids = torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        places = torch.arange(2, device=self.device).unsqueeze(0)
+        order = Order(rank=places - 1, sees=ids, targets=places[:, 1:])
+        return {"ids": ids, "labels": ids[:, 1:], "order": order, "segments": places}
+
     def check_context(self) -> None:
         """Refuse lengths that cannot work."""
         if self.clamp_len is not None and self.clamp_len < 1:

@@ -26,6 +26,7 @@ from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import InferencePrecision, Precision, activation_dtype, autocast
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.room import check_room
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.transformer_xl import TransformerXL
 
 ALL = slice(None)
@@ -33,7 +34,7 @@ ALL = slice(None)
 
 
 @contextmanager
-def scoring(model: LanguageModel) -> Iterator[None]:
+def scoring(model: SequenceModel) -> Iterator[None]:
     """Put a model in evaluation mode, without gradients, in this block; its mode is restored afterwards.
 
     Views (`LanguageModel.with_context`) take over the mode of their model when they are made, so make them inside.

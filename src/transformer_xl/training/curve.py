@@ -54,7 +54,7 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
                 continue
             mem_len = config.model.mem_len if entry["kind"] == "train" else entry.get("mem_len", config.eval_mem_len)
             memory = config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
-            name = ", ".join(filter(None, (what, _text_read(entry), memory)))
+            name = ", ".join(filter(None, (what, _text_read(entry, config.model.predicts), memory)))
             found.setdefault(name, Curve(entry["kind"], name, key == "average_loss")).points.append((entry, loss))
     return sorted(found.values(), key=lambda curve: ("train", "valid", "final").index(curve.kind))
 
@@ -93,7 +93,7 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         places = [tokens / scale for tokens, _ in failures]
         axes.plot(places, [0.03] * len(places), "|k", markersize=12, transform=axes.get_xaxis_transform(), label=label)
     title = f"{path.absolute().parent.name}: loss while training" + (f", {end}" if end else "")
-    axes.set(xlabel=xlabel, ylabel="loss (nats per token)", title=title)
+    axes.set(xlabel=xlabel, ylabel=f"loss (nats per {config.model.predicts})", title=title)
     axes.set_xlim(left=0)
     return save_with_legend(figure, axes, path, remedy=remedy)
 
@@ -104,12 +104,12 @@ def tokens_axis(most: float) -> tuple[str, float]:
     return f"training tokens read ({unit})", scale
 
 
-def _text_read(entry: Entry) -> str:
+def _text_read(entry: Entry, predicts: str) -> str:
     """Return what part of the validation split an entry is of; logs of older versions do not say it."""
     scored, total = entry.get("scored"), entry.get("split_tokens")
     if scored is None or total is None:
         return ""
-    return f"all {total:,} tokens" if scored == total else f"first {scored:,} of {total:,} tokens"
+    return f"all {total:,} {predicts}s" if scored == total else f"first {scored:,} of {total:,} tokens"
 
 
 def _not_finite(entries: Iterable[Entry]) -> Iterator[tuple[float, str]]:

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.data.pairs import PairSegment, PairStream
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
+
+AnySegment = Segment | PairSegment
+AnyStream = SegmentStream | PairStream
 
 _MOST_ABOVE = 15  # three standard deviations
 
@@ -71,7 +75,7 @@ class Place:
     state: dict[str, Any]  # the stream's state, to return to this place
 
     @classmethod
-    def of(cls, stream: SegmentStream) -> "Place":
+    def of(cls, stream: AnyStream) -> "Place":
         """Return the present place of a stream."""
         return cls(stream.epoch, stream.position, stream.starts_epoch, stream.state_dict())
 
@@ -89,10 +93,10 @@ class Feed:
         ([[0, 1, 2], [10, 11, 12]], [[3, 4, 5, 6], [13, 14, 15, 16]], [[7, 8, 9], [17, 18, 19]])
     """
 
-    def __init__(self, stream: SegmentStream, device: torch.device, *, ahead: bool | None = None) -> None:
+    def __init__(self, stream: AnyStream, device: torch.device, *, ahead: bool | None = None) -> None:
         self._stream, self._device = stream, device
         self._ahead = device.type == "cuda" if ahead is None else ahead
-        self._waiting: deque[tuple[Place, Segment]] = deque()  # read from the stream, but not fully returned
+        self._waiting: deque[tuple[Place, AnySegment]] = deque()  # read from the stream, but not fully returned
         self._offset = 0  # tokens of the first of them that were returned
 
     @property
@@ -112,23 +116,31 @@ class Feed:
         begun = self._offset / self._waiting[0][1].ids.shape[1] if self._offset else 0
         return place.epoch + (place.position + begun) / self._stream.segments_per_epoch
 
-    def read(self, tgt_len: int) -> Segment:
-        """Return the next `tgt_len` tokens of each lane; fewer where an epoch ends."""
+    def read(self, tgt_len: int) -> AnySegment:
+        """Return the next `tgt_len` tokens of each lane; fewer where an epoch ends. Segments of pairs are never cut."""
+        if not self._offset:
+            if not self._waiting:
+                self._fetch()
+            if self._waiting[0][1].ids.shape[1] == tgt_len:
+                return self._waiting.popleft()[1]
         parts: list[Segment] = []
         missing = tgt_len
         while missing and not (parts and self.starts_epoch):
             if not self._waiting:
                 self._fetch()
             segment = self._waiting[0][1]
+            assert isinstance(segment, Segment)
             end = min(self._offset + missing, segment.ids.shape[1])
-            parts.append(Segment(*(tensor[:, self._offset : end].contiguous() for tensor in _tensors(segment))))
+            parts.append(Segment(*(tensor[:, self._offset : end].contiguous() for tensor in tensors_of(segment))))
             missing -= end - self._offset
             self._offset = end
             if end == segment.ids.shape[1]:
                 self._waiting.popleft()
                 self._offset = 0
         return (
-            parts[0] if len(parts) == 1 else Segment(*(torch.cat(same, 1) for same in zip(*map(_tensors, parts), strict=True)))
+            parts[0]
+            if len(parts) == 1
+            else Segment(*(torch.cat(same, 1) for same in zip(*map(tensors_of, parts), strict=True)))
         )
 
     def prefetch(self, n_token: int) -> None:
@@ -161,9 +173,10 @@ class Feed:
     def _fetch(self) -> None:
         place, segment = Place.of(self._stream), next(self._stream)
         if self._device.type == "cuda":
-            segment = Segment(*(t.pin_memory().to(self._device, non_blocking=True) for t in _tensors(segment)))
+            segment = type(segment)(*(t.pin_memory().to(self._device, non_blocking=True) for t in tensors_of(segment)))
         self._waiting.append((place, segment))
 
 
-def _tensors(segment: Segment) -> tuple[Tensor, Tensor, Tensor]:
-    return segment.ids, segment.labels, segment.document_starts
+def tensors_of(segment: AnySegment) -> tuple[Tensor, ...]:
+    """Return the tensors of a segment, from which its class makes it again."""
+    return tuple(vars(segment).values())

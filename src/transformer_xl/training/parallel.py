@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import Parallelism
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.world import World
 
 
@@ -27,7 +27,7 @@ class Parallel:
     """
 
     def __init__(
-        self, model: LanguageModel, world: World, *, how: Parallelism, precision: Precision, device: torch.device
+        self, model: SequenceModel, world: World, *, how: Parallelism, precision: Precision, device: torch.device
     ) -> None:
         self.model = model
         self._call: Callable[..., Any] = model
@@ -45,11 +45,10 @@ class Parallel:
         Otherwise the first step would fix this order, and so would the first step of a resumed run. With three or more
         processes, the resumed run would then have other bits than a run that was not interrupted.
         """
-        ids = torch.zeros(1, 1, dtype=torch.int64, device=self.model.device)
         # without this list, fork_rng warns of many GPUs and touches all of them
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         with torch.random.fork_rng(devices), autocast(self.model.device, precision):
-            out = self._call(ids, labels=ids)
+            out = self._call(**self.model.smallest_call())
             (out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary).backward()
         self.model.zero_grad()
 
@@ -69,7 +68,7 @@ class Parallel:
             yield
 
 
-def _shard(model: LanguageModel, world: World, precision: Precision, device: torch.device) -> None:
+def _shard(model: SequenceModel, world: World, precision: Precision, device: torch.device) -> None:
     """Divide each layer, then the rest of the model, over all processes. Each moves to the device just before."""
     mesh = init_device_mesh(device.type, (world.size,))
     # Layers are sent in the type of the matrix products; gradients are added in fp32. Embedding and softmax stay fp32, and so

@@ -34,6 +34,7 @@ class Outcome:
     picture: Path | None = None  # the loss curve
     score_of_average: Score | None = None  # averaged weights, with memory; None without `train.average`
     stopped_by: signal.Signals | None = None  # the signal that ended it; SIGPIPE: nobody reads standard error any more
+    predicts: str = "token"  # what the scores count: each token, or an XLNet's targets
 
 
 @dataclass
@@ -95,7 +96,6 @@ class Run:
     recorded: Scores | None = None  # by the process that finished the run
     held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
     is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
-    is_slowed: bool = False  # whether other programs kept cores busy when this process began
 
     @property
     def store(self) -> CheckpointStore:
@@ -156,4 +156,5 @@ class Run:
             picture,
             scores and scores.average,
             stopped_by,
+            self.config.model.predicts,
         )

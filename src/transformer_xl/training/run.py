@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
@@ -22,7 +22,10 @@ from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ToldElsewhereError, TrainingError
 from transformer_xl.generation.generate import generate
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.xlnet import XLNet
 from transformer_xl.process import restarts, stop_signals
+from transformer_xl.reading.targets import filled_in, scored_stream
 from transformer_xl.training.asked import asked_directory, settle
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import (
@@ -36,10 +39,12 @@ from transformer_xl.training.parts import Best, Interval, Outcome, Run
 from transformer_xl.training.record import Record
 from transformer_xl.training.saved import SavedRecord
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
-from transformer_xl.training.speed import Pace, check_threads, choose_threads, shares_cores
+from transformer_xl.training.speed import Pace, check_threads, choose_threads
 from transformer_xl.training.starting import begin, what_all_share
 from transformer_xl.training.trainer import StepResult, Trainer, checkpoint_bytes
 from transformer_xl.world import World, joined
+
+_MOST_GAPS = 8  # in the sample of a validation
 
 
 def train(
@@ -113,7 +118,6 @@ def train(
                     step=run.trainer.step,
                     warn=display.warn,
                 )
-        run.is_slowed = shares_cores(run.trainer.device)
         with stop_signals(once=world.alone) as received, run.display:
             try:
                 stopped_by = _learn(run, received)
@@ -301,13 +305,13 @@ def _validate(run: Run) -> Best | None:
         **({"average_loss": averaged.loss} if averaged else {}),
     )
     of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
-    run.display.say(
-        f"step {trainer.step:,}: validation {score.loss:.4f} nats per token, {score.bpc:.3f} bits per character{of_average}"
-    )
+    predicts = config.model.predicts
+    per_character = f", {score.bpc:.3f} bits per character" if predicts == "token" else ""
+    run.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
     if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not trainer.model.is_sharded:
         text = _sample(run, split)
         run.note("sample", text=text)
-        run.display.show(text, title=f"a sample at step {trainer.step:,}")
+        run.display.show(text, title=f"{'a sample' if predicts == 'token' else 'gaps filled in'} at step {trainer.step:,}")
     best = Best(score.loss, trainer.step)
     if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
         best = Best(averaged.loss, trainer.step, average=True)
@@ -315,16 +319,20 @@ def _validate(run: Run) -> Best | None:
 
 
 def _sample(run: Run, split: TokenSplit) -> str:
-    """Continue the first tokens of the validation split, with separate random numbers."""
+    """Continue the first tokens of the validation split, with separate random numbers; or fill the gaps of its first row."""
+    model, tokenizer = run.trainer.model, run.corpus.tokenizer
+    if isinstance(model, XLNet):
+        segment = next(scored_stream(run.config, split.ids, tokenizer, document_starts=split.document_starts))
+        return filled_in(model, segment, tokenizer, precision=run.trainer.precision, most=_MOST_GAPS)
     written = generate(
-        run.trainer.model,
+        cast("LanguageModel", model),
         np.asarray(split.ids[:32], dtype=np.int64).tolist(),
         max_new_tokens=run.config.train.sample_tokens,
         temperature=0.8,
         seed=run.trainer.step,
         precision=run.trainer.precision,
     )
-    return run.corpus.tokenizer.decode(list(written))
+    return tokenizer.decode(list(written))
 
 
 def _save(run: Run, *, best: Best | None = None, must: bool) -> int | None:

@@ -2,15 +2,17 @@
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from transformer_xl.console import clock
 from transformer_xl.data.prepare import TokenSplit
 from transformer_xl.errors import TrainingError
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.xlnet import XLNet
 from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
+from transformer_xl.reading.targets import score_targets, scored_stream
 from transformer_xl.training.parts import Outcome, Run, Scores
-from transformer_xl.training.speed import shares_cores
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 
@@ -23,16 +25,14 @@ def conclude(run: Run, received: list[int]) -> Outcome:
     """Score the finished model with and without memory, and report the difference; a signal ends only the scoring."""
     split, trainer, say = run.corpus.splits["valid"], run.trainer, run.display.say
     did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
-    spent = [name for name, share in trainer.used.items() if share >= 1]
-    doubled = "".join(f" --set train.{name}={2 * getattr(run.config.train, name)}" for name in spent)
-    longer = f"to train longer: txl train --resume --out {run.where}{doubled}"
     if run.recorded:
-        say(f"finished already: {did}; {longer}")
+        longer = "".join(
+            f" --set train.{name}={2 * getattr(run.config.train, name)}" for name, share in trainer.used.items() if share >= 1
+        )
+        say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{longer}")
     else:
         say(f"finished: {did}")
-        if "max_minutes" in spent and (run.is_slowed or shares_cores(trainer.device, since_long=True)):
-            say(f"other programs kept cores busy, so that time was enough for fewer steps than usual; {longer}")
-    n_token = len(split.ids) - 1
+    n_token, predicts = len(split.ids) - 1, run.config.model.predicts
     if n_token < 1:
         return run.outcome()
     scores = run.recorded
@@ -52,19 +52,24 @@ def conclude(run: Run, received: list[int]) -> Outcome:
                     f"again with a lower optim.lr ({run.config.optim.lr:g})"
                 )
     plain, without, averaged = scores.plain, scores.without_memory, scores.average
-    which = f"{plain.tokens:,}" if plain.tokens == n_token else f"the first {plain.tokens:,} of {n_token:,}"
-    found = f"validation, {which} tokens: {plain.bpc:.3f} bits per character ({plain.loss:.4f} nats per token)"
-    if without:
+    whole = plain.tokens == n_token or predicts == "target"
+    which = f"{plain.tokens:,}" if whole else f"the first {plain.tokens:,} of {n_token:,}"
+    found = f"validation, {which} {predicts}s: {plain.in_words(predicts)}"
+    if without and predicts == "token":
         found += (
             f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per character"
         )
+    elif without:
+        found += (
+            f"; with its memory taken away {without.loss:.4f}: memory is worth {without.loss - plain.loss:.4f} nats per target"
+        )
     say(found)
-    if left_out := not_scored(run.corpus.tokenizer):
+    if predicts == "token" and (left_out := not_scored(run.corpus.tokenizer)):
         say(left_out)
     if plain.doubt:
         run.display.warn(plain.doubt)
     if averaged:
-        say(f"averaged weights: {averaged.bpc:.3f} bits per character ({averaged.loss:.4f} nats per token)")
+        say(f"averaged weights: {averaged.in_words(predicts)}")
     return run.outcome(scores)
 
 
@@ -75,6 +80,8 @@ def _final_scores(run: Run, split: TokenSplit, received: list[int]) -> Scores:
     remembers = run.config.eval_mem_len > 0
     how = ", with memory and without" if remembers else ""
     scores = run.validated or score_split(run, split, "scoring", limit=limit, received=received)
+    if run.config.model.predicts == "target":
+        return scores if not remembers else replace(scores, without_memory=_without_memory(run, split, limit, received))
     n_pass = 1 + remembers + bool(scores.average)
     seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
     n_scored = scores.plain.tokens
@@ -90,8 +97,11 @@ def _final_scores(run: Run, split: TokenSplit, received: list[int]) -> Scores:
         )
     if not remembers:
         return scores
-    without = _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
-    return replace(scores, without_memory=without)
+    return replace(scores, without_memory=_without_memory(run, split, limit, received))
+
+
+def _without_memory(run: Run, split: TokenSplit, limit: int | None, received: list[int]) -> Score:
+    return _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
 
 
 def _score(
@@ -102,8 +112,8 @@ def _score(
     Raises:
         _StopError: one of the `received` signals ends it; None: no signal does.
     """
-    text, reading = beginning(split, run.corpus.tokenizer, limit), Reading.of_run(run.config)
-    show = run.display.scoring(what, (len(text.ids) - 1) // run.world.size)
+    n_token = len(split.ids) - 1 if limit is None else min(limit, len(split.ids) - 1)
+    show = run.display.scoring(what, n_token // run.world.size)
 
     def on_tokens(n: int) -> None:
         show(n)
@@ -112,17 +122,20 @@ def _score(
 
     if received is not None:
         _check(run, received)
-    return evaluate(
-        run.trainer.model,
-        text.ids,
-        **vars(reading if remembers else reading.without_memory()),
-        n_characters=text.n_characters,
-        n_bytes=text.n_bytes,
-        precision=run.trainer.precision,
-        on_tokens=on_tokens,
-        world=run.world,
-        execution=run.trainer.execution,
-    )
+    model, tokenizer = run.trainer.model, run.corpus.tokenizer
+    how: dict[str, Any] = {
+        "precision": run.trainer.precision,
+        "on_tokens": on_tokens,
+        "world": run.world,
+        "execution": run.trainer.execution,
+    }
+    if isinstance(model, XLNet):
+        stream = scored_stream(run.config, split.ids, tokenizer, document_starts=split.document_starts, world=run.world)
+        return score_targets(model, stream, mem_len=run.config.eval_mem_len if remembers else 0, limit=limit, **how)
+    text, reading = beginning(split, tokenizer, limit), Reading.of_run(run.config)
+    lengths = vars(reading if remembers else reading.without_memory())
+    sizes = {"n_characters": text.n_characters, "n_bytes": text.n_bytes}
+    return evaluate(cast("LanguageModel", model), text.ids, **lengths, **sizes, **how)
 
 
 def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None) -> Scores:
@@ -138,6 +151,8 @@ def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, re
 def extent(run: Run, score: Score) -> dict[str, int]:
     """Return how much of the validation split a score is of, and with how much memory, as the log keeps it."""
     total, mem_len = len(run.corpus.splits["valid"].ids) - 1, run.config.eval_mem_len
+    if run.config.model.predicts == "target":  # a sixth of the tokens
+        total = score.tokens
     return {"scored": score.tokens, "split_tokens": total, "mem_len": mem_len}
 
 

@@ -99,11 +99,6 @@ def check_threads(trainer: Trainer, before: int | None, *, say: Callable[[str], 
         )
 
 
-def shares_cores(device: torch.device, *, since_long: bool = False) -> bool:
-    """Return whether other programs keep cores busy that a run could use; `since_long`: it has computed for a minute."""
-    return device.type == "cpu" and busy(torch.get_num_threads(), since_long=since_long) is not None
-
-
 class Pace:
     """Notices when training has become several times slower than it was in this process, and when it has recovered.
 

@@ -11,15 +11,16 @@ from transformer_xl.config import RunConfig, load_recipe, merge
 from transformer_xl.console import in_bytes
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
-from transformer_xl.errors import ConfigError, one_line
+from transformer_xl.errors import ConfigError, CorpusError, one_line
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
-from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.sequence_model import SequenceModel, make_model
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.process import cores
 from transformer_xl.reading.evaluation import Reading
-from transformer_xl.training.feed import SegmentLengths
+from transformer_xl.reading.targets import pair_stream, scored_stream
+from transformer_xl.training.feed import AnyStream, SegmentLengths
 from transformer_xl.training.trainer import check_settings
 from transformer_xl.version import __version__
 from transformer_xl.world import World
@@ -94,8 +95,8 @@ class Start:
     """The start of a training."""
 
     config: RunConfig  # with the settings that depend on text and machine filled in
-    model: LanguageModel
-    stream: SegmentStream
+    model: SequenceModel
+    stream: AnyStream
     device: torch.device
     precision: Precision
     why_precision: str
@@ -143,20 +144,24 @@ def begin(
     with nullcontext() if with_weights else torch.device("meta"):
         model = make_model(config.model)
     with world.agreed():
-        if not isinstance(model, LanguageModel):
-            raise ConfigError(f"txl train cannot train model.kind = '{config.model.kind}'; it trains language models")
         training = corpus.splits["train"]
-        stream = SegmentStream(
-            training.ids,
-            batch_size=config.train.batch_size,
-            tgt_len=config.train.tgt_len,
-            document_starts=training.document_starts,
-            rank=world.rank,
-            world_size=world.size,
-            shuffle=config.data.shuffle,
-            seed=config.train.seed,
-        )
+        lanes: dict[str, Any] = {"batch_size": config.train.batch_size, "document_starts": training.document_starts}
+        if config.model.predicts == "target":
+            stream = pair_stream(config, training.ids, corpus.tokenizer, world=world, **lanes)
+        else:
+            stream = SegmentStream(
+                training.ids,
+                tgt_len=config.train.tgt_len,
+                rank=world.rank,
+                world_size=world.size,
+                shuffle=config.data.shuffle,
+                seed=config.train.seed,
+                **lanes,
+            )
         check_settings(model, train=config.train, precision=precision, world=world, device=device)
+        if not isinstance(model, LanguageModel):
+            _check_validation(config, corpus, world)
+            return Start(config, model, stream, device, precision, reason, comparison)
         reading = Reading.of_run(config)
         reading.view(model)
         most, read = config.model.longest_segment, reading.tgt_len + reading.ext_len
@@ -178,6 +183,16 @@ def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> N
     if warn is None:
         raise ConfigError(f"{problem}; use train.threads={n_core}, or leave it out")
     warn(f"{problem}, so this run will be slow; --set train.threads={n_core} uses the cores there are, and rounds differently")
+
+
+def _check_validation(config: RunConfig, corpus: PreparedCorpus, world: World) -> None:
+    """Refuse a validation split that is too short for a row of targets, before the training."""
+    split = corpus.splits["valid"]
+    if len(split.ids) > 1:
+        try:
+            scored_stream(config, split.ids, corpus.tokenizer, world=world)
+        except CorpusError as error:
+            raise CorpusError(f"validation split: {error}") from None
 
 
 def _check_room(config: RunConfig, world: World, device: torch.device) -> None:

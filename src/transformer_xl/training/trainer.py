@@ -16,16 +16,17 @@ from torch import Tensor
 
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
 from transformer_xl.config import OptimConfig, TrainConfig
-from transformer_xl.data.streams import Segment, SegmentStream
+from transformer_xl.data.pairs import PairSegment
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.call import Execution, Rows, run_layer
-from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
 from transformer_xl.model.pretrained import is_finite
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
+from transformer_xl.reading.targets import call_arguments
 from transformer_xl.training.averages import Average
-from transformer_xl.training.feed import Feed, SegmentLengths
+from transformer_xl.training.feed import AnySegment, AnyStream, Feed, SegmentLengths, tensors_of
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.training.saved import SavedState
@@ -56,8 +57,8 @@ class Trainer:
 
     def __init__(
         self,
-        model: LanguageModel,
-        stream: SegmentStream,
+        model: SequenceModel,
+        stream: AnyStream,
         *,
         train: TrainConfig,
         optim: OptimConfig,
@@ -129,7 +130,7 @@ class Trainer:
 
         self.model.train()
         self.optimizers.zero_grad()
-        n_scored = sum(segment.ids[:, self._first_scored(segment) :].numel() for segment in segments) * self.world.size
+        n_scored = self._n_scored(segments)
         own_nats, new_mems = self._forward_backward(segments, n_scored, progress)
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
@@ -152,23 +153,37 @@ class Trainer:
         return StepResult(nats, n_token, n_scored, float(norm), rate, skipped=not finite)
 
     def rehearse(self) -> None:
-        """Compute the loss of random tokens and its gradients, as the one process of a run, and leave everything as it was."""
-        ids = torch.randint(
-            self.model.config.vocab_size or 1,
-            (self.config.batch_size, self.config.tgt_len + 1),
-            generator=torch.Generator().manual_seed(0),
-        )
-        segment = Segment(ids[:, :-1], ids[:, 1:], torch.zeros_like(ids[:, 1:], dtype=torch.bool))
-        state = self._random_state()
+        """Compute the loss of the stream's next segment and its gradients, and leave everything as it was; for one process."""
+        state, place = self._random_state(), self.stream.state_dict()
+        segment = next(self.stream)
+        self.stream.load_state_dict(place)
         self.model.train()
-        self._forward_backward([segment], segment.ids.numel(), self.progress)
+        self._forward_backward([segment], self._n_scored([segment]), self.progress)
         self.optimizers.zero_grad()
         self._restore_random_state(state)
 
-    def _first_scored(self, segment: Segment) -> int:
-        return segment.ids.shape[1] // 2 if self.config.loss == "half" else 0
+    def _n_scored(self, segments: list[AnySegment]) -> int:
+        """Return how many tokens are learned from, in all processes."""
+        if isinstance(segments[0], PairSegment):  # rows have more and fewer targets
+            own = sum(int((segment.labels >= 0).sum()) for segment in segments)
+            return round(self.world.sum(float(own))[0])
+        return sum(segment.labels[:, self._first_scored(segment) :].numel() for segment in segments) * self.world.size
 
-    def _next_segments(self) -> list[Segment]:
+    def _first_scored(self, segment: AnySegment) -> int:
+        return segment.labels.shape[1] // 2 if self.config.loss == "half" else 0
+
+    def _arguments(self, segment: AnySegment) -> dict[str, Any]:
+        """Return what the model is called with besides ids and memory."""
+        if isinstance(segment, PairSegment):
+            return call_arguments(segment, self.device)
+        labels = segment.labels.to(self.device)
+        if first := self._first_scored(segment):
+            labels = labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100)
+        resets = self.config.reset_at_documents
+        rows = Rows(document_starts=segment.document_starts.to(self.device)) if resets else Rows()
+        return {"labels": labels, "rows": rows}
+
+    def _next_segments(self) -> list[AnySegment]:
         """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
         progress, segments = self.progress, []
         for index in range(self.config.tbptt_segments):
@@ -177,7 +192,7 @@ class Trainer:
             segments.append(self.feed.read(self.lengths.at(self.step, index, progress=progress)))
         return segments
 
-    def _forward_backward(self, segments: list[Segment], n_scored: int, progress: float) -> tuple[Tensor, list[Memory]]:
+    def _forward_backward(self, segments: list[AnySegment], n_scored: int, progress: float) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
         groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
@@ -185,16 +200,12 @@ class Trainer:
             losses = []
             with self.parallel.group(last=i == len(self.mems)):
                 for segment in group:
-                    labels, starts = segment.labels.to(self.device), segment.document_starts
-                    if first := self._first_scored(segment):
-                        labels = labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100)
-                    rows = Rows(document_starts=starts.to(self.device)) if self.config.reset_at_documents else Rows()
+                    arguments = self._arguments(segment)
                     with autocast(self.device, self.precision):
                         out = self.parallel(
                             segment.ids.to(self.device),
                             mems=mems,
-                            labels=labels,
-                            rows=rows,
+                            **arguments,
                             execution=self.execution,
                             keep_graph=len(group) > 1,
                             progress=progress,
@@ -202,7 +213,7 @@ class Trainer:
                     mems = out.mems
                     losses.append(out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary)
                     total += out.nll.detach().double().sum()
-                # all processes have equally many tokens, so the mean of their gradients is that of all tokens
+                # the mean of the processes' gradients is that of all tokens
                 self.scaler.scale(torch.stack(losses).sum() / (n_scored / self.world.size)).backward()
             new_mems.append(mems.detach())
         return total, new_mems
@@ -321,7 +332,7 @@ class Trainer:
 
 
 def check_settings(
-    model: LanguageModel, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
+    model: SequenceModel, *, train: TrainConfig, precision: Precision, world: World, device: torch.device
 ) -> None:
     """Refuse settings that cannot work together, before processes wait for each other; see `Trainer`."""
     n_lanes = train.batch_size // world.size
@@ -342,7 +353,7 @@ def check_settings(
             )
 
 
-def checkpoint_bytes(model: LanguageModel, *, train: TrainConfig, optim: OptimConfig) -> int:
+def checkpoint_bytes(model: SequenceModel, *, train: TrainConfig, optim: OptimConfig) -> int:
     """Return the bytes of a checkpoint's tensors, without allocating them; random states, a few kB, are left out."""
     weights = sum(tensor.nbytes for tensor in model.state_dict().values())
     averaged = sum(parameter.to("meta", torch.float32).nbytes for parameter in model.parameters())
@@ -357,10 +368,10 @@ def check_compiler(device: torch.device) -> None:
         raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
 
 
-def _divided(segment: Segment, n_group: int) -> list[Segment]:
+def _divided(segment: AnySegment, n_group: int) -> list[AnySegment]:
     """Divide the lanes of a segment into groups."""
-    parts = (tensor.chunk(n_group) for tensor in (segment.ids, segment.labels, segment.document_starts))
-    return [Segment(*group) for group in zip(*parts, strict=True)]
+    parts = (tensor.chunk(n_group) for tensor in tensors_of(segment))
+    return [type(segment)(*group) for group in zip(*parts, strict=True)]
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

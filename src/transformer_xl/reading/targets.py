@@ -1,0 +1,207 @@
+"""Score an XLNet on a text: rows of two texts as in pretraining, whose targets and orders are the same every time.
+
+The text is read in lanes as in training (`data/pairs.py`), with a memory that begins empty. Nats per target depend on how many
+targets a row has and on what they see, so they compare models with the same layout only.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.config import RunConfig
+from transformer_xl.data.order import TokenIds
+from transformer_xl.data.pairs import PairSegment, PairStream
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.data.unigram import UnigramTokenizer
+from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.call import Execution
+from transformer_xl.model.precision import Precision, autocast
+from transformer_xl.model.xlnet import Order, XLNet
+from transformer_xl.model_config import XLNetConfig
+from transformer_xl.reading.evaluation import Score
+from transformer_xl.reading.stream import scoring
+from transformer_xl.world import World
+
+_CONTEXT = 10  # tokens shown before a gap, and half as many after it
+_SENTENCE_ENDS = {".", "!", "?", "…", "<eop>"}
+
+
+def pair_stream(
+    config: RunConfig,
+    ids: TokenIds,
+    tokenizer: Tokenizer,
+    *,
+    batch_size: int,
+    document_starts: np.ndarray | None = None,
+    fixed_draws: bool = False,
+    world: World | None = None,
+) -> PairStream:
+    """Return the rows that a run's settings cut from a text; `fixed_draws` for scoring, which never shuffles.
+
+    Raises:
+        ConfigError: settings that do not fit together, or a vocabulary without the pieces that an XLNet needs.
+        CorpusError: the text is too short.
+    """
+    model, world = config.model, world or World()
+    assert isinstance(model, XLNetConfig)
+    model = model.completed(vocab_size=tokenizer.vocab_size, tgt_len=config.train.tgt_len)
+    assert model.reuse_len and model.perm_size and model.num_predict
+    if not isinstance(tokenizer, UnigramTokenizer):
+        raise ConfigError(
+            f"model.kind = 'xlnet' needs pieces with <sep> and <cls>, which a vocabulary of kind '{tokenizer.kind}' lacks; use "
+            "tokenizer.kind=unigram"
+        )
+    ends = [piece.lstrip("\u2581") in _SENTENCE_ENDS or piece == tokenizer.line_end for piece in tokenizer.pieces]
+    return PairStream(
+        ids,
+        batch_size=batch_size,
+        tgt_len=config.train.tgt_len,
+        reuse_len=model.reuse_len,
+        perm_size=model.perm_size,
+        num_predict=model.num_predict,
+        word_starts=tokenizer.starts_word(),
+        sentence_ends=np.array(ends),
+        sep=tokenizer.id_of("<sep>"),
+        cls=tokenizer.id_of("<cls>"),
+        document_starts=document_starts,
+        mask_alpha=model.mask_alpha,
+        mask_beta=model.mask_beta,
+        max_gram=model.max_gram,
+        spans=model.spans,
+        bi_data=model.bi_data,
+        second_segment=model.second_segment,
+        fixed_draws=fixed_draws,
+        rank=world.rank,
+        world_size=world.size,
+        shuffle="none" if fixed_draws else config.data.shuffle,
+        seed=config.train.seed,
+    )
+
+
+def scored_stream(
+    config: RunConfig,
+    ids: TokenIds,
+    tokenizer: Tokenizer,
+    *,
+    document_starts: np.ndarray | None = None,
+    world: World | None = None,
+) -> PairStream:
+    """Return the rows in which a text is scored: `eval.batch_size` side by side, or as many as a short text is long enough for.
+
+    Raises:
+        CorpusError: it is too short for one row of each process.
+    """
+    least = (world.size if world else 1) * 2
+    batch_size = max(config.eval.batch_size // least, 1) * least
+    while True:
+        try:
+            return pair_stream(
+                config, ids, tokenizer, batch_size=batch_size, document_starts=document_starts, fixed_draws=True, world=world
+            )
+        except CorpusError:
+            if batch_size == least:
+                raise
+            batch_size = max(batch_size // (2 * least), 1) * least
+
+
+def call_arguments(segment: PairSegment, device: torch.device) -> dict[str, Any]:
+    """Return what an XLNet is called with to predict the targets of a segment, besides ids and memory."""
+    moved: dict[str, Tensor] = {name: tensor.to(device) for name, tensor in vars(segment).items()}
+    return {
+        "order": Order(moved["rank"], moved["sees"], moved["targets"]),
+        "labels": moved["labels"],
+        "segments": moved["segment_ids"],
+        "is_backward": moved["backward"],
+    }
+
+
+def score_targets(
+    model: XLNet,
+    stream: PairStream,
+    *,
+    mem_len: int | None = None,
+    limit: int | None = None,
+    precision: Precision = "fp32",
+    on_tokens: Callable[[int], object] = lambda n: None,
+    world: World | None = None,
+    execution: Execution = Execution(),
+) -> Score:
+    """Return the nats of all targets of one pass through a stream.
+
+    Args:
+        model: with the memory that it has; it is put into evaluation mode and back.
+        stream: at its beginning, see `scored_stream`.
+        mem_len: positions of memory; None: the model's.
+        limit: read at most about this many tokens; None: all.
+        precision: of matrix products.
+        on_tokens: called with the number of tokens read after each step, by this process.
+        world: processes that each read their lanes; all call this.
+        execution: how to compute.
+
+    Returns:
+        Nats and the number of targets, which is also taken for that of characters.
+    """
+    begin, world = time.perf_counter(), world or World()
+    nats, n_target = 0.0, 0
+    n_step = stream.segments_per_epoch
+    if limit is not None:
+        n_step = min(n_step, max(1, math.ceil(limit / stream.tokens_per_step)))
+    with scoring(model):
+        view = model if mem_len is None else model.with_context(mem_len=mem_len)
+        mems = None
+        for segment in itertools.islice(stream, n_step):
+            mems = mems or view.init_mems(len(segment.ids))
+            with autocast(model.device, precision):
+                ids, arguments = segment.ids.to(model.device), call_arguments(segment, model.device)
+                out = view(ids, mems=mems, **arguments, execution=execution)
+            mems = out.mems
+            nats += float(out.nll.double().sum())
+            n_target += int((segment.labels >= 0).sum())
+            on_tokens(segment.ids.numel())
+    nats, total = world.sum(nats, n_target)
+    return Score(nats, round(total), round(total), None, time.perf_counter() - begin)
+
+
+def filled_in(model: XLNet, segment: PairSegment, tokenizer: Tokenizer, *, precision: Precision, most: int) -> str:
+    """Return what a model fills into a row's gaps, without memory: a line a target; `_` are tokens that it does not see.
+
+    Args:
+        model: put into evaluation mode and back.
+        segment: rows, of which the first that is read forward is shown.
+        tokenizer: of the model.
+        precision: of matrix products.
+        most: targets shown, in the order in which they are predicted.
+    """
+    row = int((~segment.backward).int().argmax())
+    one = type(segment)(*(tensor[row : row + 1] for tensor in vars(segment).values()))
+    with scoring(model), autocast(model.device, precision):
+        arguments = call_arguments(one, model.device)
+        del arguments["labels"]
+        logits_KV = model(one.ids.to(model.device), **arguments).logits[0]
+    probability_KV = logits_KV.float().softmax(-1).cpu()
+    lines, row = [], {name: tensor[0] for name, tensor in vars(one).items()}
+    ranks = row["rank"][row["targets"]]
+    for k in [k for k in ranks.argsort().tolist() if row["labels"][k] >= 0][:most]:
+        place, true, best = int(row["targets"][k]), int(row["labels"][k]), int(probability_KV[k].argmax())
+        seen = (row["rank"] < row["sees"][place]).tolist()
+
+        def shown(begin: int, end: int, seen: list[bool] = seen) -> str:
+            ids = row["ids"].tolist()
+            places = range(max(begin, 0), min(end, len(ids)))
+            return "".join(tokenizer.piece(ids[j]).decode(errors="replace") if seen[j] else "_" for j in places)
+
+        guess = f"{_quoted(tokenizer, best)} {probability_KV[k, best]:.2f}"
+        truth = "right" if best == true else f"it is {_quoted(tokenizer, true)} {probability_KV[k, true]:.2f}"
+        line = f"{shown(place - _CONTEXT, place)} [{guess}, {truth}] {shown(place + 1, place + _CONTEXT // 2)}"
+        lines.append(" ".join(line.split()))
+    return "\n".join(lines)
+
+
+def _quoted(tokenizer: Tokenizer, token_id: int) -> str:
+    return repr(tokenizer.piece(token_id).decode(errors="replace"))

@@ -1,0 +1,152 @@
+"""An XLNet is pretrained on a text, validated in nats per target, resumed and scored; what cannot work is one line."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.helpers import write_text
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.config import load_recipe
+from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import XLNetConfig
+from transformer_xl.reading.targets import filled_in, score_targets, scored_stream
+from transformer_xl.training.run import train
+
+SETTINGS = [
+    "tokenizer.vocab_size=60",
+    "model.n_layer=2",
+    "model.d_model=16",
+    "model.n_head=2",
+    "model.d_head=8",
+    "model.d_inner=24",
+    "model.mem_len=12",
+    "model.reuse_len=12",
+    "train.tgt_len=24",
+    "train.batch_size=4",
+    "train.max_minutes=none",
+    "train.max_steps=12",
+    "train.eval_interval=6",
+    "train.checkpoint_interval=6",
+    "train.log_interval=4",
+    "train.precision=fp32",
+    "train.threads=1",
+    "eval.max_tokens=400",
+]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    write_text(path, n_words=4000)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    train("xlnet-quick", out=folder, corpus=str(text), overrides=SETTINGS)
+    return folder
+
+
+def entries(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_validates_in_nats_per_target_and_fills_gaps(run: Path) -> None:
+    found = entries(run)
+    valid = [entry for entry in found if entry["kind"] == "valid"]
+    assert [entry["step"] for entry in valid] == [6, 12]
+    assert all(0 < entry["loss"] < 6 for entry in valid)
+    assert all(entry["scored"] == entry["split_tokens"] for entry in valid)
+    (final,) = [entry for entry in found if entry["kind"] == "final"]
+    assert final["loss"] != final["loss_without_memory"]
+    samples = [entry["text"] for entry in found if entry["kind"] == "sample"]
+    assert len(samples) == 2
+    assert all(" [" in line and ("right]" in line or "it is" in line) for line in samples[0].splitlines())
+    assert (run / "loss.png").stat().st_size > 0
+
+
+def test_a_stopped_run_goes_on_with_the_same_targets_and_orders(run: Path, text: Path, tmp_path: Path) -> None:
+    train("xlnet-quick", out=tmp_path / "cut", corpus=str(text), overrides=[*SETTINGS, "train.max_steps=6"])
+    train(out=tmp_path / "cut", resume=True, overrides=["train.max_steps=12"])
+    whole, cut = (RunDirectory(folder).store().load_newest(on_damaged=print) for folder in (run, tmp_path / "cut"))
+    assert whole.model.keys() == cut.model.keys()
+    same_schedule = [
+        name for name, tensor in whole.training.items() if name.startswith("random.cpu") and tensor.equal(cut.training[name])
+    ]
+    assert same_schedule
+    assert whole.state["stream"] == cut.state["stream"]
+
+
+def test_scores_are_the_same_every_time_and_for_any_number_of_rows_nearly(run: Path, text: Path) -> None:
+    model, tokenizer = load(run)
+    assert isinstance(model, XLNet)
+    config = RunDirectory(run).config()
+    ids = tokenizer.encode(text.read_text())[:2000]
+    one, again = (score_targets(model, scored_stream(config, ids, tokenizer)) for _ in range(2))
+    assert (one.nats, one.tokens) == (again.nats, again.tokens)
+    shortened = score_targets(model, scored_stream(config, ids, tokenizer), limit=1)
+    assert 0 < shortened.tokens < one.tokens
+    without = score_targets(model, scored_stream(config, ids, tokenizer), mem_len=0)
+    assert without.tokens == one.tokens
+    assert without.nats != one.nats
+    assert not model.training
+    assert filled_in(model, next(scored_stream(config, ids, tokenizer)), tokenizer, precision="fp32", most=3).count("\n") == 2
+
+
+def test_eval_says_what_memory_is_worth_and_generate_what_it_cannot(run: Path, text: Path) -> None:
+    def txl(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "transformer_xl", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    done = txl("eval", str(run), "--split", "valid", "--compare-memory", "--precision", "fp32", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    (final,) = [entry for entry in entries(run) if entry["kind"] == "final"]
+    assert found["targets"] == final["scored"]
+    assert found["loss"] == pytest.approx(final["loss"], abs=1e-5)
+    assert found["without_memory"]["loss"] == pytest.approx(final["loss_without_memory"], abs=1e-5)
+    done = txl("eval", str(run), "--file", str(text))
+    assert "nats per target" in done.stdout
+    refused = {
+        ("generate", str(run), "--prompt", "a"): "is an XLNet, which fills gaps with both sides in sight",
+        ("eval", str(run), "--tgt-len", "8"): "--tgt-len is for models that read from left to right",
+        ("explain", str(run), str(text), "--out", str(run / "page")): "is an XLNet",
+    }
+    for arguments, message in refused.items():
+        done = txl(*arguments)
+        assert done.returncode == 1
+        assert message in done.stderr
+        assert len(done.stderr.strip().splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("tokenizer.kind=byte", "needs pieces with <sep> and <cls>, which a vocabulary of kind 'byte' lacks"),
+        ("model.reuse_len=24", r"reuse_len \(24\) must be at"),
+        ("model.num_predict=40", "num_predict"),
+        ("train.batch_size=3", "must be even"),
+        ("train.varlen=true", "train.varlen .* does not go with model.kind"),
+        ("eval.ext_len=3", "eval.ext_len .* does not go with model.kind"),
+        ("train.batch_size=4000", "text too short"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(change: str, message: str, text: Path, tmp_path: Path) -> None:
+    with pytest.raises((ConfigError, CorpusError), match=message) as error:
+        train("xlnet-quick", out=tmp_path / "run", corpus=str(text), overrides=[*SETTINGS, change])
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_published_recipes_have_the_rows_of_the_authors() -> None:
+    for name in ("xlnet-base", "xlnet-large", "xlnet-large-v1"):
+        config = load_recipe(name)
+        model = config.model.completed(vocab_size=32_000, tgt_len=config.train.tgt_len)
+        assert isinstance(model, XLNetConfig)
+        assert (model.reuse_len, model.perm_size, model.num_predict, model.mem_len) == (256, 256, 85, 384)
+        assert (model.mask_alpha, model.mask_beta, model.max_gram, model.bi_data) == (6, 1, 5, True)
