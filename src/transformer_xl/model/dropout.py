@@ -12,6 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from transformer_xl.model.products import linear
+
 _LEVELS = 1 << 16  # 16 random bits decide for an element, so the probability is exact to 1 / 131,072
 _LEFT_OF_A_WORD = 1e-6  # share of a dropped word's vector that stays
 
@@ -121,7 +123,7 @@ class DropConnectLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiply by the weights after dropout."""
-        return F.linear(input, self.drawn_weight(), self.bias)
+        return linear(input, self.drawn_weight(), self.bias)
 
 
 def _broadcast_mask(x: Tensor, keep: Tensor, factor: float) -> Tensor:

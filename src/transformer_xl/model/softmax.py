@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.errors import TokenizerError
 from transformer_xl.model.precision import at_least_fp32
+from transformer_xl.model.products import linear
 
 CHUNK_ELEMENTS = 1 << 25
 """Scores held at once, 128 MB in fp32; where tokens x vocabulary is more, losses are computed in chunks of tokens."""
@@ -103,7 +104,7 @@ class TokenSoftmax(nn.Module):
 
     def logits(self, h_BTD: Tensor, embedding: Embedding) -> Tensor:
         """Return unnormalized scores (B, T, V) of hidden states (B, T, D)."""
-        return F.linear(self._project(h_BTD, embedding), self._vectors(embedding), self.bias)
+        return linear(self._project(h_BTD, embedding), self._vectors(embedding), self.bias)
 
     def nll(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
         """Return nats per token (B, T) in fp32, in the order of the tokens; 0 where the label is -100."""
@@ -149,5 +150,5 @@ def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor
 
 
 def _nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
-    scores = at_least_fp32(F.linear(h_XE, vectors_VE, bias_V))
+    scores = at_least_fp32(linear(h_XE, vectors_VE, bias_V))
     return F.cross_entropy(scores, label_X, reduction="none", ignore_index=-100)

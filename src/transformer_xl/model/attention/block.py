@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
 from transformer_xl.model.memory import join
+from transformer_xl.model.products import linear
 from transformer_xl.model_config import TransformerXLConfig
 
 if TYPE_CHECKING:
@@ -189,13 +190,13 @@ class AttentionBlock(nn.Module):
         heads = (self.n_head, self.d_head)
         h = self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD
         if mem_BMD is None:
-            q, k, v = self.drop_qkv(F.linear(h, self.qkv_net.drawn_weight())).unflatten(-1, (3, *heads)).unbind(2)
+            q, k, v = self.drop_qkv(linear(h, self.qkv_net.drawn_weight())).unflatten(-1, (3, *heads)).unbind(2)
             return q, k, v
         mem = self.layer_norm(mem_BMD) if self.pre_lnorm else mem_BMD
         w_q, w_kv = self.qkv_net.drawn_weight().tensor_split([self.n_head * self.d_head])
         # memory and segment are projected apart: no gradient is computed for the hidden states of the memory
-        kv = self.drop_qkv(join(F.linear(mem, w_kv), F.linear(h, w_kv), n_pad)).unflatten(-1, (2, *heads))
-        q = self.drop_qkv(F.linear(h if self.normalizes_queries else h_BTD, w_q)).unflatten(-1, heads)
+        kv = self.drop_qkv(join(linear(mem, w_kv), linear(h, w_kv), n_pad)).unflatten(-1, (2, *heads))
+        q = self.drop_qkv(linear(h if self.normalizes_queries else h_BTD, w_q)).unflatten(-1, heads)
         return q, kv[:, :, 0], kv[:, :, 1]
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:

@@ -28,6 +28,7 @@ from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.backends import Attention
 from transformer_xl.model.dropout import DropConnectLinear
 from transformer_xl.model.memory import join
+from transformer_xl.model.products import linear
 
 
 @dataclass(frozen=True)
@@ -222,5 +223,5 @@ class TwoStreamAttention(AttentionBlock):
         heads = (self.n_head, self.d_head)
         x, mem = (self.layer_norm(y) if self.pre_lnorm else y for y in (x_BQD, mem_BMD))
         w_q, w_kv = self.qkv_net.drawn_weight().tensor_split([self.n_head * self.d_head])
-        kv = self.drop_qkv(join(F.linear(mem, w_kv), F.linear(x[:, :n_content], w_kv), n_pad)).unflatten(-1, (2, *heads))
-        return self.drop_qkv(F.linear(x, w_q)).unflatten(-1, heads), kv[:, :, 0], kv[:, :, 1]
+        kv = self.drop_qkv(join(linear(mem, w_kv), linear(x[:, :n_content], w_kv), n_pad)).unflatten(-1, (2, *heads))
+        return self.drop_qkv(linear(x, w_q)).unflatten(-1, heads), kv[:, :, 0], kv[:, :, 1]
