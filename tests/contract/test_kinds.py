@@ -82,6 +82,7 @@ def test_a_resumed_training_is_the_uninterrupted_one(settings: dict[str, Any]) -
 @CASES
 def test_however_a_text_is_cut_a_decoder_says_what_the_model_says(settings: dict[str, Any], tmp_path: Path) -> None:
     model = tiny_model(**settings).eval()
+    assert isinstance(model, txl.LanguageModel)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.5)
@@ -129,7 +130,9 @@ def test_a_memory_of_another_kind_is_carried_like_any_other() -> None:
 
 def test_a_memory_of_another_kind_says_what_its_tensors_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its `n_valid` counts no positions, its `keys.trace` has none, and what it refuses is its own affair."""
-    decoder = txl.Decoder(tiny_model(kind="fading"), batch_size=3)
+    model = tiny_model(kind="fading")
+    assert isinstance(model, txl.LanguageModel)
+    decoder = txl.Decoder(model, batch_size=3)
     decoder.feed([[1, 2, 3, 4, 5, 6, 7, 8, 9], [1], []])
     assert [int(decoder.take(row).tensors["n_valid"]) for row in range(3)] == [9, 1, 0]
     decoder.save(tmp_path / "session")

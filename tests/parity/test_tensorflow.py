@@ -13,6 +13,7 @@ from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.key_maps.tensorflow import key_map
 from transformer_xl.model.call import Execution
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 
 GOLDENS = sorted(path for path in (Path(__file__).with_name("goldens") / "tensorflow").iterdir() if path.is_dir())
 
@@ -44,6 +45,7 @@ def test_converted_model_computes_what_the_original_does(folder, backend, tmp_pa
     finally:
         torch.set_default_dtype(torch.float32)
     actual = gradients(model)
+    assert isinstance(converted.config, TransformerXLConfig)
     names = {name.removeprefix("gradient.") for name in expected if name.startswith("gradient.")}
     assert names == {part.name for part in key_map(converted.config).parts()}
     for name in names:

@@ -50,6 +50,7 @@ def test_no_token_is_skipped_or_read_twice(lengths: list[int], stops: set[int], 
         assert new_epoch == (feed.epochs == int(feed.epochs))
         before = feed.epochs
         segment = feed.read(length)
+        assert isinstance(segment, Segment)
         feed.prefetch(2 * T)
         read.append(segment)
         assert feed.epochs - before == pytest.approx(segment.ids.shape[1] / T / stream(n_token).segments_per_epoch)
