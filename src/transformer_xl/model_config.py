@@ -424,7 +424,7 @@ class XLNetConfig(AttentionConfig):
     layer_norm_epsilon: Annotated[float, Field(gt=0)] = Field(default=1e-12, description="added to the variance in layer norms")
     mem_len: Natural = Field(default=384, description="positions of memory kept per layer (tokens)")
     reuse_len: Positive | None = Field(
-        default=None, description="only so many of a segment's first tokens are remembered; None: all"
+        default=None, description="predicting targets: only so many of a row's first tokens are remembered; None: all"
     )
     clamp_len: Positive | None = Field(
         default=None, description="largest distance told apart, to both sides (tokens); None: no limit"

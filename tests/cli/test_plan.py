@@ -85,7 +85,7 @@ def test_a_busy_machine_is_named_by_plans_and_dry_runs(txl: Txl, monkeypatch: py
     monkeypatch.setattr(process, "running_beside", lambda own=0: 3)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    problem = "3 other programs or threads compute on this machine's 4 cores"
+    problem = "other programs keep 3 of this machine's 4 cores busy"
     for command in (("plan", "tiny.toml"), ("train", "tiny.toml", "--dry-run")):
         answer = txl(*command)
         wait = "wait until they have ended, and plan again"

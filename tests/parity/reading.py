@@ -142,6 +142,7 @@ def compare_xlnet(
     own, found = copy.deepcopy(model).to(dtype), golden.tensors
     S, B, T = found["ids"].shape
     n_pad = found.get("n_pad")
+    reader = own.with_context(ext_len=max(T - (own.config.reuse_len or T), 0))  # theirs keeps to reuse_len in reading, too
     place = torch.arange(T).expand(B, T) if n_pad is None else torch.arange(T) - n_pad.unsqueeze(1)
     given: dict[str, Any] = {
         "n_pad": n_pad,
@@ -157,7 +158,7 @@ def compare_xlnet(
             assert logits is not None and output.nll is not None
             nats, mems, own_rows = output.nll, output.mems, torch.ones(B, logits.shape[1], dtype=torch.bool)
         else:  # their language model predicts each token from its own state, which saw it
-            h_BTD, mems = own.read(found["ids"][s], mems=mems, segments=texts, **given)
+            h_BTD, mems = reader.read(found["ids"][s], mems=mems, segments=texts, **given)
             logits = own.softmax.logits(h_BTD, own.embedding)
             nats, own_rows = own.softmax.nll(h_BTD, found["labels"][s], own.embedding), place >= 0
         assert_close(f"logits of segment {s}", logits[own_rows].double(), found["logits"][s][own_rows], tolerance)

@@ -116,8 +116,9 @@ def compare(model: XLNet, reading: Reading, dtype: torch.dtype, what: str) -> No
         model = copy.deepcopy(model).to(dtype)
         starts = []
         for ids, is_backward in zip(reading.past, reading.is_backward, strict=True):
-            start = model.init_mems(1)
-            starts.append(model.read(ids, mems=start, is_backward=is_backward[None])[1] if ids.numel() else start)
+            start, (_, T) = model.init_mems(1), ids.shape
+            kept = model.with_context(ext_len=max(T - (model.config.reuse_len or T), 0))  # read keeps all, unless told
+            starts.append(kept.read(ids, mems=start, is_backward=is_backward[None])[1] if T else start)
         mems, total = Mems.concatenate(starts), torch.zeros(())
         for segment in reading.segments:
             facts: dict[str, Any] = {"mems": mems, "segments": segment.texts, "is_backward": reading.is_backward}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.helpers import write_text
+from tests.training.helpers import Lines, write_text
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import load_recipe
 from transformer_xl.errors import ConfigError, CorpusError
@@ -34,7 +34,7 @@ SETTINGS = [
     "train.log_interval=4",
     "train.precision=fp32",
     "train.threads=1",
-    "eval.max_tokens=400",
+    "eval.max_tokens=100_000",
 ]
 
 
@@ -96,6 +96,15 @@ def test_scores_are_the_same_every_time_and_for_any_number_of_rows_nearly(run: P
     assert without.nats != one.nats
     assert not model.training
     assert filled_in(model, next(scored_stream(config, ids, tokenizer)), tokenizer, precision="fp32", most=3).count("\n") == 2
+
+
+def test_a_part_of_the_validation_split_is_called_one(text: Path, tmp_path: Path) -> None:
+    display = Lines()
+    train("xlnet-quick", out=tmp_path / "run", corpus=str(text), overrides=[*SETTINGS, "eval.max_tokens=50"], display=display)
+    (final,) = [entry for entry in entries(tmp_path / "run") if entry["kind"] == "final"]
+    assert final["scored"] < final["split_tokens"] / 2
+    assert final["bpc"] is None
+    assert any(f"the first {final['scored']} of about {final['split_tokens']} targets" in line for line in display.said)
 
 
 def test_eval_says_what_memory_is_worth_and_generate_what_it_cannot(run: Path, text: Path) -> None:

@@ -672,7 +672,7 @@ def test_failed_starts_leave_no_directory(start: Start, tmp_path: Path) -> None:
     latin.write_bytes("caf\u00e9 ".encode("latin-1") * 400)
     before = sorted(tmp_path.iterdir())
     refuse(start, CorpusError, "corpus '.*empty.txt' is empty; give a file", corpus=str(empty))
-    refuse(start, CorpusError, "lanes of 5 tokens need 5,001; use a smaller train.batch_size", "train.batch_size=1000")
+    refuse(start, CorpusError, "1,957 tokens, and 5,001 are needed, for train.batch_size", "train.batch_size=1000")
     char = "tokenizer.kind=char"
     refuse(start, CorpusError, r"latin.txt' is not UTF-8 at byte 3 \(0xe9\); convert it \(.*iconv", char, corpus=str(latin))
     refuse(start, CorpusError, "corpus 'wikitext2': no such file or name; did you mean 'wikitext-2'", corpus="wikitext2")

@@ -33,7 +33,7 @@ class ModelOutput:
         mems: the memory after the segment, for the next call.
         logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax); None if
             labels were given.
-        nll: (B, T), nats per token in the order of the tokens, 0 where the label is -100; None without labels.
+        nll: nats of each label, 0 where it is -100: (B, T) in the order of the tokens, or (B, K) of an XLNet; None without.
         auxiliary: scalar, nats that a kind adds to the sum of `nll` in training; None: it adds none.
     """
 

@@ -147,6 +147,7 @@ class XLNet(SequenceModel):
             segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
             is_backward: bool (B,), rows whose tokens stand in reverse, so that distances change sign; None: none.
             n_pad: int64 (B,), padding tokens at the left of each row, neither seen nor remembered; None: none.
+                `reuse_len` counts them, as in the peers, so less of a padded row is remembered.
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients; the caller detaches it (`Memory.detach`) to end that.
             progress: share of the training's budget that is used up; unused.
@@ -179,7 +180,7 @@ class XLNet(SequenceModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
-        """Read a segment with everything in sight, as fine-tuned heads do.
+        """Read a segment with everything in sight, as fine-tuned heads do, and remember all of it, whatever `reuse_len` is.
 
         Args:
             ids: int64 (B, T), token ids.
@@ -218,7 +219,9 @@ class XLNet(SequenceModel):
         if mems is None:
             mems = self.init_mems(B, length=None if self.config.zero_first_memory else 0)
         mems.check(B, self.config.n_layer)
-        ext_len = self.ext_len if self.config.reuse_len is None else max(T - self.config.reuse_len, self.ext_len)
+        ext_len, reuse_len = self.ext_len, self.config.reuse_len
+        if order is not None and reuse_len is not None and reuse_len < T:
+            ext_len = max(T - reuse_len, ext_len)
         facts = {"segments": segments, "is_backward": is_backward, "n_pad": n_pad}
         sight, n_own = _sight(order, mems, **facts, batch_size=B, tgt_len=T)
         backend = choose_ranked_backend(execution.backend, in_compiled=execution.run_layer is not run_layer)

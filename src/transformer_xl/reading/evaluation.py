@@ -112,6 +112,7 @@ class Score:
         n_bytes: UTF-8 bytes of these tokens; None if it is not known.
         seconds: time it took.
         token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
+        share: part of the text that was read, where `tokens` does not say it, because they are targets.
     """
 
     nats: float
@@ -120,6 +121,7 @@ class Score:
     n_bytes: int | None
     seconds: float
     token_nats: np.ndarray | None = field(default=None, repr=False)
+    share: float = 1.0
 
     @property
     def loss(self) -> float:

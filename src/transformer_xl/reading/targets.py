@@ -29,6 +29,7 @@ from transformer_xl.reading.stream import scoring
 from transformer_xl.world import World
 
 _CONTEXT = 10  # tokens shown before a gap, and half as many after it
+_LEAST_STEPS = 8  # a memory that is never filled is worth nothing
 _SENTENCE_ENDS = {".", "!", "?", "…", "<eop>"}
 
 
@@ -80,7 +81,7 @@ def pair_stream(
         rank=world.rank,
         world_size=world.size,
         shuffle="none" if fixed_draws else config.data.shuffle,
-        seed=config.train.seed,
+        seed=0 if fixed_draws else config.train.seed,  # all models are asked the same
     )
 
 
@@ -92,22 +93,24 @@ def scored_stream(
     document_starts: np.ndarray | None = None,
     world: World | None = None,
 ) -> PairStream:
-    """Return the rows in which a text is scored: `eval.batch_size` side by side, or as many as a short text is long enough for.
+    """Return the rows in which a text is scored: `eval.batch_size` side by side, or fewer, so that each goes on for a while.
 
     Raises:
         CorpusError: it is too short for one row of each process.
     """
-    least = (world.size if world else 1) * 2
+    world, tgt_len = world or World(), config.train.tgt_len
+    least = world.size * (2 if isinstance(config.model, XLNetConfig) and config.model.bi_data else 1)
     batch_size = max(config.eval.batch_size // least, 1) * least
-    while True:
-        try:
-            return pair_stream(
-                config, ids, tokenizer, batch_size=batch_size, document_starts=document_starts, fixed_draws=True, world=world
-            )
-        except CorpusError:
-            if batch_size == least:
-                raise
-            batch_size = max(batch_size // (2 * least), 1) * least
+    how: dict[str, Any] = {"document_starts": document_starts, "fixed_draws": True, "world": world}
+    while batch_size > least and len(ids) < batch_size * _LEAST_STEPS * tgt_len:
+        batch_size = max(batch_size // (2 * least), 1) * least
+    try:
+        return pair_stream(config, ids, tokenizer, batch_size=batch_size, **how)
+    except CorpusError:
+        raise CorpusError(
+            f"{len(ids):,} tokens are too few to score: a row of each process has {tgt_len:,}; give a longer text, or for "
+            "validation another data.split"
+        ) from None
 
 
 def call_arguments(segment: PairSegment, device: torch.device) -> dict[str, Any]:
@@ -165,7 +168,8 @@ def score_targets(
             n_target += int((segment.labels >= 0).sum())
             on_tokens(segment.ids.numel())
     nats, total = world.sum(nats, n_target)
-    return Score(nats, round(total), round(total), None, time.perf_counter() - begin)
+    share = n_step / stream.segments_per_epoch
+    return Score(nats, round(total), round(total), None, time.perf_counter() - begin, share=share)
 
 
 def filled_in(model: XLNet, segment: PairSegment, tokenizer: Tokenizer, *, precision: Precision, most: int) -> str:

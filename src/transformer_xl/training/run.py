@@ -297,7 +297,7 @@ def _validate(run: Run) -> Best | None:
         "valid",
         loss=score.loss,
         ppl=score.ppl,
-        bpc=score.bpc,
+        bpc=score.bpc if config.model.predicts == "token" else None,
         nats=score.nats,
         tokens=trainer.tokens,
         seconds=round(trainer.seconds, 3),

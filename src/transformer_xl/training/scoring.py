@@ -43,7 +43,7 @@ def conclude(run: Run, received: list[int]) -> Outcome:
             (number,) = stop.args
             say(f"{number.name}: saved step {trainer.step:,}, which is not scored; score it with: txl eval {run.where}")
             return run.outcome(stopped_by=number)
-        figures = _as_entry(scores) | extent(run, scores.plain)
+        figures = _as_entry(run, scores) | extent(run, scores.plain)
         run.note("final", tokens=trainer.tokens, seconds=round(trainer.seconds, 3), **figures)
         with run.world.agreed():
             if not math.isfinite(scores.plain.loss):
@@ -52,8 +52,9 @@ def conclude(run: Run, received: list[int]) -> Outcome:
                     f"again with a lower optim.lr ({run.config.optim.lr:g})"
                 )
     plain, without, averaged = scores.plain, scores.without_memory, scores.average
-    whole = plain.tokens == n_token or predicts == "target"
-    which = f"{plain.tokens:,}" if whole else f"the first {plain.tokens:,} of {n_token:,}"
+    total = extent(run, plain)["split_tokens"]
+    about = "about " if predicts == "target" else ""
+    which = f"{plain.tokens:,}" if plain.tokens == total else f"the first {plain.tokens:,} of {about}{total:,}"
     found = f"validation, {which} {predicts}s: {plain.in_words(predicts)}"
     if without and predicts == "token":
         found += (
@@ -151,8 +152,8 @@ def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, re
 def extent(run: Run, score: Score) -> dict[str, int]:
     """Return how much of the validation split a score is of, and with how much memory, as the log keeps it."""
     total, mem_len = len(run.corpus.splits["valid"].ids) - 1, run.config.eval_mem_len
-    if run.config.model.predicts == "target":  # a sixth of the tokens
-        total = score.tokens
+    if run.config.model.predicts == "target":  # nobody knows exactly how many the rest has
+        total = score.tokens if score.share == 1 else round(score.tokens / score.share)
     return {"scored": score.tokens, "split_tokens": total, "mem_len": mem_len}
 
 
@@ -161,12 +162,13 @@ def _check(run: Run, received: list[int]) -> None:
         raise _StopError(number)
 
 
-def _as_entry(scores: Scores) -> dict[str, float | int | None]:
+def _as_entry(run: Run, scores: Scores) -> dict[str, float | int | None]:
     """Return scores as the log keeps them, from which, with their `extent`, `recorded` makes them again."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
     sizes = {"characters": plain.n_characters, "bytes": plain.n_bytes}
-    return {name: score.loss for name, score in losses.items() if score} | {"bpc": plain.bpc} | sizes
+    bpc = plain.bpc if run.config.model.predicts == "token" else None
+    return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
 
 
 def recorded(entry: dict[str, Any] | None) -> Scores | None:
