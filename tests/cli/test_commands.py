@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tests.cli.conftest import Txl
 from tests.helpers import threads
@@ -456,7 +457,7 @@ def test_help_shows_examples(txl: Txl, command: str) -> None:
 
 def test_help_breaks_no_description_of_an_option_in_the_middle(txl: Txl, monkeypatch: pytest.MonkeyPatch) -> None:
     """Line breaks of a docstring stay in the help, however wide the terminal is."""
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setattr(app, "console", Console(width=400))
     lines = [line for name, _ in commands(app) for line in txl(*name.split(), "--help").out.splitlines()]
     assert sum(line.startswith("│ --") for line in lines) > 100
     assert [line for line in lines if line.startswith("│        ")] == []
