@@ -131,7 +131,7 @@ def test_rows_of_any_size(sizes, seed: int, spans, data) -> None:
     options = {"perm_size": perm_size, "num_predict": n_target, "spans": spans, "word_starts": source.random(20) < 0.7}
     second = n_target * (tgt_len - reuse_len) // tgt_len
     if n_target - second >= reuse_len:
-        with pytest.raises(ConfigError, match=rf"num_predict \({n_target}\) must be at least 1 and leave tokens to see"):
+        with pytest.raises(ConfigError, match=rf"model.num_predict \({n_target}\) must be at least 1 and leave tokens to see"):
             _sampler(tgt_len=tgt_len, reuse_len=reuse_len, **options)
         return
     sampler = _sampler(tgt_len=tgt_len, reuse_len=reuse_len, **options)
@@ -216,20 +216,23 @@ def test_draws_do_not_depend_on_how_many_are_taken_at_once(sizes) -> None:
         ({"cls": None}, "the vocabulary has no token <cls>"),
         ({"cls": 50}, r"id 50 of <cls> is outside the vocabulary \(0 … 49\)"),
         ({"cls": SEP}, r"<sep> and <cls> have the same id \(1\)"),
-        ({"reuse_len": 32}, r"reuse_len \(32\) must be at least 1 and below tgt_len \(32\)"),
-        ({"reuse_len": 0}, r"reuse_len \(0\)"),
-        ({"perm_size": 5}, r"perm_size \(5\) must divide reuse_len \(16\) and the rest of tgt_len \(16\); use perm_size=16"),
-        ({"tgt_len": 33}, r"perm_size \(8\) must divide .* \(17\); use perm_size=1 or"),
-        ({"perm_size": 0}, r"perm_size \(0\)"),
+        ({"reuse_len": 32}, r"model.reuse_len \(32\) must be at least 1 and below train.tgt_len \(32\)"),
+        ({"reuse_len": 0}, r"model.reuse_len \(0\)"),
+        (
+            {"perm_size": 5},
+            r"model.perm_size \(5\) must divide .* \(16\) and the rest .* \(16\); use train.tgt_len=32 and model.perm_size=16",
+        ),
+        ({"tgt_len": 33}, r"model.perm_size \(8\) must divide .* \(17\); use train.tgt_len=32 and"),
+        ({"perm_size": 0}, r"model.perm_size \(0\)"),
         (
             {"num_predict": 32},
-            r"num_predict \(32\) must be at least 1 and leave tokens to see in a row of 32 with reuse_len 16",
+            r"model.num_predict \(32\) must be at least 1 and leave tokens to see in a row of 32 with reuse_len 16",
         ),
-        ({"num_predict": 0}, r"num_predict \(0\)"),
-        ({"mask_alpha": 1, "mask_beta": 2}, r"mask_beta \(2\) must be at least 1 and at most mask_alpha \(1\)"),
-        ({"mask_beta": 0}, r"mask_beta \(0\)"),
-        ({"max_gram": 0}, r"max_gram \(0\) must be at least 1"),
-        ({"spans": "lines"}, r"spans \(lines\) must be words or pieces"),
+        ({"num_predict": 0}, r"model.num_predict \(0\)"),
+        ({"mask_alpha": 1, "mask_beta": 2}, r"model.mask_beta \(2\) must be at least 1 and at most mask_alpha \(1\)"),
+        ({"mask_beta": 0}, r"model.mask_beta \(0\)"),
+        ({"max_gram": 0}, r"model.max_gram \(0\) must be at least 1"),
+        ({"spans": "lines"}, r"model.spans \(lines\) must be words or pieces"),
     ],
 )
 def test_errors(changes, message: str) -> None:

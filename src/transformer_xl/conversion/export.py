@@ -163,7 +163,7 @@ def _no_pieces(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:
     if tokenizer is None:
         yield "no vocabulary was written: the model has no tokenizer"
     else:
-        yield "no vocabulary was written; if the model came with a spiece.model, put it there"
+        yield "no vocabulary was written, because Hugging Face reads a spiece.model; if the model came with one, put it there"
 
 
 def _foreign_tensors(

@@ -157,17 +157,17 @@ class PairStream(Lanes):
         )
         if bi_data and batch_size % 2:
             raise ConfigError(
-                f"train.batch_size ({batch_size}) must be even with bi_data, because half of the rows are read backwards; use "
-                f"train.batch_size={batch_size + 1} or bi_data=false"
+                f"train.batch_size ({batch_size}) must be even with model.bi_data, as half of the rows are read backwards; "
+                f"use train.batch_size={batch_size + 1} or model.bi_data=false"
             )
         self._pair_len = tgt_len - reuse_len - _N_SPECIAL
         if self._pair_len < 2:
             raise ConfigError(
-                f"reuse_len ({reuse_len}) must be at most tgt_len - {_N_SPECIAL + 2} ({tgt_len - _N_SPECIAL - 2}), so that two "
-                "texts and three special tokens fit behind it"
+                f"model.reuse_len ({reuse_len}) must be at most train.tgt_len - {_N_SPECIAL + 2} ({tgt_len - _N_SPECIAL - 2}), "
+                "so that two texts and three special tokens fit behind it"
             )
         if second_segment not in ("lane", "text"):
-            raise ConfigError(f"second_segment ({second_segment}) must be lane or text")
+            raise ConfigError(f"model.second_segment ({second_segment}) must be lane or text")
         if sentence_ends is not None and len(sentence_ends) != len(word_starts):
             raise ConfigError(
                 f"sentence_ends ({len(sentence_ends)} tokens) and word_starts ({len(word_starts)}) must be of one vocabulary"

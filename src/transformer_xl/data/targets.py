@@ -122,28 +122,30 @@ class TargetSampler:
     ) -> None:
         self.functional = _special(len(word_starts), sep=sep, cls=cls)
         if not 1 <= reuse_len < tgt_len:
-            raise ConfigError(f"reuse_len ({reuse_len}) must be at least 1 and below tgt_len ({tgt_len}); half of it is usual")
+            raise ConfigError(
+                f"model.reuse_len ({reuse_len}) must be at least 1 and below train.tgt_len ({tgt_len}); half of it"
+            )
         halves = (reuse_len, tgt_len - reuse_len)
         if perm_size < 1 or any(length % perm_size for length in halves):
             raise ConfigError(
-                f"perm_size ({perm_size}) must divide reuse_len ({reuse_len}) and the rest of tgt_len ({halves[1]}); "
-                f"use perm_size={np.gcd(*halves)} or other lengths"
+                f"model.perm_size ({perm_size}) must divide model.reuse_len ({reuse_len}) and the rest of train.tgt_len "
+                f"({halves[1]}); use train.tgt_len={2 * reuse_len} and model.perm_size={reuse_len}"
             )
         second = num_predict * halves[1] // tgt_len
         self.numbers = (num_predict - second, second)
         if num_predict < 1 or self.numbers[0] >= reuse_len or second > halves[1]:
             raise ConfigError(
-                f"num_predict ({num_predict}) must be at least 1 and leave tokens to see in a row of {tgt_len} with reuse_len "
-                f"{reuse_len}; about a sixth of tgt_len is usual"
+                f"model.num_predict ({num_predict}) must be at least 1 and leave tokens to see in a row of {tgt_len} with "
+                f"reuse_len {reuse_len}; about a sixth of tgt_len is usual"
             )
         if not 1 <= mask_beta <= mask_alpha:
             raise ConfigError(
-                f"mask_beta ({mask_beta}) must be at least 1 and at most mask_alpha ({mask_alpha}); 6 and 1 are usual"
+                f"model.mask_beta ({mask_beta}) must be at least 1 and at most mask_alpha ({mask_alpha}); 6 and 1 are usual"
             )
         if max_gram < 1:
-            raise ConfigError(f"max_gram ({max_gram}) must be at least 1; 5 is usual")
+            raise ConfigError(f"model.max_gram ({max_gram}) must be at least 1; 5 is usual")
         if spans not in ("words", "pieces"):
-            raise ConfigError(f"spans ({spans}) must be words or pieces")
+            raise ConfigError(f"model.spans ({spans}) must be words or pieces")
         self._reuse_len, self._perm_size, self._n_target = reuse_len, perm_size, num_predict
         self._halves = (slice(0, reuse_len), slice(reuse_len, tgt_len))
         self._word_starts = np.asarray(word_starts, bool)
