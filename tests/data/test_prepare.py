@@ -585,6 +585,12 @@ def test_text_that_is_not_utf8(text: Path, kind: str) -> None:
         _prepare(text, kind, n_workers=2, data={"split": (1, 0, 0)})
 
 
+@pytest.mark.parametrize("n", [0, -1, 1025, 2**63 - 1])
+def test_numbers_of_workers_that_cannot_be_are_refused(text: Path, n: int) -> None:
+    with pytest.raises(ConfigError, match=rf"n_workers \({n}\) must be from 1 to 1,024; leave it out for one per core"):
+        _prepare(text, n_workers=n)
+
+
 def test_dead_workers_are_reported(text: Path, monkeypatch) -> None:
     monkeypatch.setattr(encoding, "_encode_in_worker", _die)
     with pytest.raises(CorpusError, match=r"an encoding process died, for lack of memory or because .*; use n_workers=1"):
@@ -612,7 +618,10 @@ def test_content_of_named_corpora_is_checked_before_use(tmp_path) -> None:
     (tmp_path / "ptb").mkdir()
     for split in SPLITS:
         (tmp_path / "ptb" / f"{split}.txt").write_text("a b\n")
-    message = r"train.txt' is not the published text of corpus 'ptb' \(sha256 01186fcf04b4…, expected fcea919f6cf8…\)"
+    message = (
+        r"train.txt' is not the published text of corpus 'ptb' \(sha256 01186fcf04b4…, expected fcea919f6cf8…\); "
+        f"replace it, or train on it as it is: --set data.corpus={tmp_path / 'ptb'}"
+    )
     with pytest.raises(CorpusError, match=message):
         prepare(DataConfig(corpus="ptb"), TokenizerConfig(), search=[tmp_path], cache=tmp_path / "cache", progress=False)
     assert not list((tmp_path / "cache").glob("*")), "nothing is left behind"
@@ -626,11 +635,6 @@ def test_a_run_finds_what_was_prepared_for_its_training(tmp_path) -> None:
     again = prepare(config, first.tokenizer, cache=cache, progress=False)
     assert again.directory == first.directory
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 1
-
-
-def test_no_workers_is_an_error(tmp_path) -> None:
-    with pytest.raises(ConfigError, match=r"n_workers \(0\) must be at least 1"):
-        prepare(DataConfig(), TokenizerConfig(), cache=tmp_path, n_workers=0, progress=False)
 
 
 @pytest.mark.data

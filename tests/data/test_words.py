@@ -2,10 +2,11 @@ import time
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data.tokenizer_cases import TOKENIZERS, UNICODE, WORDS
+from tests.data.tokenizer_cases import MIXED, TOKENIZERS, UNICODE, WORDS
+from tests.helpers import examples
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import TokenizerError
@@ -58,6 +59,29 @@ def test_lines_of_words() -> None:
     assert encoded("sentences", "") == []
     assert encoded("no lines", "\nThe\nthe") == ["The", "the"]
     assert ids["<S>"] == 2
+
+
+@settings(max_examples=examples(300))
+@given(text=MIXED)
+def test_the_place_of_a_word_holds_it(text: str) -> None:
+    for name in ("word", "lines", "sentences", "no lines"):
+        tokenizer = TOKENIZERS[name]
+        assert isinstance(tokenizer, WordTokenizer)
+        ids, starts, ends = tokenizer.encode_with_offsets(text)
+        assert ids.tolist() == tokenizer.encode(text).tolist()
+        assert all(each.tolist() == sorted(each) for each in (starts, ends))
+        for token, start, end in zip(ids.tolist(), starts, ends, strict=True):
+            word, found = tokenizer.words[token], text[start:end]
+            if not found.strip():
+                assert word in (tokenizer.line_start, tokenizer.line_end)
+                assert found in ("", "\n", "\r", "\r\n")
+            elif word != tokenizer.unknown:
+                assert word == (found.lower() if tokenizer.lower_case else found)
+
+
+def test_moses_loses_the_place_of_words() -> None:
+    with pytest.raises(TokenizerError, match=r"kind word\) does not keep the place of its tokens"):
+        WordTokenizer(WORDS, moses="en").encode_with_offsets("the")
 
 
 def test_longest_special_word_is_set_aside_and_means_itself() -> None:

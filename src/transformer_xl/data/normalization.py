@@ -176,7 +176,7 @@ class CharacterMap:
 
     @cached_property
     def ascii_signs(self) -> frozenset[str]:
-        """The ASCII characters of which a text of nothing else has one if a rule fits anywhere."""
+        """ASCII characters that begin a rule: an ASCII text without any of them is not changed."""
         letters = [chr(value) for value in range(1, 128)]
         steps = {letter: self._step(self._root, letter) for letter in letters}
         return frozenset(
@@ -191,7 +191,7 @@ def _offset(unit: int) -> int:
 
 
 def _check_table(units: np.ndarray, targets: bytes) -> None:
-    """Refuse a table of which a unit that can be reached leads out of it, or to anything but the beginning of a character."""
+    """Refuse a table with a step that leads out of it, or into the middle of a character."""
     if targets[-1:] != b"\0" or max(map(len, targets.split(b"\0"))) > 4 * MAX_RULE:
         raise ValueError(f"its table of characters writes more than {MAX_RULE} characters for one")
     targets.decode()

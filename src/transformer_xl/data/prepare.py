@@ -18,6 +18,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,9 @@ _NAMED_FILES = 3
 
 _COPIED_WORDS = 500_000
 """A larger vocabulary is not loaded by several processes."""
+
+_MAX_WORKERS = 1024
+"""More are meant by nobody, and the queues between processes have no room for any number."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,11 @@ def prepare(
     Raises:
         CorpusError: the corpus is missing, empty, unreadable, not UTF-8 or not what its name promises; the cache directory
             cannot be written; or a shard is missing or has changed since preparation.
-        ConfigError: n_workers is below 1.
+        ConfigError: n_workers is below 1 or above 1,024.
         TokenizerError: the tokenizer cannot be trained with these settings.
     """
-    if n_workers is not None and n_workers < 1:
-        raise ConfigError(f"n_workers ({n_workers}) must be at least 1; leave it out for one per core")
+    if n_workers is not None and not 1 <= n_workers <= _MAX_WORKERS:
+        raise ConfigError(f"n_workers ({n_workers}) must be from 1 to {_MAX_WORKERS:,}; leave it out for one per core")
     corpus = find_corpus(data, search=search, download=download)
     root = Path(cache) if cache is not None else cache_dir() / "prepared"
     directory = _known_as(root / _key(corpus, tokenizer))
@@ -407,7 +411,7 @@ def _check_content(corpus: Corpus) -> None:
         if expected is not None and (found := content_sha256(path)) != expected:
             raise CorpusError(
                 f"'{path}' is not the published text of corpus '{corpus.name}' (sha256 {found[:12]}…, expected "
-                f"{expected[:12]}…); replace it, or pass it by its path"
+                f"{expected[:12]}…); replace it, or train on it as it is: {_as_it_is(path)}"
             )
 
 
@@ -423,8 +427,14 @@ def _check_canonical(corpus: Corpus, split: SplitName, tokenizer: Tokenizer, cou
         if number is not None and counts[count] != number:
             raise CorpusError(
                 f"{split} split of corpus '{corpus.name}' has {counts[count]:,} {count.removeprefix('n_')}, expected "
-                f"{number:,}; '{corpus.splits[split][0].path}' is another version: replace it, or pass it by its path"
+                f"{number:,}; '{corpus.splits[split][0].path}' is another version: replace it, "
+                f"or train on it as it is: {_as_it_is(corpus.splits[split][0].path)}"
             )
+
+
+def _as_it_is(path: Path) -> str:
+    """Return the option that reads the files beside one as a text of their own, and not as the named corpus."""
+    return f"--set data.corpus={shlex.quote(str(path.parent))}"
 
 
 def _open(directory: Path, *, verify: bool = False) -> PreparedCorpus:

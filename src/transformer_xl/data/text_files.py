@@ -61,8 +61,12 @@ class Chunk(NamedTuple):
             ) from None
 
 
-def check_readable(file: Path) -> None:
+def check_readable(file: Path, *, pipes: bool = False) -> None:
     """Refuse a directory, and what does not exist, before anything else takes time.
+
+    Args:
+        file: the path.
+        pipes: also take a pipe or device, which can be read only once.
 
     Raises:
         CorpusError: it is one of these.
@@ -71,6 +75,8 @@ def check_readable(file: Path) -> None:
         raise CorpusError(f"cannot read '{file}': it is a directory; give a file")
     if not file.exists():
         raise CorpusError(f"cannot read '{file}': no such file{beside(file, Path.is_file, lists=False)}")
+    if not pipes and not file.is_file():
+        raise CorpusError(f"cannot read '{file}': it is a pipe or device; give a file")
 
 
 def read_blocks(piece: Piece) -> Iterator[bytes]:

@@ -84,6 +84,33 @@ class Tokenizer(ABC):
             TokenizerError: the text has a character that the tokenizer cannot represent.
         """
 
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids, and the place in `text` from which each comes.
+
+        The place of a piece begins after the space before it, if more than space belongs to the piece. Pieces made of one
+        character have the same place.
+
+        Returns:
+            ids, starts and ends (exclusive, in characters), each of shape (n,), int64; `starts <= ends`, and both ascend.
+
+        Raises:
+            TokenizerError: the tokenizer changes text in a way in which places are lost, or cannot represent it.
+        """
+        if self.loses:
+            raise TokenizerError(
+                f"this tokenizer (kind {self.kind}) does not keep the place of its tokens ({self.loses.rstrip('.')}); use "
+                "one of kind unigram, bpe, char, byte, or word without Moses"
+            )
+        ids = self.encode(text)
+        data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+        character = np.cumsum((data & 0xC0) != 0x80) - 1  # of each byte
+        stops = np.cumsum([len(self.piece(each)) for each in ids.tolist()], dtype=np.int64)
+        starts, ends = character[np.append(0, stops)[:-1]], character[stops - 1] + 1
+        for i in np.flatnonzero(ends - starts > 1):
+            while text[starts[i]].isspace() and starts[i] < ends[i] - 1:
+                starts[i] += 1
+        return ids, starts, ends
+
     def encode_bytes(self, data: bytes) -> np.ndarray:
         """Return the ids of UTF-8 `data`, shape (n,), int64.
 

@@ -27,6 +27,9 @@ from transformer_xl.errors import TokenizerError
 
 UNKNOWN, END_OF_LINE = "<unk>", "<eos>"
 
+_WORDS_AND_LINE_FEEDS = re.compile(r"\S+|\n")
+_WORDS_OF_LINES = re.compile(r"\S+|\r\n|\r|\n")
+
 _DEFAULTS = {
     "line_start": None,
     "line_end": END_OF_LINE,
@@ -144,7 +147,28 @@ class WordTokenizer(Tokenizer):
         Raises:
             TokenizerError: an unknown word although `unknown` is None, or sacremoses is needed and missing.
         """
-        words = self._split(text)
+        return self._ids_of(self._split(text))
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the ids, and the place in `text` from which each comes; the place of a `line_start` is empty.
+
+        Raises:
+            TokenizerError: as `encode`, or the words are those of Moses.
+        """
+        if self.moses is not None:
+            return super().encode_with_offsets(text)
+        places: list[tuple[str, int, int]] = [(self.line_start, 0, 0)] if self.line_start and text else []
+        for found in (_WORDS_OF_LINES if self.any_line_end else _WORDS_AND_LINE_FEEDS).finditer(text):
+            word, (start, end) = found.group(), found.span()
+            if not word.isspace():
+                places.append((word.lower() if self.lower_case else word, start, end))
+                continue
+            places += [(self.line_end, start, end)] if self.line_end else []
+            places += [(self.line_start, end, end)] if self.line_start and end < len(text) else []
+        words, starts, ends = zip(*places, strict=True) if places else ((), (), ())
+        return self._ids_of(words), np.array(starts, np.int64), np.array(ends, np.int64)
+
+    def _ids_of(self, words: Sequence[str]) -> np.ndarray:
         if self.unknown is None:
             ids = list(map(self._ids.get, words))
             if None in ids:
