@@ -14,9 +14,12 @@ from transformer_xl.config import (
     TrainConfig,
     apply_overrides,
     load_recipe,
+    load_task,
     merge,
     parse_override,
     recipe_names,
+    settings_of,
+    task_names,
 )
 from transformer_xl.errors import ConfigError, TxlError
 from transformer_xl.model_config import TransformerXLConfig
@@ -38,6 +41,37 @@ def test_a_recipe_file_has_the_name_of_its_file(tmp_path: Path) -> None:
     assert (config.name, config.model.n_layer, config.model.d_model) == ("mine", 3, 8)
     (tmp_path / "mine.toml").write_text('name = "other"')
     assert load_recipe(str(tmp_path / "mine.toml")).name == "other"
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_every_task_is_a_run_without_its_model(name: str) -> None:
+    values = load_task(name)
+    assert values.keys() == {"name", "description", "source", "task", "optim", "train", "eval"}
+    config = apply_overrides(values, ["task.patience=3"])
+    assert config.task and config.task.patience == 3
+    assert (config.name, config.train.sample_tokens) == (name, 0)
+
+
+def test_a_task_may_be_a_file_and_says_its_kind(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('[task]\nkind = "regression"\n')
+    assert load_task(str(file)) == {"name": "mine", "task": {"kind": "regression"}}
+    for content in ("", "task = 3", "[task]\npatience = 3"):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=r"^task '.*mine.toml' does not say its kind; begin it with \[task\] and kind = "):
+            load_task(str(file))
+    with pytest.raises(ConfigError, match=r"^unknown task 'clasification'; did you mean 'classification'\?$"):
+        load_task("clasification")
+    with pytest.raises(ConfigError, match=r"^task file 'imbd.toml' does not exist; did you mean 'imdb'\?$"):
+        load_task("imbd.toml")
+
+
+def test_settings_of_a_task_are_known_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"^--set 'patience=3' lacks its section; did you mean task\.patience\?$"):
+        apply_overrides({}, ["patience=3"])
+    assert ("task", None) in [(name, value) for name, value, _ in settings_of(RunConfig())]
+    assert ("task.patience", 5) in [(name, value) for name, value, _ in settings_of(apply_overrides(load_task("squad"), []))]
+    assert parse_override("task.patience=none") == {"task": {"patience": None}}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeGuard, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, FieldSerializationInfo, field_serializer, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -100,6 +100,12 @@ class OptimConfig(Settings):
     decayed: Literal["matrices", "layers", "all"] = Field(
         default="matrices", description="matrices: embeddings and softmax too; layers: only matrices of layers; all: everything"
     )
+    layer_lr_decay: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="the rate of each layer / that of the layer above; embeddings have the lowest (fine-tuning)"
+    )
+    layer_lr_decay_on: Literal["rate", "gradient"] = Field(
+        default="rate", description="rate: as XLNet's paper defines it; gradient: as its code does, which Adam hardly notices"
+    )
     clip: Annotated[float, Field(gt=0)] | None = Field(
         default=0.25, description="largest global gradient norm; None: no clipping"
     )
@@ -107,12 +113,23 @@ class OptimConfig(Settings):
         default="cosine", description="shape after warm-up"
     )
     warmup_steps: Natural = Field(default=0, description="steps of linear warm-up")
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of the budget that is linear warm-up, from 0 on; instead of warmup_steps"
+    )
     decay_after_warmup: bool = Field(
         default=False, description="cosine, linear: decay begins after warm-up, as in TensorFlow and NVIDIA's, not beneath it"
     )
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = Field(default=0.0, description="final rate / lr")
     plateau_factor: Annotated[float, Field(gt=0, lt=1)] = Field(default=0.5, description="plateau: multiply the rate by this …")
     plateau_patience: Natural = Field(default=2, description="… after more than this many validations without improvement")
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> "OptimConfig":
+        if self.warmup_steps and self.warmup_share:
+            raise ValueError(
+                f"warmup_steps ({self.warmup_steps}) and warmup_share ({self.warmup_share:g}) both warm up; use one"
+            )
+        return self
 
 
 class TrainConfig(Settings):
@@ -207,6 +224,37 @@ class EvalConfig(Settings):
     max_tokens: Positive | None = Field(default=200_000, description="validation in training reads at most this many tokens")
 
 
+class TaskConfig(Settings):
+    """What `txl finetune` teaches, and from which texts."""
+
+    kind: Literal["classification", "multilabel", "regression", "choice", "span"] = Field(
+        description="what a text gets: a class, any of several labels, a number, a choice among texts, a place that answers"
+    )
+    base: str = Field(default="", description="run, directory or hub id of the model that fine-tuning begins with")
+    data: str = Field(default="", description="file, or directory with train, dev and test files or with a directory per class")
+    valid: str | None = Field(default=None, description="file to validate on; None: that of the directory, or a share of data")
+    test: str | None = Field(default=None, description="file to score at the end; None: that of the directory, if there is one")
+    valid_share: Annotated[float, Field(gt=0, lt=1)] = Field(
+        default=0.1, description="share of data to validate on where there is no file for it"
+    )
+    text: str | None = Field(default=None, description="column of the text; None: found by its name")
+    pair: str | None = Field(default=None, description="column of the second text; None: found by its name, if there is one")
+    label: tuple[str, ...] = Field(
+        default=(), strict=False, description="column of the label, several for multilabel; empty: found by its name"
+    )
+    summary: Literal["last", "mean"] = Field(
+        default="last", description="state that the head reads: the last, or the mean of all"
+    )
+    max_len: Positive | None = Field(default=None, description="tokens of a text that are read, from its beginning; None: all")
+    gradient_segments: Positive = Field(
+        default=1, description="gradients reach through so many of a text's last segments, through the memory between them"
+    )
+    patience: Positive | None = Field(default=None, description="validations without improvement after which training ends")
+    doc_stride: Positive = Field(default=128, description="span: tokens by which windows of a long passage move on")
+    max_query_len: Positive = Field(default=64, description="span: tokens of a question that are read")
+    max_answer_len: Positive = Field(default=64, description="span: tokens of the longest answer")
+
+
 class RunConfig(Settings):
     """Everything that defines a run."""
 
@@ -223,6 +271,7 @@ class RunConfig(Settings):
     optim: OptimConfig = Field(default_factory=OptimConfig)
     train: TrainConfig = Field(default_factory=lambda: TrainConfig(max_steps=1000))
     eval: EvalConfig = Field(default_factory=EvalConfig)
+    task: TaskConfig | None = Field(default=None, description="of `txl finetune`; None: a language model is trained")
 
     @field_validator("name")
     @classmethod
@@ -253,11 +302,13 @@ class RunConfig(Settings):
                 "use train.attention=auto"
             )
         if self.model.predicts == "target":
-            self._check_rows()
+            self._check_rows(f"model.kind ({self.model.kind}), which reads rows of two texts")
+        if self.task is not None:
+            self._check_rows(f"task.kind ({self.task.kind}), which reads each text to its end")
         return self
 
-    def _check_rows(self) -> None:
-        """Refuse settings of streams that are cut into segments, where rows of two texts are read whole."""
+    def _check_rows(self, what: str) -> None:
+        """Refuse settings of streams that are cut into segments, where rows are read whole; `what` reads them."""
         plain = {
             "train.tgt_len_start": self.train.tgt_len_start is None,
             "train.varlen": not self.train.varlen,
@@ -271,9 +322,7 @@ class RunConfig(Settings):
         if unfit := next((name for name, fits in plain.items() if not fits), None):
             section, name = unfit.split(".")
             value = getattr(getattr(self, section), name)
-            raise ValueError(
-                f"{unfit} ({value}) does not go with model.kind ({self.model.kind}), which reads rows of two texts"
-            )
+            raise ValueError(f"{unfit} ({value}) does not go with {what}")
 
     @property
     def eval_tgt_len(self) -> int:
@@ -292,8 +341,17 @@ _MOST_DOTS = 100  # in a line of a recipe
 
 def recipe_names() -> list[str]:
     """Return the names of the recipes that come with the package."""
-    folder = resources.files("transformer_xl") / "recipes"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return _names("recipes")
+
+
+def task_names() -> list[str]:
+    """Return the names of the tasks that come with the package, which `txl finetune` teaches."""
+    return _names("tasks")
+
+
+def _names(folder: str) -> list[str]:
+    entries = (resources.files("transformer_xl") / folder).iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
 
 
 def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
@@ -314,29 +372,49 @@ def load_recipe(recipe: str, overrides: list[str] | None = None) -> RunConfig:
         >>> load_recipe("quickstart", ["train.max_minutes=0.5"]).train.max_minutes
         0.5
     """
-    path = Path(recipe)
+    return apply_overrides(_read_settings(recipe, "recipe", listed_by="txl recipes"), overrides or [])
+
+
+def load_task(task: str) -> dict[str, Any]:
+    """Read the settings of a task by name or path: those of a run without its model, vocabulary and text.
+
+    Args:
+        task: a name from `task_names()`, or the path of a TOML file.
+
+    Raises:
+        ConfigError: no such task, unreadable TOML, or no kind of task in it.
+
+    Example:
+        >>> load_task("imdb")["task"]["kind"]
+        'classification'
+    """
+    values = _read_settings(task, "task", listed_by="docs/finetuning.md")
+    own = values.get("task")
+    if not isinstance(own, dict) or "kind" not in own:
+        raise ConfigError(f"task '{task}' does not say its kind; begin it with [task] and kind = \"classification\"")
+    return values
+
+
+def _read_settings(name: str, what: Literal["recipe", "task"], *, listed_by: str) -> dict[str, Any]:
+    """Read a TOML file by name or path, as tables with the name that the run gets."""
+    path, known = Path(name), _names(f"{what}s")
     if path.suffix == ".toml":
         if not path.is_file():
-            raise ConfigError(f"recipe file '{recipe}' does not exist; {_recipe_meant(path.stem)}")
+            raise ConfigError(f"{what} file '{name}' does not exist; {did_you_mean(path.stem, known, listed_by=listed_by)}")
         try:
             text = read_small(path, most_bytes=_MOST_RECIPE_BYTES, remedy="ours have some 1,000").decode()
         except CheckpointError as error:
-            raise ConfigError(f"recipe file {error}") from None
+            raise ConfigError(f"{what} file {error}") from None
         except UnicodeDecodeError as error:
-            raise ConfigError(f"recipe file '{recipe}' cannot be read: {error}") from None
-    elif recipe in recipe_names():
-        text = (resources.files("transformer_xl") / "recipes" / f"{recipe}.toml").read_text(encoding="utf-8")
+            raise ConfigError(f"{what} file '{name}' cannot be read: {error}") from None
+    elif name in known:
+        text = (resources.files("transformer_xl") / f"{what}s" / f"{name}.toml").read_text(encoding="utf-8")
     else:
-        raise ConfigError(f"unknown recipe '{recipe}'; {_recipe_meant(recipe)}")
+        raise ConfigError(f"unknown {what} '{name}'; {did_you_mean(name, known, listed_by=listed_by)}")
     try:
-        values = _toml(text)
+        return {"name": path.stem, **_toml(text)}
     except ValueError as error:
-        raise ConfigError(f"recipe '{recipe}' is not valid TOML: {one_line(error)}") from None
-    return apply_overrides({"name": path.stem, **values}, overrides or [])
-
-
-def _recipe_meant(name: str) -> str:
-    return did_you_mean(name, recipe_names(), listed_by="txl recipes")
+        raise ConfigError(f"{what} '{name}' is not valid TOML: {one_line(error)}") from None
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -424,18 +502,20 @@ def parse_override(override: str) -> dict[str, Any]:
 
 
 def _sections() -> list[str]:
-    return [name for name, field in RunConfig.model_fields.items() if _is_settings(field.annotation)]
+    return [name for name, field in RunConfig.model_fields.items() if _section(field)]
 
 
 def _fields(section: str, key: str) -> list[FieldInfo]:
     """Return the fields of a name in a section, of every kind of model in `model`."""
     whole = RunConfig.model_fields.get(section)
-    settings = KINDS.values() if section == "model" else [whole.annotation] if whole else []
-    return [each.model_fields[key] for each in settings if _is_settings(each) and key in each.model_fields]
+    settings = KINDS.values() if section == "model" else filter(None, [_section(whole)]) if whole else ()
+    return [each.model_fields[key] for each in settings if key in each.model_fields]
 
 
-def _is_settings(kind: Any) -> TypeGuard[type[Settings]]:
-    return isinstance(kind, type) and issubclass(kind, Settings)
+def _section(field: FieldInfo) -> type[Settings] | None:
+    """Return the settings that a field holds, perhaps; None: it is no section."""
+    kinds = (field.annotation, *get_args(field.annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Settings)), None)
 
 
 def merge(base: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:

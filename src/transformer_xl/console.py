@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-Unit = Literal["tokens", "bytes"]
+Unit = Literal["tokens", "bytes", "texts"]
 
 LINE_SECONDS = 10.0
 """Time between two lines of progress where there is no terminal, and before the first."""
@@ -220,7 +220,8 @@ class Lines(Bar):
         else:
             yield f"{self._done:,.0f} {self._unit}"
         if self._unit:
-            yield f"{rate:,.0f} tokens/s" if self._unit == "tokens" else f"{short(rate, ('B', 'kB', 'MB', 'GB'))}/s"
+            is_bytes = self._unit == "bytes"
+            yield f"{short(rate, ('B', 'kB', 'MB', 'GB'))}/s" if is_bytes else f"{rate:,.0f} {self._unit}/s"
             yield f"{clock((self._total - self._done) / rate)} left" if self._total and rate else ""
         yield self._note
 
@@ -234,7 +235,7 @@ def progress(
     Args:
         what: the task.
         total: its size in units; None: unknown.
-        unit: tokens or bytes, whose rate is shown; None: other things, without a rate.
+        unit: tokens, bytes or texts, whose rate is shown; None: other things, without a rate.
         hidden: show nothing.
         threaded: redraw ten times a second. False: redraw only when a method is called, and at most five times a second, so
             that drawing takes little time from what is being timed. Lines are always written when a method is called.
@@ -265,14 +266,14 @@ def progress(
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:,.0f} tokens/s" if task.speed else "", no_wrap=True)
+            return Text(f"{task.speed:,.0f} {unit}/s" if task.speed else "", no_wrap=True)
 
-    rate = {"tokens": [Rate()], "bytes": [DownloadColumn(), TransferSpeedColumn()], None: []}[unit]
+    rates = {"bytes": [DownloadColumn(), TransferSpeedColumn()], None: []}
     columns = [
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TextColumn("{task.percentage:>3.0f}%"),
-        *rate,
+        *rates.get(unit, [Rate()]),
         *([TimeRemainingColumn()] if unit else []),
         TextColumn("{task.fields[note]}", markup=False),
     ]

@@ -17,6 +17,49 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
 """Names of the non-linearities of a feed-forward network."""
 
 
+class HeadConfig(Settings):
+    """What fine-tuning adds to a model: a head over its last states, and how texts are read for it."""
+
+    kind: Literal["classification", "multilabel", "regression", "choice", "span"] = Field(
+        description="what the head gives: a class, any of several labels, a number, one of several texts, a place in a text"
+    )
+    labels: tuple[str, ...] = Field(
+        default=(), strict=False, max_length=100_000, description="names of classes or labels, in the order of their scores"
+    )
+    summary: Literal["last", "mean"] = Field(
+        default="last", description="the head reads the state of the last token, or the mean of all"
+    )
+    projection: bool = Field(default=True, description="a square layer with tanh stands before the scores")
+    dropout: Probability = Field(default=0.1, description="dropout before the scores")
+    tgt_len: Positive = Field(default=512, description="tokens per segment; longer texts are read on with memory")
+    max_len: Positive | None = Field(default=None, description="tokens of a text that are read, from its beginning; None: all")
+    gradient_segments: Positive = Field(
+        default=1, description="training: gradients reach through so many of a text's last segments"
+    )
+    doc_stride: Positive = Field(default=128, description="span: tokens by which windows of a long passage move on")
+    max_query_len: Positive = Field(default=64, description="span: tokens of a question that are read")
+    max_answer_len: Positive = Field(default=64, description="span: tokens of the longest answer")
+    no_answer_above: Probability | None = Field(
+        default=None, description="span: probability of no answer above which none is given; None: there always is one"
+    )
+
+    @property
+    def n_score(self) -> int:
+        """How many scores the head gives for a text."""
+        return len(self.labels) if self.kind in ("classification", "multilabel") else 1
+
+    @model_validator(mode="after")
+    def _labeled(self) -> Self:
+        least = {"classification": 2, "multilabel": 1}.get(self.kind, 0)
+        if len(set(self.labels)) != len(self.labels) or len(self.labels) < least or (self.labels and not least):
+            raise ValueError(
+                f"labels ({len(self.labels)}) of a {self.kind} must be {least} different names or more"
+                if least
+                else f"labels ({len(self.labels)}) must be empty, a {self.kind} has none"
+            )
+        return self
+
+
 class ModelConfig(Settings):
     """Sizes and options that all kinds of model have: vocabulary, embedding, softmax, dropout, initialization, memory.
 
@@ -79,6 +122,7 @@ class ModelConfig(Settings):
         default=0.01, description="the same for the projections of embedding and softmax"
     )
     mem_len: Natural = Field(default=0, description="positions of memory kept per layer")
+    head: HeadConfig | None = Field(default=None, description="set by fine-tuning: what the model gives besides predictions")
 
     @model_validator(mode="after")
     def _clusters_fit(self) -> Self:

@@ -47,9 +47,17 @@ def test_products_and_gradients_are_those_of_linear(chosen: list[Tensor], shape:
 
 def test_parts_of_weights_and_of_inputs_are_multiplied_as_they_lie(chosen: list[Tensor]) -> None:
     x, weight = torch.randn(4, 6, 10)[:, 1:5, 2:9], torch.randn(20, 7)
-    for part in (weight[5:16], weight[::2], torch.randn(7, 9).T):
+    for part in (weight[5:16], torch.randn(7, 9).T):
         assert_close("product", linear(x, part), F.linear(x, part), 1e-5)
-    assert len(chosen) == 3
+    assert len(chosen) == 2
+
+
+def test_weights_with_gaps_between_rows_are_left_to_the_library(chosen: list[Tensor]) -> None:
+    """oneDNN takes 250 times as long for them."""
+    x, weight = torch.randn(4, 7), torch.randn(20, 14)
+    for part in (weight[:, :7], weight.split(7, dim=1)[1], weight[::2, :7]):
+        assert_close("product", linear(x, part), F.linear(x, part), 1e-5)
+    assert not chosen
 
 
 def test_all_else_is_left_to_the_library(chosen: list[Tensor]) -> None:

@@ -16,6 +16,9 @@ MODEL_TYPE = TransformerXLConfig.kind
 RUNS = Path("runs")
 """Where `txl train` makes its runs, unless it is told another place."""
 
+TEACH = "teach it a task first: txl finetune RUN --task NAME --data FILE --out DIR"
+"""What to do about a model without a head."""
+
 
 def local_directory(source: str | Path) -> Path | None:
     """Return a local directory, or None for what may be a hub id.
@@ -45,6 +48,21 @@ def resolve(source: str | Path, *, revision: str | None = None, token: str | Non
             f"'{source}' is neither a directory nor a hub id that can be read ({error}; for a hub id "
             f"check spelling and network); give a run or an exported directory{_models_near(source)}"
         ) from None
+
+
+def check_head(source: str | Path) -> None:
+    """Refuse the directory of a run or model without a head, before anything large is loaded; others are not looked at.
+
+    Raises:
+        ConfigError: it has none.
+        CheckpointError: its settings cannot be read.
+    """
+    path = Path(source) / CONFIG_FILE
+    if path.is_file():
+        values = read_json_object(path)
+        model = values.get("model", values)  # a run has other settings, too
+        if isinstance(model, dict) and is_native({"model_type": model.get("kind"), **model}) and not model.get("head"):
+            raise ConfigError(f"'{source}' has no head; {TEACH}")
 
 
 def read_config(path: Path) -> ModelConfig:

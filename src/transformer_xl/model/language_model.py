@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
@@ -96,6 +97,19 @@ class LanguageModel(SequenceModel):
         keep_graph: bool = False,
     ) -> tuple[Tensor, Memory]:
         """Return the input of the softmax, (B, T, D), and the new memory; the arguments are those of `forward`."""
+
+
+def check_reads_on(model: SequenceModel) -> None:
+    """Refuse a model that does not predict each token from those before it, for what reads or writes with one.
+
+    Raises:
+        ConfigError: it is an XLNet, or fine-tuned.
+    """
+    if isinstance(model, LanguageModel):
+        return
+    if model.config.head is not None:
+        raise ConfigError(f"a model that is fine-tuned ({model.config.head.kind}) predicts no tokens; use txl.predict")
+    raise ConfigError(f"{model.config.reads_by} does not read from left to right; call it, or its read, or use txl eval")
 
 
 def _leading_unlabelled(labels: Tensor) -> int:

@@ -113,9 +113,27 @@ class PretrainedMixin:
         """
         folder = resolve(source, revision=revision, token=token)
         config = read_config(folder / CONFIG_FILE)
+        cls.check_settings(config, str(source))
+        return open_model(cls, config, folder)
+
+    @classmethod
+    def check_settings(cls, config: ModelConfig, source: str) -> None:
+        """Refuse settings of a model of another class, which `source` holds.
+
+        Args:
+            config: the settings.
+            source: where they are from, for the message.
+
+        Raises:
+            CheckpointError: they are of another class.
+        """
+        if config.head is not None:
+            raise CheckpointError(
+                f"'{source}' is fine-tuned ({config.head.kind}), and no {cls.__name__} alone; txl.load gives it as TaskModel, "
+                f"whose backbone is a model of kind '{config.kind}'"
+            )
         if config.kind != cls.kind:
             raise CheckpointError(f"'{source}' is a model of kind '{config.kind}', no {cls.__name__}; txl.load reads all kinds")
-        return open_model(cls, config, folder)
 
 
 def config_values(config: ModelConfig) -> dict[str, Any]:
@@ -212,9 +230,10 @@ def blueprint(cls: Callable[[Any], Any], config: ModelConfig, found: Mapping[str
 def _filled(model: Any, weights: Mapping[str, Tensor], origin: str) -> Any:
     floats = [tensor.dtype for tensor in weights.values() if tensor.is_floating_point()]
     dtype = reduce(torch.promote_types, floats, floats[0])  # products of several types are errors
+    learned = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     model.load_state_dict({name: x.to(dtype) if x.is_floating_point() else x for name, x in weights.items()}, assign=True)
-    for parameter in model.parameters():
-        parameter.requires_grad_(True)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(learned[name])
     model.mem_len_from_file = True
     check_finite(model, origin)
     return model.eval()

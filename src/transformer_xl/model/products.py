@@ -34,6 +34,7 @@ def _is_for_onednn(x: Tensor, weight_OK: Tensor) -> bool:
         and x.dim() > 1
         and x.numel() * weight_OK.shape[0] >= _LEAST_WORK
         and type(weight_OK) in (Tensor, nn.Parameter)  # no parts of weights in several processes
+        and (weight_OK.is_contiguous() or weight_OK.T.is_contiguous())  # of columns of a matrix it takes 250 times as long
         and not torch.is_autocast_enabled("cpu")
         and _prefers_onednn()
     )

@@ -7,7 +7,7 @@ Shapes: B batch, T tgt_len, D d_model, V vocabulary.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,9 @@ from transformer_xl.model.softmax import TokenEmbedding, TokenSoftmax
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.tensor_file import MAX_TENSORS
 
+if TYPE_CHECKING:
+    from transformer_xl.model.heads import SpanScores
+
 
 @dataclass(frozen=True)
 class ModelOutput:
@@ -35,12 +38,14 @@ class ModelOutput:
             labels were given.
         nll: nats of each label, 0 where it is -100: (B, T) in the order of the tokens, or (B, K) of an XLNet; None without.
         auxiliary: scalar, nats that a kind adds to the sum of `nll` in training; None: it adds none.
+        spans: the best places of an answer, of a `TaskModel` that was asked for them; None: it was not.
     """
 
     mems: Memory
     logits: Tensor | None = None
     nll: Tensor | None = None
     auxiliary: Tensor | None = None
+    spans: "SpanScores | None" = None
 
 
 class SequenceModel(nn.Module, PretrainedMixin, ABC):
@@ -60,6 +65,8 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
     """
 
     config: ModelConfig
+    only_predicting: ClassVar[tuple[str, ...]] = ("softmax.",)
+    """How names of parameters begin that `read` does without."""
     mem_len_from_file: bool = False
     layers: nn.ModuleList
     embedding: TokenEmbedding | AdaptiveEmbedding
@@ -69,6 +76,10 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
         super().__init__()
         if config.vocab_size is None:
             raise ConfigError("vocab_size (None) must be set before a model is built; take it from the tokenizer")
+        if config.head is not None:
+            raise ConfigError(
+                f"head ({config.head.kind}) is no part of {type(self).__name__}; build a TaskModel of these settings"
+            )
         _check_layers(config)
         self.config = config
         self.mem_len, self.ext_len = config.mem_len, 0
@@ -248,12 +259,16 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
 
 
 def make_model(config: ModelConfig) -> SequenceModel:
-    """Build a model with random weights, of the kind of its settings.
+    """Build a model with random weights, of the kind of its settings; with a head, if they have one, a `TaskModel`.
 
     Raises:
         ConfigError: settings that only a run knows are missing (`ModelConfig.completed`), or it has more layers than there is
             room for, or than can be saved.
     """
+    if config.head is not None:
+        from transformer_xl.model.task_model import TaskModel  # which makes its backbone here
+
+        return TaskModel(config)
     return import_class(config.model_class)(config)
 
 

@@ -45,6 +45,7 @@ class Vanilla(LanguageModel):
     """
 
     kind = VanillaConfig.kind
+    only_predicting = ("softmax.", "later_targets.")
     config: VanillaConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
 
     def __init__(self, config: VanillaConfig) -> None:

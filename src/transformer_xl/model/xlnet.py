@@ -42,9 +42,9 @@ class Order:
     A query sees the keys of lower rank. So two numbers per token say what the authors' `perm_mask` (B, T, T) says.
 
     Attributes:
-        rank: int64 (B, T), the rank of each token as a key: -1 for what all may see, else its place in the order.
-        sees: int64 (B, T), each token sees those of lower rank, and itself: 0 for one that all may see, for a target its rank.
-        targets: int64 (B, K), the positions of the targets; any position where there are fewer.
+        rank: int64 (B, T), the rank of each token as a key; every query sees the rank -1.
+        sees: int64 (B, T), at least 0: a token sees the keys of lower rank, and itself. A target's is at most its own rank.
+        targets: int64 (B, K), the positions of the targets. A row with fewer repeats any position, with the label -100.
     """
 
     rank: Tensor
@@ -74,6 +74,7 @@ class XLNet(SequenceModel):
     """
 
     kind = XLNetConfig.kind
+    only_predicting = ("softmax.", "mask_emb")
     config: XLNetConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
 
     def __init__(self, config: XLNetConfig) -> None:

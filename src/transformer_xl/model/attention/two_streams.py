@@ -104,7 +104,7 @@ def ranked_attention(
         r_w_bias: u, shape (N, H).
         r_r_bias: v, shape (N, H).
         r_s_bias: s, shape (N, H).
-        seg_embed: e, shape (2, N, H), for the same segment and another one.
+        seg_embed: e, shape (2, N, H): first for keys of the same segment, then for the others.
         sight: where queries stand, and what they see.
         dropatt: probability of dropping an attention weight.
 

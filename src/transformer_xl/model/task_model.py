@@ -1,0 +1,313 @@
+"""A model with a head, as fine-tuning makes it: texts of any length in; classes, numbers or places in the text out.
+
+A text is read segment by segment with the memory of its own beginning. Segments are counted from the end, so the first one is
+the short one, and the last one, whose last state sums the text up, is always whole. So what a row gives depends neither on the
+batch nor on its padding, and rows of any lengths fit in one batch.
+
+Shapes: B batch, C choices, L tokens of a row, T tokens of a segment, D d_model.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.heads import SpanHead, SpanScores, make_head
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.precision import at_least_fp32
+from transformer_xl.model.sequence_model import ModelOutput, SequenceModel, make_model
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import ModelConfig
+
+
+class TaskModel(SequenceModel):
+    """A model that was read with, `backbone`, and what answers for it, `head`.
+
+    It is a `SequenceModel` so that runs, checkpoints, training and loading work with it as they are. Only memory is another
+    matter: every text begins with an empty one, which ends with it.
+
+    Args:
+        config: sizes and options of the backbone; `head` must be set.
+
+    Attributes:
+        config: its settings.
+        backbone: the model that reads.
+        head: what it reads for.
+
+    Example:
+        >>> from transformer_xl.model_config import HeadConfig, XLNetConfig
+        >>> head = HeadConfig(kind="classification", labels=("good", "bad"), tgt_len=4)
+        >>> sizes = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16}
+        >>> model = TaskModel(XLNetConfig(vocab_size=11, **sizes, head=head)).eval()
+        >>> ids = torch.tensor([[0, 0, 0, 3, 1, 4], [1, 5, 9, 2, 6, 5]])
+        >>> model(ids, n_pad=torch.tensor([3, 0])).logits.shape
+        torch.Size([2, 2])
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        nn.Module.__init__(self)  # embedding and layers are the backbone's
+        if config.head is None:
+            raise ConfigError("head (None) must say what a TaskModel gives; set head, or build the model without one")
+        self.config = config
+        self.backbone: SequenceModel = make_model(config.model_copy(update={"head": None}))
+        if not isinstance(self.backbone, (LanguageModel, XLNet)):
+            raise ConfigError(f"{config.reads_by} cannot be fine-tuned: it neither reads from left to right nor is an xlnet")
+        _check_head(config)
+        self.head = make_head(
+            config.head,
+            d_model=config.d_model,
+            layer_norm_epsilon=getattr(config, "layer_norm_epsilon", 1e-5),
+            init_std=config.init_std,
+        )
+        for name, parameter in self.backbone.named_parameters():
+            if name.startswith(self.backbone.only_predicting):
+                parameter.requires_grad_(False)  # or processes would wait for gradients that never come
+
+    @classmethod
+    def check_settings(cls, config: ModelConfig, source: str) -> None:
+        """Refuse settings without a head; see `PretrainedMixin.check_settings`.
+
+        Args:
+            config: the settings, of any kind of model.
+            source: where they are from, for the message.
+
+        Raises:
+            CheckpointError: there is no head.
+        """
+        if config.head is None:
+            raise CheckpointError(f"'{source}' has no head; txl finetune gives it one, and txl.load reads it as it is")
+
+    @property
+    def layers(self) -> nn.ModuleList:  # pyright: ignore[reportIncompatibleVariableOverride]  # nobody sets it
+        """The backbone's layers."""
+        return self.backbone.layers
+
+    @property
+    def mem_len(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]  # nobody sets it
+        """Positions of memory that the backbone keeps of a text."""
+        return self.backbone.mem_len
+
+    @property
+    def mem_len_from_file(self) -> bool:
+        """Whether only a file asks for `mem_len`."""
+        return self.backbone.mem_len_from_file
+
+    @mem_len_from_file.setter
+    def mem_len_from_file(self, value: bool) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        self.backbone.mem_len_from_file = value
+
+    def init_mems(self, batch_size: int, *, length: int | None = None) -> Memory:
+        """Return what goes into `forward` and comes out of it untouched, whatever the length: every text begins anew."""
+        return self.backbone.init_mems(batch_size, length=0)
+
+    def smallest_call(self) -> dict[str, Any]:
+        """Return arguments of a call with labels that uses all parameters that are learned."""
+        kind, zero = self._head_config.kind, torch.zeros(1, 2, dtype=torch.int64, device=self.device)
+        ids = zero.unsqueeze(1) if kind == "choice" else zero
+        if kind in ("classification", "choice"):
+            return {"ids": ids, "labels": zero[:, 0]}
+        if kind == "span":
+            return {"ids": ids, "labels": zero.new_zeros(1, 3)}
+        n_label = (self._head_config.n_score,) if kind == "multilabel" else ()
+        return {"ids": ids, "labels": torch.zeros(1, *n_label, device=self.device)}
+
+    def check_backend(self, backend: str, device: torch.device) -> None:
+        """Refuse an attention backend that cannot run on a device."""
+        self.backbone.check_backend(backend, device)
+
+    def with_context(self, **changes: Any) -> Self:
+        """Return the same model whose backbone has another context; see `SequenceModel.with_context`."""
+        view = object.__new__(type(self))
+        vars(view).update(vars(self))
+        vars(view)["_modules"] = {**self._modules, "backbone": self.backbone.with_context(**changes)}
+        return view
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        n_pad: Tensor | None = None,
+        segments: Tensor | None = None,
+        labels: Tensor | None = None,
+        may_answer: Tensor | None = None,
+        mems: Memory | None = None,
+        beams: tuple[int, int] | None = None,
+        execution: Execution = Execution(),
+        keep_graph: bool = False,
+        progress: float = 0.0,
+    ) -> ModelOutput:
+        """Read texts to their end, and score them.
+
+        Args:
+            ids: int64 (B, L), or (B, C, L) with C choices each.
+            n_pad: int64 (B,) or (B, C), padding at the left of each row; None: none.
+            segments: int64 like `ids`, the text that each token belongs to, for an XLNet; None: all to the same.
+            labels: what is right, see `TextHead.nll` and `SpanHead.nll`.
+            may_answer: bool (B, L), tokens that an answer may consist of, for a span; None: all.
+            mems: comes out as it goes in; None: `init_mems`.
+            beams: how many starts of a span, and how many ends of each, are wanted; without labels a span must have them.
+            execution: how to compute; the result is the same.
+            keep_graph: has no effect, because memory ends with the text.
+            progress: has no effect.
+
+        Returns:
+            logits (B, n_score), or (B, C) of a choice; with labels the loss of each example (B,), 0 where it is not scored;
+            with beams `spans`.
+
+        Raises:
+            ValueError: shapes that do not fit together, or a span's window that is longer than a segment.
+        """
+        kind = self._head_config.kind
+        if ids.dim() != (3 if kind == "choice" else 2) or 0 in ids.shape:
+            wanted = "(batch, choices, length)" if kind == "choice" else "(batch, length)"
+            raise ValueError(f"ids {tuple(ids.shape)} of a {kind} must have shape {wanted}, none of them 0")
+        for name, given, shape in (("n_pad", n_pad, ids.shape[:-1]), ("segments", segments, ids.shape)):
+            if given is not None and given.shape != shape:
+                raise ValueError(f"{name} {tuple(given.shape)} must have shape {tuple(shape)} to fit ids {tuple(ids.shape)}")
+        if kind == "span" and ids.shape[1] > self._head_config.tgt_len:
+            longest = f"a segment (head.tgt_len {self._head_config.tgt_len})"
+            raise ValueError(f"ids {tuple(ids.shape)} of a span must be no longer than {longest}; cut the text into windows")
+        out = self.init_mems(len(ids)) if mems is None else mems
+        rows = [None if x is None else x.flatten(0, -2) for x in (ids, segments)]
+        rows_ids, rows_segments = cast("Tensor", rows[0]), rows[1]
+        states = self._states(rows_ids, None if n_pad is None else n_pad.flatten(), rows_segments, execution)
+        if isinstance(self.head, SpanHead):
+            return self._span(out, states, may_answer, labels, beams)
+        scores = self.head(self._summary(states))
+        if kind == "choice":
+            scores = scores.view(ids.shape[:2])
+        if labels is None:
+            return ModelOutput(out, logits=scores)
+        return ModelOutput(out, nll=self.head.nll(scores, labels))
+
+    def span_scores(
+        self,
+        ids: Tensor,
+        *,
+        n_pad: Tensor | None = None,
+        segments: Tensor | None = None,
+        may_answer: Tensor | None = None,
+        n_start: int = 5,
+        n_end: int = 5,
+        execution: Execution = Execution(),
+    ) -> SpanScores:
+        """Return the best places of an answer in each window.
+
+        Args:
+            ids: int64 (B, L), windows of at most `head.tgt_len` tokens; the last token stands for "no answer".
+            n_pad: int64 (B,), padding at the left of each row; None: none.
+            segments: int64 (B, L), the text that each token belongs to, for an XLNet; None: all to the same.
+            may_answer: bool (B, L), tokens that an answer may consist of; None: all.
+            n_start: K, how many starts are wanted.
+            n_end: J, how many ends of each.
+            execution: how to compute; the result is the same.
+
+        Returns:
+            Starts and ends with their log-probabilities, best first, and how likely there is no answer.
+
+        Raises:
+            ValueError: another head, or shapes that do not fit together.
+        """
+        if not isinstance(self.head, SpanHead):
+            raise ValueError(f"a head of kind '{self._head_config.kind}' gives no places in a text; only 'span' does")
+        beams = (n_start, n_end)
+        out = self(ids, n_pad=n_pad, segments=segments, may_answer=may_answer, beams=beams, execution=execution)
+        return out.spans
+
+    @property
+    def _head_config(self) -> Any:
+        return self.config.head
+
+    def _span(
+        self,
+        mems: Memory,
+        states: Iterator[tuple[Tensor, Tensor | None]],
+        may_answer: Tensor | None,
+        labels: Tensor | None,
+        beams: tuple[int, int] | None,
+    ) -> ModelOutput:
+        """Return the loss of windows, or their best spans."""
+        head = cast("SpanHead", self.head)
+        if labels is None and beams is None:
+            raise ValueError("a span head gives no logits without labels; use span_scores")
+        ((h_BLD, n_pad),) = states
+        real_BL = _is_real(h_BLD, n_pad)
+        allowed_BL = real_BL if may_answer is None else may_answer & real_BL
+        return ModelOutput(
+            mems,
+            nll=None if labels is None else head.nll(h_BLD, allowed_BL, labels),
+            spans=None if beams is None else head.best(h_BLD, allowed_BL, n_start=beams[0], n_end=beams[1]),
+        )
+
+    def _summary(self, states: Iterator[tuple[Tensor, Tensor | None]]) -> Tensor:
+        """Return the state that sums each text up, (B, D): that of the last token, or the mean of all of them."""
+        if self._head_config.summary == "last":
+            h_BTD = None
+            for h_BTD, _ in states:  # noqa: B007 (those before matter through memory)
+                pass
+            return cast("Tensor", h_BTD)[:, -1]
+        total_BD, n_B = 0.0, 0
+        for h_BTD, n_pad in states:
+            real_BT = _is_real(h_BTD, n_pad)
+            total_BD = total_BD + at_least_fp32(h_BTD).where(real_BT.unsqueeze(-1), 0.0).sum(dim=1)
+            n_B = n_B + real_BT.sum(dim=1)
+        return cast("Tensor", total_BD) / cast("Tensor", n_B).clamp(min=1).unsqueeze(-1)
+
+    def _states(
+        self, ids: Tensor, n_pad: Tensor | None, segments: Tensor | None, execution: Execution
+    ) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """Yield the last states of each segment, (B, T, D), and how much of it is padding, (B,) or None.
+
+        Only the last `gradient_segments` segments keep the graph.
+        """
+        length, tgt_len = ids.shape[1], self._head_config.tgt_len
+        begins = [0, *range(length % tgt_len or tgt_len, length, tgt_len)]
+        most_pad = 0 if n_pad is None else int(n_pad.max())
+        first_learned = len(begins) - self._head_config.gradient_segments
+        mems = self._beginning(len(ids))
+        for i, (begin, end) in enumerate(zip(begins, [*begins[1:], length], strict=True)):
+            own_pad = None if n_pad is None or most_pad <= begin else (n_pad - begin).clamp(min=0, max=end - begin)
+            arguments: dict[str, Any] = {"mems": mems, "execution": execution}
+            if isinstance(self.backbone, XLNet):
+                own_segments = torch.zeros_like(ids) if segments is None else segments
+                arguments |= {"n_pad": own_pad, "segments": own_segments[:, begin:end]}
+            else:
+                arguments["rows"] = Rows(n_pad=own_pad)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):
+                keep_graph = first_learned <= i < len(begins) - 1
+                h_BTD, mems = cast("Any", self.backbone).read(ids[:, begin:end], keep_graph=keep_graph, **arguments)
+            yield h_BTD, own_pad
+
+    def _beginning(self, n_row: int) -> Memory | None:
+        """Return the memory before a text. As in the authors' fine-tuning, an XLNet attends to no zeros before it."""
+        return self.backbone.init_mems(n_row, length=0) if isinstance(self.backbone, XLNet) else None
+
+
+def _is_real(h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
+    """Return bool (B, T), True where a token is no padding."""
+    place_T = torch.arange(h_BTD.shape[1], device=h_BTD.device)
+    if n_pad is None:
+        return torch.ones_like(place_T, dtype=torch.bool).expand(h_BTD.shape[:2])
+    return place_T >= n_pad.unsqueeze(1)
+
+
+def _check_head(config: ModelConfig) -> None:
+    """Refuse a head that reads segments which the model cannot read, or texts of which it forgets the beginning."""
+    head = cast("Any", config.head)
+    room = config.longest_segment
+    if config.learns_positions:
+        room = (getattr(config, "max_klen", None) or 0) - config.mem_len
+    if room is not None and head.tgt_len > room:
+        raise ConfigError(
+            f"head.tgt_len ({head.tgt_len}) is longer than what {config.reads_by} learned positions for; use at most {room}"
+        )
+    is_whole = head.max_len is not None and head.max_len <= head.tgt_len
+    if config.mem_len == 0 and head.summary == "last" and head.kind != "span" and not is_whole:
+        raise ConfigError(
+            f"a text of more than head.tgt_len ({head.tgt_len}) tokens needs memory, and {config.reads_by} has mem_len 0; set "
+            f"head.max_len to at most {head.tgt_len}, or head.summary to 'mean'"
+        )
