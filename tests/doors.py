@@ -192,6 +192,7 @@ FITTING = {
     "unknown_text='../": "it is only written",
     "line_end='None'": "a line end then has no id",
     "seed0.json, tokenizer=": "it is only compared",
+    "optim.clip='None'": "gradients are then not clipped",
 }
 
 
@@ -283,7 +284,8 @@ def make_doors(folder: Path, *, every: int = 1) -> tuple[list[Hostile], list[Hos
     (doors.files / CANARIES).mkdir()
     doors.writable.mkdir()
     sound = [
-        maker(doors) for maker in (_exports, _xlnets, _runs, _tokenizers, _spiece, _sessions, _recipes, _prompts, _corpora)
+        maker(doors)
+        for maker in (_exports, _xlnets, _runs, _tokenizers, _spiece, _sessions, _recipes, _prompts, _corpora, _tasks)
     ]
     sound += [_prepared(doors), _logs(doors), _ablations(doors)]
     opened = [Hostile(f"{reader}: sound", path, "", reader, "it is sound") for each in sound for reader, path in each.items()]
@@ -622,6 +624,53 @@ def _corpora(doors: Doors) -> dict[str, Path]:
     for case, write in inside.items():
         doors.add("corpus", directory, "b", case, write, harmless="it is text, or it is not followed")
     return {"corpus": base}
+
+
+def _tasks(doors: Doors) -> dict[str, Path]:
+    folder = doors.sound("tasks")
+    folder.mkdir()
+    table, lines, choices = folder / "x.tsv", folder / "x.jsonl", folder / "y.jsonl"
+    table.write_text("a\t1\nb\t0\n" * 50)
+    lines.write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 0}\n' * 50)
+    choices.write_text('{"text": "a", "options": ["b", "c"], "label": 1}\n' * 50)
+    for base, reader in ((table, "task"), (lines, "task"), (choices, "choices")):
+        for case, write in special_files().items():
+            doors.add(reader, base, "", case, write)
+        for suffix, content in compressed().items():
+            what, _, kind = suffix.rpartition(".")
+            path = base.with_name(f"{base.stem}{what}{base.suffix}.{kind}")
+            doors.add(reader, path, "", "compressed", data(content), effect="fill the memory")
+    good = '{"text": "a", "label": 1}\n'
+    bad: dict[str, bytes | str] = {
+        "empty": b"",
+        "blank": b"\n\n\n",
+        "NUL": good.encode() + bytes(64),
+        "not UTF-8": good.encode() + b'{"text": "\xff", "label": 0}',
+        "nested": good + "[" * 100_000,
+        "nested label": good + '{"text": "a", "label": ' + "[" * 100_000 + "]" * 100_000 + "}",
+        "list": good + "[]",
+        "number": good + '{"text": 1, "label": 0}',
+        "no text": good + '{"label": 0}',
+        "classes": good + json.dumps({"text": "a"} | EVIL),
+        "text twice": good + '{"text": "a", "text": "b", "label": 0}',
+        "digits": good + '{"text": "a", "label": ' + "9" * 1_000_000 + "}",
+        "NaN": good + '{"text": "a", "label": NaN}',
+        "pickle": whole(payloads(doors.files)["os.system"][0]),
+    }
+    for case, content in bad.items():
+        doors.add("task", lines, "", case, data(content))
+        doors.add("task", table, "", case, data(content))
+    good = '{"article": "a", "questions": ["b"], "options": [["c", "d"]], "answers": ["A"]}\n'
+    worse = {
+        "options": '{"article": "a", "questions": ["b"], "options": {"0": 1}, "answers": ["A"]}',
+        "answers": '{"article": "a", "questions": ["b"], "options": [["c", "d"]], "answers": ["A", "B"]}',
+        "digits": '{"article": "a", "questions": ["b"], "options": [["c", "d"]], "answers": ["' + "9" * 1_000_000 + '"]}',
+        "types": '{"article": [], "questions": [[]], "options": [[[], {}]], "answers": [{}]}',
+        "no choices": '{"article": "a", "questions": ["b"], "options": [[]], "answers": ["A"]}',
+    }
+    for case, content in worse.items():
+        doors.add("choices", choices, "", case, data(good + content))
+    return {"task": table, "choices": choices}
 
 
 def _prepared(doors: Doors) -> dict[str, Path]:

@@ -22,13 +22,14 @@ from transformer_xl import TransformerXL, load
 from transformer_xl.analysis.ablation.ablation import Ablation
 from transformer_xl.analysis.ablation.table import as_markdown, make_table
 from transformer_xl.cli import prompts
-from transformer_xl.config import DataConfig, RunConfig, load_recipe
+from transformer_xl.config import DataConfig, RunConfig, TaskConfig, load_recipe
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.readers.pickles import read_pickle
 from transformer_xl.conversion.readers.safetensors_files import read_safetensors
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.data.prepare import prepare
 from transformer_xl.data.spiece import read_spiece
+from transformer_xl.data.task_texts import read_task
 from transformer_xl.data.tokenizers import ByteTokenizer, load_tokenizer
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.session import TextSession
@@ -120,6 +121,8 @@ READERS: dict[str, Callable[[Path], object]] = {
     "prompt": lambda path: prompts.from_file(path, ByteTokenizer()),
     "text": lambda path: file_text(path, ByteTokenizer()),
     "corpus": _prepare,
+    "task": lambda path: read_task(TaskConfig(kind="classification", data=str(path)), seed=0),
+    "choices": lambda path: read_task(TaskConfig(kind="choice", data=str(path)), seed=0),
     "prepared": lambda path: _prepare(path.parent / TEXT_FILE, path),
     "log": _log,
     "ablation": _ablation,

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from transformer_xl.checkpoint.run_directory import load
     from transformer_xl.config import RunConfig, load_recipe
     from transformer_xl.conversion.convert import Converted, convert
+    from transformer_xl.data.labels import Example
     from transformer_xl.data.prepare import prepare
     from transformer_xl.data.streams import SegmentStream
     from transformer_xl.errors import TxlError
@@ -34,18 +35,32 @@ if TYPE_CHECKING:
     from transformer_xl.model.memory import Memory, Mems
     from transformer_xl.model.reader import Reader
     from transformer_xl.model.sequence_model import ModelOutput
+    from transformer_xl.model.task_model import TaskModel
     from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.model.vanilla import Vanilla
     from transformer_xl.model.xlnet import Order, XLNet
-    from transformer_xl.model_config import LstmConfig, TransformerXLConfig, VanillaConfig, XLNetConfig, register_model
+    from transformer_xl.model_config import (
+        HeadConfig,
+        LstmConfig,
+        TransformerXLConfig,
+        VanillaConfig,
+        XLNetConfig,
+        register_model,
+    )
+    from transformer_xl.predicting import predict
     from transformer_xl.reading.evaluation import Score, evaluate
+    from transformer_xl.reading.tasks import Answer, Prediction, TaskScore
+    from transformer_xl.training.finetune import Tuned, finetune
     from transformer_xl.training.run import train
 
 _HOMES = {
+    "Answer": "reading.tasks",
     "AttentionKind": "kinds",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
+    "Example": "data.labels",
     "Execution": "model.call",
+    "HeadConfig": "model_config",
     "KeyValueMemory": "model.key_value_memory",
     "LanguageModel": "model.language_model",
     "Lstm": "model.lstm",
@@ -54,6 +69,7 @@ _HOMES = {
     "Mems": "model.memory",
     "ModelOutput": "model.sequence_model",
     "Order": "model.xlnet",
+    "Prediction": "reading.tasks",
     "Reader": "model.reader",
     "Request": "generation.requests",
     "Rows": "model.call",
@@ -62,8 +78,11 @@ _HOMES = {
     "Scheduler": "generation.writing",
     "Score": "reading.evaluation",
     "SegmentStream": "data.streams",
+    "TaskModel": "model.task_model",
+    "TaskScore": "reading.tasks",
     "TransformerXL": "model.transformer_xl",
     "TransformerXLConfig": "model_config",
+    "Tuned": "training.finetune",
     "TxlError": "errors",
     "Vanilla": "model.vanilla",
     "VanillaConfig": "model_config",
@@ -71,9 +90,11 @@ _HOMES = {
     "XLNetConfig": "model_config",
     "convert": "conversion.convert",
     "evaluate": "reading.evaluation",
+    "finetune": "training.finetune",
     "generate": "generation.generate",
     "load": "checkpoint.run_directory",
     "load_recipe": "config",
+    "predict": "predicting",
     "prepare": "data.prepare",
     "register_attention": "kinds",
     "register_model": "model_config",
@@ -81,10 +102,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Answer",
     "AttentionKind",
     "Converted",
     "Decoder",
+    "Example",
     "Execution",
+    "HeadConfig",
     "KeyValueMemory",
     "LanguageModel",
     "Lstm",
@@ -93,6 +117,7 @@ __all__ = [
     "Mems",
     "ModelOutput",
     "Order",
+    "Prediction",
     "Reader",
     "Request",
     "Rows",
@@ -101,8 +126,11 @@ __all__ = [
     "Scheduler",
     "Score",
     "SegmentStream",
+    "TaskModel",
+    "TaskScore",
     "TransformerXL",
     "TransformerXLConfig",
+    "Tuned",
     "TxlError",
     "Vanilla",
     "VanillaConfig",
@@ -110,9 +138,11 @@ __all__ = [
     "XLNetConfig",
     "convert",
     "evaluate",
+    "finetune",
     "generate",
     "load",
     "load_recipe",
+    "predict",
     "prepare",
     "register_attention",
     "register_model",

@@ -96,8 +96,6 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
     check_readable(file)
-    if not file.is_file():
-        raise CorpusError(f"cannot read '{file}': no such file")
     chunks = read_chunks(Piece(file), CHUNK_BYTES)
     beginning = next(chunks, None)
     data = b"" if beginning is None else beginning.data
@@ -170,11 +168,23 @@ class Opened:
         """
         if isinstance(self.any_model, LanguageModel):
             return self.any_model
+        self.check_not_fine_tuned()
         kind = type(self.any_model).__name__
         raise ConfigError(
             f"'{self.source}' is an {kind}, which fills gaps with both sides in sight and cannot write or read from left to "
             f"right; txl eval says how well it predicts, and in Python txl.load and its read give what fine-tuning needs"
         )
+
+    def check_not_fine_tuned(self) -> None:
+        """Refuse a fine-tuned model, for what needs one that predicts tokens.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if head := self.any_model.config.head:
+            raise ConfigError(
+                f"'{self.source}' is fine-tuned ({head.kind}) and predicts no tokens; txl predict gives what it was tuned for"
+            )
 
     @property
     def device(self) -> torch.device:

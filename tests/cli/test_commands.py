@@ -15,10 +15,13 @@ import torch
 from rich.console import Console
 
 from tests.cli.conftest import Txl
-from tests.helpers import threads
+from tests.helpers import TINY, threads
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.cli import app, main
 from transformer_xl.cli.mistakes import commands
+from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model_config import HeadConfig, TransformerXLConfig
 from transformer_xl.opening import Text, beginning
 
 
@@ -405,7 +408,7 @@ def test_an_interrupt_is_no_traceback(txl: Txl, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("command", "complaint"),
     [
-        ("seal run --seed 1", "unknown option --seed; it belongs to txl generate. See txl seal --help."),
+        ("seal run --seed 1", "unknown option --seed; it belongs to txl finetune, txl generate. See txl seal --help."),
         ("eval run --memlen 3", "unknown option --memlen; did you mean --mem-len? See txl eval --help."),
         ("eval run --zzz=3", "unknown option --zzz. See txl eval --help."),
         ("train text.txt quickstart", "'quickstart': more arguments than the command takes. See txl train --help."),
@@ -476,3 +479,12 @@ def test_ctrl_c_before_the_first_step_says_so(txl: Txl, monkeypatch: pytest.Monk
     monkeypatch.setattr("transformer_xl.training.run.train", interrupted)
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "early")
     assert (answer.status, answer.err.strip()) == (130, "interrupted before the first step; nothing was trained")
+
+
+def test_a_fine_tuned_model_is_refused_where_tokens_are_predicted(txl: Txl, workbench: Path) -> None:
+    head = HeadConfig(kind="regression", tgt_len=8)
+    make_model(TransformerXLConfig(**{**TINY, "vocab_size": 256}, head=head)).save_pretrained("tuned")
+    ByteTokenizer().save(workbench / "tuned" / "tokenizer.json")
+    for arguments in (("generate", "tuned", "--prompt", "a"), ("recl", "tuned")):
+        expected = "'tuned' is fine-tuned (regression) and predicts no tokens; txl predict gives what it was tuned for"
+        assert txl(*arguments).complaint == expected

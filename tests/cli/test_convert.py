@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests.cli.conftest import Txl
+from tests.conversion.examples import fine_tuned_by_the_authors
 from tests.data.test_spiece import GOLDENS as PIECES
 from tests.helpers import tiny_model, tiny_xlnet
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
@@ -106,9 +107,9 @@ def test_an_xlnet_says_what_is_left_out_and_what_is_missing(txl: Txl, place: Pat
     assert answer.err.startswith("warning: no vocabulary, so 'native' has no tokenizer; ")
     assert "spiece.model" in answer.err
     shutil.copytree(GOLDENS / "xlnet_tensorflow" / "finetuned" / "checkpoint", place / "finetuned")
-    answer = txl("convert", "finetuned", "other")
+    answer = txl("convert", "finetuned", "other", "--set", "head=none")
     assert "left out, because heads of other tasks are not converted: 'model/classification_sst/logit/kernel'" in answer.err
-    notes = json.loads(txl("convert", "finetuned", "again", "--json").out)["notes"]
+    notes = json.loads(txl("convert", "finetuned", "again", "--set", "head=none", "--json").out)["notes"]
     assert len(notes) == answer.err.count("note: ") == 4
     answer = txl("convert", "native", "foreign", "--to", "huggingface")
     assert (answer.status, answer.out.splitlines()[-1][-18:]) == (0, "written to foreign")
@@ -125,6 +126,20 @@ def test_an_xlnet_with_its_pieces_says_how_to_load_it(txl: Txl, place: Path) -> 
     assert answer.out.splitlines()[-1] == f"{loading}model, tokenizer = transformer_xl.load('again')"
     model, tokenizer = load("again")
     assert model.read(torch.as_tensor(tokenizer.encode("to be"))[None])[0].shape[-1] == 10
+
+
+def test_a_fine_tuned_xlnet_says_for_what(txl: Txl, place: Path) -> None:
+    fine_tuned_by_the_authors("classification", place)
+    answer = txl("convert", "source", "native", "--set", 'head.labels=["no", "yes", "\\u001b[2J"]')
+    assert (answer.status, answer.out.splitlines()[1]) == (0, "fine-tuned: classification as 'no', 'yes', '\\x1b[2J'")
+    vocabulary = shutil.copy(PIECES / "xlnet.model", place / "spiece.model")
+    assert txl("convert", "source", "other", "--vocabulary", str(vocabulary)).status == 1  # another number of pieces
+    assert "did you mean 'labels'" in txl("convert", "source", "other", "--set", "head.label=a").complaint
+    complaint = txl("convert", "source", "other", "--set", 'head.labels=["no", "yes"]').complaint
+    assert (
+        "tensor 'model/classification_mnli/logit/kernel' of 'source' has shape (6, 3), its settings call for (6, 2)"
+        in complaint
+    )
 
 
 def test_other_kinds_of_attention_are_mentioned(txl: Txl, place: Path) -> None:

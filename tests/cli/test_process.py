@@ -223,7 +223,15 @@ HEAVY = {"torch", "numpy", "matplotlib", "tokenizers", "safetensors", "huggingfa
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["train", "--help"], ["ablate", "--help"], ["corpus", "prepare", "--help"], ["--version"], ["trian"]],
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["finetune", "--help"],
+        ["ablate", "--help"],
+        ["corpus", "prepare", "--help"],
+        ["--version"],
+        ["trian"],
+    ],
 )
 def test_help_imports_nothing_heavy(environment: dict[str, str], arguments: list[str]) -> None:
     code = f"""
@@ -250,6 +258,15 @@ MISTAKES = {
     "eval run --tgt-len 0": "--tgt-len (0) must be at least 1",
     "explain nope text.txt": "'nope' is not a directory of a model",
     "explain run nope.txt": "cannot read 'nope.txt': no such file",
+    "finetune nope --task mnli --data text.txt": "'nope' is not a directory of a model",
+    "finetune run": "--task is missing, such as --task classification",
+    "finetune run --task imbd --data text.txt": "unknown task 'imbd'; did you mean 'imdb'?",
+    "finetune run --task imdb": "--data is missing: a file of texts with labels",
+    "finetune run --task imdb --data tex.txt": "cannot read 'tex.txt': no such file",
+    "finetune run --task imdb --data text.txt --out run": "'run' holds another run ('tiny', step 40)",
+    "finetune run --task imdb --data text.txt --set model.n_layer=9": "model.n_layer (9) differs from that of 'run' (2)",
+    "finetune --resume --out run": "'run' is not fine-tuned; go on with txl train --resume --out run",
+    "finetune --resume --out nope": "'nope' holds no run",
     "generate nope": "'nope' is not a directory of a model",
     "generate run --bias x": "--bias 'x' is not TOKEN=NUMBER",
     "generate run --memory nope/x": "--memory 'nope/x': the directory ",
@@ -258,6 +275,11 @@ MISTAKES = {
     "generate run --seed -1": "seed (-1) must be between",
     "generate run --temperature -1": "temperature (-1.0) must be at least 0",
     "generate run --top-p 95": "top_p (95.0) must be above 0 and at most 1",
+    "predict nope": "'nope' is not a directory of a model",
+    "predict run": "'run' has no head; teach it a task first: txl finetune RUN --task NAME --data FILE --out DIR",
+    "predict run nope.txt": "cannot read 'nope.txt': no such file",
+    "predict run text.txt --out text.txt": "--out 'text.txt' is there already; go on with it by --resume",
+    "predict run --resume": "--resume goes on with a file; name it with --out",
     "plan nope": "unknown recipe 'nope'",
     "plan quickstart --gpus 0": "--gpus (0) must be at least 1",
     "plot nope": "'nope' holds no run",

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.cli.conftest import Txl
-from transformer_xl.config import RunConfig, apply_overrides, load_recipe, recipe_names
+from transformer_xl.config import RunConfig, apply_overrides, load_recipe, load_task, recipe_names
 
 
 def test_all_recipes_are_listed_with_a_line_each_and_small_ones_first(txl: Txl) -> None:
@@ -23,12 +23,15 @@ def test_all_recipes_are_listed_with_a_line_each_and_small_ones_first(txl: Txl) 
     assert [fact["name"] for fact in facts] == recipe_names()
 
 
-@pytest.mark.parametrize("arguments", [(), ("wt103-base",), ("lstm-ptb", "--set", "train.average=swa")])
+@pytest.mark.parametrize("arguments", [(), ("wt103-base",), ("lstm-ptb", "--set", "train.average=swa"), ("squad2",)])
 def test_settings_that_are_listed_make_the_same_run(txl: Txl, arguments: tuple[str, ...]) -> None:
     head, *lines = txl("settings", *arguments).out.partition("\n\n")[0].splitlines()
     place = head.index("description")
     found = [line[:place].split(maxsplit=1) for line in lines]
-    run = load_recipe(arguments[0], list(arguments[2:])) if arguments else RunConfig()
+    if arguments == ("squad2",):
+        run = apply_overrides(load_task("squad2"), [])
+    else:
+        run = load_recipe(arguments[0], list(arguments[2:])) if arguments else RunConfig()
     assert head.split()[1] == ("value" if arguments else "default")
     assert apply_overrides({}, [f"{name}={value.strip()}" for name, value in found]) == run
     assert all(len(line) > place for line in lines)  # every one is described

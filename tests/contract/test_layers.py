@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint", "reading"},
     {"opening"},
     {"generation", "conversion"},
-    {"training", "huggingface", "onnx"},
+    {"training", "huggingface", "onnx", "predicting"},
     {"cost"},
     {"analysis"},
     {"cli"},

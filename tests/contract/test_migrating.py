@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import transformer_xl as txl
+from tests.conversion.examples import fine_tuned_by_the_authors
 from transformer_xl.cli import main
 from transformer_xl.config import OptimConfig, RunConfig, load_recipe
 from transformer_xl.conversion.key_maps import xlnet_huggingface, xlnet_tensorflow
@@ -156,6 +157,10 @@ def xlnet() -> None:
     shutil.copytree(GOLDENS / "xlnet/two_streams/checkpoint", "xlnet-base-cased")
 
 
+def fine_tuned_xlnet() -> None:
+    fine_tuned_by_the_authors("classification", Path()).rename("xlnet_mnli")
+
+
 def both_ways() -> None:
     huggingface()
     pytorch()
@@ -173,6 +178,7 @@ SETTINGS: dict[str, Callable[[], None]] = {
     "fairseq": fairseq,
     "labml": labml,
     "XLNet": xlnet,
+    "Fine-tuned XLNets": fine_tuned_xlnet,
     "What is not carried over": both_ways,
     "Going back": both_ways,
 }

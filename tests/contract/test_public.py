@@ -16,10 +16,11 @@ from transformer_xl.config import recipe_names
 
 ROOT = Path(__file__).parents[2]
 NAMES = {
-    "AttentionKind", "Converted", "Decoder", "Execution", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory",
-    "Mems", "ModelOutput", "Order", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "SegmentStream",
-    "TransformerXL", "TransformerXLConfig", "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "convert",
-    "evaluate", "generate", "load", "load_recipe", "prepare", "register_attention", "register_model", "train",
+    "Answer", "AttentionKind", "Converted", "Decoder", "Example", "Execution", "HeadConfig", "KeyValueMemory",
+    "LanguageModel", "Lstm", "LstmConfig", "Memory", "Mems", "ModelOutput", "Order", "Prediction", "Reader", "Request",
+    "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "SegmentStream", "TaskModel", "TaskScore", "TransformerXL",
+    "TransformerXLConfig", "Tuned", "TxlError", "Vanilla", "VanillaConfig", "XLNet", "XLNetConfig", "convert", "evaluate",
+    "finetune", "generate", "load", "load_recipe", "predict", "prepare", "register_attention", "register_model", "train",
 }  # fmt: skip
 
 
@@ -69,7 +70,7 @@ def test_unknown_public_name_is_an_attribute_error():
 def test_documents_name_no_command_or_recipe_that_does_not_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     commands = {"train", "eval", "generate", "convert", "corpus", "bench", "plan", "recl", "ablate", "explain", "plot"}
-    commands |= {"recipes", "settings", "seal"}
+    commands |= {"recipes", "settings", "seal", "finetune", "predict"}
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     for document in documents:
         text = document.read_text(encoding="utf-8")

@@ -9,15 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from tests.checkpoint.helpers import as_bytes, spelled
 from transformer_xl.checkpoint.store import Checkpoint, CheckpointStore
 from transformer_xl.config import OptimConfig, TrainConfig
+from transformer_xl.data.labelled import LabelledBatch, LabelledStream
 from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.sequence_model import SequenceModel, make_model
-from transformer_xl.model_config import KINDS, model_config
+from transformer_xl.model_config import KINDS, HeadConfig, ModelConfig, model_config
 from transformer_xl.training.display import Display
 from transformer_xl.training.feed import AnyStream
 from transformer_xl.training.trainer import Trainer
@@ -83,15 +85,47 @@ def tiny_model(*, kind: str = "transformer_xl", **changes: Any) -> SequenceModel
     )
 
 
-def tiny_stream(ids: np.ndarray, train: TrainConfig, documents: list[int], kind: str, world: World | None = None) -> AnyStream:
-    """The segments of a text, or the rows that an XLNet is trained on, in which 9 stands for <sep> and 10 for <cls>."""
-    world = world or World()
+def tiny_stream(
+    ids: np.ndarray, train: TrainConfig, documents: list[int], model: ModelConfig, world: World | None = None
+) -> AnyStream:
+    """The segments of a text, or the rows that an XLNet is trained on, in which 9 stands for <sep> and 10 for <cls>.
+
+    With a head, labelled texts.
+    """
+    world, kind, head = world or World(), model.kind, model.head
     lanes: dict[str, Any] = {"document_starts": np.array(documents), "rank": world.rank, "world_size": world.size}
     sizes = {"batch_size": train.batch_size, "tgt_len": train.tgt_len}
+    if head is not None:
+        return LabelledStream(RandomTexts(head), batch_size=train.batch_size, seed=0, rank=world.rank, world_size=world.size)
     if kind != "xlnet":
         return SegmentStream(ids, **sizes, **lanes)
     targets = {"reuse_len": 6, "perm_size": 6, "num_predict": 3, "word_starts": np.ones(11, bool), "sep": 9, "cls": 10}
     return PairStream(ids, **sizes, **lanes, **targets, seed=train.seed)
+
+
+class RandomTexts:
+    """30 texts of 1 to 14 random tokens, with labels for a head; of a span, the first half may answer, or there is none."""
+
+    checksum = 0
+
+    def __init__(self, head: HeadConfig) -> None:
+        draws = np.random.default_rng(0)
+        self.lengths = draws.integers(1, 15, 30)
+        self._ids = [torch.from_numpy(draws.integers(0, 11, n)) for n in self.lengths]
+        self._is_span = head.kind == "span"
+        self._labels = torch.from_numpy(draws.integers(0, max(len(head.labels), 2), 30))
+
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+        ids = torch.stack([F.pad(self._ids[i], (length - len(self._ids[i]), 0)) for i in chosen])
+        n_pad = torch.from_numpy(length - self.lengths[chosen])
+        labels = self._labels[chosen]
+        may_answer = torch.arange(length) < (n_pad + length)[:, None] // 2
+        if self._is_span:
+            place = torch.where(labels == 1, length - 1, n_pad)
+            labels = torch.stack([place, place, labels], dim=1)
+        labels = labels.clone()
+        labels[~torch.from_numpy(is_scored)] = -100
+        return LabelledBatch(ids, n_pad, segments=ids % 3, labels=labels, may_answer=may_answer)
 
 
 def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str, Any]) -> Trainer:
@@ -99,7 +133,7 @@ def tiny_trainer(*, seed: int = 0, precision: str = "fp32", **changes: dict[str,
     torch.manual_seed(seed)
     model = tiny_model(**changes.get("model", {}))
     train = TrainConfig(**(TRAIN | changes.get("train", {})))
-    stream = tiny_stream(random_ids(), train, [0, 13, 50, 97], model.config.kind)
+    stream = tiny_stream(random_ids(), train, [0, 13, 50, 97], model.config)
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
     return Trainer(model, stream, train=train, optim=optim, precision=precision)  # pyright: ignore[reportArgumentType]
 

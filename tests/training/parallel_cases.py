@@ -31,7 +31,7 @@ def make(world: World, changes: Changes) -> Trainer:
     settings: dict[str, Any] = {"batch_size": 8, "tgt_len": 5, "max_steps": 50}
     train = TrainConfig(**settings | changes.get("train", {}))
     ids = np.random.default_rng(0).integers(0, 11, 8 * 45 + 1).astype(np.uint16)
-    stream = tiny_stream(ids, train, [0, 13, 50, 97, 211], model.config.kind, world)
+    stream = tiny_stream(ids, train, [0, 13, 50, 97, 211], model.config, world)
     optim = OptimConfig(**(OPTIM | changes.get("optim", {})))
     precision = changes.get("precision", {}).get("name", "fp32")
     return Trainer(model, stream, train=train, optim=optim, precision=precision, world=world)

@@ -3,6 +3,7 @@
 Segment lengths: the same, growing, or random; the same draws whenever they are asked for.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.data.labelled import LabelledBatch
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.training.feed import Feed, SegmentLengths
+from transformer_xl.training.segments import count, divided
+from transformer_xl.world import World
 
 CPU = torch.device("cpu")
 N_TOKEN, N_LANE, T = 47, 3, 4  # 15 tokens a lane: 3 segments an epoch, and 3 tokens that are not read
@@ -172,3 +176,46 @@ def test_draws_depend_on_seed_step_and_index_alone() -> None:
     assert [again.at(*place, progress=0.5) for place in reversed(places)] == drawn[::-1]
     assert [other.at(*place, progress=0.5) for place in places] != drawn
     assert drawn[::2] != drawn[1::2]
+
+
+def batch(length: int, labels: torch.Tensor, n_pad: list[int]) -> LabelledBatch:
+    ids = torch.arange(len(n_pad) * length).view(len(n_pad), length)
+    return LabelledBatch(ids, torch.tensor(n_pad), torch.zeros_like(ids), labels, torch.ones_like(ids, dtype=torch.bool))
+
+
+@pytest.mark.parametrize(
+    ("labels", "n_scored"),
+    [
+        (torch.tensor([1, -100, 0]), 2),
+        (torch.tensor([math.nan, 0.5, math.nan]), 1),
+        (torch.tensor([[0.0, 1.0], [math.nan, math.nan], [0.0, 0.0]]), 2),
+        (torch.tensor([[1, 2, 0], [-100, -100, -100], [4, 4, 1]]), 2),
+    ],
+)
+def test_rows_without_a_label_are_not_counted(labels: torch.Tensor, n_scored: int) -> None:
+    """The last batch of an epoch is filled up with such rows, and a mean over them would be another loss."""
+    config = TrainConfig(max_steps=1)
+    assert count([batch(5, labels, [0, 2, 4])], config, World()) == (9, n_scored)
+    first, second, third = divided(batch(5, labels, [0, 2, 4]), 3)
+    assert [count([part], config, World())[0] for part in (first, second, third)] == [5, 3, 1]
+
+
+def test_texts_are_read_whole_and_one_batch_ahead() -> None:
+    class Texts:
+        epoch, segments_per_epoch, starts_epoch = 0, 9, False
+        position = 0
+
+        def __next__(self) -> LabelledBatch:
+            self.position += 1
+            return batch(self.position, torch.tensor([1, 0]), [0, 0])
+
+        def state_dict(self) -> dict[str, int]:
+            return {"epoch": 0, "segment": self.position}
+
+    texts: Any = Texts()
+    feed = Feed(texts, CPU, ahead=True)
+    for length in (1, 2, 3):
+        assert feed.read(512).ids.shape == (2, length)
+        feed.prefetch(512)
+        assert texts.position == length + 1
+        assert feed.state_dict() == {"stream": {"epoch": 0, "segment": length}, "offset": 0}

@@ -13,12 +13,12 @@ SETTINGS: dict[str, Any] = {"lr": 0.1, "momentum": 0.8, "weight_decay": 0.5}
 SHAPES = [(6, 4), (4, 9), (5, 5), (1, 3)]
 
 
-def weights() -> list[nn.Parameter]:
+def weights() -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [nn.Parameter(torch.randn(shape, generator=generator)) for shape in SHAPES]
 
 
-def updated(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter], n_step: int = 3) -> list[Tensor]:
+def updated(optimizer: torch.optim.Optimizer, parameters: list[Tensor], n_step: int = 3) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     for step in range(n_step):
         for i, parameter in enumerate(parameters):

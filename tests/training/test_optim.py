@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 from tests.helpers import tiny_model
+from tests.training import helpers
 from tests.training.helpers import MODEL, TRAIN, bits, differing, saved, tiny_trainer
-from transformer_xl.config import OptimConfig, load_recipe
+from transformer_xl.config import OptimConfig, RunConfig, load_recipe
+from transformer_xl.errors import ConfigError
 from transformer_xl.training.optim import OPTIMIZERS, Optimizers, Schedule, finite_norm
 
 
@@ -224,6 +226,88 @@ def test_state_is_named_by_parameter_and_comes_back(kind: Any) -> None:
     assert all(torch.equal(state[name], value) for name, value in optimizers.state_tensors().items()), "copies, not views"
 
 
+class _Tuned(nn.Module):
+    """Named as a model that is fine-tuned."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, nn.Linear(6, 2)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_layers_have_rates_that_fall_towards_the_embedding(kind: Any) -> None:
+    """Section A.4 of XLNet's paper: layer m of L has the rate l · αᴸ⁻ᵐ; embeddings have the lowest."""
+    model = _Tuned(helpers.tiny_model(kind="xlnet", n_layer=3, final_norm=True))
+    optimizers = Optimizers(model, OptimConfig(optimizer=kind, lr=0.1, weight_decay=0.01, layer_lr_decay=0.5))
+    rates = {name: g["lr"] for part in optimizers.parts for g in part.param_groups for name in names_in(g, model)}
+    for name, rate in rates.items():
+        factors = {"backbone.layers.0": 0.25, "backbone.layers.1": 0.5, "backbone.embedding": 0.125, "backbone.mask_emb": 0.125}
+        factor = next((factor for begin, factor in factors.items() if name.startswith(begin)), 1.0)
+        assert rate == pytest.approx(0.1 * factor), name
+    decayed = set().union(*(names_of(part, model, decayed=True) for part in optimizers.parts))
+    assert decayed == {name for name, p in model.named_parameters() if p.dim() == 2}
+
+
+@pytest.mark.parametrize("kind", ["adamw", "adam", "sgd", "muon", "lamb"])
+def test_what_is_stacked_over_layers_has_each_layers_rate(kind: Any) -> None:
+    """Each layer's part moves by its factor of what it would have moved; moments are those of an undivided rate."""
+    moved, states = [], []
+    for decay in (1.0, 0.5):
+        torch.manual_seed(0)
+        model = _Tuned(helpers.tiny_model(kind="xlnet", n_layer=3, init_std=0.5))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        optimizers = Optimizers(model, OptimConfig(optimizer=kind, lr=0.01, weight_decay=0.1, layer_lr_decay=decay))
+        before = {name: p.detach().clone() for name, p in model.named_parameters()}
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizers.step(0.5)
+        moved.append({name: p.detach() - before[name] for name, p in model.named_parameters()})
+        states.append(optimizers.state_tensors())
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    for name in ("r_w_bias", "r_r_bias", "r_s_bias", "seg_embed"):
+        plain, scaled = (each[f"backbone.{name}"] for each in moved)
+        assert plain.abs().max() > 1e-4
+        for layer, factor in enumerate((0.25, 0.5, 1.0)):
+            torch.testing.assert_close(scaled[layer], factor * plain[layer], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_authors_decay_scales_gradients_of_layers_alone() -> None:
+    """`get_train_op` of their model_utils.py: α to the power L - 1 - l, for names with "layer_l" in them."""
+    torch.manual_seed(0)
+    model = _Tuned(helpers.tiny_model(kind="xlnet", n_layer=3))
+    config = OptimConfig(optimizer="sgd", momentum=0.0, lr=1.0, layer_lr_decay=0.5, layer_lr_decay_on="gradient")
+    optimizers = Optimizers(model, config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizers.step(1.0)
+    for name, parameter in model.named_parameters():
+        factor = {"backbone.layers.0": 0.25, "backbone.layers.1": 0.5}.get(name[: len("backbone.layers.0")], 1.0)
+        torch.testing.assert_close(before[name] - parameter, torch.full_like(parameter, factor), rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("on", ["rate", "gradient"])
+@pytest.mark.parametrize("kind", ["transformer_xl", "xlnet"])
+def test_a_run_with_rates_by_layer_resumes_bit_by_bit(kind: str, on: str) -> None:
+    changes: dict[str, Any] = {
+        "model": {"kind": kind, "untie_r": True},
+        "optim": {"lr": 0.01, "layer_lr_decay": 0.7, "layer_lr_decay_on": on},
+        "train": {"tgt_len": 12} if kind == "xlnet" else {},
+    }
+    whole = tiny_trainer(**changes)
+    losses = [whole.train_step().nats for _ in range(6)]
+    first = tiny_trainer(**changes)
+    again = [first.train_step().nats for _ in range(3)]
+    checkpoint = copy.deepcopy(saved(first))
+    resumed = tiny_trainer(seed=7, **changes)
+    resumed.restore(checkpoint)
+    again += [resumed.train_step().nats for _ in range(3)]
+    assert again == losses
+    assert differing(bits(resumed), bits(whole)) == []
+
+
 def shape(step: int, progress: float, **settings: Any) -> float:
     return Schedule(OptimConfig(**settings)).factor(step, progress)
 
@@ -274,6 +358,18 @@ def test_decay_begins_beneath_warm_up_or_after_it(kind: str) -> None:
     longer = {**settings, "warmup_steps": 4000}  # than the whole run
     assert shape(999, 0.999, decay_after_warmup=True, **longer) == pytest.approx(0.25)
     assert shape(1000, 1.0, decay_after_warmup=True, **longer) == pytest.approx(0.25, rel=1e-2)
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_warm_up_over_a_share_of_the_budget(after: bool) -> None:
+    """Whatever the budget is, warm-up ends at the same share of it, and of 1,000 steps at the same step as by number."""
+    settings = {"schedule": "linear", "decay_after_warmup": after}
+    for step in (1, 49, 99, 100, 101, 550, 999):
+        by_share = shape(step, step / 1000, warmup_share=0.1, **settings)
+        assert by_share == pytest.approx(shape(step, step / 1000, warmup_steps=100, **settings), rel=1e-3), step
+    assert shape(0, 0.0, warmup_share=0.1, **settings) == 0.0
+    with pytest.raises(ConfigError, match=r"optim: warmup_steps \(3\) and warmup_share \(0\.1\) both warm up; use one"):
+        RunConfig(optim={"warmup_steps": 3, "warmup_share": 0.1})  # pyright: ignore[reportArgumentType]
 
 
 def test_plateau_lowers_the_rate_after_patience() -> None:

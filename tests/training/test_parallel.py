@@ -12,6 +12,8 @@ Cases = dict[str, dict[str, dict[str, Any]]]
 Jobs = dict[str, list[Any]]
 
 XLNET = {"kind": "xlnet", "reuse_len": 6, "dropatt": 0.0}
+HEAD = {"kind": "classification", "labels": ("a", "b", "c"), "tgt_len": 5, "gradient_segments": 2, "dropout": 0.0}
+SPAN = {"kind": "span", "tgt_len": 20, "dropout": 0.0}
 LONG: Cases = {"ddp": {}, "fsdp": {"train": {"parallel": "fsdp"}}}
 SHORT: Cases = {
     "groups of lanes, several segments": {"train": {"accumulate": 2, "tbptt_segments": 2}},
@@ -26,6 +28,10 @@ SHORT: Cases = {
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},
     "xlnet": {"model": XLNET, "train": {"tgt_len": 12, "accumulate": 2}},
     "fsdp, xlnet": {"model": XLNET, "train": {"tgt_len": 12, "parallel": "fsdp"}},
+    "texts": {"model": {"head": HEAD}, "train": {"accumulate": 2}},
+    "fsdp, texts": {"model": {"head": HEAD}, "train": {"parallel": "fsdp"}},
+    "places, by an xlnet": {"model": {**XLNET, "head": SPAN}},
+    "fsdp, places, by an xlnet": {"model": {**XLNET, "head": SPAN}, "train": {"parallel": "fsdp"}},
     "sgd, clipped": {"optim": {"optimizer": "sgd", "clip": 0.01}},
 }
 # where matrices are multiplied, or orthogonalized, in bf16, what was a difference of the last bit in fp32 is one of 0.004
@@ -37,6 +43,7 @@ RESUMED = [
     {"model": DROPPING, "train": {"average": "ema", "accumulate": 2}, "optim": {"optimizer": "muon"}},
     {"model": DROPPING, "train": {"parallel": "fsdp", "average": "ema"}},
     {"model": DROPPING, "train": {"average": "ema"}, "bad": {}},
+    {"model": {**DROPPING, "head": {**HEAD, "dropout": 0.2}}, "train": {"average": "ema"}},
 ]
 SAVED = {how: {"train": {"parallel": how, "average": "swa", "average_start": 0.1}} for how in ("ddp", "fsdp")}
 AVERAGED = {how: {"train": {"parallel": how, "average": "ema"}} for how in ("ddp", "fsdp")}

@@ -12,8 +12,7 @@ from tests.helpers import threads
 from tests.training.helpers import Lines, bits, differing, run_bits, stop_at, tiny_trainer
 from transformer_xl import process
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.training import run as training_run
-from transformer_xl.training import speed, starting
+from transformer_xl.training import loop, speed, starting
 from transformer_xl.training.environment import last_threads
 from transformer_xl.training.run import train
 from transformer_xl.training.speed import Pace, choose_threads
@@ -178,7 +177,7 @@ def test_a_chosen_number_is_kept_for_good(start: Callable[..., Lines], tmp_path:
         clock = Machine(patch, {4: 2.0, 2: 0.5, 1: 0.6})
         patch.setattr(Trainer, "rehearse", lambda self: (clock.step(), rehearse(self)))
         choose = speed.choose_threads
-        patch.setattr(training_run, "choose_threads", lambda trainer, warn: choose(trainer, warn=warn, clock=clock))
+        patch.setattr(loop, "choose_threads", lambda trainer, warn: choose(trainer, warn=warn, clock=clock))
         (line,) = start("run", "train.max_steps=24").warned
         assert "train.threads=2: a step takes 0.50 s instead of 2.00 s with 4;" in line
         start("stopped", "train.max_steps=24", display=stop_at(12))

@@ -39,6 +39,15 @@ def test_a_check_says_what_training_would(overrides: tuple[str, ...], tmp_path: 
     check_says_what_training_would(config, tmp_path)
 
 
+def test_a_recipe_with_a_head_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
+    recipe = write_recipe(tmp_path / "tiny.toml")
+    recipe.write_text(recipe.read_text() + '[model.head]\nkind = "regression"\n')
+    with pytest.raises(ConfigError, match=r"^model.head is what txl finetune sets; leave it out, a model is trained on text w"):
+        train(str(recipe), out=tmp_path / "run", corpus=str(write_text(tmp_path / "text.txt")), display=Display(quiet=True))
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
 @pytest.mark.parametrize(
     ("override", "match"),
     [

@@ -14,9 +14,11 @@ from transformer_xl.cli import (
     corpus,
     evaluate,
     explain,
+    finetune,
     generate,
     plan,
     plot,
+    predict,
     recipes,
     recl,
     seal,
@@ -54,9 +56,11 @@ Common uses:
     default_parameter=Parameter(validator=in_64_bits),
 )
 app.command(train.train)
+app.command(finetune.finetune)
 app.command(evaluate.evaluate, name="eval")
 app.command(explain.explain)
 app.command(generate.generate)
+app.command(predict.predict)
 app.command(convert.convert)
 app.command(corpus.app)
 app.command(bench.app)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.options import Json, Overrides
 from transformer_xl.console import progress, say, warn
-from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.errors import CheckpointError, ConfigError, shown
 
 if TYPE_CHECKING:
     from transformer_xl.conversion.convert import Converted
@@ -114,6 +114,9 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         f"{converted.kind} checkpoint '{converted.weights}': {converted.n_parameters:,} parameters, {config.n_layer} layers, "
         f"vocabulary {config.vocab_size:,}, memory {config.mem_len:,}{other}"
     )
+    if config.head is not None:
+        labels = [*map(shown, config.head.labels[:9]), *(["…"] if len(config.head.labels) > 9 else [])]
+        print(f"fine-tuned: {config.head.kind}{' as ' if labels else ''}{', '.join(labels)}")
     for note in converted.notes:
         say(f"note: {note}")
     if tokenizer is None:
@@ -122,6 +125,9 @@ def _print_converted(converted: "Converted", destination: Path, *, json_: bool) 
         return
     if tokenizer.loses:
         print(f"not kept of a text: {tokenizer.loses}")
+    if config.head is not None:
+        print(f"written to {destination}; try: txl predict {shlex.quote(str(destination))} FILE")
+        return
     if config.predicts != "token":
         print(f"written to {destination}; try, in Python: model, tokenizer = transformer_xl.load({str(destination)!r})")
         return

@@ -2,12 +2,13 @@
 
 import json
 import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, check_run, mind_busy_cores
-from transformer_xl.console import progress, warn
+from transformer_xl.console import printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
 
@@ -43,6 +44,10 @@ def evaluate(
         txl eval runs/mine --mem-len 1024 --same-length
         txl eval runs/mine --file other.txt --json
         txl eval runs/mine --per-token nats.tsv
+        txl eval runs/mood --file test.tsv
+
+    Of a fine-tuned run it says how often it is right about the texts of a file
+    with labels. Default: the run's own file to test on, or else to validate on.
 
     Args:
         run: directory of a run, or with --file or --corpus of an exported model.
@@ -77,6 +82,14 @@ def evaluate(
                 check_file(per_token, option="per-token")
             opened = opening.open(run, on_damaged=lambda message: warn(message, quiet=not world.first), any_model=True)
         keep_freed_memory()
+        if opened.any_model.config.head is not None:
+            own = {"tgt-len": tgt_len, "mem-len": mem_len, "same-length": same_length, "clamp-len": clamp_len}
+            own |= {"ext-len": ext_len, "per-token": per_token, "compare-memory": compare_memory or None}
+            if given := next((name for name, value in own.items() if value is not None), None):
+                raise ConfigError(f"--{given} is for models that predict tokens; '{run}' is fine-tuned and reads whole texts")
+            asked = {"batch_size": batch_size, "precision": precision, "quiet": quiet, "json_": json_}
+            _evaluate_task(opened, choice, world, **asked)
+            return
         if opened.any_model.config.predicts == "target":
             own = {"tgt-len": tgt_len, "same-length": same_length, "clamp-len": clamp_len, "ext-len": ext_len}
             _check_rows(own | {"per-token": per_token})
@@ -139,6 +152,45 @@ def evaluate(
             f"memory is worth {without.bpc - score.bpc:z.4f} bits per character "
             f"({without.loss - score.loss:z.4f} nats per token)"
         )
+
+
+def _evaluate_task(
+    opened: "Opened",
+    choice: TextChoice,
+    world: "World",
+    *,
+    batch_size: int | None,
+    precision: str,
+    quiet: bool,
+    json_: bool,
+) -> None:
+    """Print how often a fine-tuned model is right about the texts of a file with labels."""
+    from transformer_xl.predicting import read_texts
+    from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions, tally_of
+
+    if not world.alone:
+        raise ConfigError(f"'{opened.source}' is fine-tuned, and is scored in one process; start txl eval without torchrun")
+    model, head = opened.any_model, head_of(opened.any_model)
+    chosen = precision_of_texts(precision, opened.device)
+    file = choice.labelled_file(opened)
+    mind_busy_cores(opened)
+    begin, tally = time.perf_counter(), tally_of(head.kind, head.labels)
+    examples = read_texts(file, opened, labelled=True)
+    with progress("scoring", unit="texts", hidden=quiet) as bar:
+        for each in predictions(model, opened.tokenizer, examples, batch_size=batch_size or 32, precision=chosen):
+            tally.add(each)
+            bar.advance()
+    score, seconds = tally.score(), time.perf_counter() - begin
+    if json_:
+        facts = {"run": opened.source, "text": str(file), "precision": chosen, "seconds": seconds}
+        print(json.dumps(facts | score.as_dict()))
+        return
+    print(f"{file}: {score.in_words()}, {chosen}, {seconds:.1f} s")
+    if score.per_label:
+        rows = [[f"{each[name]:.3f}" for name in ("precision", "recall", "f1")] for each in score.per_label.values()]
+        counts = [f"{each['n']:,}" for each in score.per_label.values()]
+        named = [[printable(name), *row, n] for name, row, n in zip(score.per_label, rows, counts, strict=True)]
+        print(table([["label", "precision", "recall", "F1", "texts"], *named]))
 
 
 def _check_rows(options: Mapping[str, object]) -> None:

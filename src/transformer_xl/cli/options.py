@@ -127,6 +127,30 @@ class TextChoice:
         """Return the text, in tokens of the opened model."""
         return opened.text(file=self.file, split=self.split, corpus=self.corpus)
 
+    def labelled_file(self, opened: "Opened") -> Path:
+        """Return the file with labels, for a fine-tuned model: by default the one that its run has to test or validate on.
+
+        Raises:
+            ConfigError: there is none.
+            CorpusError: the run's files are gone.
+        """
+        from transformer_xl.data.task_texts import find_files
+
+        if self.corpus is not None or self.split == "train":
+            option = "--split train" if self.corpus is None else "--corpus"
+            raise ConfigError(f"'{opened.source}' is fine-tuned; give a file with labels by --file instead of {option}")
+        if self.file is not None:
+            return self.file
+        files = find_files(opened.config.task) if opened.config.task else None
+        found = None
+        if files is not None:
+            found = files.valid if self.split == "valid" else files.test or (None if self.split else files.valid)
+        if found is None:
+            raise ConfigError(
+                f"'{opened.source}' has no file of its own to {self.split or 'test'} on; give one with labels by --file"
+            )
+        return found
+
 
 _MOST_DIGITS = 18  # of a number that fits into 64 bits
 

@@ -33,7 +33,7 @@ def check_there(path: Path) -> None:
     from transformer_xl.data.text_files import check_readable
 
     if path != STDIN:
-        check_readable(path)
+        check_readable(path, pipes=True)
 
 
 def typed(text: str, tokenizer: "Tokenizer") -> Prompt:

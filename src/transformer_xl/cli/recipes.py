@@ -45,16 +45,20 @@ def settings(recipe: str | None = None, /, *, set_: Overrides = None, json_: Jso
     Common uses:
         txl settings                        # defaults
         txl settings wt103-base             # values of a recipe
+        txl settings squad2                 # of a task of txl finetune
         txl settings --set model.kind=lstm  # an LSTM has settings of its own
 
     Args:
-        recipe: a name (txl recipes) or a TOML file. Default: none, so that defaults are listed.
+        recipe: a recipe or a task of txl finetune, by name, or a recipe in a TOML file. Default: none, which lists defaults.
         set_: section.key=value laid over it; may be repeated.
         json_: print one JSON object per setting.
     """
-    from transformer_xl.config import apply_overrides, load_recipe, settings_of
+    from transformer_xl.config import apply_overrides, load_recipe, load_task, settings_of, task_names
 
-    run = apply_overrides({}, set_ or []) if recipe is None else load_recipe(recipe, set_)
+    if recipe is None or recipe in task_names():
+        run = apply_overrides(load_task(recipe) if recipe else {}, set_ or [])
+    else:
+        run = load_recipe(recipe, set_)
     found = list(settings_of(run))
     if json_:
         for name, value, description in found:

@@ -284,7 +284,7 @@ def shortened(a_len: int, b_len: int, most: int) -> tuple[int, int]:
 
     Args:
         a_len: tokens of A.
-        b_len: tokens of B; both have at least `most`.
+        b_len: tokens of B; both together have at least `most`.
         most: their tokens in the end.
 
     Example:

@@ -43,29 +43,18 @@ class Segment:
     document_starts: torch.Tensor
 
 
-class Lanes(ABC):
-    """The place of an endless stream in the lanes of a text, epoch after epoch; a subclass says what a step reads there.
+class Stream(ABC):
+    """The place of an endless stream, epoch after epoch; a subclass says what a step reads there.
 
     With W processes, rank r reads rows r·B/W … (r+1)·B/W - 1 of the B rows of a step. So all processes together read the same
-    segments in the same order for every W.
+    rows in the same order for every W.
     """
 
     _resumed_with = "the same corpus, train.batch_size and train.tgt_len"
 
-    def __init__(
-        self,
-        ids: TokenIds,
-        *,
-        batch_size: int,
-        tgt_len: int,
-        document_starts: np.ndarray | None,
-        rank: int,
-        world_size: int,
-        shuffle: Shuffle,
-        seed: int,
-    ) -> None:
-        if batch_size < 1 or tgt_len < 1:
-            raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
+    def __init__(self, *, batch_size: int, rank: int, world_size: int) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"train.batch_size ({batch_size}) must be at least 1; raise it")
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank ({rank}) must be at least 0 and below world_size ({world_size})")
         if batch_size % world_size:
@@ -75,25 +64,15 @@ class Lanes(ABC):
                 f"world_size ({world_size}) must divide train.batch_size ({batch_size}), because all processes read equally "
                 f"many lanes; use train.batch_size={near}"
             )
-        self._ids = ids
-        self._starts = np.asarray([] if document_starts is None else document_starts, np.int64)
-        self._batch_size, self._tgt_len = batch_size, tgt_len
-        self._shuffle: Shuffle = shuffle
-        self._seed = seed
+        self._batch_size = batch_size
         n_rows = batch_size // world_size
         self._rows = range(rank * n_rows, (rank + 1) * n_rows)  # of this process
         self._epoch = self._position = 0
-        self._text: PlainText | ShuffledText | None = None  # of this epoch, made by its first step
 
     @property
     @abstractmethod
     def segments_per_epoch(self) -> int:
-        """Segments of each lane in one epoch."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Tokens of one step, in all lanes of all processes together."""
-        return self._batch_size * self._tgt_len
+        """Steps of one epoch."""
 
     @property
     def epoch(self) -> int:
@@ -113,21 +92,10 @@ class Lanes(ABC):
     def __iter__(self) -> Self:
         return self
 
-    def _epoch_text(self) -> PlainText | ShuffledText:
-        if self._text is None:
-            if self._shuffle == "none":
-                self._text = PlainText(self._ids, self._starts)
-            else:
-                key = (self._seed, self._epoch)
-                self._text = ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=len(self._rows))
-        return self._text
-
     def _move_on(self) -> None:
         self._go_to(*divmod(self._epoch * self.segments_per_epoch + self._position + 1, self.segments_per_epoch))
 
     def _go_to(self, epoch: int, position: int) -> None:
-        if epoch != self._epoch and self._shuffle != "none":
-            self._text = None
         self._epoch, self._position = epoch, position
 
     def state_dict(self) -> dict[str, int | str]:
@@ -157,6 +125,55 @@ class Lanes(ABC):
                 "segments; restore an older checkpoint"
             )
         self._go_to(epoch, segment)
+
+    @abstractmethod
+    def _layout(self) -> dict[str, int | str]:
+        """Return what a saved position must fit."""
+
+
+class Lanes(Stream):
+    """A stream over the lanes of a text."""
+
+    def __init__(
+        self,
+        ids: TokenIds,
+        *,
+        batch_size: int,
+        tgt_len: int,
+        document_starts: np.ndarray | None,
+        rank: int,
+        world_size: int,
+        shuffle: Shuffle,
+        seed: int,
+    ) -> None:
+        if batch_size < 1 or tgt_len < 1:
+            raise ConfigError(f"train.batch_size ({batch_size}) and train.tgt_len ({tgt_len}) must be at least 1; raise them")
+        super().__init__(batch_size=batch_size, rank=rank, world_size=world_size)
+        self._ids = ids
+        self._starts = np.asarray([] if document_starts is None else document_starts, np.int64)
+        self._tgt_len = tgt_len
+        self._shuffle: Shuffle = shuffle
+        self._seed = seed
+        self._text: PlainText | ShuffledText | None = None  # of this epoch, made by its first step
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one step, in all lanes of all processes together."""
+        return self._batch_size * self._tgt_len
+
+    def _epoch_text(self) -> PlainText | ShuffledText:
+        if self._text is None:
+            if self._shuffle == "none":
+                self._text = PlainText(self._ids, self._starts)
+            else:
+                key = (self._seed, self._epoch)
+                self._text = ShuffledText(self._ids, self._starts, shuffle=self._shuffle, key=key, n_lanes=len(self._rows))
+        return self._text
+
+    def _go_to(self, epoch: int, position: int) -> None:
+        if epoch != self._epoch and self._shuffle != "none":
+            self._text = None
+        super()._go_to(epoch, position)
 
     def _layout(self) -> dict[str, int | str]:
         layout: dict[str, int | str] = {

@@ -22,7 +22,7 @@ from transformer_xl.generation.inputs import (
 from transformer_xl.generation.scores import Scores
 from transformer_xl.generation.session_file import LAST, RESERVED, RowState, load_session, model_sha256, save_session
 from transformer_xl.generation.speeds import KeptSpeeds
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.reading.stream import KeptKeys, Stream, open_stream
@@ -51,7 +51,7 @@ class Decoder:
         reason: why precision and compilation are what they are.
 
     Raises:
-        ConfigError: sizes below 1, or a precision or compilation that is impossible here.
+        ConfigError: sizes below 1, a precision or compilation that is impossible here, or a model that does not read on.
 
     Example:
         >>> from transformer_xl import TransformerXL, TransformerXLConfig
@@ -73,6 +73,7 @@ class Decoder:
         expected_tokens: int = 1000,
         on_compile: Callable[[], object] = lambda: None,
     ) -> None:
+        check_reads_on(model)
         for name, size in (("batch_size", batch_size), ("tgt_len", tgt_len)):
             if size is not None and size < 1:
                 raise ConfigError(f"{name} ({size}) must be at least 1")

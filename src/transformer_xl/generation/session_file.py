@@ -25,7 +25,7 @@ from torch import Tensor
 
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import STRAY_SUFFIX, canonical_json, regular_size, sync_directory, write_file
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.tensor_file import MAX_HEADER_BYTES, encode_lazily, encode_tensors, load_tensors, open_tensors
 from transformer_xl.untrusted import parse_json
@@ -122,7 +122,7 @@ def describe_session(path: Path) -> dict[str, Any]:
     return _open_session(Path(path))[0]
 
 
-def model_sha256(model: LanguageModel) -> str:
+def model_sha256(model: SequenceModel) -> str:
     """Return the SHA-256 of a model's configuration and of the names, types, shapes and bytes of its weights.
 
     It takes about a second per gigabyte, so it is computed only once for each view of a model. A decoder has its own view, and
@@ -137,7 +137,7 @@ def model_sha256(model: LanguageModel) -> str:
     return _HASHES[model]
 
 
-_HASHES: WeakKeyDictionary[LanguageModel, str] = WeakKeyDictionary()
+_HASHES: WeakKeyDictionary[SequenceModel, str] = WeakKeyDictionary()
 
 
 # --- writing ---------------------------------------------------------------------------------------------------------------

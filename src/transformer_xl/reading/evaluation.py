@@ -20,7 +20,7 @@ from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, system_reason
 from transformer_xl.model.call import Execution
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.model_config import ModelConfig
@@ -223,7 +223,8 @@ def evaluate(
     Raises:
         CorpusError: fewer than two tokens.
         TokenizerError: ids outside the model's vocabulary.
-        ConfigError: sizes below 1, an unknown precision, or `mem_len`, `clamp_len` and `same_length` that cannot work together.
+        ConfigError: sizes below 1, an unknown precision, `mem_len`, `clamp_len` and `same_length` that cannot work together, or
+            a model that does not read from left to right.
         ValueError: ids that are not integers, or of another shape.
 
     Example:
@@ -232,6 +233,7 @@ def evaluate(
         >>> evaluate(model, np.array([0, 1, 2, 3, 0, 1]), tgt_len=2).tokens
         5
     """
+    check_reads_on(model)
     ids = np.asarray(token_ids)
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and ids.size):
         raise ValueError(f"token_ids, {ids.dtype} {ids.shape}, must be integers of shape (N,)")

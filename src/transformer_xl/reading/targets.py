@@ -177,7 +177,7 @@ def filled_in(model: XLNet, segment: PairSegment, tokenizer: Tokenizer, *, preci
 
     Args:
         model: put into evaluation mode and back.
-        segment: rows, of which the first that is read forward is shown.
+        segment: its first row that is read forward is shown.
         tokenizer: of the model.
         precision: of matrix products.
         most: targets shown, in the order in which they are predicted.

@@ -53,7 +53,9 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
             if loss is None or "tokens" not in entry:
                 continue
             mem_len = config.model.mem_len if entry["kind"] == "train" else entry.get("mem_len", config.eval_mem_len)
-            memory = config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
+            if config.task and entry["kind"] == "final":
+                what = "validation, best weights"
+            memory = "" if config.task else config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
             name = ", ".join(filter(None, (what, _text_read(entry, config.model.predicts), memory)))
             found.setdefault(name, Curve(entry["kind"], name, key == "average_loss")).points.append((entry, loss))
     return sorted(found.values(), key=lambda curve: ("train", "valid", "final").index(curve.kind))
@@ -93,7 +95,10 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         places = [tokens / scale for tokens, _ in failures]
         axes.plot(places, [0.03] * len(places), "|k", markersize=12, transform=axes.get_xaxis_transform(), label=label)
     title = f"{path.absolute().parent.name}: loss while training" + (f", {end}" if end else "")
-    axes.set(xlabel=xlabel, ylabel=f"loss (nats per {config.model.predicts})", title=title)
+    unit = f"nats per {'text' if config.task else config.model.predicts}"
+    if config.task and config.task.kind == "regression":
+        unit = "squared error"
+    axes.set(xlabel=xlabel, ylabel=f"loss ({unit})", title=title)
     axes.set_xlim(left=0)
     return save_with_legend(figure, axes, path, remedy=remedy)
 

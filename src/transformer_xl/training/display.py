@@ -13,7 +13,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from transformer_xl.console import Lines, clock, printable
+from transformer_xl.console import Lines, Unit, clock, printable
 
 
 class Display:
@@ -85,14 +85,16 @@ class Display:
         elif final:
             self._print(Text(f"{100 * min(progress, 1.0):3.0f}% · {state}"))
 
-    def scoring(self, what: str, n_token: int) -> Callable[[int], None]:
-        """Show how far a scoring of so many tokens is; return a function to call with the number of tokens just scored."""
+    def scoring(self, what: str, total: int, *, unit: Unit = "tokens") -> Callable[[int], None]:
+        """Show how far a scoring of so many tokens or texts is; return what to call with the number that were just scored."""
         if self.quiet:
             return lambda n: None
         bar, task = self._bar, self._task
         if bar is None:
-            return Lines(f"{self._name}{what}", n_token, say=self.say).advance
-        return Lines(f"{self._name}{what}", n_token, say=lambda line: bar.update(task, state=line), seconds=0.5).advance
+            return Lines(f"{self._name}{what}", total, unit=unit, say=self.say).advance
+        return Lines(
+            f"{self._name}{what}", total, unit=unit, say=lambda line: bar.update(task, state=line), seconds=0.5
+        ).advance
 
     def _print(self, shown: Text | Panel) -> None:
         """Print a line, broken at the screen's width only on a terminal, or a panel."""

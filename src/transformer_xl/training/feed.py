@@ -5,21 +5,22 @@ computes, and its copy from pinned memory waits for that work. The saved state i
 segments that were read ahead do not matter.
 """
 
+import math
 import random
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.data.pairs import PairSegment, PairStream
+from transformer_xl.data.labelled import LabelledStream
+from transformer_xl.data.pairs import PairStream
 from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
+from transformer_xl.training.segments import AnySegment, kind_of, tensors_of
 
-AnySegment = Segment | PairSegment
-AnyStream = SegmentStream | PairStream
+AnyStream = SegmentStream | PairStream | LabelledStream
 
 _MOST_ABOVE = 15  # three standard deviations
 
@@ -117,11 +118,12 @@ class Feed:
         return place.epoch + (place.position + begun) / self._stream.segments_per_epoch
 
     def read(self, tgt_len: int) -> AnySegment:
-        """Return the next `tgt_len` tokens of each lane; fewer where an epoch ends. Segments of pairs are never cut."""
+        """Return the next `tgt_len` tokens of each lane; fewer where an epoch ends. Only segments of a stream are cut."""
         if not self._offset:
             if not self._waiting:
                 self._fetch()
-            if self._waiting[0][1].ids.shape[1] == tgt_len:
+            segment = self._waiting[0][1]
+            if kind_of(segment).length != "cut" or segment.ids.shape[1] == tgt_len:
                 return self._waiting.popleft()[1]
         parts: list[Segment] = []
         missing = tgt_len
@@ -144,8 +146,8 @@ class Feed:
         )
 
     def prefetch(self, n_token: int) -> None:
-        """Start to copy the next `n_token` tokens of each lane. Call it when the device has its work."""
-        while self._ahead and sum(segment.ids.shape[1] for _, segment in self._waiting) - self._offset < n_token:
+        """Start to copy the next `n_token` tokens of each lane, or the next texts. Call it when the device has its work."""
+        while self._ahead and self._n_waiting < n_token:
             self._fetch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -170,13 +172,16 @@ class Feed:
                 )
             self._offset = state["offset"]
 
+    @property
+    def _n_waiting(self) -> float:
+        """How many tokens of each lane were read ahead; of texts, which have lengths of their own, one batch is enough."""
+        segments = [segment for _, segment in self._waiting]
+        if segments and kind_of(segments[0]).length == "own":
+            return math.inf
+        return sum(segment.ids.shape[1] for segment in segments) - self._offset
+
     def _fetch(self) -> None:
         place, segment = Place.of(self._stream), next(self._stream)
         if self._device.type == "cuda":
             segment = type(segment)(*(t.pin_memory().to(self._device, non_blocking=True) for t in tensors_of(segment)))
         self._waiting.append((place, segment))
-
-
-def tensors_of(segment: AnySegment) -> tuple[Tensor, ...]:
-    """Return the tensors of a segment, from which its class makes it again."""
-    return tuple(vars(segment).values())

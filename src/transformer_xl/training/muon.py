@@ -8,7 +8,7 @@ is two fifths of a training step of a small model.
 """
 
 import math
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +29,16 @@ class Muon(torch.optim.Muon):
         [[1.0, -0.0], [-0.0, 1.0]]
     """
 
-    def __init__(self, params: Iterable[Tensor], *, lr: float, momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        params: list[Tensor] | list[dict[str, Any]],
+        *,
+        lr: float,
+        momentum: float,
+        weight_decay: float,
+    ) -> None:
         super().__init__(
-            list(params),
+            params,
             lr=lr,
             momentum=momentum,
             weight_decay=weight_decay,

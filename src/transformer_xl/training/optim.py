@@ -1,6 +1,7 @@
 """Makes optimizers and learning-rate schedules from `OptimConfig`."""
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from transformer_xl.training.parallel import own_part
 
 Named = dict[str, nn.Parameter]
 
+_LAYER_NAME = re.compile(r"layers\.([0-9]+)\.")
+
 
 class Optimizers:
     """The one or two optimizers of a model, which step together; `OPTIMIZERS` makes them."""
@@ -27,13 +30,30 @@ class Optimizers:
         self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
         self._rates = [[group["lr"] for group in part.param_groups] for part in self.parts]
+        n_layer, decay = _n_layer(named), config.layer_lr_decay
+        self._on_gradients: dict[nn.Parameter, float] = {}
+        self._stacked: dict[nn.Parameter, Tensor] = {}  # factors of what lies in one tensor for all layers
+        if decay < 1 and config.layer_lr_decay_on == "gradient":
+            self._on_gradients = {p: decay ** (n_layer - 1 - i) for name, p in named.items() if (i := _layer(name)) is not None}
+        elif decay < 1:
+            factors = decay ** torch.arange(n_layer - 1, -1, -1, dtype=torch.float32)
+            for name, p in named.items():
+                if _is_stacked(name, p, n_layer):
+                    self._stacked[p] = own_part(factors.view(-1, *(1,) * (p.dim() - 1)).expand(p.shape).contiguous(), p)
 
+    @torch.no_grad()
     def step(self, rate: float) -> None:
         """Update the parameters from their gradients at `rate` times the configured learning rates."""
+        for parameter, factor in self._on_gradients.items():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+        before = {parameter: parameter.clone() for parameter in self._stacked}
         for part, rates in zip(self.parts, self._rates, strict=True):
             for group, lr in zip(part.param_groups, rates, strict=True):
                 group["lr"] = lr * rate
             part.step()
+        for parameter, factors in self._stacked.items():
+            parameter.copy_(before[parameter].lerp(parameter, factors))
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -90,9 +110,15 @@ def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
     """Make Muon for the matrices inside the layers, and AdamW for all other parameters."""
     inside = {name: p for name, p in named.items() if _in_layers(name, p)}
     rest = {name: p for name, p in named.items() if name not in inside}
+    n_layer = _n_layer(named)
     return [
-        Muon(inside.values(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay),
-        torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr), **_adam(named, config)),
+        Muon(
+            _groups(inside, config, lr=config.lr, n_layer=n_layer),
+            lr=config.lr,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        ),
+        torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr, n_layer=n_layer), **_adam(named, config)),
     ]
 
 
@@ -112,13 +138,16 @@ OPTIMIZERS: dict[str, Callable[[Named, OptimConfig], list[torch.optim.Optimizer]
 """Functions that make the optimizers from parameters by name; the keys are values of `OptimConfig.optimizer`."""
 
 
-def _groups(named: Named, config: OptimConfig, *, lr: float) -> list[dict[str, Any]]:
-    """Group parameters by learning rate, and by whether they are decayed."""
+def _groups(named: Named, config: OptimConfig, *, lr: float, n_layer: int | None = None) -> list[dict[str, Any]]:
+    """Group parameters by learning rate, and by whether they are decayed; `n_layer` of the whole model, if these are a part."""
     groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    n_layer = _n_layer(named) if n_layer is None else n_layer
     for name, parameter in named.items():
-        rate = lr * config.embedding_lr_ratio if name.startswith("embedding.") else lr
+        rate = lr * _factor(name, parameter, config, n_layer)
+        if _own_name(name).startswith("embedding."):
+            rate *= config.embedding_lr_ratio
         # biases and norms have one dimension; u, v and tables of positions, which the model itself holds, are not matrices
-        is_matrix = parameter.dim() == 2 and "." in name
+        is_matrix = parameter.dim() == 2 and "." in _own_name(name)
         is_decayed = {"all": True, "layers": _in_layers(name, parameter)}.get(config.decayed, is_matrix)
         groups.setdefault((rate, is_decayed), []).append(parameter)
     return [
@@ -127,8 +156,41 @@ def _groups(named: Named, config: OptimConfig, *, lr: float) -> list[dict[str, A
     ]
 
 
+def _own_name(name: str) -> str:
+    """Return a parameter's name in the model that is fine-tuned, see `TaskModel`."""
+    return name.removeprefix("backbone.")
+
+
+def _layer(name: str) -> int | None:
+    """Return the index of the layer that holds a parameter."""
+    found = _LAYER_NAME.match(_own_name(name))
+    return int(found[1]) if found else None
+
+
 def _in_layers(name: str, parameter: nn.Parameter) -> bool:
-    return parameter.dim() == 2 and name.startswith("layers.")
+    return parameter.dim() == 2 and _layer(name) is not None
+
+
+def _n_layer(named: Named) -> int:
+    return 1 + max((i for name in named if (i := _layer(name)) is not None), default=-1)
+
+
+def _is_stacked(name: str, parameter: nn.Parameter, n_layer: int) -> bool:
+    """Return whether a tensor of the model itself holds a part for each layer, as u and v of an XLNet."""
+    return "." not in _own_name(name) and parameter.dim() > 2 and len(parameter) == n_layer
+
+
+def _factor(name: str, parameter: nn.Parameter, config: OptimConfig, n_layer: int) -> float:
+    """Return the factor of a parameter's rate: decayᴸ⁻¹⁻ⁱ in layer i of L, decayᴸ for embeddings and what layers share.
+
+    Head, softmax and last norm, which lie above all layers, have the whole rate.
+    """
+    if config.layer_lr_decay_on != "rate" or _is_stacked(name, parameter, n_layer):
+        return 1.0
+    if (layer := _layer(name)) is not None:
+        return config.layer_lr_decay ** (n_layer - 1 - layer)
+    is_below = _own_name(name).startswith("embedding.") or "." not in _own_name(name)
+    return config.layer_lr_decay**n_layer if is_below else 1.0
 
 
 def state_bytes(model: nn.Module, config: OptimConfig) -> int:
@@ -168,9 +230,12 @@ class Schedule:
         """Return the factor for the next step, after `step` steps and the share `progress` of the budget."""
         config = self.config
         warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+        share = config.warmup_share
+        if share:
+            warmup = min(1.0, progress * (step + 1) / max(step, 1) / share)
         if config.decay_after_warmup:
             # the share of the budget that warm-up took, at the mean pace so far; exact unless the budget is time
-            before = progress * min(1.0, config.warmup_steps / max(step, 1))
+            before = min(progress, share) if share else progress * min(1.0, config.warmup_steps / max(step, 1))
             progress = (progress - before) / (1 - before) if before < 1 else 0.0
         return warmup * self._shape(step, min(progress, 1.0))
 

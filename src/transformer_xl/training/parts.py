@@ -2,16 +2,18 @@
 
 import shlex
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus
+from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TrainingError
 from transformer_xl.reading.evaluation import Score
 from transformer_xl.training.display import Display
@@ -62,11 +64,12 @@ class Interval:
 
 @dataclass(frozen=True)
 class Best:
-    """The best validation so far: its loss in nats per token, and its step."""
+    """The best validation so far: its loss in nats per token, or of a task minus its main metric, and its step."""
 
     loss: float
     step: int
     average: bool = False  # whether it is the loss of the averaged weights
+    tie_break: float = 0.0  # the lower one is better where losses are equal; of a task: nats or squared error
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,14 @@ class Scores:
 
 
 @dataclass
-class Run:
-    """The parts of a run, and its counts."""
+class Run(ABC):
+    """The parts of a run, and its counts; a subclass says what it learns from and how it is scored."""
 
     directory: RunDirectory
     config: RunConfig
-    corpus: PreparedCorpus
+    tokenizer: Tokenizer
+    text: str  # name of what the training reads
+    training_sha256: str  # of it
     trainer: Trainer
     world: World
     display: Display
@@ -92,10 +97,25 @@ class Run:
     checkpoint_bytes: int
     interval: Interval = field(default_factory=Interval)
     best: Best | None = None
-    validated: Scores | None = None  # by the last validation of this process
-    recorded: Scores | None = None  # by the process that finished the run
+    waiting: int = 0  # validations since the best one; only tasks with `task.patience` count them
     held: ExitStack = field(default_factory=ExitStack)  # until the run ends, such as the lock of its directory
     is_locked: Callable[[], bool] = lambda: True  # whether that lock is still there
+
+    command: ClassVar[str]
+    """The command that begins and resumes such runs."""
+
+    @abstractmethod
+    def validate(self) -> Best | None:
+        """Score the validation split; return the score if it is the best so far."""
+
+    def take_final(self, entry: dict[str, Any] | None) -> None:  # noqa: B027 - most runs keep nothing of it
+        """Take the final entry of the log, which a process wrote that finished the run; None: there is none."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the budget is used up, or the patience."""
+        patience = self.config.task and self.config.task.patience
+        return self.trainer.progress >= 1 or bool(patience and self.waiting >= patience)
 
     @property
     def store(self) -> CheckpointStore:
@@ -119,7 +139,7 @@ class Run:
                 raise CheckpointError(
                     f"'{self.directory.path}' was deleted and holds another run now, so this one cannot be saved"
                 )
-        if missing := self.directory.write_missing(self.config, self.corpus.tokenizer):
+        if missing := self.directory.write_missing(self.config, self.tokenizer):
             names = ", ".join(missing)
             self.display.warn(f"'{self.directory.path}' has lost {names} while it trained; written again")
 
@@ -141,13 +161,24 @@ class Run:
                 if picture := self.record.draw(self.config, end=str(error).partition(":")[0]):
                     self.display.say(f"loss curve: {picture}")
 
+
+@dataclass
+class TextRun(Run):
+    """A run that trains on a text, and predicts another part of it."""
+
+    corpus: PreparedCorpus = field(kw_only=True)
+    validated: Scores | None = None  # by the last validation of this process
+    recorded: Scores | None = None  # by the process that finished the run
+
+    command: ClassVar[str] = "train"
+
     def outcome(self, scores: Scores | None = None, *, stopped_by: signal.Signals | None = None) -> Outcome:
         """Draw the loss curve, and return how the run ended."""
         picture = self.record.draw(self.config) if self.record else None
         trainer = self.trainer
         return Outcome(
             self.directory.path,
-            trainer.progress >= 1,
+            self.is_over,
             trainer.step,
             trainer.tokens,
             trainer.seconds,

@@ -63,6 +63,7 @@ class _Best(_Saved):
     loss: float
     step: Natural
     average: bool = False
+    tie_break: float = 0.0
 
 
 class SavedRecord(_Saved):
@@ -71,4 +72,5 @@ class SavedRecord(_Saved):
     interval: _Interval
     best: _Best | None
     training_text: str
+    waiting: Natural = 0
     entries: Natural | None = None

@@ -12,7 +12,7 @@ from transformer_xl.model.xlnet import XLNet
 from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.targets import score_targets, scored_stream
-from transformer_xl.training.parts import Outcome, Run, Scores
+from transformer_xl.training.parts import Outcome, Scores, TextRun
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
 
@@ -21,7 +21,7 @@ class _StopError(Exception):
     """A signal, its argument, ends the final scoring."""
 
 
-def conclude(run: Run, received: list[int]) -> Outcome:
+def conclude(run: TextRun, received: list[int]) -> Outcome:
     """Score the finished model with and without memory, and report the difference; a signal ends only the scoring."""
     split, trainer, say = run.corpus.splits["valid"], run.trainer, run.display.say
     did = f"{trainer.step:,} steps, {trainer.tokens:,} tokens in {clock(trainer.seconds)} of training"
@@ -74,7 +74,7 @@ def conclude(run: Run, received: list[int]) -> Outcome:
     return run.outcome(scores)
 
 
-def _final_scores(run: Run, split: TokenSplit, received: list[int]) -> Scores:
+def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> Scores:
     """Score the whole split, or if that takes too long what validations read of it."""
     _check(run, received)
     n_token, limit, say = len(split.ids) - 1, run.config.eval.max_tokens, run.display.say
@@ -101,12 +101,12 @@ def _final_scores(run: Run, split: TokenSplit, received: list[int]) -> Scores:
     return replace(scores, without_memory=_without_memory(run, split, limit, received))
 
 
-def _without_memory(run: Run, split: TokenSplit, limit: int | None, received: list[int]) -> Score:
+def _without_memory(run: TextRun, split: TokenSplit, limit: int | None, received: list[int]) -> Score:
     return _score(run, split, what="scoring without memory", remembers=False, limit=limit, received=received)
 
 
 def _score(
-    run: Run, split: TokenSplit, *, what: str, remembers: bool = True, limit: int | None, received: list[int] | None = None
+    run: TextRun, split: TokenSplit, *, what: str, remembers: bool = True, limit: int | None, received: list[int] | None = None
 ) -> Score:
     """Evaluate on a split or its beginning, with a memory of its own; training's memory does not change.
 
@@ -139,7 +139,7 @@ def _score(
     return evaluate(cast("LanguageModel", model), text.ids, **lengths, **sizes, **how)
 
 
-def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None) -> Scores:
+def score_split(run: TextRun, split: TokenSplit, what: str, *, limit: int | None, received: list[int] | None = None) -> Scores:
     """Evaluate the weights and, if there are any, the averaged weights; see `_score`."""
     plain = _score(run, split, what=what, limit=limit, received=received)
     average = run.trainer.average
@@ -149,7 +149,7 @@ def score_split(run: Run, split: TokenSplit, what: str, *, limit: int | None, re
         return Scores(plain, _score(run, split, what=f"{what} averaged weights", limit=limit, received=received))
 
 
-def extent(run: Run, score: Score) -> dict[str, int]:
+def extent(run: TextRun, score: Score) -> dict[str, int]:
     """Return how much of the validation split a score is of, and with how much memory, as the log keeps it."""
     total, mem_len = len(run.corpus.splits["valid"].ids) - 1, run.config.eval_mem_len
     if run.config.model.predicts == "target":  # nobody knows exactly how many the rest has
@@ -157,12 +157,12 @@ def extent(run: Run, score: Score) -> dict[str, int]:
     return {"scored": score.tokens, "split_tokens": total, "mem_len": mem_len}
 
 
-def _check(run: Run, received: list[int]) -> None:
+def _check(run: TextRun, received: list[int]) -> None:
     if number := run.stopped_by(received):
         raise _StopError(number)
 
 
-def _as_entry(run: Run, scores: Scores) -> dict[str, float | int | None]:
+def _as_entry(run: TextRun, scores: Scores) -> dict[str, float | int | None]:
     """Return scores as the log keeps them, from which, with their `extent`, `recorded` makes them again."""
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}

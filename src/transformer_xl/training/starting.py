@@ -120,25 +120,21 @@ def begin(
         ConfigError: settings cannot work together, with this vocabulary or on this machine.
         CorpusError: the text is too short for one segment per lane.
     """
-    with world.agreed():
-        _check_threads(config.train.threads, warn)
-        device = choose_device(config.train.device)
-        world.check_device(device)
-        precision, reason = choose_precision(config.train.precision, device)
-    world.check_same(device=device.type, precision=precision)
+    device, precision, reason = check_machine(config, world, warn=warn)
     longest = SegmentLengths(config.train).longest
     model_config = config.model.completed(vocab_size=corpus.tokenizer.vocab_size, tgt_len=longest)
     config = RunConfig(**merge(config.model_dump(), {"model": model_config.model_dump(), "train": {"precision": precision}}))
     comparison = None
     with world.agreed():
+        if config.model.head is not None:
+            raise ConfigError("model.head is what txl finetune sets; leave it out, a model is trained on text without one")
         try:
             comparison = compare_parameters(config, config.model)
         except ConfigError as error:
             if warn is None:
                 raise
             warn(str(error))
-    with world.agreed():
-        _check_room(config, world, device)
+    check_weights(config, world, device)
     if with_weights:
         torch.manual_seed(config.train.seed)
     with nullcontext() if with_weights else torch.device("meta"):
@@ -174,6 +170,23 @@ def begin(
     return Start(config, model, stream, device, precision, reason, comparison)
 
 
+def check_machine(
+    config: RunConfig, world: World, *, warn: Callable[[str], None] | None
+) -> tuple[torch.device, Precision, str]:
+    """Return where and how precisely a run computes, and why; a resumed run gives `warn`, see `begin`.
+
+    Raises:
+        ConfigError: this machine has no such device, or fewer cores than threads are asked for.
+    """
+    with world.agreed():
+        _check_threads(config.train.threads, warn)
+        device = choose_device(config.train.device)
+        world.check_device(device)
+        precision, reason = choose_precision(config.train.precision, device)
+    world.check_same(device=device.type, precision=precision)
+    return device, precision, reason
+
+
 def _check_threads(threads: int | None, warn: Callable[[str], None] | None) -> None:
     """Refuse more threads than cores, because they wait for each other; a run from a larger machine goes on with them."""
     n_core = cores()
@@ -195,18 +208,23 @@ def _check_validation(config: RunConfig, corpus: PreparedCorpus, world: World) -
             raise CorpusError(f"validation split: {error}") from None
 
 
-def _check_room(config: RunConfig, world: World, device: torch.device) -> None:
-    """Refuse weights, gradients and memory that a device has no room for; activations and optimizer come on top of them."""
+def check_weights(config: RunConfig, world: World, device: torch.device) -> None:
+    """Refuse weights, gradients and memory that a device has no room for; activations and optimizer come on top of them.
+
+    Raises:
+        ConfigError: it has none.
+    """
     share = world.size if config.train.parallel == "fsdp" else 1
     weights = 2 * _FP32 * count_parameters(config.model) // share
     n_row = config.train.batch_size // world.size
     memory = n_row * config.model.mem_len * config.model.numbers_per_position * _FP32
-    check_room(
-        weights + memory,
-        device,
-        what=f"training (weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)})",
-        remedy="lower model.mem_len, train.batch_size or the model's sizes",
-    )
+    with world.agreed():
+        check_room(
+            weights + memory,
+            device,
+            what=f"training (weights and gradients {in_bytes(weights)}, memory of {n_row:,} lanes {in_bytes(memory)})",
+            remedy="lower model.mem_len, train.batch_size or the model's sizes",
+        )
 
 
 _FP32 = 4

@@ -16,20 +16,19 @@ from torch import Tensor
 
 from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged_weights
 from transformer_xl.config import OptimConfig, TrainConfig
-from transformer_xl.data.pairs import PairSegment
 from transformer_xl.errors import ConfigError, TrainingError, shown
-from transformer_xl.model.call import Execution, Rows, run_layer
+from transformer_xl.model.call import Execution, run_layer
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
 from transformer_xl.model.pretrained import is_finite
 from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.reading.stream import check_like, check_names
-from transformer_xl.reading.targets import call_arguments
 from transformer_xl.training.averages import Average
-from transformer_xl.training.feed import AnySegment, AnyStream, Feed, SegmentLengths, tensors_of
+from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
 from transformer_xl.training.optim import Optimizers, Schedule, finite_norm, state_bytes
 from transformer_xl.training.parallel import Parallel, local, own_part, whole
 from transformer_xl.training.saved import SavedState
+from transformer_xl.training.segments import AnySegment, count, divided, kind_of
 from transformer_xl.world import World
 
 _SAVED_NAME = re.compile(rf"optimizer\.|{re.escape(AVERAGE_PREFIX)}|mems\.|random\.([0-9]+\.)?(cpu|cuda)$")
@@ -124,13 +123,12 @@ class Trainer:
         if self.feed.starts_epoch:
             self.mems = self._empty_mems()
         segments = self._next_segments()
-        n_token = sum(segment.ids.numel() for segment in segments) * self.world.size  # all processes have as many lanes
+        n_token, n_scored = count(segments, self.config, self.world)
         progress = self.progress
         rate = self.schedule.factor(self.step, progress)
 
         self.model.train()
         self.optimizers.zero_grad()
-        n_scored = self._n_scored(segments)
         own_nats, new_mems = self._forward_backward(segments, n_scored, progress)
         self.feed.prefetch(self.lengths.longest * self.config.tbptt_segments)
         for optimizer in self.optimizers.parts:
@@ -158,30 +156,9 @@ class Trainer:
         segment = next(self.stream)
         self.stream.load_state_dict(place)
         self.model.train()
-        self._forward_backward([segment], self._n_scored([segment]), self.progress)
+        self._forward_backward([segment], count([segment], self.config, self.world)[1], self.progress)
         self.optimizers.zero_grad()
         self._restore_random_state(state)
-
-    def _n_scored(self, segments: list[AnySegment]) -> int:
-        """Return how many tokens are learned from, in all processes."""
-        if isinstance(segments[0], PairSegment):  # rows have more and fewer targets
-            own = sum(int((segment.labels >= 0).sum()) for segment in segments)
-            return round(self.world.sum(float(own))[0])
-        return sum(segment.labels[:, self._first_scored(segment) :].numel() for segment in segments) * self.world.size
-
-    def _first_scored(self, segment: AnySegment) -> int:
-        return segment.labels.shape[1] // 2 if self.config.loss == "half" else 0
-
-    def _arguments(self, segment: AnySegment) -> dict[str, Any]:
-        """Return what the model is called with besides ids and memory."""
-        if isinstance(segment, PairSegment):
-            return call_arguments(segment, self.device)
-        labels = segment.labels.to(self.device)
-        if first := self._first_scored(segment):
-            labels = labels.where(torch.arange(labels.shape[1], device=self.device) >= first, -100)
-        resets = self.config.reset_at_documents
-        rows = Rows(document_starts=segment.document_starts.to(self.device)) if resets else Rows()
-        return {"labels": labels, "rows": rows}
 
     def _next_segments(self) -> list[AnySegment]:
         """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
@@ -195,12 +172,12 @@ class Trainer:
     def _forward_backward(self, segments: list[AnySegment], n_scored: int, progress: float) -> tuple[Tensor, list[Memory]]:
         """Accumulate gradients of the mean loss over groups of lanes; return the sum of nats and the memories."""
         total, new_mems = torch.zeros((), dtype=torch.float64, device=self.device), []
-        groups = zip(*(_divided(segment, self.config.accumulate) for segment in segments), strict=True)
+        groups = zip(*(divided(segment, self.config.accumulate) for segment in segments), strict=True)
         for i, (group, mems) in enumerate(zip(groups, self.mems, strict=True), start=1):
             losses = []
             with self.parallel.group(last=i == len(self.mems)):
                 for segment in group:
-                    arguments = self._arguments(segment)
+                    arguments = kind_of(segment).arguments(segment, self.device, self.config)
                     with autocast(self.device, self.precision):
                         out = self.parallel(
                             segment.ids.to(self.device),
@@ -366,12 +343,6 @@ def check_compiler(device: torch.device) -> None:
     problem = cannot_compile(device)
     if problem:
         raise ConfigError(f"train.compile (True) cannot work here: {problem}; install it, or use train.compile=false")
-
-
-def _divided(segment: AnySegment, n_group: int) -> list[AnySegment]:
-    """Divide the lanes of a segment into groups."""
-    parts = (tensor.chunk(n_group) for tensor in tensors_of(segment))
-    return [type(segment)(*group) for group in zip(*parts, strict=True)]
 
 
 def _named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

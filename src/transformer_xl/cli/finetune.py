@@ -1,0 +1,95 @@
+"""`txl finetune`."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.cli.options import Flag, Json, Overrides, Repeated
+from transformer_xl.process import is_alone, is_reporter, restarts
+
+
+def finetune(
+    run: str | None = None,
+    /,
+    *,
+    task: str | None = None,
+    data: str | None = None,
+    out: Path | None = None,
+    text: str | None = None,
+    pair: str | None = None,
+    label: Repeated = None,
+    set_: Overrides = None,
+    seed: int | None = None,
+    resume: Flag = False,
+    quiet: Flag = False,
+    json_: Json = False,
+) -> None:
+    """Teach a model a task: classes, labels, numbers, choices or answers.
+
+    It validates while it learns, keeps the weights that were best, stops when
+    nothing gets better, and shows where it goes wrong. Ctrl-C saves, and says
+    how to go on.
+
+    Common uses:
+        txl finetune runs/xlnet --task classification --data reviews.tsv
+        txl finetune runs/xlnet --task sst2 --data DIR --out runs/sst2
+        txl finetune runs/xlnet --task regression --data pairs.tsv --label score
+        txl finetune models/xlnet-base --task squad2 --data DIR
+        txl finetune --resume --out runs/sst2  # go on where it stopped
+
+    Args:
+        run: a run, an exported directory or a hub id. Left out with --resume.
+        task: classification, multilabel, regression, choice, squad; published settings by name, such as mnli; or a TOML file.
+        data: a file (TSV, CSV, JSONL, SQuAD's JSON), or a directory with train, dev and test files or with one per class.
+        out: directory of the new run. Default: runs/TASK.
+        text: column of the text. Default: found by its name.
+        pair: column of the second text. Default: found by its name, if there is one.
+        label: column of the label; may be repeated for multilabel. Default: found by its name.
+        set_: section.key=value laid over the task; may be repeated. txl settings TASK lists them.
+        seed: of the order of texts, of dropout and of the new head.
+        resume: go on with the run in --out. If there is none, start it.
+        quiet: show warnings only.
+        json_: print one JSON object at the end: scores, the best step, pictures.
+    """
+    from transformer_xl.training.asked import Lesson
+
+    told: dict[str, Any] = {name: value for name, value in (("text", text), ("pair", pair)) if value is not None}
+    if label:
+        told["label"] = tuple(label)
+    if is_alone() and not restarts():  # what was begun before a restart goes on
+        Lesson(run, task, data, out, set_ or [], told, seed, resume).settings()
+    elif not is_reporter():
+        quiet = True
+    from transformer_xl.process import keep_freed_memory
+    from transformer_xl.training.display import Display
+    from transformer_xl.training.finetune import finetune as teach
+
+    keep_freed_memory()
+    display = Display(quiet=quiet or not is_reporter())
+    try:
+        ended = teach(
+            run,
+            task=task,
+            data=data,
+            out=out,
+            overrides=set_ or [],
+            text=text,
+            pair=pair,
+            label=label or None,
+            seed=seed,
+            resume=resume,
+            display=display,
+        )
+    except KeyboardInterrupt:
+        if not display.has_begun:
+            display.say("interrupted before the first step; nothing was learned")
+        raise
+    if json_ and is_reporter():
+        print(json.dumps(ended.as_dict()))
+    if ended.stopped_by:
+        sys.exit(128 + ended.stopped_by)
+    for picture in ended.pictures:
+        display.say(f"see {picture}")
+    display.say(f"next: txl predict {shlex.quote(str(ended.directory))} FILE")

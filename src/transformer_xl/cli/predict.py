@@ -1,0 +1,179 @@
+"""`txl predict`."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+from cyclopts import Parameter
+
+from transformer_xl.cli.arriving import Arriving
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.prompts import STDIN, check_there
+from transformer_xl.console import progress, say
+from transformer_xl.errors import ConfigError, CorpusError, room_for
+from transformer_xl.files import check_file
+from transformer_xl.process import is_alone
+
+if TYPE_CHECKING:
+    from transformer_xl.data.labels import Example
+    from transformer_xl.opening import Opened
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+def predict(
+    run: Path,
+    file: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
+    /,
+    *,
+    text: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    pair: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
+    out: Path | None = None,
+    resume: Flag = False,
+    batch_size: int = 32,
+    precision: FloatPrecision = "auto",
+    opening: Opening = Opening(),
+    quiet: Flag = False,
+    json_: Json = False,
+) -> None:
+    """Say what a fine-tuned model finds in texts: labels with probabilities, numbers, choices.
+
+    A line for each text, with tabs between: label, probability, and the text or
+    its id; with --json, or in a file .jsonl, an object with all probabilities.
+
+    Common uses:
+        txl predict runs/mood --text "A fine day!"
+        txl predict runs/mood reviews.txt
+        txl predict runs/mood test.tsv --json > found.jsonl
+        tail -f log.txt | txl predict runs/mood
+        txl predict runs/mood million.txt --out found.tsv
+        txl predict runs/mood million.txt --out found.tsv --resume
+
+    Args:
+        run: directory of a run of txl finetune, of an exported model, or a hub id.
+        file: one text per line, or TSV, CSV or JSON lines with the columns of the task; - is standard input, the default.
+        text: predict this text alone.
+        pair: second text to --text, such as a question about it.
+        out: write to this file instead of standard output, so that it can be gone on with.
+        resume: go on with a file that was not finished; lines that are there are kept.
+        batch_size: texts read side by side.
+        precision: of the matrix products; auto takes what the processor does fast.
+        opening: how the run is opened.
+        quiet: show no progress, only warnings and errors.
+        json_: write JSON lines.
+    """
+    check_least({"batch-size": (batch_size, 1)})
+    texts = _Texts(file, text, pair)
+    texts.check()
+    _check_out(out, resume=resume)
+    if not is_alone():
+        raise ConfigError("txl predict works in one process; start it without torchrun, and divide the texts yourself")
+    check_run(run)
+    from transformer_xl.model.directory import check_head
+
+    check_head(run)
+    from transformer_xl.predicting import as_json, as_row, origin_of, prediction_file
+    from transformer_xl.process import keep_freed_memory
+    from transformer_xl.reading.tasks import head_of, predictions
+
+    opened = opening.open(run, any_model=True)
+    head = head_of(opened.any_model, f"'{run}'")
+    mind_busy_cores(opened, quiet=quiet)
+    keep_freed_memory()
+    as_objects = json_ or (out is not None and out.suffix in _JSON_LINES)
+
+    write = as_json if as_objects else as_row
+
+    def found(skip: int = 0) -> Iterator[str]:
+        examples, is_ready = texts.read(opened, quiet=quiet)
+        how = {"batch_size": batch_size, "precision": precision, "skip": skip, "is_ready": is_ready}
+        with room_for(f"{batch_size:,} texts side by side", "lower --batch-size"):
+            for prediction in predictions(opened.any_model, opened.tokenizer, examples, **how):
+                yield f"{write(prediction, head.labels)}\n"
+
+    if out is None:
+        from transformer_xl.cli.printers import show
+
+        for line in found():
+            show(line)
+        return
+    origin = origin_of(run, opened.any_model, texts.path, json=as_objects)
+    total = texts.count(opened)
+    with prediction_file(out, origin, resume=resume) as (lines, n_kept):
+        _write(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
+
+
+def _write(found: Iterator[str], lines: BinaryIO, out: Path, *, n_kept: int, total: int | None, quiet: bool) -> None:
+    """Write each line as soon as it is known, so that whatever ends this process costs at most a window of texts."""
+    begin, n_done = time.perf_counter(), 0
+    try:
+        with progress(unit="texts", hidden=quiet) as bar:
+            bar.begin("predicting", total, done=n_kept)
+            for line in found:
+                lines.write(line.encode("utf-8", "replace"))
+                lines.flush()
+                n_done += 1
+                bar.advance()
+    except KeyboardInterrupt:
+        say(f"\ninterrupted; {n_kept + n_done:,} texts are in '{out}'; go on with the same command and --resume", quiet=quiet)
+        sys.exit(130)
+    seconds = time.perf_counter() - begin
+    kept = f" after {n_kept:,} that were there" if n_kept else ""
+    rate = f" in {seconds:.1f} s ({n_done / seconds:,.0f} texts/s)" if n_done else ""
+    say(f"{n_done:,} texts{rate} written to '{out}'{kept}", quiet=quiet)
+
+
+def _check_out(out: Path | None, *, resume: bool) -> None:
+    if out is not None:
+        check_file(out, option="out")
+        if out.exists() and out.stat().st_size and not resume:
+            raise ConfigError(f"--out '{out}' is there already; go on with it by --resume, or choose another")
+    elif resume:
+        raise ConfigError("--resume goes on with a file; name it with --out")
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """Where texts come from: a file, standard input (no file or `-`), or the command line."""
+
+    file: Path | None
+    typed: str | None
+    pair: str | None
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None: there is none, because texts come from elsewhere."""
+        return None if self.file == STDIN else self.file
+
+    def check(self) -> None:
+        """Refuse what contradicts itself, and a file that is not there."""
+        if self.typed is not None and self.file is not None:
+            raise ConfigError(f"--text is read instead of a file; leave '{self.file}' out")
+        if self.pair is not None and self.typed is None:
+            raise ConfigError("--pair goes with --text; in a file, a tab stands between a text and its pair")
+        if self.file is not None:
+            check_there(self.file)
+
+    def read(self, opened: "Opened", *, quiet: bool = False) -> tuple[Iterator["Example"], Callable[[], bool] | None]:
+        """Return the texts without labels, and what says whether the next one is there; None: it always is."""
+        from transformer_xl.data.labels import Example
+        from transformer_xl.predicting import read_texts
+
+        if self.typed is not None:
+            return iter([Example(self.typed, self.pair)]), None
+        if self.path is not None:
+            return read_texts(self.path, opened), None
+        if sys.stdin is None:
+            raise CorpusError("standard input is closed; give a file")
+        is_typed = sys.stdin.isatty()
+        if is_typed:
+            say("type a text and Enter; Ctrl-D ends", quiet=quiet)
+        lines = Arriving(sys.stdin.fileno(), skip_blank=is_typed)
+        return read_texts(lines, opened), lines.is_ready
+
+    def count(self, opened: "Opened") -> int | None:
+        """Return how many texts there are, and find all faults of a file before anything is predicted; None if nobody knows."""
+        return None if self.path is None else sum(1 for _ in self.read(opened)[0])

@@ -1,0 +1,432 @@
+"""Files of texts with labels as examples: tables, JSON, RACE, and directories with one directory per class.
+
+Tables are TSV (every tab divides, quotation marks are text, as in GLUE) or CSV. Columns and JSON keys are found by the
+names that they have in GLUE and in the libraries of Hugging Face, or are told by name or number. A table without names has the
+text in its first column, the label in the last, and a second text between them.
+
+Files are read line by line, however long they are; a line is held as a whole.
+"""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from transformer_xl.config import TaskConfig
+from transformer_xl.data.columns import ColumnFinder, Columns, counted
+from transformer_xl.data.labels import Example, Label, label_number
+from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Piece, check_readable, not_utf8_remedy, read_blocks
+from transformer_xl.errors import CorpusError, one_line, shown, system_reason
+from transformer_xl.untrusted import parse_json
+
+MAX_LINE_BYTES = 1 << 26
+"""The longest line, and the longest file that is one text."""
+
+FORMATS = (".tsv", ".csv", ".jsonl", ".json", ".ndjson", ".txt")
+"""Endings of files with examples, before those of compressed files."""
+
+UNLABELLED = ("unsup",)
+"""The directory of IMDB that is no class."""
+
+STDIN = "standard input"
+
+_MAX_JSON_PARTS = 1 << 22  # commas of a long text count, too
+_PEEKED = 1000  # lines that show whether the first one names columns
+_JSON = (".jsonl", ".ndjson", ".json")
+_RACE = ("high", "middle")
+_TRUE, _FALSE = ("1", "1.0", "true"), ("0", "0.0", "false")
+
+Fields = Mapping[str, Any]
+
+
+def read_examples(
+    source: Path | Iterable[bytes], task: TaskConfig, *, labelled: bool = True, classes: Sequence[str] = ()
+) -> Iterator[Example]:
+    """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
+
+    Args:
+        source: path with one of the endings `.tsv .csv .txt .jsonl .ndjson .json`, then perhaps one of `.gz .xz .zst`; or
+            bytes, such as standard input, of lines that are texts, tables divided by tabs, or JSON.
+        task: its kind, and the names of columns, where they are told.
+        labelled: every example must have a label; False: it may.
+        classes: names of classes that are known, which help to tell labels from second texts.
+
+    Raises:
+        CorpusError: what cannot be read, or lacks a text or label, with its line.
+    """
+    reader = _Reader(source if isinstance(source, Path) else None, task, labelled=labelled, classes=classes)
+    if not isinstance(source, Path):
+        if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
+            source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
+        return reader.lines(source)
+    if source.is_dir():
+        return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
+    check_readable(source)
+    kind = suffix_of(source)
+    if kind not in FORMATS:
+        raise CorpusError(
+            f"cannot tell what '{source}' holds by its name; give a file that ends in {', '.join(FORMATS)}, or "
+            f"in one of these and {', '.join(COMPRESSED)}"
+        )
+    return reader.lines(read_blocks(Piece(source)), kind)
+
+
+def suffix_of(path: Path) -> str:
+    """Return the ending of a name in small letters, without that of a compressed file.
+
+    Example:
+        >>> suffix_of(Path("train.TSV.xz"))
+        '.tsv'
+    """
+    return (Path(path.stem) if path.suffix in COMPRESSED else path).suffix.lower()
+
+
+class _Reader:
+    """Reads one source; `path` None is standard input."""
+
+    def __init__(self, path: Path | None, task: TaskConfig, *, labelled: bool, classes: Sequence[str]) -> None:
+        self._name = STDIN if path is None else f"'{path}'"
+        self._is_stdin = path is None
+        self._kind, self._labelled = task.kind, labelled
+        self._finder = ColumnFinder(self._name, task, labelled=labelled, classes=classes)
+        self._n_choice = 0
+
+    # what is read
+
+    def lines(self, blocks: Iterable[bytes], kind: str = ".txt") -> Iterator[Example]:
+        """Yield the examples of a file."""
+        lines = self._lines(blocks)
+        first = next(lines, None)
+        if first is None:
+            if self._labelled:
+                raise CorpusError(f"{self._name} is empty; give a file with texts")
+            return
+        lines = chain([first], lines)
+        if kind in _JSON or first[1].lstrip().startswith(b"{"):
+            is_list = kind == ".json" and first[1].lstrip().startswith(b"[")
+            yield from self._objects(self._listed(lines) if is_list else self._parsed(lines))
+        else:
+            yield from self._table(self._csv(lines) if kind == ".csv" else self._tsv(lines))
+
+    def race(self, files: Sequence[Path]) -> Iterator[Example]:
+        """Yield the examples of files of one JSON object each, as RACE has them."""
+
+        def objects() -> Iterator[tuple[str, Any]]:
+            for file in files:
+                yield f"'{file}'", self._json(_whole(file), f"'{file}'")
+
+        yield from self._objects(objects())
+
+    def directories(self, path: Path) -> Iterator[Example]:
+        """Yield the files of each class's directory."""
+        for folder in class_directories(path):
+            for file in filter(Path.is_file, entries(folder)):
+                place = f"'{file}'"
+                text = _decoded(_whole(file), place)
+                yield self._checked(Example(text, label=self._label_of(folder.name, place), place=place, id=file.stem))
+
+    def _lines(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
+        """Yield lines with their line ends, and their numbers from 1."""
+        number, parts, size = 1, [], 0
+        for block in _without_mark(blocks):
+            if b"\0" in block:  # before zeros without a line end fill the memory
+                line = number + block[: block.index(b"\0")].count(b"\n")
+                raise CorpusError(f"{self._name} line {line}: {not_utf8_remedy(block)}")
+            *whole, rest = block.split(b"\n")
+            for line in whole:
+                yield number, b"".join([*parts, line, b"\n"])
+                number, parts, size = number + 1, [], 0
+            if rest:
+                parts.append(rest)
+                size += len(rest)
+            if size > MAX_LINE_BYTES:
+                raise CorpusError(f"{self._name} line {number}: it has more than {MAX_LINE_BYTES:,} bytes; divide it")
+        if parts:
+            yield number, b"".join(parts)
+
+    def _texts(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, str]]:
+        for number, line in lines:
+            yield number, _decoded(line, f"{self._name} line {number}")
+
+    # tables
+
+    def _tsv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
+        for number, text in self._texts(lines):
+            yield number, text.rstrip("\r\n").split("\t")
+
+    def _csv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
+        csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE_BYTES))
+        rows = csv.reader((text for _, text in self._texts(lines)), strict=True)
+        number = 1
+        try:
+            for row in rows:
+                yield number, row or [""]
+                number = rows.line_num + 1
+        except csv.Error as error:
+            raise CorpusError(
+                f"{self._name} line {number}: the row that begins here is not CSV ({error}); double the quotation marks inside "
+                "of texts, or give a .tsv file, in which they are text"
+            ) from None
+
+    def _table(self, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Example]:
+        peeked = _peeked(rows, 1 if self._is_stdin else _PEEKED)
+        if not (filled := [row for _, row in peeked if row != [""]]):
+            return
+        if peeked[0][1] == [""]:
+            self._refuse_row(f"{self._name} line 1", 0, 0)
+        names, columns, has_names = self._finder.in_table(filled)
+        blank = None
+        for number, row in islice(chain(peeked, rows), has_names, None):
+            if row == [""]:
+                blank = blank or number
+                continue
+            place = f"{self._name} line {blank or number}"
+            if blank or len(row) != len(names):
+                self._refuse_row(place, 0 if blank else len(row), len(names))
+            fields = dict(zip(names, row, strict=True))
+            yield self._example(fields, columns, place)
+
+    def _refuse_row(self, place: str, n: int, n_name: int) -> None:
+        if n == 0:
+            raise CorpusError(f"{place}: it is empty; give a text, or leave the line out")
+        why = "is a tab missing?" if n < n_name else "is there a tab or comma inside of a text?"
+        raise CorpusError(f"{place}: it has {counted(n)}, but line 1 has {n_name}; {why}")
+
+    # JSON
+
+    def _json(self, data: bytes, place: str) -> Any:
+        _decoded(data, place)
+        try:
+            return parse_json(data, most_parts=_MAX_JSON_PARTS)
+        except ValueError as error:
+            raise CorpusError(f"{place}: it is not JSON: {one_line(error)}") from None
+
+    def _parsed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, Any]]:
+        for number, line in lines:
+            if line.strip():
+                yield f"{self._name} line {number}", self._json(line, f"{self._name} line {number}")
+
+    def _listed(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, Any]]:
+        data, size = [], 0
+        for _, line in lines:
+            data.append(line)
+            size += len(line)
+            if size > MAX_LINE_BYTES:
+                raise CorpusError(f"{self._name} is a list of more than {MAX_LINE_BYTES:,} bytes; write one object a line")
+        for number, item in enumerate(self._json(b"".join(data), self._name), 1):
+            yield f"{self._name} item {number}", item
+
+    def _objects(self, objects: Iterable[tuple[str, Any]]) -> Iterator[Example]:
+        columns = None
+        for place, value in objects:
+            if not isinstance(value, dict):
+                raise CorpusError(f"{place}: {shown(value)} is not a JSON object with a text and a label")
+            for where, fields in _questions(value, place):
+                columns = columns or self._finder.named(list(fields))
+                yield self._example(fields, columns, where)
+
+    # examples
+
+    def _example(self, fields: Fields, columns: Columns, place: str) -> Example:
+        text = self._text(fields, columns.text, place)
+        pair = None if columns.pair is None else self._text(fields, columns.pair, place)
+        name = fields.get(columns.id) if columns.id else None
+        example = Example(text, pair, place=place, id=None if name is None else str(name))
+        if columns.choices:
+            return self._checked(self._with_choices(example, fields, columns))
+        return self._checked(replace(example, label=self._label(fields, columns.label, place)))
+
+    def _text(self, fields: Fields, name: str, place: str) -> str:
+        value = fields.get(name)
+        if value is None:
+            raise CorpusError(f"{place}: it has no {shown(name)}; give a text, or leave it out")
+        if not isinstance(value, str):
+            raise CorpusError(f"{place}: {shown(name)} is {shown(value)}, not a text")
+        if not value.strip():
+            raise CorpusError(f"{place}: {shown(name)} is an empty text; give one, or leave the line out")
+        return value
+
+    def _checked(self, example: Example) -> Example:
+        if not example.text.strip():
+            raise CorpusError(f"{example.place}: the text is empty; give one, or leave it out")
+        if self._labelled and example.label is None:
+            raise CorpusError(f"{example.place}: it has no label; give one, or leave it out")
+        return example
+
+    def _label(self, fields: Fields, names: tuple[str, ...], place: str) -> Label | None:
+        if self._kind == "multilabel" and len(names) > 1:
+            values = [fields.get(name) for name in names]
+            if all(value in (None, "") for value in values):
+                return None
+            return tuple(name for name, value in zip(names, values, strict=True) if _is_true(value, name, place))
+        return self._label_of(fields.get(names[0]), place) if names else None
+
+    def _label_of(self, value: Any, place: str) -> Label | None:
+        """Return a label as the kind of task has it."""
+        if self._kind == "multilabel" and value is not None:
+            values = value if isinstance(value, list) else str(value).split(",")
+            return tuple(dict.fromkeys(name for each in values if (name := _name(each, place))))
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return None
+        return label_number(value, place) if self._kind == "regression" else _name(value, place)
+
+    def _with_choices(self, example: Example, fields: Fields, columns: Columns) -> Example:
+        place, keys = example.place, None
+        if len(columns.choices) != 1:
+            choices = [self._text(fields, name, place) for name in columns.choices]
+        else:
+            choices = fields.get(columns.choices[0])
+            if isinstance(choices, dict):  # AI2's tables
+                keys, choices = choices.get("label"), choices.get("text")
+            if not isinstance(choices, list) or not all(isinstance(each, str) and each.strip() for each in choices):
+                raise CorpusError(f"{place}: {shown(columns.choices[0])} is not a list of texts to choose from")
+        self._n_choice = self._n_choice or len(choices)
+        if len(choices) != self._n_choice or len(choices) < 2:
+            least = f"; those before have {self._n_choice}" if len(choices) != self._n_choice else ", not two or more"
+            raise CorpusError(f"{place}: it has {len(choices)} choice{'s' * (len(choices) != 1)}{least}")
+        if columns.question is not None:
+            question = self._text(fields, columns.question, place)
+            choices = [answered(question, choice) for choice in choices]
+        answer = fields.get(columns.label[0]) if columns.label else None
+        return replace(example, choices=tuple(choices), label=_chosen(answer, len(choices), keys, place))
+
+
+def answered(question: str, answer: str) -> str:
+    """Return a question with its answer: in place of `_`, or else after it. XLNet's `run_race.py` does the same.
+
+    Example:
+        >>> answered("Tom is _ .", "ill"), answered("Who is ill?", "Tom")
+        ('Tom is ill .', 'Who is ill? Tom')
+    """
+    return question.replace("_", answer) if "_" in question else f"{question} {answer}"
+
+
+def _chosen(answer: Any, n_choice: int, keys: Any, place: str) -> int | None:
+    """Return the index of the choice that is right, written as an index from 0, or as a letter from A."""
+    text = "" if answer is None else str(answer).strip()
+    if not text:
+        return None
+    if isinstance(keys, list) and text in keys:
+        return keys.index(text)
+    if text in map(str, range(n_choice)):
+        return int(text)
+    if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < n_choice:
+        return ord(text.upper()) - ord("A")
+    last = chr(ord("A") + n_choice - 1)
+    raise CorpusError(
+        f"{place}: label {shown(answer)} is none of its {n_choice} choices; they are 0 to {n_choice - 1}, or A to {last}"
+    )
+
+
+def _questions(value: dict[str, Any], place: str) -> Iterator[tuple[str, Fields]]:
+    """Yield the questions of a passage of RACE as objects of their own; what has no list of questions is one."""
+    questions = value.get("questions")
+    if not isinstance(questions, list):
+        yield place, value
+        return
+    options, answers = value.get("options"), value.get("answers") or [None] * len(questions)
+    if not isinstance(options, list) or not isinstance(answers, list) or not len(options) == len(answers) == len(questions):
+        raise CorpusError(f"{place}: it has {len(questions)} questions, but not as many lists of options, and answers")
+    name = str(value.get("id", ""))
+    for i, (question, option, answer) in enumerate(zip(questions, options, answers, strict=True), 1):
+        fields = {"article": value.get("article"), "question": question, "options": option, "answer": answer}
+        yield f"{place} question {i}", fields | ({"id": f"{name}/{i}"} if name else {})
+
+
+def _name(value: Any, place: str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float):
+        raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number")
+    return str(value).strip()
+
+
+def _is_true(value: Any, name: str, place: str) -> bool:
+    text = str(value).strip().lower()
+    if text not in (*_TRUE, *_FALSE):
+        raise CorpusError(f"{place}: label {shown(name)} is {shown(value)}; a column of one label holds 0 or 1")
+    return text in _TRUE
+
+
+def _decoded(data: bytes, place: str) -> str:
+    if b"\0" in data:
+        raise CorpusError(f"{place}: {not_utf8_remedy(data)}")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{place}: byte {error.start + 1} is not UTF-8 (0x{data[error.start]:02x}); {not_utf8_remedy(data[error.start :])}"
+        ) from None
+
+
+def _without_mark(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield blocks without the byte order mark that some programs write first."""
+    is_first = True
+    for block in blocks:
+        yield block.removeprefix(b"\xef\xbb\xbf") if is_first else block
+        is_first = False
+
+
+def _peeked(rows: Iterator[tuple[int, list[str]]], most: int) -> list[tuple[int, list[str]]]:
+    """Return the first rows, fewer if they are long."""
+    found, size = [], 0
+    for row in islice(rows, most):
+        found.append(row)
+        size += sum(map(len, row[1]))
+        if size > MAX_LINE_BYTES:
+            break
+    return found
+
+
+def _whole(file: Path) -> bytes:
+    """Return the content of a file that is one text."""
+    parts, size = [], 0
+    for block in read_blocks(Piece(file)):
+        parts.append(block)
+        size += len(block)
+        if size > MAX_LINE_BYTES:
+            raise CorpusError(f"'{file}' has more than {MAX_LINE_BYTES:,} bytes, and would be one text; divide it")
+    return b"".join(parts).removeprefix(b"\xef\xbb\xbf")
+
+
+def class_directories(path: Path) -> list[Path]:
+    """Return the directories of classes in a directory, sorted; without that of texts without labels.
+
+    Raises:
+        CorpusError: there are fewer than two.
+    """
+    folders = [each for each in subdirectories(path) if each.name not in UNLABELLED]
+    if len(folders) < 2:
+        raise CorpusError(f"'{path}' has {len(folders)} directories of classes; give a file, or a directory with two or more")
+    return folders
+
+
+def subdirectories(path: Path) -> list[Path]:
+    """Return the directories in a directory, sorted, without hidden ones."""
+    return [each for each in entries(path) if each.is_dir()]
+
+
+def entries(path: Path) -> list[Path]:
+    """Return what is in a directory, sorted, without what is hidden.
+
+    Raises:
+        CorpusError: it cannot be listed.
+    """
+    try:
+        return sorted(each for each in path.iterdir() if not each.name.startswith("."))
+    except OSError as error:
+        raise CorpusError(f"cannot read '{path}': {system_reason(error, 'give another directory')}") from None
+
+
+def _race_files(path: Path) -> list[Path]:
+    folders = [each for each in subdirectories(path) if each.name in _RACE] or [path]
+    return [file for folder in folders for file in entries(folder) if suffix_of(file) == ".txt" and file.is_file()]
+
+
+def is_race(path: Path) -> bool:
+    """Return whether a directory, or its high and middle, holds files of JSON objects, as RACE does."""
+    files = _race_files(path)
+    return bool(files) and next(read_blocks(Piece(files[0])), b"").lstrip().startswith(b"{")

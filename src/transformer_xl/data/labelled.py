@@ -1,0 +1,421 @@
+"""Labelled texts: examples, the rows of ids that they become, and the batches that a model is taught with.
+
+A batch is a function of the seed, the epoch and the position. Each epoch draws a new order of the examples and cuts it into
+windows of 64 batches. In a window, examples of like length share a batch, so that padding is short, and the batches come in a
+random order. The last batch of an epoch is filled up with rows that are not scored, so every batch has B rows.
+"""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.data.labels import NOT_SCORED, Example, Label, label_names, labels_of
+from transformer_xl.data.order import Permutation
+from transformer_xl.data.pairs import shortened
+from transformer_xl.data.streams import Stream
+from transformer_xl.data.tokenizers import Tokenizer, UnigramTokenizer
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, room_for
+from transformer_xl.model_config import HeadConfig, ModelConfig, XLNetConfig
+
+__all__ = [
+    "CHOICE_LEN",
+    "NOT_SCORED",
+    "WINDOW",
+    "Example",
+    "Label",
+    "LabelledBatch",
+    "LabelledStream",
+    "LabelledTexts",
+    "Layout",
+    "Row",
+    "Rows",
+    "batch_of",
+    "label_names",
+    "labels_of",
+]
+
+CHOICE_LEN = 128
+"""Of a choice, the last so many tokens are read: the end of a question and its answer. XLNet's `run_race.py` has the same."""
+
+WINDOW = 64
+"""Batches among which examples are sorted by length."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The ids of a text, or of two, with what stands between and after them.
+
+    Attributes:
+        ids: int32 (n,).
+        segments: int8 (n,), the text that each token belongs to (XLNet); all zeros for other models.
+        may_answer: bool (n,), tokens that an answer may consist of; None: all.
+    """
+
+    ids: np.ndarray
+    segments: np.ndarray
+    may_answer: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class LabelledBatch:
+    """Texts as rows of ids, padded at the left to the same length L, and their labels.
+
+    Attributes:
+        ids: int64 (B, L), or (B, C, L) with C choices each.
+        n_pad: int64 (B,) or (B, C), padding at the left of each row.
+        segments: int64 like `ids`, the text that each token belongs to (XLNet); all zeros for other models.
+        labels: classification and choice int64 (B,), multilabel float32 (B, n_label) of 0 and 1, regression float32 (B,),
+            span int64 (B, 3): first and last token of the answer, counted from the row's left end with its padding, and whether
+            there is none (1). -100, or NaN where they are floats, is not scored.
+        may_answer: bool (B, L), tokens that an answer may consist of; all True unless it is a span.
+    """
+
+    ids: Tensor
+    n_pad: Tensor
+    segments: Tensor
+    labels: Tensor
+    may_answer: Tensor
+
+
+class Layout:
+    r"""How texts become rows of ids.
+
+    For an XLNet: `A <sep> <cls>` or `A <sep> B <sep> <cls>`, with segments 0 for A and its <sep>, 1 for B and its <sep>, and 2
+    for <cls>. Line ends become spaces, as in the original. For other models: A, a line end, B, a line end; a vocabulary without
+    line ends has a space instead, or nothing.
+
+    A row that is too long loses tokens at the end of its longer text until both fit, as the original does it. Of a choice the
+    last `CHOICE_LEN` tokens are kept, or half of the room, and the text before it is shortened.
+
+    Args:
+        tokenizer: the model's.
+        kind: the model's kind, such as "xlnet".
+        max_len: the most tokens of a row, special ones included; None: any number.
+
+    Raises:
+        ConfigError: an XLNet's vocabulary without <sep> and <cls>, or no room for two texts.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> layout = Layout(ByteTokenizer(), "transformer_xl", max_len=8)
+        >>> bytes(layout.row(layout.encode("a text"), layout.encode("four")).ids.tolist())
+        b'a t\nfou\n'
+    """
+
+    def __init__(self, tokenizer: Tokenizer, kind: str, *, max_len: int | None = None) -> None:
+        self.tokenizer, self.max_len = tokenizer, max_len
+        self.is_xlnet = kind == XLNetConfig.kind
+        if self.is_xlnet:
+            self.sep, self.end = _special_pieces(tokenizer)
+        else:
+            self.sep, self.end = _line_end(tokenizer), np.empty(0, np.int32)
+        if max_len is not None and max_len < (least := self.n_special(2) + 2):
+            raise ConfigError(f"task.max_len ({max_len}) must be at least {least}, so that two texts fit; raise it")
+
+    @classmethod
+    def of(cls, config: ModelConfig, tokenizer: Tokenizer) -> "Layout":
+        """Return the layout that belongs to a model with a head."""
+        return cls(tokenizer, config.kind, max_len=config.head.max_len if config.head else None)
+
+    def n_special(self, n_text: int) -> int:
+        """Return how many tokens of a row belong to none of its texts."""
+        return n_text * len(self.sep) + len(self.end)
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of one text, int32 (n,), without anything before or after it.
+
+        Raises:
+            TokenizerError: the text has a character that the tokenizer cannot represent.
+        """
+        text = text.strip()
+        return self.tokenizer.encode(text.replace("\n", " ") if self.is_xlnet else text).astype(np.int32)
+
+    def row(self, first: np.ndarray, second: np.ndarray | None = None, *, is_choice: bool = False) -> Row:
+        """Return one or two encoded texts as a row, shortened if it is too long.
+
+        Args:
+            first: ids, integers (n,).
+            second: ids of the second text; None: there is none.
+            is_choice: the end of `second` is what matters.
+        """
+        n_first, n_second = self._kept(len(first), None if second is None else len(second), is_choice)
+        parts = [first[:n_first], self.sep]
+        if second is not None:
+            parts += [second[len(second) - n_second :] if is_choice else second[:n_second], self.sep]
+        ids = np.concatenate([*parts, self.end]).astype(np.int32, copy=False)
+        segments = np.zeros(len(ids), np.int8)
+        if self.is_xlnet:
+            segments[n_first + len(self.sep) :] = 1
+            segments[len(ids) - len(self.end) :] = 2
+        return Row(ids, segments)
+
+    def length(self, n_first: int, n_second: int | None = None, *, is_choice: bool = False) -> int:
+        """Return the tokens of the row that texts of so many tokens make."""
+        return sum(self._kept(n_first, n_second, is_choice)) + self.n_special(1 if n_second is None else 2)
+
+    def rows(self, example: Example) -> tuple[Row, ...]:
+        """Return an example as one row, or as one for each choice.
+
+        Raises:
+            TokenizerError: see `encode`; the message begins with the example's place.
+        """
+        texts = [self.encode_at(text, example.place) for text in _texts_of(example)]
+        if len(texts) == 1:
+            return (self.row(texts[0]),)
+        return tuple(self.row(texts[0], second, is_choice=bool(example.choices)) for second in texts[1:])
+
+    def encode_at(self, text: str, place: str) -> np.ndarray:
+        """Return the ids of one text; an error names its place."""
+        try:
+            return self.encode(text)
+        except TokenizerError as error:
+            raise TokenizerError(f"{place}: {error}" if place else str(error)) from None
+
+    def _kept(self, n_first: int, n_second: int | None, is_choice: bool) -> tuple[int, int]:
+        """Return how many tokens of both texts are read."""
+        if self.max_len is None or n_first + (n_second or 0) + self.n_special(1 if n_second is None else 2) <= self.max_len:
+            return n_first, n_second or 0
+        if n_second is None:
+            return self.max_len - self.n_special(1), 0
+        room = self.max_len - self.n_special(2)
+        if not is_choice:
+            return shortened(n_first, n_second, room)
+        n_second = min(n_second, CHOICE_LEN, room // 2)
+        return min(n_first, room - n_second), n_second
+
+
+def _special_pieces(tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    if not isinstance(tokenizer, UnigramTokenizer):
+        raise ConfigError(
+            f"an XLNet reads texts with <sep> and <cls>, which a vocabulary of kind '{tokenizer.kind}' lacks; give the run or "
+            "model with its own tokenizer"
+        )
+    try:
+        return np.array([tokenizer.id_of("<sep>")], np.int32), np.array([tokenizer.id_of("<cls>")], np.int32)
+    except TokenizerError as error:
+        raise ConfigError(
+            f"an XLNet reads texts with <sep> and <cls>: {error}; use the vocabulary it was trained with"
+        ) from None
+
+
+def _line_end(tokenizer: Tokenizer) -> np.ndarray:
+    for text in ("\n", " "):
+        try:
+            ids = tokenizer.encode(text)
+        except TokenizerError:
+            continue
+        if len(ids):
+            return ids.astype(np.int32)
+    return np.empty(0, np.int32)
+
+
+def _texts_of(example: Example) -> tuple[str, ...]:
+    """Return the text, and the second text or all choices."""
+    return (example.text, *(example.choices or (() if example.pair is None else (example.pair,))))
+
+
+def batch_of(rows: Sequence[tuple[Row, ...]], labels: Tensor, *, length: int | None = None) -> LabelledBatch:
+    """Return rows with padding at their left.
+
+    Args:
+        rows: one tuple per example: a row, or one for each choice, and then equally many for each example.
+        labels: of the examples, see `LabelledBatch`; see `labels_of`.
+        length: L; None: of the longest row.
+
+    Raises:
+        ConfigError: examples with different numbers of choices.
+    """
+    n_choice = len(rows[0])
+    if any(len(choices) != n_choice for choices in rows):
+        raise ConfigError(f"examples of a batch have {n_choice} and other numbers of choices; give all equally many")
+    flat = [row for choices in rows for row in choices]
+    length = max(len(row.ids) for row in flat) if length is None else length
+    ids = np.zeros((len(flat), length), np.int64)
+    segments = np.zeros((len(flat), length), np.int64)
+    may_answer = np.zeros((len(flat), length), bool)
+    for i, row in enumerate(flat):
+        begin = length - len(row.ids)
+        ids[i, begin:], segments[i, begin:] = row.ids, row.segments
+        may_answer[i, begin:] = True if row.may_answer is None else row.may_answer
+    n_pad = np.array([length - len(row.ids) for row in flat], np.int64)
+    shape = (len(rows), n_choice) if n_choice > 1 else (len(rows),)
+
+    def shaped(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).reshape(*shape, *array.shape[1:])
+
+    return LabelledBatch(shaped(ids), shaped(n_pad), shaped(segments), labels, shaped(may_answer))
+
+
+class Rows(Protocol):
+    """Examples that a `LabelledStream` deals out."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each example's longest row, integers (n,)."""
+        ...
+
+    @property
+    def checksum(self) -> int:
+        """A number that other examples do not have; a saved position belongs to it."""
+        ...
+
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+        """Return a batch.
+
+        Args:
+            chosen: indices of examples, int64 (B,).
+            is_scored: bool (B,), False: the label of that row is replaced by -100 or NaN.
+            length: tokens of a row, padding included.
+        """
+        ...
+
+
+class LabelledTexts:
+    """Examples encoded once and held: 4 bytes a token; a text that follows on itself, as in RACE, is held once.
+
+    Args:
+        examples: read once.
+        layout: makes rows of them.
+        head: names the labels.
+
+    Raises:
+        CorpusError: no examples, or a label that the head does not know.
+        ConfigError: examples with different numbers of texts, or no room.
+        TokenizerError: a character that the tokenizer cannot represent.
+    """
+
+    def __init__(self, examples: Sequence[Example], layout: Layout, head: HeadConfig) -> None:
+        if not examples:
+            raise CorpusError("there are no texts to learn from; give a file with some")
+        self._layout, self._is_choice = layout, head.kind == "choice"
+        self.labels = labels_of(head, examples)
+        with room_for("the ids of all texts", "give fewer, or shorten them by task.max_len"):
+            self._encode(examples)
+
+    def _encode(self, examples: Sequence[Example]) -> None:
+        ids, borders, parts, lengths = array("i"), array("q", [0]), array("q"), array("q")
+        n_text, last = len(_texts_of(examples[0])), ("", -1)
+        for example in examples:
+            texts = _texts_of(example)
+            if len(texts) != n_text:
+                raise ConfigError(
+                    f"{example.place}: {len(texts)} texts, but {n_text} in {examples[0].place}; give all examples equally many"
+                )
+            for i, text in enumerate(texts):
+                if i or last[0] != text or last[1] < 0:
+                    encoded = self._layout.encode_at(text, example.place)
+                    ids.frombytes(self._clipped(encoded, from_end=self._is_choice and i > 0).tobytes())
+                    borders.append(len(ids))
+                    number = len(borders) - 2
+                    last = last if i else (text, number)
+                else:
+                    number = last[1]
+                parts.append(number)
+            sizes = [borders[number + 1] - borders[number] for number in parts[-n_text:]]
+            lengths.append(max(self._layout.length(sizes[0], size, is_choice=self._is_choice) for size in sizes[1:] or [None]))
+        self._ids, self._borders = np.frombuffer(ids, np.int32), np.frombuffer(borders, np.int64)
+        self._parts = np.frombuffer(parts, np.int64).reshape(-1, n_text)
+        self.lengths = np.frombuffer(lengths, np.int64)
+        self.checksum = 0
+        for held in (self._ids, self._borders, self._parts, self.labels.numpy()):
+            self.checksum = zlib.crc32(held.tobytes(), self.checksum)
+
+    def _clipped(self, ids: np.ndarray, *, from_end: bool) -> np.ndarray:
+        """Return what no row can lose of a text."""
+        most = self._layout.max_len
+        return ids if most is None else ids[-most:] if from_end else ids[:most]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def rows(self, index: int) -> tuple[Row, ...]:
+        """Return the rows of an example."""
+        first, *others = [self._ids[self._borders[part] : self._borders[part + 1]] for part in self._parts[index]]
+        if not others:
+            return (self._layout.row(first),)
+        return tuple(self._layout.row(first, other, is_choice=self._is_choice) for other in others)
+
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+        """Return a batch; see `Rows.batch`."""
+        labels = self.labels[torch.from_numpy(chosen)]
+        labels[torch.from_numpy(~is_scored)] = torch.nan if labels.is_floating_point() else NOT_SCORED
+        return batch_of([self.rows(index) for index in chosen.tolist()], labels, length=length)
+
+
+class LabelledStream(Stream):
+    """Endless iterator over batches of examples, epoch after epoch; see the head of this file.
+
+    All processes pad to the length of the longest row of the whole batch. Where the last batch of an epoch is filled up, a
+    process may have no row that is scored.
+
+    Args:
+        texts: the examples, such as `LabelledTexts`.
+        batch_size: examples of all processes together, B.
+        seed: seed of the order, at least 0.
+        rank: index of this process.
+        world_size: number of processes, W.
+
+    Raises:
+        ConfigError: world_size does not divide batch_size, or sizes that are not positive.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> texts = [Example("a", label=1.0), Example("bc", label=2.0), Example("d", label=3.0)]
+        >>> head = HeadConfig(kind="regression")
+        >>> stream = LabelledStream(LabelledTexts(texts, Layout(ByteTokenizer(), "lstm"), head), batch_size=2, seed=0)
+        >>> sorted(label for batch in (next(stream), next(stream)) for label in batch.labels.tolist() if label == label)
+        [1.0, 2.0, 3.0]
+    """
+
+    _resumed_with = "the same data, train.batch_size and train.seed"
+
+    def __init__(self, texts: Rows, *, batch_size: int, seed: int, rank: int = 0, world_size: int = 1) -> None:
+        super().__init__(batch_size=batch_size, rank=rank, world_size=world_size)
+        self._texts, self._seed = texts, seed
+        self._n_example = len(texts.lengths)
+        self._window: tuple[tuple[int, int], list[np.ndarray]] | None = None  # the batches of an epoch's window
+
+    @property
+    def segments_per_epoch(self) -> int:
+        """Batches of one epoch."""
+        return -(-self._n_example // self._batch_size)
+
+    def __next__(self) -> LabelledBatch:
+        window, place = divmod(self._position, WINDOW)
+        if self._window is None or self._window[0] != (self._epoch, window):
+            self._window = ((self._epoch, window), self._batches(window))
+        chosen = self._window[1][place]
+        length = int(self._texts.lengths[chosen].max())
+        is_scored = np.arange(self._batch_size) < len(chosen)
+        filled = np.append(chosen, np.repeat(chosen[:1], self._batch_size - len(chosen)))
+        self._move_on()
+        mine = slice(self._rows.start, self._rows.stop)
+        return self._texts.batch(filled[mine], is_scored[mine], length)
+
+    def _batches(self, window: int) -> list[np.ndarray]:
+        """Return the indices of each batch's examples, shortest first."""
+        size = self._batch_size * WINDOW
+        places = np.arange(window * size, min((window + 1) * size, self._n_example))
+        chosen = Permutation(self._n_example, self._seed, self._epoch, 0)(places)
+        n_full = len(chosen) // self._batch_size
+        chosen, rest = chosen[: n_full * self._batch_size], chosen[n_full * self._batch_size :]
+        by_length = self._by_length(chosen).reshape(n_full, self._batch_size)
+        order = Permutation(n_full, self._seed, self._epoch, 1 + window)(np.arange(n_full))
+        return [*by_length[order], *([self._by_length(rest)] if len(rest) else [])]
+
+    def _by_length(self, chosen: np.ndarray) -> np.ndarray:
+        return chosen[np.argsort(self._texts.lengths[chosen], kind="stable")]
+
+    def _layout(self) -> dict[str, int | str]:
+        return {
+            "batch_size": self._batch_size,
+            "n_examples": self._n_example,
+            "checksum": self._texts.checksum,
+            "seed": self._seed,
+        }

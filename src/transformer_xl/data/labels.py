@@ -1,0 +1,160 @@
+"""Examples, and what their labels are as numbers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.config import TaskConfig
+from transformer_xl.errors import CorpusError, did_you_mean, shown
+from transformer_xl.model_config import HeadConfig
+
+Label = str | float | int | tuple[str, ...]
+"""A class; a number; the index of a choice; or the labels of a text, possibly none."""
+
+NOT_SCORED = -100
+"""The label of a row without one; where labels are floats, it is NaN."""
+
+_MOST_CLASSES = 20  # so many may be numbers with fractions, or occur once on average
+_MOST_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Example:
+    """A text with what is to be said of it.
+
+    Attributes:
+        text: the text; of a choice: what is common to all choices.
+        pair: the second text; None: there is none.
+        choices: the texts to choose from, each read after `text`; empty unless it is a choice.
+        label: None: not known.
+        place: where it comes from, for messages: a file and a line.
+        id: name of the example, if its file gives one.
+    """
+
+    text: str
+    pair: str | None = None
+    choices: tuple[str, ...] = ()
+    label: Label | None = None
+    place: str = ""
+    id: str | None = None
+
+
+def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...]:
+    """Return the classes or labels of the training examples, sorted, numbers as numbers; columns of labels in their own order.
+
+    Raises:
+        CorpusError: there is a single class, or there are as many as in a column that is no label.
+    """
+    if task.kind not in ("classification", "multilabel"):
+        return ()
+    if task.kind == "multilabel" and task.label and len(task.label) > 1:
+        return task.label
+    file = examples[0].place.rpartition(" line ")[0] or "the training file"
+    found: set[str] = set()
+    for example in examples:
+        label = () if example.label is None else example.label
+        found.update(label if isinstance(label, tuple) else (str(label),))
+    names = _sorted(found)
+    if task.kind == "multilabel":
+        if not names:
+            raise CorpusError(f"{file}: no text has any label; name the column of labels by task.label")
+        return names
+    if len(names) == 1:
+        raise CorpusError(
+            f"{file}: all {len(examples):,} texts have the label {shown(names[0])}; give texts of two classes or more"
+        )
+    _check_classes(names, len(examples), file)
+    return names
+
+
+def _sorted(names: Iterable[str]) -> tuple[str, ...]:
+    names = sorted(names)
+    if all(_number(name) is not None for name in names):
+        names.sort(key=float)
+    return tuple(names)
+
+
+def _check_classes(names: tuple[str, ...], n_example: int, file: str) -> None:
+    if len(names) <= _MOST_CLASSES:
+        return
+    some = ", ".join(map(shown, names[:_MOST_SHOWN]))
+    found = f"{file}: {len(names):,} different labels in {n_example:,} texts ({some}, …)"
+    numbers = [_number(name) for name in names]
+    if None not in numbers and any(number and number % 1 for number in numbers):
+        raise CorpusError(f"{found}: these are numbers, not classes; use --task regression")
+    if len(names) > n_example // 2:
+        raise CorpusError(f"{found}: these are not classes; name the column of the label by task.label")
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) else None
+
+
+def labels_of(head: HeadConfig, examples: Sequence[Example]) -> Tensor:
+    """Return the labels of examples as numbers, as in `LabelledBatch`; spans have no such labels.
+
+    Raises:
+        CorpusError: a label that the head does not know, with its file and line.
+    """
+    index = {name: i for i, name in enumerate(head.labels)}
+    if head.kind == "regression":
+        numbers = [torch.nan if each.label is None else label_number(each.label, each.place) for each in examples]
+        return torch.tensor(numbers, dtype=torch.float32)
+    if head.kind == "choice":
+        return torch.tensor([_choice(example) for example in examples], dtype=torch.int64)
+    if head.kind == "classification":
+        numbers = [NOT_SCORED if each.label is None else _index(str(each.label), index, each.place) for each in examples]
+        return torch.tensor(numbers, dtype=torch.int64)
+    assert head.kind == "multilabel"
+    has = torch.zeros(len(examples), len(index))
+    for i, example in enumerate(examples):
+        if example.label is None:
+            has[i] = torch.nan
+            continue
+        assert isinstance(example.label, tuple)
+        for name in example.label:
+            has[i, _index(name, index, example.place)] = 1
+    return has
+
+
+def _index(name: str, index: dict[str, int], place: str) -> int:
+    if name in index:
+        return index[name]
+    numbers = _number(name) is not None and not any(_number(known) is not None for known in index)
+    why = f"is a number, but the classes have names; {_known(index)}" if numbers else f"is unknown; {did_you_mean(name, index)}"
+    raise CorpusError(f"{place}: label {shown(name)} {why}")
+
+
+def _known(index: Iterable[str]) -> str:
+    return did_you_mean("", index)
+
+
+def label_number(label: object, place: str) -> float:
+    """Return a label as the number that it must be for regression.
+
+    Raises:
+        CorpusError: it is none, or not finite.
+    """
+    number = None if isinstance(label, bool) else _number(str(label))
+    if number is None:
+        raise CorpusError(
+            f"{place}: label {shown(label)} is not a number, as regression needs; mend it, or use --task classification"
+        )
+    return number
+
+
+def _choice(example: Example) -> int:
+    if example.label is None:
+        return NOT_SCORED
+    if not isinstance(example.label, int) or not 0 <= example.label < len(example.choices):
+        raise CorpusError(
+            f"{example.place}: label {shown(example.label)} is none of the {len(example.choices)} choices; they count from 0"
+        )
+    return example.label

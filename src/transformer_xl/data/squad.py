@@ -1,0 +1,526 @@
+"""Questions about passages: files of SQuAD 1.1 and 2.0, and the windows of a passage in which a model looks for the answer.
+
+A window is one row of ids. A model that sees both sides (XLNet) reads
+
+    passage <sep> question <sep> <cls>        segments 0 … 0, 0, 1 … 1, 1, 2
+
+and a model that reads from left to right reads the question first, so that it knows what it looks for:
+
+    question newline passage newline          segments all 0
+
+(a vocabulary without line ends has a space instead). The last token stands for "no answer here". A passage that is too long for
+one row is cut into windows that begin `doc_stride` tokens apart. Every piece knows from which characters it comes, so an answer
+is a part of the passage as it was written, not text put together from pieces.
+
+Reference: Rajpurkar et al. 2016 and 2018 for the files; zihangdai/xlnet `run_squad.py` for windows and their best context.
+"""
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from transformer_xl.data.labelled import NOT_SCORED, Example, LabelledBatch, Layout, Row, batch_of
+from transformer_xl.data.text_files import Piece, check_readable, read_blocks
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, one_line, room_for, shown
+from transformer_xl.model_config import ModelConfig
+from transformer_xl.untrusted import parse_json
+
+MAX_BYTES = 1 << 28
+"""The largest file that is read, decompressed; the training file of SQuAD 2.0 has 42 MB."""
+
+MAX_PARTS = 1 << 24
+"""The most brackets, commas and colons of a file; the training file of SQuAD 2.0 has some 4 million."""
+
+
+class Answer(NamedTuple):
+    """A part of a passage: its text, and the character at which it begins."""
+
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """The character after its last one."""
+        return self.start + len(self.text)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a passage.
+
+    Attributes:
+        id: its name in the file.
+        text: the question.
+        passage: the text that may hold the answer.
+        answers: right answers, from one or several people; none if there is none, or if it is not known.
+        is_impossible: the passage does not hold an answer.
+        is_labelled: whether the file says what the answer is, or that there is none.
+        article: number of the article that the passage is from.
+        place: where it comes from, for messages.
+    """
+
+    id: str
+    text: str
+    passage: str
+    answers: tuple[Answer, ...] = ()
+    is_impossible: bool = False
+    is_labelled: bool = True
+    article: int = 0
+    place: str = ""
+
+    @property
+    def example(self) -> Example:
+        """The passage and the question as a text and its pair, with the texts of all right answers as the label."""
+        label = tuple(answer.text for answer in self.answers) if self.is_labelled else None
+        return Example(self.passage, self.text, label=label, place=self.place, id=self.id)
+
+
+def read_squad(path: Path, *, labelled: bool = True) -> list[Question]:
+    """Read a file of SQuAD 1.1 or 2.0, plain or compressed (.gz, .xz, .zst).
+
+    Args:
+        path: of the file.
+        labelled: refuse questions that have neither an answer nor the mark that there is none; else they come unlabelled.
+
+    Returns:
+        the questions in the order of the file.
+
+    Raises:
+        CorpusError: the file cannot be read, is too large, is no such JSON, or something in it is missing or contradicts
+            itself, for example an answer that does not stand in its passage where the file says so.
+    """
+    path = Path(path)
+    check_readable(path)
+    content = bytearray()
+    for block in read_blocks(Piece(path)):
+        content += block
+        if len(content) > MAX_BYTES:
+            raise CorpusError(f"'{path}' has more than {MAX_BYTES:,} bytes, the most accepted of a SQuAD file; divide it")
+    try:
+        values = parse_json(bytes(content), most_parts=MAX_PARTS)
+    except ValueError as error:
+        raise CorpusError(f"'{path}' is not valid JSON: {one_line(error)}; fetch or write it again") from None
+    questions = list(_questions(values, path, labelled))
+    if not questions:
+        raise CorpusError(f"'{path}' has no questions; give another file")
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            raise CorpusError(f"{question.place}: another question has the same id; give each its own")
+        seen.add(question.id)
+    return questions
+
+
+def _questions(values: Any, path: Path, labelled: bool) -> Iterator[Question]:
+    where = f"'{path}'"
+    for number, article in enumerate(_field(values, "data", list, where)):
+        in_article = f"{where}, article {number + 1}"
+        for count, paragraph in enumerate(_field(article, "paragraphs", list, in_article)):
+            in_paragraph = f"{in_article}, paragraph {count + 1}"
+            passage = _text(paragraph, "context", in_paragraph)
+            for index, entry in enumerate(_field(paragraph, "qas", list, in_paragraph)):
+                name = _text(entry, "id", f"{in_paragraph}, question {index + 1}")
+                place = f"{where}, question {shown(name)}"
+                answers, is_impossible = _answers(entry, passage, place, labelled)
+                yield Question(
+                    id=name,
+                    text=_text(entry, "question", place),
+                    passage=passage,
+                    answers=answers,
+                    is_impossible=is_impossible,
+                    is_labelled=bool(answers) or is_impossible,
+                    article=number,
+                    place=place,
+                )
+
+
+def _answers(entry: dict[str, Any], passage: str, place: str, labelled: bool) -> tuple[tuple[Answer, ...], bool]:
+    is_impossible = _field(entry, "is_impossible", bool, place) if "is_impossible" in entry else False
+    given = _field(entry, "answers", list, place) if labelled and not is_impossible else entry.get("answers") or []
+    if not isinstance(given, list):
+        raise CorpusError(f"{place}: its 'answers' are no list; write it as in SQuAD")
+    if is_impossible and given:
+        raise CorpusError(f"{place}: it has answers although is_impossible is true; remove one of the two")
+    if labelled and not is_impossible and not given:
+        raise CorpusError(f"{place}: it has no answers; add one, or set is_impossible to true")
+    answers = []
+    for value in given:
+        answer = Answer(_text(value, "text", f"{place}, answer"), _field(value, "answer_start", int, f"{place}, answer"))
+        if answer.start < 0 or passage[answer.start : answer.end] != answer.text:
+            raise CorpusError(f"{place}: {_misplaced(answer, passage)}")
+        answers.append(answer)
+    return tuple(answers), is_impossible
+
+
+def _misplaced(answer: Answer, passage: str) -> str:
+    complaint = f"answer {shown(answer.text)} is not in its passage at character {answer.start}"
+    if answer.start >= 0:
+        stands = passage[answer.start : answer.end]
+        complaint += f", where {shown(stands)} stands" if stands else f", which has {len(passage)}"
+    places = [at for at in range(len(passage)) if passage.startswith(answer.text, at)]
+    if not places:
+        return f"{complaint}, nor anywhere in it; correct its text"
+    nearest = min(places, key=lambda at: abs(at - answer.start))
+    return f"{complaint}; set answer_start to {nearest}, where it is"
+
+
+def _field(values: Any, name: str, kind: type, place: str) -> Any:
+    value = values.get(name) if isinstance(values, dict) else None
+    if type(value) is not kind:
+        words = {list: "a list", str: "a text", int: "a whole number", bool: "true or false"}[kind]
+        found = f"is {shown(value)}, not {words}" if isinstance(values, dict) and name in values else "is missing"
+        raise CorpusError(f"{place}: '{name}' {found}; write it as in SQuAD")
+    return value
+
+
+def _text(values: Any, name: str, place: str) -> str:
+    text = _field(values, name, str, place)
+    if not text.strip():
+        raise CorpusError(f"{place}: '{name}' is empty; give a text or leave this entry out")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CorpusError(f"{place}: '{name}' has a lone surrogate, which is not Unicode text; write it again") from None
+    return text
+
+
+def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple[list[Question], list[Question]]:
+    """Divide questions by article, so that nobody is asked about a text that was learned from.
+
+    If there is one article only, they are divided by passage.
+
+    Args:
+        questions: at least two passages.
+        share: of the questions that is held out, at least; whole articles are.
+        seed: of the choice.
+
+    Returns:
+        the questions that remain and those that are held out, both in their order.
+
+    Raises:
+        CorpusError: one passage only.
+    """
+    groups: list[Any] = [question.article for question in questions]
+    if len(set(groups)) < 2:
+        groups = [question.passage for question in questions]
+    names = list(dict.fromkeys(groups))
+    if len(names) < 2:
+        raise CorpusError("all questions are about one passage, so none can be held out; give a file for that (task.valid)")
+    counts = {name: 0 for name in names}
+    for name in groups:
+        counts[name] += 1
+    chosen: set[Any] = set()
+    n_held = 0
+    for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
+        if n_held >= share * len(questions):
+            break
+        chosen.add(names[index])
+        n_held += counts[names[index]]
+    kept = [question for question, name in zip(questions, groups, strict=True) if name not in chosen]
+    return kept, [question for question, name in zip(questions, groups, strict=True) if name in chosen]
+
+
+class Pieces(NamedTuple):
+    """A text as ids, and the characters from which each comes: arrays of shape (n,), int64."""
+
+    ids: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+
+    def covering(self, start: int, end: int) -> tuple[int, int] | None:
+        """Return the first and the last piece of the characters from start to end (exclusive); None if no piece has any.
+
+        Example:
+            >>> Pieces(*map(np.array, ([7, 8], [0, 2], [2, 4]))).covering(1, 4)
+            (0, 1)
+        """
+        first, last = int(np.searchsorted(self.ends, start, "right")), int(np.searchsorted(self.starts, end, "left")) - 1
+        return (first, last) if first <= last else None
+
+    def characters(self, first: int, last: int) -> tuple[int, int]:
+        """Return the characters from which the pieces from first to last (inclusive) come."""
+        return int(self.starts[first]), int(self.ends[last])
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of a passage with its question, as one row of tokens.
+
+    Attributes:
+        row: the tokens; `may_answer` is True for the passage's pieces.
+        labels: first and last token of the answer and 0; or twice the last token and 1 where the window has none. All -100: not
+            known, or the answer has no pieces.
+        begin: the place in the row at which pieces of the passage begin.
+        starts: (n,) int64, the characters of the passage at which its pieces in this window begin.
+        ends: (n,) int64, those after their last ones.
+        has_most_context: (n,) bool, pieces which no other window shows with more text at both sides.
+    """
+
+    row: Row
+    labels: tuple[int, int, int]
+    begin: int
+    starts: np.ndarray
+    ends: np.ndarray
+    has_most_context: np.ndarray
+
+
+class _Cut(NamedTuple):
+    """A window of a passage: its pieces from begin to end (exclusive), and the first and last piece of the answer in it.
+
+    Of both, -1: the window has no answer, and -100: it is not scored.
+    """
+
+    begin: int
+    end: int
+    first: int
+    last: int
+
+
+class WindowLayout:
+    r"""How questions become rows of ids.
+
+    Args:
+        layout: of the model's texts.
+        tgt_len: tokens of the longest row.
+        doc_stride: tokens by which the windows of a passage move on.
+        max_query_len: tokens of a question that are read.
+
+    Raises:
+        ConfigError: rows too short for such questions and steps.
+        TokenizerError: a vocabulary whose tokens have no places in a text, or without a token between question and passage.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> layout = WindowLayout(Layout(ByteTokenizer(), "lstm"), tgt_len=14, doc_stride=4, max_query_len=4)
+        >>> question = Question("1", "who?", "it was Ann.", (Answer("Ann", 7),))
+        >>> [bytes(window.row.ids.tolist()) for window in layout.windows(question)]
+        [b'who?\nit was A\n', b'who?\nas Ann.\n']
+        >>> [window.labels for window in layout.windows(question)]
+        [(13, 13, 1), (8, 10, 0)]
+    """
+
+    def __init__(self, layout: Layout, *, tgt_len: int, doc_stride: int = 128, max_query_len: int = 64) -> None:
+        layout.tokenizer.encode_with_offsets("a")
+        if not len(layout.sep):
+            raise TokenizerError(
+                f"this tokenizer (kind {layout.tokenizer.kind}) has no token for a line end or a space, which divides "
+                "question and passage; train one that has"
+            )
+        n_special = layout.n_special(2)
+        room = tgt_len - n_special - max_query_len
+        if room < doc_stride:
+            raise ConfigError(
+                f"task.doc_stride ({doc_stride}) must be at most {room}: rows of {tgt_len} tokens (train.tgt_len) keep so many "
+                f"for the passage beside {max_query_len} of the question (task.max_query_len) and {n_special} others"
+                if room > 0
+                else f"task.max_query_len ({max_query_len}) leaves no room for the passage in rows of {tgt_len} tokens "
+                f"(train.tgt_len); use at most {max(1, tgt_len - n_special - 1)}, or longer rows"
+            )
+        self._layout, self._n_special = layout, n_special
+        self._tgt_len, self._doc_stride, self._max_query_len = tgt_len, doc_stride, max_query_len
+        self._passage = lru_cache(8)(self._pieces)  # questions about a passage follow each other
+
+    @classmethod
+    def of(cls, config: ModelConfig, tokenizer: Tokenizer) -> "WindowLayout":
+        """Return the layout that belongs to a model with a head for spans."""
+        head = config.head
+        assert head is not None
+        tgt_len = head.tgt_len if head.max_len is None else min(head.tgt_len, head.max_len)
+        layout = Layout(tokenizer, config.kind)
+        return cls(layout, tgt_len=tgt_len, doc_stride=head.doc_stride, max_query_len=head.max_query_len)
+
+    def _pieces(self, text: str) -> Pieces:
+        text = text.replace("\n", " ") if self._layout.is_xlnet else text  # which leaves all characters at their places
+        return Pieces(*self._layout.tokenizer.encode_with_offsets(text))
+
+    def pieces(self, question: Question) -> Pieces:
+        """Return the pieces of a question's passage.
+
+        Raises:
+            CorpusError: there are none.
+            TokenizerError: a character that the tokenizer cannot represent.
+        """
+        where = question.place or f"question {shown(question.id)}"
+        try:
+            pieces = self._passage(question.passage)
+        except TokenizerError as error:
+            raise TokenizerError(f"{where}: {error}") from None
+        if not len(pieces.ids):
+            raise CorpusError(f"{where}: nothing of its passage can be encoded; leave it out")
+        return pieces
+
+    def asked(self, question: Question) -> np.ndarray:
+        """Return the ids of a question's text, int32 (n,)."""
+        return self._layout.encode_at(question.text, question.place)[: self._max_query_len]
+
+    def recovered(self, question: Question, answer: Answer) -> str:
+        """Return what the pieces of an answer give back: the answer, unless it begins or ends inside of a piece."""
+        pieces = self.pieces(question)
+        covering = pieces.covering(answer.start, answer.end)
+        if covering is None:
+            return ""
+        start, end = pieces.characters(*covering)
+        return question.passage[start:end]
+
+    def windows(self, question: Question) -> list[Window]:
+        """Return the windows of a question's passage, in their order. Their label is the first of the question's answers."""
+        pieces, asked = self.pieces(question), self.asked(question)
+        cuts = self.cuts(question, pieces, len(asked))
+        best = _most_context(cuts, len(pieces.ids))
+        windows = []
+        for i, cut in enumerate(cuts):
+            own = slice(cut.begin, cut.end)
+            row, begin, labels = self.row(pieces.ids[own], asked, cut)
+            windows.append(Window(row, labels, begin, pieces.starts[own], pieces.ends[own], best[own] == i))
+        return windows
+
+    def cuts(self, question: Question, pieces: Pieces, n_asked: int) -> list[_Cut]:
+        """Return the windows of a question's passage as places of pieces.
+
+        Args:
+            question: with its answers.
+            pieces: of its passage.
+            n_asked: tokens of its text.
+        """
+        room, n_piece = self._tgt_len - self._n_special - n_asked, len(pieces.ids)
+        begins = [0, *range(self._doc_stride, max(0, n_piece - room) + self._doc_stride, self._doc_stride)]
+        answer = pieces.covering(question.answers[0].start, question.answers[0].end) if question.answers else None
+        cuts = []
+        for begin in begins:
+            end = min(begin + room, n_piece)
+            if answer is not None and begin <= answer[0] and answer[1] < end:
+                cuts.append(_Cut(begin, end, *answer))
+            else:
+                is_known = question.is_impossible or answer is not None
+                cuts.append(_Cut(begin, end, *[-1 if is_known else NOT_SCORED] * 2))
+        return cuts
+
+    def row(self, passage: np.ndarray, asked: np.ndarray, cut: _Cut) -> tuple[Row, int, tuple[int, int, int]]:
+        """Return a window's row, the place of its passage in it, and its labels.
+
+        Args:
+            passage: ids of the window's part of the passage, (n,).
+            asked: ids of the question, (m,).
+            cut: where the window lies.
+        """
+        if self._layout.is_xlnet:
+            row, begin = self._layout.row(passage, asked), 0
+        else:
+            row, begin = self._layout.row(asked, passage), len(asked) + len(self._layout.sep)
+        may_answer = np.zeros(len(row.ids), bool)
+        may_answer[begin : begin + len(passage)] = True
+        last = len(row.ids) - 1
+        labels = {-1: (last, last, 1), NOT_SCORED: (NOT_SCORED, NOT_SCORED, NOT_SCORED)}.get(
+            cut.first, (cut.first - cut.begin + begin, cut.last - cut.begin + begin, 0)
+        )
+        return replace(row, may_answer=may_answer), begin, labels
+
+    def length(self, n_passage: int, n_asked: int) -> int:
+        """Return the tokens of a row."""
+        return n_passage + n_asked + self._n_special
+
+
+def _most_context(cuts: Sequence[_Cut], n_piece: int) -> np.ndarray:
+    """Return for each piece of a passage the window that shows most text at its poorer side, shape (n_piece,), int64.
+
+    Of windows with the same number of tokens there, the longer one is taken, and then the first.
+    """
+    best, most = np.zeros(n_piece, np.int64), np.full(n_piece, -1.0)
+    for i, (begin, end, *_) in enumerate(cuts):
+        places = np.arange(begin, end)
+        context = np.minimum(places - begin, end - 1 - places) + 0.01 * (end - begin)
+        better = context > most[begin:end]
+        best[begin:end][better] = i
+        most[begin:end][better] = context[better]
+    return best
+
+
+def batch_of_windows(rows: Sequence[Row], labels: Sequence[tuple[int, int, int]], length: int | None = None) -> LabelledBatch:
+    r"""Return windows as the rows of a batch, padded at the left; places in its labels count the padding.
+
+    Args:
+        rows: of the windows.
+        labels: of the windows, counted from where the row begins.
+        length: tokens of a row of the batch; None: of the longest.
+
+    Example:
+        >>> from transformer_xl.data.tokenizers import ByteTokenizer
+        >>> layout = WindowLayout(Layout(ByteTokenizer(), "lstm"), tgt_len=14, doc_stride=4, max_query_len=4)
+        >>> windows = layout.windows(Question("1", "who?", "it was Ann.", (Answer("Ann", 7),)))
+        >>> batch = batch_of_windows([window.row for window in windows], [window.labels for window in windows])
+        >>> batch.n_pad.tolist(), batch.labels.tolist()
+        ([0, 1], [[13, 13, 1], [9, 11, 0]])
+    """
+    batch = batch_of([(row,) for row in rows], torch.tensor(labels, dtype=torch.int64), length=length)
+    places = batch.labels[:, :2]
+    places += batch.n_pad[:, None] * (places != NOT_SCORED)
+    return batch
+
+
+class LabelledWindows:
+    """The windows of all questions, which a `LabelledStream` deals out; each passage is encoded and held once.
+
+    Args:
+        questions: with answers, or said to have none.
+        layout: makes rows of them.
+
+    Attributes:
+        lengths: tokens of each window's row, int64 (n,).
+        checksum: see `Rows`.
+        n_lost: questions whose answer begins or ends inside of a piece, so that no prediction can be exactly the answer.
+
+    Raises:
+        CorpusError: no questions, or a passage of which nothing can be encoded.
+        TokenizerError: a character that the tokenizer cannot represent.
+    """
+
+    def __init__(self, questions: Sequence[Question], layout: WindowLayout) -> None:
+        if not questions:
+            raise CorpusError("there are no questions to learn from; give a file with some")
+        self._layout = layout
+        self._passages: list[np.ndarray] = []
+        self._asked: list[np.ndarray] = []
+        numbers: dict[str, int] = {}
+        windows: list[tuple[int, int, _Cut]] = []
+        self.n_lost = 0
+        with room_for("the ids of all passages", "give fewer"):
+            for question in questions:
+                pieces, asked = layout.pieces(question), layout.asked(question)
+                number = numbers.setdefault(question.passage, len(numbers))
+                if number == len(self._passages):
+                    self._passages.append(pieces.ids.astype(np.int32))
+                self._asked.append(asked)
+                cuts = layout.cuts(question, pieces, len(asked))
+                windows += [(number, len(self._asked) - 1, cut) for cut in cuts]
+                if question.answers:
+                    self.n_lost += layout.recovered(question, question.answers[0]) != question.answers[0].text
+        self._windows = np.array([(passage, asked, *cut) for passage, asked, cut in windows], np.int64)
+        sizes = self._windows[:, 3] - self._windows[:, 2]
+        self.lengths = np.array(
+            [layout.length(size, len(self._asked[asked])) for size, asked in zip(sizes, self._windows[:, 1], strict=True)],
+            np.int64,
+        )
+        self.checksum = zlib.crc32(self._windows.tobytes())
+        for held in (*self._passages, *self._asked):
+            self.checksum = zlib.crc32(held.tobytes(), self.checksum)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, chosen: np.ndarray, is_scored: np.ndarray, length: int) -> LabelledBatch:
+        """Return a batch; see `Rows.batch`."""
+        rows, labels = [], []
+        for index, counts in zip(chosen.tolist(), is_scored.tolist(), strict=True):
+            passage, asked, *places = self._windows[index].tolist()
+            cut = _Cut(*places)
+            row, _, own = self._layout.row(self._passages[passage][cut.begin : cut.end], self._asked[asked], cut)
+            rows.append(row)
+            labels.append(own if counts else (NOT_SCORED,) * 3)
+        return batch_of_windows(rows, labels, length)

@@ -1,0 +1,201 @@
+"""The texts of a task: which files are there to train, validate and test on, and what is in them."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.config import TaskConfig
+from transformer_xl.data.examples import (
+    FORMATS,
+    UNLABELLED,
+    class_directories,
+    entries,
+    is_race,
+    read_examples,
+    subdirectories,
+    suffix_of,
+)
+from transformer_xl.data.labels import Example, label_names, labels_of
+from transformer_xl.data.order import Permutation
+from transformer_xl.data.squad import Question, held_out, read_squad
+from transformer_xl.data.text_files import COMPRESSED, check_readable
+from transformer_xl.errors import CorpusError, beside
+from transformer_xl.model_config import HeadConfig
+
+_NAMES = {
+    "train": ("train", "training"),
+    "valid": ("dev", "valid", "validation", "val", "dev_matched", "validation_matched"),
+    "test": ("test", "test_matched"),
+}
+_VERSION = re.compile(r"-v\d[\d.]*$")  # of SQuAD
+_MISMATCHED = ("dev_mismatched", "validation_mismatched", "test_mismatched")
+
+
+@dataclass(frozen=True)
+class TaskFiles:
+    """What there is to train, validate and test on: files, or directories of classes.
+
+    Attributes:
+        train: what is learned from.
+        valid: None: a share of `train` is cut off.
+        test: None: there is none.
+        notes: sentences about what is not read.
+    """
+
+    train: Path
+    valid: Path | None = None
+    test: Path | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TaskTexts:
+    """The examples of a task, whose labels have been checked; of spans, `Question`s.
+
+    Attributes:
+        train: in the order of the file.
+        valid: likewise.
+        test: None: there is no file with labels.
+        labels: names of the classes or labels, in the order of their scores.
+        notes: sentences about what was not read, or was cut off.
+    """
+
+    train: Sequence[Any]
+    valid: Sequence[Any]
+    test: Sequence[Any] | None
+    labels: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find_files(task: TaskConfig) -> TaskFiles:
+    """Return what a task is trained, validated and tested on.
+
+    `task.data` is a file; or a directory with files, or directories of classes or of RACE, that are called train, dev (or
+    valid, validation, val) and test; or such a directory of classes itself. `task.valid` and `task.test` go before these.
+
+    Raises:
+        CorpusError: there is nothing to train on, or two files with the same purpose.
+    """
+    data = Path(task.data)
+    valid, test = (Path(name) if name else None for name in (task.valid, task.test))
+    for path in filter(None, (valid, test)):
+        if not path.is_dir():
+            check_readable(path)
+    if not task.data:
+        raise CorpusError("there are no texts to learn from; give a file or directory by --data")
+    if not data.is_dir():
+        check_readable(data)
+        return TaskFiles(data, valid, test)
+    found = {purpose: _find(data, purpose) for purpose in _NAMES}
+    notes = [f"'{each}' is not read; give it as task.valid or task.test" for each in _called(data, _MISMATCHED)]
+    train = found["train"]
+    if train is None:
+        if not is_race(data) and len(_classes(data)) < 2:
+            raise CorpusError(
+                f"'{data}' has no file to train on: it needs train{FORMATS[0]} (or {', '.join(FORMATS[1:])}), or one directory "
+                f"per class{beside(data / 'train', Path.is_file)}"
+            )
+        train = data
+    notes += [f"'{train / name}' is not read: its texts have no labels" for name in UNLABELLED if (train / name).is_dir()]
+    return TaskFiles(train, valid or found["valid"], test or found["test"], tuple(notes))
+
+
+def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
+    """Read all examples of a task, and cut off a share to validate on if there is no file for it.
+
+    Args:
+        task: its kind and files.
+        seed: decides which examples are cut off, at least 0.
+
+    Raises:
+        CorpusError: what cannot be read or is missing, or labels that do not fit, with file and line.
+    """
+    files, is_span = find_files(task), task.kind == "span"
+    notes = list(files.notes)
+    train = _read(files.train, task, ())
+    labels = () if is_span else label_names(task, train)
+    if files.valid:
+        valid = _read(files.valid, task, labels)
+    else:
+        divide: Any = held_out if is_span else cut_off
+        train, valid = divide(train, task.valid_share, seed=seed)
+        notes.append(f"{len(valid):,} of {len(train) + len(valid):,} texts of '{files.train}' are kept to validate on")
+    test = _read(files.test, task, labels, labelled=False) if files.test else None
+    if test is not None and _has_no_labels(test, labels):
+        notes.append(f"'{files.test}' is not scored: its texts have no labels")
+        test = None
+    for each in test or ():
+        if not _has_label(each):
+            raise CorpusError(f"{each.place}: it has no label, unlike others; give one, or leave it out")
+    if not is_span:
+        head = HeadConfig(kind=task.kind, labels=labels)
+        labels_of(head, [*train, *valid, *(test or ())])
+    return TaskTexts(train, valid, test, labels, tuple(notes))
+
+
+def _read(path: Path, task: TaskConfig, classes: tuple[str, ...], *, labelled: bool = True) -> list[Any]:
+    if task.kind == "span":
+        return read_squad(path, labelled=labelled)
+    if examples := list(read_examples(path, task, labelled=labelled, classes=classes)):
+        return examples
+    raise CorpusError(f"'{path}' has no texts; give a file with some")
+
+
+def cut_off(examples: Sequence[Example], share: float, *, seed: int) -> tuple[list[Example], list[Example]]:
+    """Return examples without a random share of them, and this share; both in their order.
+
+    Raises:
+        CorpusError: there is a single example.
+    """
+    n = len(examples)
+    if n < 2:
+        raise CorpusError(f"{examples[0].place} is the only text; give more, because one is kept to validate on")
+    n_cut = min(max(round(n * share), 1), n - 1)
+    is_cut = np.zeros(n, bool)
+    is_cut[Permutation(n, seed)(np.arange(n_cut))] = True
+    kept, cut = ([examples[i] for i in np.flatnonzero(chosen).tolist()] for chosen in (~is_cut, is_cut))
+    return kept, cut
+
+
+def _has_label(text: Example | Question) -> bool:
+    return text.is_labelled if isinstance(text, Question) else text.label is not None
+
+
+def _has_no_labels(texts: Sequence[Example | Question], labels: tuple[str, ...]) -> bool:
+    """Return whether no text has a label; Hugging Face writes -1 for none."""
+    is_minus_one = all(isinstance(text, Example) and text.label == "-1" for text in texts)
+    return not any(map(_has_label, texts)) or (is_minus_one and "-1" not in labels)
+
+
+def _find(data: Path, purpose: str) -> Path | None:
+    for name in _NAMES[purpose]:
+        found = _called(data, (name,))
+        if len(found) > 1:
+            raise CorpusError(f"'{data}' has more than one '{name}': '{found[0].name}' and '{found[1].name}'; move one away")
+        if found:
+            return found[0]
+    return None
+
+
+def _called(data: Path, names: tuple[str, ...]) -> list[Path]:
+    """Return the files and directories that have one of these names before their endings, or before a version."""
+    return [path for path in entries(data) if _stem(path) in names and (path.is_dir() or suffix_of(path) in FORMATS)]
+
+
+def _stem(path: Path) -> str:
+    name = path.stem if path.suffix in COMPRESSED else path.name
+    return _VERSION.sub("", (name if path.is_dir() else Path(name).stem).lower())
+
+
+def _classes(data: Path) -> list[Path]:
+    named = {name for names in _NAMES.values() for name in names}
+    if any(each.name in named for each in subdirectories(data)):
+        return []
+    try:
+        return class_directories(data)
+    except CorpusError:
+        return []

@@ -1,0 +1,274 @@
+"""Texts in, predictions out: from Python, and as lines of a file that can be gone on with."""
+
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config import TaskConfig
+from transformer_xl.data.examples import read_examples, suffix_of
+from transformer_xl.data.labels import Example
+from transformer_xl.data.squad import read_squad
+from transformer_xl.data.text_files import Piece, check_readable, content_sha256, read_blocks
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import ConfigError, CorpusError, one_line, shown, system_reason
+from transformer_xl.files import locked, replace_file
+from transformer_xl.generation.session_file import model_sha256
+from transformer_xl.model.precision import choose_device
+from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.opening import Opened, Which
+from transformer_xl.reading.tasks import Prediction, head_of, predictions
+from transformer_xl.seals import read_sealed, seal
+
+Text = str | tuple[str, str] | Example
+"""A text; a text and its pair; or an example, which may have choices."""
+
+_BLOCK = 1 << 20  # bytes
+_DIGITS = 6  # of probabilities in JSON
+
+
+def predict(
+    source: str | Path | tuple[TaskModel, Tokenizer],
+    texts: Text | Iterable[Text],
+    *,
+    batch_size: int = 32,
+    precision: str = "fp32",
+    device: str = "auto",
+    which: Which = "best",
+) -> Iterator[Prediction]:
+    """Return what a fine-tuned model says of texts, one after another, as an iterator that reads the texts as it goes.
+
+    Args:
+        source: a run of `txl finetune`, an exported model or a hub id, or what `load` has returned.
+        texts: one text, or any number of them, also without end. A text is a str; a tuple of two, such as a premise and a
+            hypothesis, or a passage and a question; or an `Example`, for instance with choices.
+        batch_size: texts that are read side by side.
+        precision: of matrix products: auto, fp32, bf16 or fp16.
+        device: auto, cpu, cuda, cuda:N or mps; a model that is given stays where it is.
+        which: of a run: the weights with the best validation, the last ones, or the last average.
+
+    Returns:
+        A `Prediction` for each text, in their order.
+
+    Raises:
+        CheckpointError: there is no such model, or it is damaged.
+        ConfigError: the model has no head, or an unknown device or precision.
+        CorpusError: a text that does not fit the task.
+    """
+    if isinstance(source, str | Path):
+        place = choose_device(device)
+        model, tokenizer = load(source, which=which)
+        head_of(model, f"'{source}'")
+        model = model.to(place)
+    else:
+        model, tokenizer = source
+    given = [texts] if isinstance(texts, str | tuple | Example) else texts
+    return predictions(model, tokenizer, map(example_of, given), batch_size=batch_size, precision=precision)
+
+
+def example_of(text: Any) -> Example:
+    """Return a text as an example.
+
+    Raises:
+        CorpusError: it is not a `Text`.
+    """
+    match text:
+        case Example():
+            return text
+        case str():
+            return Example(text)
+        case (str(first), str(second)):
+            return Example(first, second)
+    raise CorpusError(f"{shown(text)} is no text; give a str, a tuple of two, or an Example")
+
+
+def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool = False) -> Iterator[Example]:
+    """Yield the texts of a file or of lines, in columns as those of the run's task.
+
+    Args:
+        source: a file, see `read_examples`, of SQuAD where questions are answered; or lines.
+        opened: the fine-tuned model.
+        labelled: every text must have a label; False: labels are left out, because they may be others than the model's.
+
+    Raises:
+        CorpusError: what cannot be read.
+    """
+    head = head_of(opened.any_model, f"'{opened.source}'")
+    task, first = opened.config.task or TaskConfig(kind=head.kind), b""
+    if not isinstance(source, Path):
+        first = next(source, b"")
+        source = itertools.chain([first], source)
+    elif not source.is_dir():
+        check_readable(source)
+        first = next(read_blocks(Piece(source)), b"")
+    if isinstance(source, Path) and head.kind == "span" and suffix_of(source) == ".json":
+        examples = (question.example for question in read_squad(source, labelled=labelled))
+    else:
+        task = _with_columns(task, first)
+        examples = read_examples(source, task, labelled=labelled, classes=head.labels)
+    return examples if labelled else (replace(example, label=None) for example in examples)
+
+
+def _with_columns(task: TaskConfig, first: bytes) -> TaskConfig:
+    """Return a task without names of columns if the first line of a table does not have them."""
+    line = first.partition(b"\n")[0].decode("utf-8", "replace").strip()
+    told = [name for name in (task.text, task.pair) if name is not None]
+    if line.startswith(("{", "[")) or all(name in line for name in told):
+        return task
+    return task.model_copy(update={"text": None, "pair": None})
+
+
+def as_json(prediction: Prediction, labels: Sequence[str]) -> str:
+    """Return a prediction as a line of JSON; a text is left out if it has an id.
+
+    Args:
+        prediction: of any kind.
+        labels: of the model, see `HeadConfig.labels`.
+
+    Example:
+        >>> print(as_json(Prediction(Example("Fine!"), "good", (0.25, 0.75)), ["bad", "good"]))
+        {"text": "Fine!", "label": "good", "probability": 0.75, "probabilities": {"bad": 0.25, "good": 0.75}}
+    """
+    example, label = prediction.example, prediction.label
+    line: dict[str, Any] = {"text": example.text, "pair": example.pair} if example.id is None else {"id": example.id}
+    if prediction.no_answer is not None:
+        answers = [vars(answer) | {"probability": _rounded(answer.probability)} for answer in prediction.answers]
+        best = answers[0] if answers and label else {"start": None, "end": None}
+        line |= {"answer": label, "start": best["start"], "end": best["end"]}
+        line |= {
+            "probability": _rounded(prediction.probability),
+            "no_answer": _rounded(prediction.no_answer),
+            "answers": answers,
+        }
+    else:
+        shares = [_rounded(p) for p in prediction.probabilities]
+        line |= {
+            "label": label,
+            "choice": _chosen(prediction),
+            "probability": _rounded(prediction.probability),
+            "probabilities": dict(zip(labels, shares, strict=True)) if labels else shares or None,
+        }
+    return json.dumps({name: value for name, value in line.items() if value is not None})
+
+
+def as_row(prediction: Prediction, labels: Sequence[str]) -> str:
+    r"""Return a prediction as a line with tabs between: what it is, how probable, and of what: an id, or else the text.
+
+    An answer has its first character and the one after its last before the id or question. Several labels, and their
+    probabilities, have commas between. Tabs and line ends within become spaces.
+
+    Example:
+        >>> as_row(Prediction(Example("Fine\tday!\n"), "good", (0.25, 0.75)), ["bad", "good"])
+        'good\t0.7500\tFine day!'
+        >>> as_row(Prediction(Example("", id="7"), ("x", "z"), (0.5, 0.25, 0.75)), ["x", "y", "z"])
+        'x,z\t0.5000,0.7500\t7'
+    """
+    example, label = prediction.example, prediction.label
+    texts = (example.text, example.pair, _chosen(prediction))
+    columns = [f"{label:.4f}" if isinstance(label, float) else str(label)]
+    if isinstance(label, tuple):
+        of_label = dict(zip(labels, prediction.probabilities, strict=True))
+        columns = [",".join(label), ",".join(f"{of_label[name]:.4f}" for name in label)]
+    elif prediction.probability is not None:
+        columns.append(f"{prediction.probability:.4f}")
+    if prediction.no_answer is not None:
+        columns += [str(prediction.answers[0].start), str(prediction.answers[0].end)] if label else ["", ""]
+        texts = (example.pair,)
+    columns += [example.id] if example.id is not None else [text for text in texts if text is not None]
+    return "\t".join(" ".join(column.split()) for column in columns)
+
+
+def _chosen(prediction: Prediction) -> str | None:
+    """Return the text that was chosen; None if there was no choice."""
+    return prediction.example.choices[prediction.label] if isinstance(prediction.label, int) else None
+
+
+def _rounded(probability: float | None) -> float | None:
+    return None if probability is None else round(probability, _DIGITS)
+
+
+@contextmanager
+def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a file for lines of predictions; yield it and the number of lines that it has already.
+
+    Beside it stands what it comes from, `FILE.origin.json`, so that it is gone on with by the same model and texts only. A
+    last line that was not written to its end is cut off.
+
+    Args:
+        path: the file.
+        origin: what it comes from, see `origin_of`.
+        resume: go on with what is there; if nothing is, begin.
+
+    Raises:
+        ConfigError: there is a file and `resume` is False; it comes from something else; or another process writes to it.
+    """
+    record = path.with_name(f"{path.name}.origin.json")
+
+    def refuse() -> None:
+        raise ConfigError(f"another process writes to '{path}'; wait until it ends, or choose another --out")
+
+    try:
+        with locked(path.with_name(f"{path.name}.lock"), on_busy=refuse):
+            n_kept = 0
+            if path.exists() and path.stat().st_size:
+                if not resume:
+                    raise ConfigError(f"'{path}' is there already; go on with it by --resume, or choose another --out")
+                _check_origin(path, record, origin)
+                n_kept = _whole_lines(path)
+            else:
+                replace_file(record, seal(dict(origin)))
+            with path.open("ab") as file:
+                yield file, n_kept
+    except OSError as error:
+        raise ConfigError(f"cannot write to '{path}': {system_reason(error, 'choose another --out')}") from None
+
+
+def origin_of(source: str | Path, model: SequenceModel, texts: Path | None, *, json: bool) -> dict[str, str]:
+    """Return what a file of predictions comes from: names for people, and checksums of model and texts.
+
+    Args:
+        source: name of the model.
+        model: the model.
+        texts: file of the texts; None: standard input, which cannot be compared.
+        json: whether lines are JSON.
+    """
+    content = {"name": "standard input"} if texts is None else {"name": str(texts), "sha256": content_sha256(texts)}
+    own = {f"texts_{name}": value for name, value in content.items()}
+    return {"model_name": str(source), "model_sha256": model_sha256(model), **own, "lines": "json" if json else "tsv"}
+
+
+def _check_origin(path: Path, record: Path, origin: Mapping[str, str]) -> None:
+    try:
+        found = read_sealed(record)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise ConfigError(
+            f"'{path}' cannot be gone on with, because '{record.name}', which says what it comes from, cannot be read "
+            f"({reason}); choose another --out"
+        ) from None
+    for what in ("model", "texts"):
+        if found.get(f"{what}_sha256") != origin.get(f"{what}_sha256"):
+            theirs, ours = (shown(each.get(f"{what}_name")) for each in (found, origin))
+            which = f"{theirs}, not {ours}" if theirs != ours else f"{ours}, which was another then"
+            raise ConfigError(f"'{path}' comes from the {what} {which}; choose another --out")
+    if found.get("lines") != origin["lines"]:
+        raise ConfigError(
+            f"'{path}' has lines of {found.get('lines')}, not {origin['lines']}; give or leave out --json as before"
+        )
+
+
+def _whole_lines(path: Path) -> int:
+    """Cut off a last line without an end, and return the number of lines."""
+    n_line = end = 0
+    with path.open("r+b") as file:
+        while block := file.read(_BLOCK):
+            n_line += block.count(b"\n")
+            if b"\n" in block:
+                end = file.tell() - len(block) + block.rindex(b"\n") + 1
+        file.truncate(end)
+    return n_line

@@ -1,0 +1,451 @@
+"""Fine-tuning from start to end: a model that has read much learns what to say of a text.
+
+A run of it is a run as any other (`loop.py`). It validates by the main metric of its task, ends when patience is used up, and
+is scored at the end with the weights that were best.
+"""
+
+import hashlib
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+import torch
+from rich.console import Console
+
+from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
+from transformer_xl.checkpoint.store import averaged_weights
+from transformer_xl.config import RunConfig, merge
+from transformer_xl.console import clock
+from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, Rows
+from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
+from transformer_xl.data.task_texts import TaskTexts, read_task
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CheckpointError, ConfigError, one_line
+from transformer_xl.model.sequence_model import SequenceModel, make_model
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model_config import HeadConfig, ModelConfig
+from transformer_xl.process import restarts
+from transformer_xl.reading.tasks import TaskScore, predictions, tally_of
+from transformer_xl.training.asked import Lesson
+from transformer_xl.training.display import Display
+from transformer_xl.training.environment import begun_by_this_launch
+from transformer_xl.training.loop import conduct, open_files, save
+from transformer_xl.training.mistakes import Worst, draw_confusion, write_page
+from transformer_xl.training.parts import Best, Run
+from transformer_xl.training.starting import check_machine, check_weights
+from transformer_xl.version import __version__
+from transformer_xl.world import World, joined
+
+Columns = str | Sequence[str] | None
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """How a call of `finetune` ended.
+
+    Attributes:
+        directory: of the run.
+        finished: whether the budget or the patience is used up; False if a signal ended the run.
+        step: steps so far.
+        seconds: of training steps so far.
+        best_step: the step whose weights were best on the validation texts, which `txl.load` and `txl predict` take.
+        valid: score of these weights on the validation texts; None if the run did not finish.
+        test: the same on the test texts; None without such texts.
+        pictures: what was drawn and written: the loss curve, the confusions, the page of mistakes.
+        stopped_by: the signal that ended it.
+    """
+
+    directory: Path
+    finished: bool
+    step: int
+    seconds: float
+    best_step: int | None = None
+    valid: TaskScore | None = None
+    test: TaskScore | None = None
+    pictures: tuple[Path, ...] = ()
+    stopped_by: signal.Signals | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all that for JSON."""
+        return {
+            "directory": str(self.directory),
+            "finished": self.finished,
+            "step": self.step,
+            "seconds": round(self.seconds, 3),
+            "best_step": self.best_step,
+            "valid": self.valid and self.valid.as_dict(),
+            "test": self.test and self.test.as_dict(),
+            "pictures": [str(path) for path in self.pictures],
+            "stopped_by": self.stopped_by and self.stopped_by.name,
+        }
+
+
+def finetune(
+    source: str | Path | None = None,
+    *,
+    task: str | None = None,
+    data: str | Path | None = None,
+    out: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    text: str | None = None,
+    pair: str | None = None,
+    label: Columns = None,
+    seed: int | None = None,
+    resume: bool = False,
+    display: Display | None = None,
+) -> Tuned:
+    """Teach a model a task, or go on teaching it.
+
+    If `torchrun` starts several processes, they teach it together. Only the first one writes files, scores and prints.
+
+    Args:
+        source: a run, an exported directory or a hub id; None: the run in `out` goes on. Of a model with a head of another task
+            only the rest is taken.
+        task: name or TOML file, see docs/finetuning.md.
+        data: file of texts with labels, or a directory of such files.
+        out: directory of the run; None: `runs/<task>`.
+        overrides: `section.key=value`, which replace settings of the task.
+        text: column of the text; None: found by its name.
+        pair: column of the second text; None: found by its name.
+        label: column of the label, or several of `multilabel`; None: found by its name.
+        seed: of the order of texts, dropout and the head's first weights; None: that of the task.
+        resume: go on with the run in `out`, or start it if there is none.
+        display: shows the progress; None: on stderr.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        TxlError: any of the package's errors, each one line.
+    """
+    told: dict[str, Any] = {name: value for name, value in (("text", text), ("pair", pair)) if value is not None}
+    if label is not None:
+        told["label"] = (label,) if isinstance(label, str) else tuple(label)
+    lesson = Lesson(
+        base=None if source is None else str(source),
+        task=task,
+        data=None if data is None else str(data),
+        out=None if out is None else Path(out),
+        overrides=overrides,
+        told=told,
+        seed=seed,
+        resume=resume,
+    )
+    with joined() as world:
+        display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
+        return _teach(lesson, world, display)
+
+
+def _teach(lesson: Lesson, world: World, display: Display) -> Tuned:
+    with world.agreed():
+        directory = lesson.directory
+    # when torchrun restarts processes, it repeats the command
+    resume = lesson.resume or (restarts() > 0 and begun_by_this_launch(directory.path))
+    lesson = Lesson(**{**vars(lesson), "resume": resume})
+    goes_on = world.from_first(lesson.goes_on)
+    with world.agreed():
+        config = lesson.settings(must_be_free=world.first)
+        if config.train.parallel == "fsdp" and not world.alone:
+            raise ConfigError("train.parallel (fsdp) divides a model, which fine-tuning scores whole; use ddp")
+        assert config.task is not None
+        texts = read_task(config.task, seed=config.train.seed)
+        bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
+        if goes_on:
+            tokenizer = directory.tokenizer(config.model.vocab_size)
+            check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
+        else:
+            base, tokenizer = load(config.task.base, on_damaged=display.warn)
+            bases.append(base)
+            del base
+            config = with_head(config, texts, display)
+        rows = rows_of(config, texts, tokenizer)
+    checksum = f"{rows.checksum:08x}"
+    world.check_same(**config.model_dump(mode="json"), texts=checksum, version=__version__)
+    return conduct(
+        directory,
+        config,
+        set_up=lambda: _set_up(directory, config, tokenizer, texts, rows, bases, display, world),
+        end=_end,
+        world=world,
+        display=display,
+        resume=resume,
+        goes_on=goes_on,
+    )
+
+
+def with_head(config: RunConfig, texts: TaskTexts, display: Display) -> RunConfig:
+    """Return the settings of a new run with those of its head, and with intervals no longer than an epoch."""
+    task, model = config.task, config.model
+    assert task is not None
+    tgt_len, max_len = min(config.train.tgt_len, _room(model)), task.max_len
+    if model.mem_len == 0 and max_len is None and task.summary == "last" and task.kind != "span":
+        max_len = tgt_len
+        display.say(
+            f"this model has no memory, so {tgt_len} tokens of a text are read; --set model.mem_len={tgt_len} reads all"
+        )
+    span = {name: getattr(task, name) for name in ("doc_stride", "max_query_len", "max_answer_len")}
+    head = HeadConfig(
+        kind=task.kind,
+        labels=texts.labels,
+        summary=task.summary,
+        tgt_len=tgt_len,
+        max_len=max_len,
+        gradient_segments=task.gradient_segments,
+        **(span if task.kind == "span" else {}),
+    )
+    n_step = -(-len(texts.train) // config.train.batch_size)
+    intervals = {name: min(getattr(config.train, name), n_step) for name in ("eval_interval", "checkpoint_interval")}
+    intervals["log_interval"] = min(config.train.log_interval, max(1, intervals["eval_interval"] // 2))
+    return RunConfig(**merge(config.model_dump(), {"model": {"head": head.model_dump()}, "train": intervals}))
+
+
+def _room(model: ModelConfig) -> int:
+    """Return the most tokens of a segment, by the positions that a model has learned."""
+    learned = (getattr(model, "max_klen", None) or 0) - model.mem_len if model.learns_positions else None
+    return min([each for each in (model.longest_segment, learned) if each is not None], default=2**31)
+
+
+def rows_of(config: RunConfig, texts: TaskTexts, tokenizer: Tokenizer) -> Rows:
+    """Return the training texts as rows of ids."""
+    head = config.model.head
+    assert head is not None
+    if head.kind == "span":
+        return LabelledWindows(texts.train, WindowLayout.of(config.model, tokenizer))
+    return LabelledTexts(texts.train, Layout.of(config.model, tokenizer), head)
+
+
+def _set_up(
+    directory: RunDirectory,
+    config: RunConfig,
+    tokenizer: Tokenizer,
+    texts: TaskTexts,
+    rows: Rows,
+    bases: list[SequenceModel],
+    display: Display,
+    world: World,
+) -> "TaskRun":
+    """Build the model from its base and a new head, and its trainer; open the run's files."""
+    fresh = bool(bases)
+    device, precision, reason = check_machine(config, world, warn=None if fresh else display.warn)
+    config = RunConfig(**merge(config.model_dump(), {"train": {"precision": precision}}))
+    check_weights(config, world, device)
+    torch.manual_seed(config.train.seed)
+    model = cast("TaskModel", make_model(config.model))
+    has_head = fresh and _begin_with(model, bases.pop())
+    stream = LabelledStream(
+        rows, batch_size=config.train.batch_size, seed=config.train.seed, rank=world.rank, world_size=world.size
+    )
+    config, trainer, record, size = open_files(
+        directory,
+        config,
+        tokenizer,
+        model,
+        stream,
+        precision=precision,
+        device=device,
+        world=world,
+        display=display,
+        fresh=fresh,
+    )
+    assert config.task is not None
+    n_parameters = sum(p.numel() for p in model.parameters())
+    head = "its own head" if has_head else "a new head"
+    display.say(
+        f"{config.name}: {config.task.base} with {head}, {n_parameters:,} parameters; "
+        f"{len(texts.train):,} texts to learn from, {len(texts.valid):,} to validate on"
+    )
+    display.say(f"{precision} on {device}: {reason}; run directory {directory.path}")
+    for note in texts.notes:
+        display.say(note)
+    what, checksum = "the text to learn from", hashlib.sha256(f"{rows.checksum}".encode()).hexdigest()
+    run = TaskRun(directory, config, tokenizer, what, checksum, trainer, world, display, record, size, texts=texts)
+    if fresh:
+        save(run, must=True)  # so that a resumed run needs nothing of its base
+    return run
+
+
+def _begin_with(model: TaskModel, base: SequenceModel) -> bool:
+    """Give a model the weights of another, with those of its head if it is for the same; return whether it is."""
+    backbone = base.backbone if isinstance(base, TaskModel) else base
+    try:
+        model.backbone.load_state_dict(backbone.state_dict())
+    except RuntimeError as error:
+        raise ConfigError(f"the weights do not fit the settings of [model]: {one_line(error)[:200]}; leave them out") from None
+    own, theirs = model.config.head, base.config.head
+    assert own is not None
+    is_same = theirs is not None and all(
+        getattr(own, name) == getattr(theirs, name) for name in ("kind", "labels", "projection")
+    )
+    if is_same:
+        model.head.load_state_dict(cast("TaskModel", base).head.state_dict())
+    return is_same
+
+
+class _StopError(Exception):
+    """A signal, its argument, ends the final scoring."""
+
+
+@dataclass
+class TaskRun(Run):
+    """A run that teaches a task."""
+
+    texts: TaskTexts = field(kw_only=True)
+
+    is_noted: bool = False  # whether the log has the final scores already
+
+    command: ClassVar[str] = "finetune"
+
+    @property
+    def model(self) -> TaskModel:
+        """The model in training."""
+        return cast("TaskModel", self.trainer.model)
+
+    @property
+    def head(self) -> HeadConfig:
+        """What the model gives."""
+        assert self.config.model.head is not None
+        return self.config.model.head
+
+    def score(self, texts: Sequence[Any], what: str, *, received: list[int] | None = None) -> tuple[TaskScore, Worst]:
+        """Score the weights, in this process alone; one of the `received` signals ends it.
+
+        Raises:
+            _StopError: one has.
+        """
+        show = self.display.scoring(what, len(texts), unit="texts")
+        tally, worst = tally_of(self.head.kind, self.head.labels), Worst(self.head.kind)
+        examples = [text.example if isinstance(text, Question) else text for text in texts]
+        batch_size, precision = self.config.eval.batch_size, self.trainer.precision
+        found = predictions(self.model, self.tokenizer, examples, batch_size=batch_size, precision=precision)
+        for prediction in found:
+            tally.add(prediction)
+            worst.add(prediction)
+            show(1)
+            if received and self.world.alone:
+                raise _StopError(self.stopped_by(received))
+        return tally.score(), worst
+
+    def take_final(self, entry: dict[str, Any] | None) -> None:
+        """See `Run`."""
+        self.is_noted = entry is not None
+
+    def validate(self) -> Best | None:
+        """Score the validation texts; return minus the main metric if it is the best so far."""
+        scores: list[TaskScore] = []
+        with self.world.agreed():
+            if self.world.first:
+                scores.append(self.score(self.texts.valid, "validation")[0])
+                if self.trainer.average.count:
+                    with self.trainer.average.in_place_of(self.model):
+                        scores.append(self.score(self.texts.valid, "validating averaged weights")[0])
+        found: list[list[float]] = self.world.from_first([[-score.main, _loss(score) or 0.0] for score in scores])
+        trainer = self.trainer
+        plain, *averages = [
+            Best(loss, trainer.step, average=i > 0, tie_break=tie_break) for i, (loss, tie_break) in enumerate(found)
+        ]
+        best = min(plain, *averages, key=_order) if averages else plain
+        trainer.schedule.validated(plain.loss)
+        for score in scores[:1]:
+            averaged = {f"average_{scores[1].main_name}": scores[1].main} if len(scores) > 1 else {}
+            figures = {"loss": _loss(score), "bpc": None, "tokens": trainer.tokens, "seconds": round(trainer.seconds, 3)}
+            self.note("valid", **figures, **score.metrics, **averaged)
+            of_average = f"; averaged weights: {scores[1].in_words()}" if averaged else ""
+            self.display.say(f"step {trainer.step:,}: {score.in_words()}{of_average}")
+        is_best = self.best is None or _order(best) < _order(self.best)
+        self.waiting = 0 if is_best else self.waiting + 1
+        return best if is_best else None
+
+    @contextmanager
+    def best_weights(self) -> Iterator[None]:
+        """Put the best weights in place of the last ones while the block runs; in the first process."""
+        if self.best is None or (self.best.step == self.trainer.step and not self.best.average):
+            yield
+            return
+        checkpoint = self.store.load_best(on_damaged=self.display.warn)
+        is_average = self.best.average and checkpoint.step == self.best.step
+        weights = averaged_weights(checkpoint) if is_average else checkpoint.model
+        last = {name: tensor.detach().clone() for name, tensor in self.model.state_dict().items()}
+        self.model.load_state_dict(last | weights)
+        try:
+            yield
+        finally:
+            self.model.load_state_dict(last)
+
+    def ending(self, *, stopped_by: signal.Signals | None = None, **more: Any) -> Tuned:
+        """Draw the loss curve, and return how the run ended."""
+        picture = self.record.draw(self.config) if self.record else None
+        pictures = (*([picture] if picture else []), *more.pop("pictures", ()))
+        trainer, best = self.trainer, self.best and self.best.step
+        return Tuned(
+            self.directory.path,
+            self.is_over,
+            trainer.step,
+            trainer.seconds,
+            best,
+            pictures=pictures,
+            stopped_by=stopped_by,
+            **more,
+        )
+
+
+def _order(best: Best) -> tuple[float, float]:
+    return best.loss, best.tie_break
+
+
+def _loss(score: TaskScore) -> float | None:
+    """Return what the training lowers, of a score; None for answers."""
+    loss = score.metrics.get("nats", score.metrics.get("mse"))
+    return None if loss is None or math.isnan(loss) else loss
+
+
+def _end(run: TaskRun, stopped_by: signal.Signals | None, received: list[int]) -> Tuned:
+    """Score the best weights on the validation and test texts, and show where they go wrong; or nothing, if a signal came."""
+    if stopped_by:
+        return run.ending(stopped_by=stopped_by)
+    trainer, say = run.trainer, run.display.say
+    why = ""
+    if trainer.progress < 1:
+        why = f", because {run.waiting} validations in a row brought nothing better"
+    say(f"finished after {trainer.step:,} steps, {clock(trainer.seconds)} of training{why}")
+    found: dict[str, Any] = {}
+    number: signal.Signals | None = None
+    with run.world.agreed():
+        if run.world.first:
+            try:
+                found = _scored(run, received)
+            except _StopError as stop:
+                (number,) = stop.args
+    if number:
+        say(f"{number.name}: saved step {trainer.step:,}; score it with: txl finetune --resume --out {run.where}")
+        return run.ending(stopped_by=number)
+    return run.ending(**found)
+
+
+def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
+    say, path = run.display.say, run.directory.path
+    pictures: list[Path] = []
+    with run.best_weights():
+        valid, worst = run.score(run.texts.valid, "scoring", received=received)
+        test = run.score(run.texts.test, "scoring the test texts", received=received)[0] if run.texts.test else None
+    if run.best:
+        say(f"best weights: those of step {run.best.step:,}{', averaged' if run.best.average else ''}")
+    say(f"validation: {valid.in_words()}")
+    figures = dict(valid.metrics)
+    if test:
+        say(f"test: {test.in_words()}")
+        figures |= {f"test_{name}": value for name, value in test.metrics.items()}
+    if not run.is_noted:
+        run.note(
+            "final", loss=_loss(valid), bpc=None, tokens=run.trainer.tokens, seconds=round(run.trainer.seconds, 3), **figures
+        )
+    try:
+        if valid.confusion is not None:
+            pictures.append(draw_confusion(path / "confusion.png", valid.confusion, run.head.labels, name=path.absolute().name))
+        pictures.append(write_page(path / "mistakes.html", worst, valid, name=path.absolute().name))
+    except CheckpointError as error:  # the model matters more
+        run.display.warn(str(error))
+    return {"valid": valid, "test": test, "pictures": tuple(pictures)}

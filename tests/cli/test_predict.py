@@ -1,0 +1,226 @@
+"""`txl predict`, and `txl eval` of a fine-tuned model."""
+
+import json
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import transformer_xl
+from tests import forked
+from tests.cli.conftest import Txl
+from tests.helpers import TINY, random_weights
+from tests.reading.test_tasks import BYTES, LINE, task_model
+from transformer_xl.data.labels import Example
+from transformer_xl.errors import CorpusError
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model_config import HeadConfig, TransformerXLConfig
+
+N = 150
+
+
+@pytest.fixture
+def model(workbench: Path) -> Callable[[str], TaskModel]:
+    """Save a fine-tuned model as `mood`, and texts with labels as `texts.tsv` and, one a line, as `lines.txt`."""
+    lines = [f"{i} {LINE[i % 5 : i % 31 + 6]}".strip() for i in range(N)]
+    (workbench / "lines.txt").write_text("".join(f"{line}\n" for line in lines))
+    rows = [f"{line}\t{('bad', 'good')[i % 2]}\n" for i, line in enumerate(lines)]
+    (workbench / "texts.tsv").write_text("".join(["sentence\tlabel\n", *rows]))
+
+    def save(kind: str = "classification") -> TaskModel:
+        torch.manual_seed(0)
+        model = task_model(kind)
+        model.save_pretrained("mood")
+        BYTES.save(Path("mood/tokenizer.json"))
+        return model
+
+    return save
+
+
+def test_lines_of_all_kinds_of_files_are_those_of_python(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    expected = list(transformer_xl.predict((model("classification"), BYTES), Path("lines.txt").read_text().splitlines()))
+    exact = ("--precision", "fp32")
+    rows = txl("predict", "mood", "lines.txt", *exact).out.splitlines()
+    assert rows == [f"{each.label}\t{each.probability:.4f}\t{' '.join(each.example.text.split())}" for each in expected]
+    assert txl("predict", "mood", "texts.tsv", "--batch-size", "7", *exact).out.splitlines() == rows
+    objects = [json.loads(line) for line in txl("predict", "mood", "texts.tsv", "--json", *exact).out.splitlines()]
+    assert [each["label"] for each in objects] == [each.label for each in expected]
+    for found, each in zip(objects, expected, strict=True):
+        assert list(found["probabilities"].values()) == pytest.approx(each.probabilities, abs=1e-5)
+    typed = txl("predict", "mood", "--text", "one", "--pair", "two", "--json", *exact)
+    (alone,) = transformer_xl.predict("mood", ("one", "two"))
+    assert json.loads(typed.out)["probability"] == pytest.approx(alone.probability, abs=1e-5)
+
+
+def test_what_python_gives_texts_as(model: Callable[[str], TaskModel]) -> None:
+    given = (model("classification"), BYTES)
+    one, pair, example = transformer_xl.predict(given, iter(["a", ("a", "b"), Example("a", "b", id="x")]))
+    (alone,) = transformer_xl.predict("mood", "a")
+    assert alone.probabilities == pytest.approx(one.probabilities, abs=1e-6)
+    assert pair.probabilities == pytest.approx(example.probabilities, abs=1e-6)
+    with pytest.raises(CorpusError, match="7 is no text; give a str, a tuple of two, or an Example"):
+        list(transformer_xl.predict(given, [7]))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "found"),
+    [
+        ("multilabel", "x,y\t0.9", {"label", "probabilities"}),
+        ("regression", "-0.", {"label"}),
+        ("choice", "1\t0.5", {"label", "choice", "probability", "probabilities"}),
+    ],
+)
+def test_lines_of_other_heads(txl: Txl, model: Callable[[str], TaskModel], kind: str, row: str, found: set[str]) -> None:
+    """Of a choice the chosen text is shown."""
+    with torch.no_grad():
+        for parameter in (saved := model(kind)).parameters():
+            parameter.mul_(0.1)
+        saved.head.get_parameter("scores.bias").fill_(3.0 if kind == "multilabel" else -0.5)
+    saved.save_pretrained("other")
+    BYTES.save(Path("other/tokenizer.json"))
+    fields = {"text": "who?", "choices": ["he", "she"]} if kind == "choice" else {"text": "a text"}
+    Path("one.jsonl").write_text(json.dumps(fields) + "\n")
+    shown = txl("predict", "other", "one.jsonl")
+    assert shown.status == 0, shown.err
+    assert kind == "choice" or shown.out.startswith(row)
+    line = json.loads(txl("predict", "other", "one.jsonl", "--json").out)
+    assert set(line) == {"text", *found}
+    assert "choice" not in line or line["choice"] == fields["choices"][line["label"]]
+
+
+def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    """Wherever it was torn; and what comes from another model or other texts, or has other lines, is refused."""
+    model("classification")
+    command = ("predict", "mood", "lines.txt", "--batch-size", "3", "--out", "found.jsonl")
+    assert f"{N} texts in " in txl(*command).err
+    out = Path("found.jsonl")
+    whole = out.read_bytes()
+    assert txl(*command).complaint == "--out 'found.jsonl' is there already; go on with it by --resume, or choose another"
+    for n in (0, 1, len(whole) // 3, len(whole) - 1, len(whole)):
+        out.write_bytes(whole[:n])
+        n_kept = whole[:n].count(b"\n")
+        after = f" after {n_kept} that were there" if n_kept else ""
+        assert txl(*command, "--resume").err.endswith(f"written to 'found.jsonl'{after}\n")
+        assert out.read_bytes() == whole
+    Path("lines.txt").write_text("other\n")
+    assert txl(*command, "--resume").complaint == (
+        "'found.jsonl' comes from the texts 'lines.txt', which was another then; choose another --out"
+    )
+    refused = txl("predict", "mood", "texts.tsv", "--out", "found.jsonl", "--resume")
+    assert refused.complaint == "'found.jsonl' comes from the texts 'lines.txt', not 'texts.tsv'; choose another --out"
+    model("multilabel")
+    assert txl(*command, "--resume").complaint == (
+        "'found.jsonl' comes from the model 'mood', which was another then; choose another --out"
+    )
+    Path("found.jsonl.origin.json").unlink()
+    assert "cannot be read (No such file or directory); choose another --out" in txl(*command, "--resume").complaint
+
+
+def test_answers_have_their_place(txl: Txl, workbench: Path) -> None:
+    """From a file of SQuAD, from a line, and from the command line; and they are scored."""
+    head = HeadConfig(kind="span", tgt_len=256, dropout=0.0)
+    saved = random_weights(TaskModel(TransformerXLConfig(**{**TINY, "vocab_size": 256}, head=head)).eval())
+    saved.save_pretrained("squad")
+    BYTES.save(Path("squad/tokenizer.json"))
+    answer = {"text": "cat", "answer_start": LINE.index("cat")}
+    questions = [{"id": "7", "question": "who?", "answers": [answer]}]
+    Path("dev.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": LINE, "qas": questions}]}]}))
+    exact = ("--precision", "fp32")
+    found = json.loads(txl("predict", "squad", "dev.json", "--json", *exact).out)
+    (prediction,) = transformer_xl.predict((saved, BYTES), (LINE, "who?"))
+    assert (found["id"], found["answer"]) == ("7", prediction.label)
+    assert LINE[found["start"] : found["end"]] == found["answer"] != ""
+    assert len(found["answers"]) == len(prediction.answers) and found["no_answer"] == pytest.approx(
+        prediction.no_answer, abs=1e-5
+    )
+    row = txl("predict", "squad", "--text", LINE, "--pair", "who?", *exact).out
+    columns = [
+        found["answer"].strip(),
+        f"{prediction.probability:.4f}",
+        str(found["start"]),
+        str(found["end"]),
+        "who?",
+    ]
+    assert row == "\t".join(columns) + "\n"
+    assert txl("eval", "squad", "--file", "dev.json").out.startswith("dev.json: exact match ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals and pipes")
+class TestProcess:
+    def test_a_pipe_gives_each_answer_before_the_next_text_comes(self, model: Callable[[str], TaskModel]) -> None:
+        model("classification")
+        with forked.start("tests.world_cases:program", "predict", "mood", "--quiet") as child:
+            for i in range(3):
+                child.stdin.write(f"text {i}\n".encode())
+                line = b""
+                while not line.endswith(b"\n"):
+                    line += child.stdout.read(100) or pytest.fail(child.stderr.read().decode())
+                assert line.endswith(f"\ttext {i}\n".encode())
+            out, _ = child.communicate(b"without an end")
+            assert (child.wait(), out.count(b"\n")) == (0, 1)
+
+    def test_a_reader_that_has_seen_enough(self, model: Callable[[str], TaskModel]) -> None:
+        model("classification")
+        Path("many.txt").write_text("a text\n" * 20_000)
+        with forked.start("tests.world_cases:program", "predict", "mood", "many.txt", "--batch-size", "1") as child:
+            assert child.stdout.read(20)
+            child.stdout.close()
+            assert child.wait() == 0
+            assert child.stderr.read() == b""
+
+    def test_ctrl_c_loses_nothing(self, txl: Txl, model: Callable[[str], TaskModel]) -> None:
+        model("classification")
+        Path("many.txt").write_text(Path("lines.txt").read_text() * 4)
+        command = ("predict", "mood", "many.txt", "--batch-size", "1", "--out")
+        out = Path("found.tsv")
+        with forked.start("tests.world_cases:program", *command, "found.tsv") as child:
+            while not out.exists() or not out.stat().st_size:
+                assert select.select([child.stderr], [], [], 0.01)[0] == [], child.stderr.read()
+            child.send_signal(signal.SIGINT)
+            _, err = child.communicate()
+            assert child.wait() == 130, err
+        n = out.read_bytes().count(b"\n")
+        assert 0 < n < 4 * N
+        assert err.decode().splitlines()[-1] == (
+            f"interrupted; {n:,} texts are in 'found.tsv'; go on with the same command and --resume"
+        )
+        assert txl(*command, "found.tsv", "--resume").status == txl(*command, "whole.tsv").status == 0
+        assert out.read_bytes() == Path("whole.tsv").read_bytes()
+
+
+def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    model("classification")
+    assert (
+        txl("predict", "mood", "lines.txt", "--text", "a").complaint
+        == "--text is read instead of a file; leave 'lines.txt' out"
+    )
+    assert txl("predict", "mood", "--pair", "a").complaint.startswith(
+        "--pair goes with --text; in a file, a tab stands between"
+    )
+    Path("lines.txt").write_text("fine\n\nfine\n")
+    assert txl("predict", "mood", "lines.txt", "--out", "new.tsv").complaint == (
+        "'lines.txt' line 2: it is empty; give a text, or leave the line out"
+    )
+    assert not Path("new.tsv").exists()
+
+
+def test_scores_of_a_fine_tuned_model(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    saved = model("classification")
+    rows = [line.split("\t") for line in Path("texts.tsv").read_text().splitlines()[1:]]
+    examples = [Example(text, label=label) for text, label in rows]
+    found = transformer_xl.predict((saved, BYTES), examples)
+    expected = transformer_xl.TaskScore.of("classification", ("bad", "fair", "good"), found)
+    shown = txl("eval", "mood", "--file", "texts.tsv", "--precision", "fp32")
+    assert shown.out.splitlines()[0].startswith(f"texts.tsv: {expected.in_words()}, fp32, ")
+    assert shown.out.splitlines()[1].split() == ["label", "precision", "recall", "F1", "texts"]
+    line = json.loads(txl("eval", "mood", "--file", "texts.tsv", "--json").out)
+    assert expected.confusion is not None and line["confusion"] == expected.confusion.tolist()
+    assert line["accuracy"] == expected.metrics["accuracy"]
+    assert txl("eval", "mood").complaint == "'mood' has no file of its own to test on; give one with labels by --file"
+    assert txl("eval", "mood", "--file", "lines.txt").complaint.startswith("'lines.txt': which column holds the label?")
+    refused = txl("eval", "mood", "--file", "texts.tsv", "--mem-len", "3")
+    assert refused.complaint == "--mem-len is for models that predict tokens; 'mood' is fine-tuned and reads whole texts"

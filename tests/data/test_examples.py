@@ -1,0 +1,380 @@
+import csv
+import gzip
+import io
+import json
+import lzma
+import os
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.config import TaskConfig
+from transformer_xl.data import examples as examples_module
+from transformer_xl.data.examples import read_examples
+from transformer_xl.errors import CorpusError
+
+SST2 = Path(os.environ.get("TXL_DATA", "no such directory")) / "sst2"
+RACE = {
+    "id": "high1.txt",
+    "article": "Tom went to bed.\nHe was ill.",
+    "questions": ["Tom is _ .", "Where is Tom?"],
+    "options": [["ill", "well", "old", "tall"], ["Here", "In bed", "Away", "Out"]],
+    "answers": ["A", "B"],
+}
+
+
+def _task(kind="classification", **told) -> TaskConfig:
+    return TaskConfig.model_validate({"kind": kind, **told})
+
+
+def _read(tmp_path, name: str, content: str | bytes, kind="classification", *, labelled=True, classes=(), **told):
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return list(read_examples(path, _task(kind, **told), labelled=labelled, classes=classes))
+
+
+def _parts(examples):
+    return [(each.text, each.pair, each.label) for each in examples]
+
+
+def _json_lines(*values) -> str:
+    return "".join(json.dumps(value) + "\n" for value in values)
+
+
+class TestTables:
+    @pytest.mark.parametrize(
+        ("header", "row", "expected"),
+        [
+            ("sentence\tlabel", "a\t1", ("a", None, "1")),  # SST-2
+            ("index\tsentence1\tsentence2\tlabel", "0\ta\tb\tnot_entailment", ("a", "b", "not_entailment")),  # RTE
+            ("index\tquestion\tsentence\tlabel", "0\ta\tb\tentailment", ("a", "b", "entailment")),  # QNLI
+            ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "1\t2\t3\ta\tb\t0", ("a", "b", "0")),  # QQP
+            ("\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", "1\t7\t8\ta\tb", ("a", "b", "1")),  # MRPC
+            ("index\tgenre\tsentence1\tsentence2\tlabel1\tgold_label", "0\tx\ta\tb\tno\tyes", ("a", "b", "yes")),  # MNLI
+            ("premise\thypothesis\tlabel", "a\tb\t2", ("a", "b", "2")),
+            ("Review\tStars", "a\t5", ("a", None, "5")),
+            ("utterance\tlabel", "a\t5", ("a", None, "5")),
+        ],
+    )
+    def test_usual_names_are_found(self, tmp_path, header, row, expected):
+        assert _parts(_read(tmp_path, "train.tsv", f"{header}\r\n{row}\r\n")) == [expected]
+        cells = io.StringIO()
+        csv.writer(cells).writerows([header.split("\t"), row.split("\t")])
+        assert _parts(_read(tmp_path, "train.csv", cells.getvalue())) == [expected]
+        fields = dict(zip(header.removeprefix("\ufeff").split("\t"), row.split("\t"), strict=True))
+        assert _parts(_read(tmp_path, "train.jsonl", _json_lines(fields))) == [expected]
+
+    def test_regression_reads_scores_as_numbers(self, tmp_path):
+        content = "index\tgenre\tsentence1\tsentence2\tscore\n0\tx\ta\tb\t3.25\n"  # STS-B
+        assert _parts(_read(tmp_path, "t.tsv", content, "regression")) == [("a", "b", 3.25)]
+
+    def test_a_table_without_names(self, tmp_path):
+        assert _parts(_read(tmp_path, "t.tsv", "a text\t1\nits title\t0\n")) == [
+            ("a text", None, "1"),
+            ("its title", None, "0"),
+        ]
+        assert _parts(_read(tmp_path, "t.tsv", "a\tb\tyes\nc\td\tno\n")) == [("a", "b", "yes"), ("c", "d", "no")]
+        cola = "gj04\t1\t\tThe sailors rode.\ngj04\t0\t*\tThem rode.\n"
+        assert _parts(_read(tmp_path, "t.tsv", cola)) == [("The sailors rode.", None, "1"), ("Them rode.", None, "0")]
+        news = "3,Wall St.,Stocks fell\n4,Chips,Faster\n"
+        told = _read(tmp_path, "t.csv", news, text="3", label=("1",))
+        assert _parts(told) == [("Stocks fell", None, "3"), ("Faster", None, "4")]
+
+    def test_a_name_that_comes_again_is_no_header(self, tmp_path):
+        content = "what is it\tquestion\nit is\tstatement\nwho\tquestion\n"
+        assert [each.label for each in _read(tmp_path, "t.tsv", content)] == ["question", "statement", "question"]
+
+    def test_columns_that_are_told(self, tmp_path):
+        content = "nr,body,title,topic,mood\n1,b,t,sport,good\n"
+        assert _parts(_read(tmp_path, "t.csv", content, text="title", pair="body", label=("mood",))) == [("t", "b", "good")]
+        with pytest.raises(CorpusError, match=r"has no column 'titel', as task.text says; did you mean 'title'\?"):
+            _read(tmp_path, "t.csv", content, text="titel", label=("mood",))
+
+    def test_tabs_divide_and_quotation_marks_are_text(self, tmp_path):
+        assert _parts(_read(tmp_path, "t.tsv", 'he said "no\t1\n"yes", he said\t0\n')) == [
+            ('he said "no', None, "1"),
+            ('"yes", he said', None, "0"),
+        ]
+
+    def test_csv_has_commas_quotation_marks_and_line_ends_in_texts(self, tmp_path):
+        found = _read(tmp_path, "t.csv", 'text,label\n"a, ""b""\nc",1\nd,0\n')
+        assert _parts(found) == [('a, "b"\nc', None, "1"), ("d", None, "0")]
+        assert [each.place.rpartition("'")[2] for each in found] == [" line 2", " line 4"]
+
+    @given(st.lists(st.tuples(st.text(min_size=1), st.sampled_from("ab")), min_size=1, max_size=8))
+    def test_what_csv_writes_is_read(self, rows):
+        rows = [(text.replace("\0", "0"), label) for text, label in rows if text.strip() and text.isprintable()]
+        content = io.StringIO()
+        csv.writer(content).writerows([("text", "label"), *rows])
+        reader = examples_module._Reader(None, _task(), labelled=True, classes=())
+        blocks = [content.getvalue().encode()[i : i + 3] for i in range(0, len(content.getvalue().encode()), 3)]
+        assert [(each.text, each.label) for each in reader.lines(blocks, ".csv")] == rows
+
+    @pytest.mark.parametrize(
+        ("name", "content", "message"),
+        [
+            ("t.tsv", "a\t1\nb\n", "line 2: it has 1 column, but line 1 has 2; is a tab missing"),
+            ("t.tsv", "a\t1\nb\tc\t1\n", "line 2: it has 3 columns, but line 1 has 2; is there a tab or comma inside"),
+            ("t.tsv", "a\t1\n\t0\n", "line 2: '1' is an empty text"),
+            ("t.tsv", "text\tlabel\na\t1\nb\t\n", "line 3: it has no label"),
+            ("t.tsv", "a\t1\n\nb\t0\n", "line 2: it is empty"),
+            ("t.tsv", b"a\t1\nb\xff\t0\n", r"line 2: byte 2 is not UTF-8 \(0xff\); convert it"),
+            ("t.tsv", b"PAR1\0\0\1\2\n", "line 1: it is binary, not text: give another file"),
+            ("t.tsv", "", "is empty; give a file with texts"),
+            ("t.tsv", "\na\t1\n", "line 1: it is empty"),
+            ("t.tsv", "a\tb\tc\td\te\n", "which column holds the text"),
+            ("t.tsv", "remark\tmood\n" + "a\t1\nb\t0\n" * 3, "line 1: 'mood' looks like the name of a column"),
+            ("t.tsv", "remark\tmood\n" + "a\tgood\nb\tbad\n" * 10, "line 1: 'mood' looks like the name of a column"),
+            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. it has 'text'; name it by task.label"),
+            ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
+            ("t.csv", "text,label,text\na,1,b\n", "line 1: two columns are named 'text'"),
+            ("t.parquet", "x", "cannot tell what '.*' holds by its name; give a file that ends in .tsv, "),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_its_line(self, tmp_path, name, content, message):
+        with pytest.raises(CorpusError, match=message):
+            _read(tmp_path, name, content)
+
+    def test_small_tables_without_names_are_no_header(self, tmp_path):
+        assert len(_read(tmp_path, "t.tsv", "good\tpos\nbad\tneg\nworse\tneg\n")) == 3
+
+    def test_lines_may_be_longer_than_blocks_but_not_endless(self, tmp_path, monkeypatch):
+        long = "x" * 3_000_000
+        (example,) = _read(tmp_path, "t.tsv", f"{long}\t1\n")
+        assert example.text == long
+        (example,) = _read(tmp_path, "t.csv", f"{long},1\n")
+        assert example.text == long
+        monkeypatch.setattr(examples_module, "MAX_LINE_BYTES", 1_000_000)
+        with pytest.raises(CorpusError, match="line 1: it has more than 1,000,000 bytes"):
+            _read(tmp_path, "t.tsv", f"{long}\t1\n")
+
+    def test_regression_needs_numbers(self, tmp_path):
+        with pytest.raises(CorpusError, match="line 3: label 'good' is not a number, as regression needs"):
+            _read(tmp_path, "t.tsv", "text\tscore\na\t1\nb\tgood\n", "regression")
+
+
+class TestJson:
+    def test_labels_of_other_types_are_names(self, tmp_path):
+        content = _json_lines({"text": "a", "label": 1}, {"text": "b", "label": True}, {"text": "c", "label": "x"})
+        assert [each.label for each in _read(tmp_path, "t.jsonl", content)] == ["1", "true", "x"]
+        assert [each.label for each in _read(tmp_path, "t.json", content)] == ["1", "true", "x"]
+
+    def test_a_list_of_objects_is_read(self, tmp_path):
+        content = json.dumps([{"id": 7, "text": "a", "label": 1}, {"id": 8, "text": "b", "label": 0}], indent=2)
+        found = _read(tmp_path, "t.json", content)
+        assert _parts(found) == [("a", None, "1"), ("b", None, "0")]
+        assert found[1].place.endswith("t.json' item 2")
+        assert [each.id for each in found] == ["7", "8"]
+
+    def test_keys_may_be_in_any_order(self, tmp_path):
+        content = _json_lines({"text": "a", "label": 1}, {"label": 0, "note": None, "text": "b"})
+        assert _parts(_read(tmp_path, "t.jsonl", content)) == [("a", None, "1"), ("b", None, "0")]
+
+    @pytest.mark.parametrize(
+        ("second", "message"),
+        [
+            ('{"text": "b"}', "line 2: it has no label"),
+            ('{"label": 1}', "line 2: it has no 'text'"),
+            ('{"text": 5, "label": 1}', "line 2: 'text' is 5, not a text"),
+            ('{"text": "b", "label": [1]}', r"line 2: label \[1\] is neither a name nor a number"),
+            ('{"text": "b", "label": NaN}', "line 2: it is not JSON: NaN is not a number"),
+            ('{"text": "b", "text": "c", "label": 1}', "line 2: it is not JSON: key 'text' occurs twice"),
+            ("[1]", r"line 2: \[1\] is not a JSON object"),
+            ('{"text": ', "line 2: it is not JSON"),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_its_line(self, tmp_path, second, message):
+        with pytest.raises(CorpusError, match=message):
+            _read(tmp_path, "t.jsonl", _json_lines({"text": "a", "label": 1}) + second + "\n")
+
+    def test_a_long_document_may_have_many_commas(self, tmp_path):
+        text = "a, " * 200_000
+        (example,) = _read(tmp_path, "t.jsonl", _json_lines({"text": text, "label": 1}))
+        assert example.text == text
+
+
+class TestMultilabel:
+    def test_columns_of_zeros_and_ones(self, tmp_path):
+        content = "id,comment_text,toxic,rude\n1,a,0,1\n2,b,0,0\n3,c,1,1\n"
+        found = _read(tmp_path, "t.csv", content, "multilabel", label=("rude", "toxic"))
+        assert [each.label for each in found] == [("rude",), (), ("rude", "toxic")]
+        with pytest.raises(CorpusError, match="line 2: label 'toxic' is '2'; a column of one label holds 0 or 1"):
+            _read(tmp_path, "t.csv", "text,toxic,rude\na,2,0\n", "multilabel", label=("toxic", "rude"))
+
+    def test_lists_of_names(self, tmp_path):
+        content = _json_lines({"text": "a", "labels": ["x", "y"]}, {"text": "b", "labels": []})
+        assert [each.label for each in _read(tmp_path, "t.jsonl", content, "multilabel")] == [("x", "y"), ()]
+        assert [each.label for each in _read(tmp_path, "t.tsv", "text\tlabels\na\tx, y\nb\t\n", "multilabel")] == [
+            ("x", "y"),
+            (),
+        ]
+
+    def test_labels_without_which_a_text_is_read_are_all_there_or_none(self, tmp_path):
+        found = _read(tmp_path, "t.csv", "text,toxic\na,1\n", "multilabel", labelled=False, label=("rude", "toxic"))
+        assert [each.label for each in found] == [None]
+
+
+class TestChoice:
+    def _check_race(self, found):
+        assert [each.text for each in found] == [RACE["article"]] * 2
+        assert found[0].choices == ("Tom is ill .", "Tom is well .", "Tom is old .", "Tom is tall .")
+        assert found[1].choices == ("Where is Tom? Here", "Where is Tom? In bed", "Where is Tom? Away", "Where is Tom? Out")
+        assert [each.label for each in found] == [0, 1]
+
+    def test_directories_of_race(self, tmp_path):
+        for level in ("middle", "high"):
+            (tmp_path / level).mkdir()
+            (tmp_path / level / "1.txt").write_text(json.dumps(RACE))
+        found = list(read_examples(tmp_path, _task("choice")))
+        self._check_race(found[:2])
+        self._check_race(found[2:])
+        assert [each.id for each in found[:2]] == ["high1.txt/1", "high1.txt/2"]
+        assert found[3].place == f"'{tmp_path}/middle/1.txt' question 2"
+        self._check_race(list(read_examples(tmp_path / "high", _task("choice"))))
+
+    def test_lines_of_race(self, tmp_path):
+        self._check_race(_read(tmp_path, "t.jsonl", _json_lines(RACE), "choice"))
+        lines = [
+            {"example_id": "1", "article": RACE["article"], "question": question, "options": options, "answer": answer}
+            for question, options, answer in zip(RACE["questions"], RACE["options"], RACE["answers"], strict=True)
+        ]
+        self._check_race(_read(tmp_path, "t.jsonl", _json_lines(*lines), "choice"))
+
+    def test_other_tables_of_choices(self, tmp_path):
+        swag = "video-id,sent1,sent2,ending0,ending1,label\n1,He sits.,He,stands.,flies.,1\n"
+        (found,) = _read(tmp_path, "t.csv", swag, "choice")
+        assert (found.text, found.choices, found.label) == ("He sits.", ("He stands.", "He flies."), 1)
+        arc = {"id": "x", "question": "Why?", "choices": {"text": ["a", "b", "c"], "label": ["1", "2", "3"]}, "answerKey": "3"}
+        (found,) = _read(tmp_path, "t.jsonl", _json_lines(arc), "choice")
+        assert (found.text, found.choices, found.label) == ("Why?", ("a", "b", "c"), 2)
+        hellaswag = {"ctx": "He", "endings": ["sits", "is"], "label": "1"}
+        (found,) = _read(tmp_path, "t.jsonl", _json_lines(hellaswag), "choice")
+        assert (found.text, found.choices, found.label) == ("He", ("sits", "is"), 1)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"options": ["a"]}, "line 2: it has 1 choice; those before have 2"),
+            ({"options": ["a", ""]}, "line 2: 'options' is not a list of texts"),
+            ({"answer": "C"}, "line 2: label 'C' is none of its 2 choices; they are 0 to 1, or A to B"),
+            ({"answer": None}, "line 2: it has no label"),
+            ({"question": None}, "line 2: it has no 'question'"),
+        ],
+    )
+    def test_what_is_wrong_is_named_with_its_line(self, tmp_path, change, message):
+        good = {"article": "x", "question": "y", "options": ["a", "b"], "answer": "B"}
+        with pytest.raises(CorpusError, match=message):
+            _read(tmp_path, "t.jsonl", _json_lines(good, good | change), "choice")
+
+    def test_a_passage_needs_as_many_answers_as_questions(self, tmp_path):
+        with pytest.raises(CorpusError, match="line 1: it has 2 questions, but not as many lists of options, and answers"):
+            _read(tmp_path, "t.jsonl", _json_lines(RACE | {"answers": ["A"]}), "choice")
+        with pytest.raises(CorpusError, match="has no choices: it has 'text', 'label'; give a list named options or choices"):
+            _read(tmp_path, "t.jsonl", _json_lines({"text": "a", "label": 0}), "choice")
+
+
+class TestDirectories:
+    def test_each_directory_is_a_class(self, tmp_path):
+        for name, file, text in [
+            ("pos", "1_9.txt", "good"),
+            ("neg", "0_1.txt", "bad"),
+            ("neg", "1_2.txt", "worse"),
+            ("unsup", "0.txt", "?"),
+        ]:
+            (tmp_path / name).mkdir(exist_ok=True)
+            (tmp_path / name / file).write_text(text)
+        (tmp_path / "neg" / ".DS_Store").write_bytes(b"\0")
+        (tmp_path / "labeledBow.feat").write_text("1:2")
+        found = list(read_examples(tmp_path, _task()))
+        assert [(each.text, each.label, each.id) for each in found] == [
+            ("bad", "neg", "0_1"),
+            ("worse", "neg", "1_2"),
+            ("good", "pos", "1_9"),
+        ]
+        assert found[0].place == f"'{tmp_path}/neg/0_1.txt'"
+        (tmp_path / "pos" / "2_9.txt").write_text(" \n")
+        with pytest.raises(CorpusError, match=r"pos/2_9.txt': the text is empty"):
+            list(read_examples(tmp_path, _task()))
+
+    def test_one_class_is_not_enough(self, tmp_path):
+        (tmp_path / "pos").mkdir()
+        with pytest.raises(CorpusError, match="has 1 directories of classes"):
+            list(read_examples(tmp_path, _task()))
+
+
+class TestUnlabelled:
+    """As for predictions: labels may be missing, and lines come one by one."""
+
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            ("a\nb\n", [("a", None, None), ("b", None, None)]),
+            ("a\tb\n", [("a", "b", None)]),
+            ("a\tpos\n", [("a", None, "pos")]),
+            ("sentence\na\n", [("a", None, None)]),
+            ("index\tsentence1\tsentence2\n0\ta\tb\n", [("a", "b", None)]),
+            ('{"sentence": "a"}\n{"sentence": "b", "label": "pos"}\n', [("a", None, None), ("b", None, None)]),
+            ("", []),
+        ],
+    )
+    def test_files_and_standard_input_are_read_alike(self, tmp_path, content, expected):
+        classes = ("neg", "pos")
+        assert _parts(_read(tmp_path, "t.txt", content, labelled=False, classes=classes)) == expected
+        found = read_examples(io.BytesIO(content.encode()), _task(), labelled=False, classes=classes)
+        assert _parts(found) == expected
+
+    def test_a_file_of_texts_needs_no_names_that_are_told(self, tmp_path):
+        assert _parts(_read(tmp_path, "t.txt", "a\n", labelled=False, text="review", label=("stars",))) == [("a", None, None)]
+        with pytest.raises(CorpusError, match="has no column 'review'"):
+            _read(tmp_path, "t.txt", "a\tb\n", labelled=False, text="review", label=("stars",))
+
+    def test_standard_input_is_answered_line_by_line(self):
+        class Slow(io.BytesIO):
+            n_read = 0
+
+            def readline(self, size: int | None = -1, /) -> bytes:
+                self.n_read += 1
+                return super().readline(-1 if size is None else size)
+
+        source = Slow(b"a\nb\nc\n")
+        found = read_examples(source, _task(), labelled=False)
+        assert next(found).text == "a"
+        assert source.n_read == 1
+        assert next(found).place == "standard input line 2"
+        assert source.n_read == 2
+
+    def test_memory_does_not_grow(self, tmp_path):
+        path = tmp_path / "t.tsv"
+        path.write_text("a text of some words\n" * 40_000)
+
+        def peak(n: int) -> int:
+            tracemalloc.start()
+            for _, _ in zip(range(n), read_examples(path, _task(), labelled=False), strict=False):
+                pass
+            size = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            return size
+
+        peak(10)
+        assert peak(40_000) < 1.5 * peak(15_000)
+
+
+@pytest.mark.parametrize(("suffix", "pack"), [(".gz", gzip.compress), (".xz", lzma.compress)])
+def test_compressed_files_are_read(tmp_path, suffix, pack):
+    assert _parts(_read(tmp_path, f"t.tsv{suffix}", pack(b"a\t1\nb\t0\n"))) == [("a", None, "1"), ("b", None, "0")]
+    with pytest.raises(CorpusError, match="damaged"):
+        _read(tmp_path, f"t.tsv{suffix}", pack(b"a\t1\n" * 999)[:-9])
+
+
+@pytest.mark.skipif(not SST2.is_dir(), reason="set TXL_DATA to a directory with SST-2")
+def test_all_of_sst2_is_read():
+    sizes = {}
+    for name in ("train", "dev", "test"):
+        found = list(read_examples(SST2 / f"{name}.tsv.xz", _task()))
+        assert {each.label for each in found} == {"0", "1"}
+        sizes[name] = len(found)
+    assert sizes == {"train": 6920, "dev": 872, "test": 1821}
+    assert found[0].text == "no movement , no yuks , not much of anything"

@@ -1,0 +1,257 @@
+import copy
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.labelled import (
+    CHOICE_LEN,
+    WINDOW,
+    Example,
+    LabelledStream,
+    LabelledTexts,
+    Layout,
+    batch_of,
+    labels_of,
+)
+from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, UnigramTokenizer, train_tokenizer
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+from transformer_xl.model_config import HeadConfig
+
+BYTES = Layout(ByteTokenizer(), "transformer_xl")
+NAMED = HeadConfig(kind="classification", labels=("bad", "good"))
+NUMBER = HeadConfig(kind="regression")
+CHOICE = HeadConfig(kind="choice")
+SIZES = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(0, 5))
+
+
+@pytest.fixture(scope="module")
+def pieces() -> UnigramTokenizer:
+    config = TokenizerConfig(kind="unigram", vocab_size=60)
+    tokenizer = train_tokenizer(config, ["the cat sat on the mat and the dog sat on the cat\n" * 20])
+    assert isinstance(tokenizer, UnigramTokenizer)
+    return tokenizer
+
+
+def _layout(tokenizer, max_len=None) -> Layout:
+    return Layout(tokenizer, "xlnet", max_len=max_len)
+
+
+def _texts(n: int) -> LabelledTexts:
+    """Return examples of which each has its own text and, as label, its own number."""
+    examples = [Example(f"{i} " + "x" * (i * 7 % 11), label=float(i), place=f"line {i}") for i in range(n)]
+    return LabelledTexts(examples, BYTES, NUMBER)
+
+
+def _same(one, other) -> bool:
+    return all(
+        torch.equal(a.nan_to_num(-1), b.nan_to_num(-1)) for a, b in zip(vars(one).values(), vars(other).values(), strict=True)
+    )
+
+
+def _scored(batch) -> list[float]:
+    return batch.labels[~batch.labels.isnan()].tolist()
+
+
+class TestLayout:
+    def test_xlnet_rows_are_those_of_the_original(self, pieces):
+        layout = _layout(pieces)
+        sep, cls = pieces.id_of("<sep>"), pieces.id_of("<cls>")
+        a, b = layout.encode("the cat"), layout.encode("the dog sat")
+        (single,) = layout.rows(Example("the cat"))
+        assert single.ids.tolist() == [*a, sep, cls]
+        assert single.segments.tolist() == [0] * (len(a) + 1) + [2]
+        (both,) = layout.rows(Example("the cat", "the dog sat"))
+        assert both.ids.tolist() == [*a, sep, *b, sep, cls]
+        assert both.segments.tolist() == [0] * (len(a) + 1) + [1] * (len(b) + 1) + [2]
+
+    def test_xlnet_reads_line_ends_as_spaces(self, pieces):
+        layout = _layout(pieces)
+        assert layout.encode("the cat\nsat\n\n").tolist() == layout.encode("the cat sat").tolist()
+        assert pieces.encode("the cat\nsat").tolist() != pieces.encode("the cat sat").tolist()
+
+    def test_other_models_read_lines(self):
+        (row,) = BYTES.rows(Example(" a\nb\n", "c"))
+        assert bytes(row.ids.tolist()) == b"a\nb\nc\n"
+        assert row.segments.tolist() == [0] * 6
+
+    def test_a_vocabulary_without_line_ends_has_a_space_instead(self):
+        layout = Layout(CharTokenizer(["a", "b", " "]), "transformer_xl")
+        (row,) = layout.rows(Example("a", "b"))
+        assert layout.tokenizer.decode(row.ids) == "a b "
+
+    @given(st.integers(0, 12), st.integers(0, 12), st.integers(5, 20))
+    def test_the_longer_text_is_shortened_first(self, n_first, n_second, max_len):
+        """The loop is the original's `_truncate_seq_pair`."""
+        layout = Layout(ByteTokenizer(), "lstm", max_len=max_len)
+        a, b = [*range(n_first)], [*range(100, 100 + n_second)]
+        row = layout.row(np.array(a, np.int64), np.array(b, np.int64))
+        while len(a) + len(b) > max_len - 2:
+            (a if len(a) > len(b) else b).pop()
+        assert row.ids.tolist() == [*a, 10, *b, 10]
+        assert layout.length(n_first, n_second) == len(row.ids)
+
+    @given(st.integers(0, 300), st.integers(0, 300), st.integers(5, 600))
+    def test_a_choice_keeps_its_end(self, n_first, n_second, max_len):
+        layout = Layout(ByteTokenizer(), "lstm", max_len=max_len)
+        a, b = np.arange(2000, 2000 + n_first), np.arange(1000, 1000 + n_second)
+        row = layout.row(a, b, is_choice=True).ids.tolist()
+        assert len(row) == layout.length(n_first, n_second, is_choice=True) <= max_len
+        cut = row.index(10)
+        first, second = row[:cut], row[cut + 1 : -1]
+        assert first == a[: len(first)].tolist()
+        assert second == b[n_second - len(second) :].tolist()
+        if n_first + n_second + 2 > max_len:
+            assert len(second) == min(n_second, CHOICE_LEN, (max_len - 2) // 2)
+            assert len(first) == min(n_first, max_len - 2 - len(second))
+        else:
+            assert (len(first), len(second)) == (n_first, n_second)
+
+    def test_vocabularies_that_do_not_fit_are_refused(self, pieces):
+        with pytest.raises(ConfigError, match="reads texts with <sep> and <cls>, which a vocabulary of kind 'byte' lacks"):
+            _layout(ByteTokenizer())
+        bare = UnigramTokenizer(["<unk>", "▁the"], [0, -1.0])
+        with pytest.raises(ConfigError, match="reads texts with <sep> and <cls>: piece '<sep>' is not in the vocabulary"):
+            _layout(bare)
+        with pytest.raises(ConfigError, match=r"task.max_len \(4\) must be at least 5"):
+            _layout(pieces, max_len=4)
+
+    def test_an_error_names_the_place(self):
+        layout = Layout(CharTokenizer(["a", "\n"]), "transformer_xl")
+        with pytest.raises(TokenizerError, match=r"^'x.tsv' line 7: "):
+            layout.rows(Example("ab", place="'x.tsv' line 7"))
+
+
+class TestBatchOf:
+    def test_padding_is_at_the_left(self, pieces):
+        layout = _layout(pieces)
+        rows = [layout.rows(Example(text)) for text in ("the", "the cat sat on the mat")]
+        batch = batch_of(rows, torch.tensor([0, 1]))
+        assert batch.n_pad.tolist() == [len(rows[1][0].ids) - len(rows[0][0].ids), 0]
+        for i, (row,) in enumerate(rows):
+            begin = int(batch.n_pad[i])
+            assert batch.ids[i, begin:].tolist() == row.ids.tolist()
+            assert batch.segments[i, begin:].tolist() == row.segments.tolist()
+            assert batch.may_answer[i].tolist() == [False] * begin + [True] * len(row.ids)
+        assert batch.ids.dtype == batch.n_pad.dtype == batch.segments.dtype == torch.int64
+
+    def test_choices_have_rows_of_their_own(self, pieces):
+        examples = [Example("the cat", choices=("sat", "sat on"), label=1), Example("the dog", choices=("on", "mat"), label=0)]
+        rows = [_layout(pieces).rows(example) for example in examples]
+        batch = batch_of(rows, labels_of(CHOICE, examples))
+        assert batch.ids.shape == batch.segments.shape == batch.may_answer.shape == (2, 2, batch.ids.shape[2])
+        assert batch.labels.tolist() == [1, 0]
+        for i, choices in enumerate(rows):
+            for j, row in enumerate(choices):
+                assert batch.ids[i, j, int(batch.n_pad[i, j]) :].tolist() == row.ids.tolist()
+        with pytest.raises(ConfigError, match="other numbers of choices"):
+            batch_of([rows[0], rows[1][:1]], torch.tensor([0, 0]))
+
+
+class TestLabelledTexts:
+    def test_rows_are_those_of_the_layout(self, pieces):
+        examples = [
+            Example(f"the cat {'sat ' * i}", choices=(f"the dog {'on ' * j}", "mat"), label=j % 2)
+            for i in range(4)
+            for j in range(4)
+        ]
+        layout = _layout(pieces, max_len=13)
+        texts = LabelledTexts(examples, layout, CHOICE)
+        for i, example in enumerate(examples):
+            rows = layout.rows(example)
+            assert texts.lengths[i] == max(len(row.ids) for row in rows)
+            for held, row in zip(texts.rows(i), rows, strict=True):
+                assert held.ids.tolist() == row.ids.tolist()
+                assert held.segments.tolist() == row.segments.tolist()
+        assert len(np.unique(texts._parts[:, 0])) == 4  # a passage is held once
+
+    def test_what_does_not_fit_together_is_refused(self):
+        with pytest.raises(CorpusError, match="no texts to learn from"):
+            LabelledTexts([], BYTES, NUMBER)
+        with pytest.raises(ConfigError, match="line 2: 1 texts, but 2 in line 1"):
+            LabelledTexts(
+                [Example("a", "b", label=1.0, place="line 1"), Example("a", label=1.0, place="line 2")], BYTES, NUMBER
+            )
+
+    def test_other_texts_or_labels_have_another_checksum(self):
+        sums = {
+            LabelledTexts([Example(text, pair, label=label)], BYTES, NUMBER).checksum
+            for text, pair, label in [("ab", "c", 1.0), ("a", "bc", 1.0), ("ab", "d", 1.0), ("ab", "c", 2.0)]
+        }
+        assert len(sums) == 4
+
+
+class TestLabelledStream:
+    @given(SIZES, st.integers(0, 3))
+    def test_every_example_comes_once_in_an_epoch_whatever_the_number_of_processes(self, sizes, seed):
+        n_row, world_size, n_example, _ = sizes
+        texts, batch_size = _texts(n_example), n_row * world_size
+        whole = LabelledStream(texts, batch_size=batch_size, seed=seed)
+        ranks = [
+            LabelledStream(texts, batch_size=batch_size, seed=seed, rank=r, world_size=world_size) for r in range(world_size)
+        ]
+        for epoch in range(2):
+            seen = []
+            for position in range(whole.segments_per_epoch):
+                assert (whole.epoch, whole.position, whole.starts_epoch) == (epoch, position, position == 0)
+                batch = next(whole)
+                parts = [next(rank) for rank in ranks]
+                joined = type(batch)(*(torch.cat([getattr(part, name) for part in parts]) for name in vars(batch)))
+                assert _same(joined, batch)
+                assert len(batch.ids) == batch_size
+                assert int(batch.n_pad.min()) == 0
+                for row, n_pad, label in zip(batch.ids, batch.n_pad, batch.labels, strict=True):
+                    if not label.isnan():
+                        assert bytes(row[n_pad:].tolist()).split()[0] == str(int(label)).encode()
+                seen += _scored(batch)
+            assert sorted(seen) == list(range(n_example))
+
+    @given(SIZES, st.integers(0, 90))
+    def test_resuming_continues_exactly(self, sizes, steps):
+        n_row, world_size, n_example, more = sizes
+        texts, batch_size = _texts(n_example), n_row * world_size
+        stream = LabelledStream(texts, batch_size=batch_size, seed=1)
+        for _ in range(steps):
+            next(stream)
+        state = copy.deepcopy(stream.state_dict())
+        resumed = LabelledStream(_texts(n_example), batch_size=batch_size, seed=1)
+        resumed.load_state_dict(state)
+        for _ in range(more):
+            assert _same(next(resumed), next(stream))
+        assert resumed.state_dict() == stream.state_dict()
+
+    def test_epochs_and_seeds_have_other_orders(self):
+        orders = []
+        for seed in (0, 1):
+            stream = LabelledStream(_texts(40), batch_size=4, seed=seed)
+            orders += [tuple(label for _ in range(10) for label in _scored(next(stream))) for _ in range(2)]
+        assert len(set(orders)) == 4
+
+    def test_examples_of_like_length_share_a_batch(self):
+        rng = np.random.default_rng(0)
+        n = 8 * WINDOW * 2 + 5
+        examples = [Example("x" * int(size), label=0.0) for size in rng.integers(1, 200, n)]
+        texts = LabelledTexts(examples, BYTES, NUMBER)
+        batches = [next(stream) for stream in [LabelledStream(texts, batch_size=8, seed=0)] for _ in range(2 * WINDOW)]
+        padding = sum(int(batch.n_pad.sum()) for batch in batches) / sum(batch.ids.numel() for batch in batches)
+        assert padding < 0.02  # in order of drawing it is 0.44
+        lengths = [batch.ids.shape[1] for batch in batches]
+        assert lengths[:WINDOW] != sorted(lengths[:WINDOW])
+        assert abs(np.corrcoef(lengths, range(2 * WINDOW))[0, 1]) < 0.3
+
+    def test_another_text_or_layout_cannot_be_resumed(self):
+        state = LabelledStream(_texts(9), batch_size=2, seed=1).state_dict()
+        for texts, batch_size, seed, name in [(8, 2, 1, "n_examples"), (9, 3, 1, "batch_size"), (9, 2, 2, "seed")]:
+            with pytest.raises(ConfigError, match=f"belongs to {name}"):
+                LabelledStream(_texts(texts), batch_size=batch_size, seed=seed).load_state_dict(state)
+        with pytest.raises(ConfigError, match="belongs to checksum"):
+            LabelledStream(_texts(9), batch_size=2, seed=1).load_state_dict({**state, "checksum": 0})
+
+    def test_sizes_that_do_not_fit_are_refused(self):
+        with pytest.raises(ConfigError, match=r"train.batch_size \(0\) must be at least 1"):
+            LabelledStream(_texts(3), batch_size=0, seed=1)
+        with pytest.raises(ConfigError, match=r"world_size \(2\) must divide train.batch_size \(3\)"):
+            LabelledStream(_texts(3), batch_size=3, seed=1, world_size=2)

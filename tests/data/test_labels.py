@@ -1,0 +1,62 @@
+import pytest
+
+from transformer_xl.config import TaskConfig
+from transformer_xl.data.labels import NOT_SCORED, Example, label_names, labels_of
+from transformer_xl.errors import CorpusError
+from transformer_xl.model_config import HeadConfig
+
+NAMED = HeadConfig(kind="classification", labels=("bad", "good"))
+NUMBER = HeadConfig(kind="regression")
+CHOICE = HeadConfig(kind="choice")
+
+
+class TestLabels:
+    @staticmethod
+    def _names(labels, kind="classification", **task):
+        return label_names(
+            TaskConfig.model_validate({"kind": kind, **task}),
+            [Example("x", label=label, place="'t' line 1") for label in labels],
+        )
+
+    def test_classes_are_sorted_numbers_as_numbers(self):
+        assert self._names(["b", "a", "10", "b"]) == ("10", "a", "b")
+        assert self._names(["10", "9", "-1", "9"]) == ("-1", "9", "10")
+        assert self._names([("b", "a"), (), ("c",)], "multilabel") == ("a", "b", "c")
+        assert self._names([()], "multilabel", label=("z", "a")) == ("z", "a")
+        assert self._names([0.5], "regression") == ()
+
+    def test_what_are_no_classes_is_refused(self):
+        with pytest.raises(CorpusError, match=r"^'t': all 3 texts have the label 'a'; give texts of two classes"):
+            self._names(["a"] * 3)
+        scores = [str(i / 250) for i in range(1000)]
+        with pytest.raises(
+            CorpusError, match=r"1,000 different labels in 1,000 texts .*are numbers, not classes; use --task reg"
+        ):
+            self._names(scores)
+        with pytest.raises(CorpusError, match=r"30 different labels in 30 texts .*name the column of the label by task.label"):
+            self._names([f"text {i}" for i in range(30)])
+        assert len(self._names([f"{i / 2}" for i in range(10)] * 2)) == 10  # half stars
+        assert len(self._names([f"class {i % 30}" for i in range(90)])) == 30
+
+    @pytest.mark.parametrize(
+        ("head", "label", "message"),
+        [
+            (NAMED, "goood", "label 'goood' is unknown; did you mean 'good'"),
+            (NAMED, "1", "label '1' is a number, but the classes have names; known: bad, good"),
+            (NUMBER, "good", "label 'good' is not a number, as regression needs"),
+            (NUMBER, "nan", "label 'nan' is not a number"),
+            (CHOICE, 2, "label 2 is none of the 2 choices; they count from 0"),
+        ],
+    )
+    def test_a_wrong_label_is_named_with_its_place(self, head, label, message):
+        with pytest.raises(CorpusError, match=rf"^'v.tsv' line 3: {message}"):
+            labels_of(head, [Example("x", choices=("a", "b"), label=label, place="'v.tsv' line 3")])
+
+    def test_labels_become_numbers(self):
+        assert labels_of(NAMED, [Example("x", label="good"), Example("x")]).tolist() == [1, NOT_SCORED]
+        many = labels_of(
+            HeadConfig(kind="multilabel", labels=("a", "b")), [Example("x", label=("b",)), Example("x"), Example("x", label=())]
+        )
+        assert many[[0, 2]].tolist() == [[0, 1], [0, 0]]
+        assert many[1].isnan().all()
+        assert labels_of(NUMBER, [Example("x", label="2.5"), Example("x")]).nan_to_num(-1).tolist() == [2.5, -1]

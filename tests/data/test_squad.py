@@ -1,0 +1,376 @@
+import json
+import lzma
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.data.tokenizer_cases import TOKENIZERS
+from tests.helpers import examples
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.labelled import LabelledStream, Layout
+from transformer_xl.data.squad import (
+    Answer,
+    LabelledWindows,
+    Question,
+    WindowLayout,
+    batch_of_windows,
+    held_out,
+    read_squad,
+)
+from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, WordTokenizer, train_tokenizer
+from transformer_xl.data.unigram import UnigramTokenizer
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError
+
+PASSAGE = "Ann went to the café in May 1984. There she met Bo, who sold 12 naïve cats."
+QUESTION: dict[str, Any] = {"id": "q1", "question": "Who went?", "answers": [{"text": "Ann", "answer_start": 0}]}
+
+
+def squad(*questions: dict[str, Any], passage: str = PASSAGE) -> dict[str, Any]:
+    return {"version": "1.1", "data": [{"title": "A", "paragraphs": [{"context": passage, "qas": list(questions)}]}]}
+
+
+def written(folder: Path, values: Any) -> Path:
+    path = folder / "dev.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    return path
+
+
+def asked(passage: str, answer: str, *, text: str = "who?", **changes: Any) -> Question:
+    return Question("1", text, passage, (Answer(answer, passage.index(answer)),), **changes)
+
+
+def unigram() -> UnigramTokenizer:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=90), [(PASSAGE + " who? whom?\n") * 20])
+    assert isinstance(tokenizer, UnigramTokenizer)
+    return tokenizer
+
+
+def window_layout(tokenizer: Tokenizer, is_xlnet: bool, **changes: Any) -> WindowLayout:
+    return WindowLayout(Layout(tokenizer, "xlnet" if is_xlnet else "transformer_xl"), **changes)
+
+
+def test_questions_come_with_answers_at_their_places(tmp_path: Path) -> None:
+    second = {"id": "q2", "question": "When?", "is_impossible": True, "answers": [], "plausible_answers": [{"text": "May"}]}
+    path = tmp_path / "dev.json.xz"
+    path.write_bytes(lzma.compress(json.dumps(squad(QUESTION, second)).encode()))
+    first, impossible = read_squad(path)
+    assert (first.id, first.text, first.passage, first.answers) == ("q1", "Who went?", PASSAGE, (Answer("Ann", 0),))
+    assert (first.is_impossible, impossible.is_impossible, impossible.answers) == (False, True, ())
+    assert impossible.place == f"'{path}', question 'q2'"
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        (
+            {"answers": [{"text": "May", "answer_start": 3}]},
+            r"question 'q1': answer 'May' .* 3, where ' we' .* to 24",
+        ),
+        ({"answers": [{"text": "Eve", "answer_start": 3}]}, r"question 'q1': answer 'Eve' .* nor anywhere in it; correct"),
+        ({"answers": [{"text": "Ann", "answer_start": -75}]}, r"answer 'Ann' is not in its passage at character -75; set .* 0"),
+        ({"answers": [{"text": "Ann", "answer_start": 900}]}, r"at character 900, which has 75; set answer_start to 0"),
+        ({"answers": [{"text": "Ann", "answer_start": True}]}, r"question 'q1', answer: 'answer_start' is True, not a whole"),
+        ({"answers": [{"text": "", "answer_start": 0}]}, r"question 'q1', answer: 'text' is empty"),
+        ({"answers": [{"answer_start": 0}]}, r"question 'q1', answer: 'text' is missing"),
+        ({"answers": "Ann"}, r"question 'q1': 'answers' is 'Ann', not a list"),
+        ({"answers": ["Ann"]}, r"question 'q1', answer: 'text' is missing"),
+        ({"answers": []}, r"question 'q1': it has no answers; add one, or set is_impossible"),
+        ({"is_impossible": True}, r"question 'q1': it has answers although is_impossible is true"),
+        ({"is_impossible": "no"}, r"question 'q1': 'is_impossible' is 'no', not true or false"),
+        ({"question": " \n"}, r"question 'q1': 'question' is empty"),
+        ({"question": "\ud800"}, r"question 'q1': 'question' has a lone surrogate"),
+        ({"question": None}, r"question 'q1': 'question' is None, not a text"),
+        ({"id": None}, r"article 1, paragraph 1, question 1: 'id' is None, not a text"),
+    ],
+)
+def test_what_contradicts_itself_is_named(changes: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=complaint) as caught:
+        read_squad(written(tmp_path, squad({**QUESTION, **changes})))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ([], r"dev.json': 'data' is missing"),
+        ({"data": {}}, r"'data' is {}, not a list"),
+        ({"data": []}, r"has no questions"),
+        ({"data": [3]}, r"article 1: 'paragraphs' is missing"),
+        ({"data": [{"paragraphs": [{"qas": []}]}]}, r"article 1, paragraph 1: 'context' is missing"),
+        (squad(QUESTION, passage=" "), r"article 1, paragraph 1: 'context' is empty"),
+        (squad(QUESTION, QUESTION), r"question 'q1': another question has the same id"),
+        ({"data": [{"paragraphs": [{"context": "a", "qas": 1}]}]}, r"'qas' is 1, not a list"),
+    ],
+)
+def test_what_is_no_squad_file_is_refused(values: Any, complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=complaint):
+        read_squad(written(tmp_path, values))
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match=r"no such file"):
+        read_squad(tmp_path / "dev.json")
+    (tmp_path / "dev.json").write_bytes(b'{"data": [')
+    with pytest.raises(CorpusError, match=r"is not valid JSON"):
+        read_squad(tmp_path / "dev.json")
+    (tmp_path / "dev.json.gz").write_bytes(b"no gzip")
+    with pytest.raises(CorpusError, match=r"damaged"):
+        read_squad(tmp_path / "dev.json.gz")
+
+
+def test_questions_without_answers_can_be_asked(tmp_path: Path) -> None:
+    path = written(tmp_path, squad({"id": "q", "question": "Who?"}, {**QUESTION, "answers": []}))
+    unlabelled = read_squad(path, labelled=False)
+    assert [question.is_labelled for question in unlabelled] == [False, False]
+    with pytest.raises(CorpusError, match=r"question 'q': 'answers' is missing"):
+        read_squad(path)
+    layout = window_layout(ByteTokenizer(), False, tgt_len=250)
+    assert [list(window.labels) for window in layout.windows(unlabelled[0])] == [[-100] * 3]
+
+
+def test_no_article_is_on_both_sides() -> None:
+    questions = [Question(str(i), "?", f"p{i // 2}", article=i // 10) for i in range(100)]
+    kept, held = held_out(questions, 0.15, seed=3)
+    assert len(held) == 20, "whole articles, at least the share"
+    assert not {q.article for q in kept} & {q.article for q in held}
+    assert sorted(kept + held, key=lambda q: int(q.id)) == questions
+    assert held_out(questions, 0.15, seed=3) == (kept, held)
+    others = [{q.article for q in held_out(questions, 0.15, seed=seed)[1]} for seed in range(9)]
+    assert any(other != {q.article for q in held} for other in others)
+    assert len(held_out(questions, 0.999, seed=0)[1]) == 90, "one article remains"
+
+
+def test_one_article_is_divided_by_passage() -> None:
+    kept, held = held_out([Question(str(i), "?", f"p{i // 2}") for i in range(10)], 0.2, seed=0)
+    assert (len(kept), len(held), len({q.passage for q in held})) == (8, 2, 1)
+    with pytest.raises(CorpusError, match=r"about one passage, so none can be held out; give a file .*task.valid"):
+        held_out([Question("1", "?", "p"), Question("2", "?", "p")], 0.5, seed=0)
+
+
+def test_rows_of_an_xlnet() -> None:
+    tokenizer = unigram()
+    question = asked(PASSAGE, "May 1984")
+    (window,) = window_layout(tokenizer, True, tgt_len=300).windows(question)
+    passage, asks = tokenizer.encode(PASSAGE).tolist(), tokenizer.encode("who?").tolist()
+    sep, cls = tokenizer.id_of("<sep>"), tokenizer.id_of("<cls>")
+    assert window.row.ids.tolist() == [*passage, sep, *asks, sep, cls]
+    assert window.row.segments.tolist() == [0] * (len(passage) + 1) + [1] * (len(asks) + 1) + [2]
+    assert window.row.may_answer is not None and window.row.may_answer.tolist() == [True] * len(passage) + [False] * (
+        len(asks) + 3
+    )
+    first, last, is_impossible = list(window.labels)
+    assert tokenizer.decode(window.row.ids[first : last + 1].tolist()).strip() == "May 1984"
+    assert PASSAGE[window.starts[first] : window.ends[last]] == "May 1984"
+    assert is_impossible == 0
+
+
+def test_windows_without_the_answer_point_at_their_last_token() -> None:
+    layout = window_layout(unigram(), True, tgt_len=15, doc_stride=4, max_query_len=4)
+    windows = layout.windows(asked(PASSAGE, "cats"))
+    assert len(windows) > 2
+    for window in windows[:-1]:
+        assert list(window.labels) == [len(window.row.ids) - 1, len(window.row.ids) - 1, 1]
+    assert windows[-1].labels[2] == 0
+    for window in layout.windows(Question("1", "who?", PASSAGE, is_impossible=True)):
+        assert list(window.labels) == [len(window.row.ids) - 1, len(window.row.ids) - 1, 1]
+
+
+def test_of_a_long_question_the_beginning_is_read() -> None:
+    layout = window_layout(ByteTokenizer(), False, tgt_len=20, doc_stride=4, max_query_len=3)
+    (window,) = layout.windows(asked("Ann left.", "left", text="who?"))
+    assert bytes(window.row.ids.tolist()) == b"who\nAnn left.\n"
+    assert list(window.labels) == [8, 11, 0]
+
+
+@settings(max_examples=examples(300))
+@given(st.data())
+def test_windows_cover_the_passage_and_share_each_piece_to_the_one_that_shows_most(data: st.DataObject) -> None:
+    n = data.draw(st.integers(1, 40))
+    passage = "".join(data.draw(st.lists(st.sampled_from("ab é"), min_size=n, max_size=n))) + "x"
+    query = data.draw(st.integers(1, 5))
+    stride = data.draw(st.integers(1, 9))
+    room = stride + data.draw(st.integers(0, 9))
+    layout = window_layout(ByteTokenizer(), False, tgt_len=room + 2 + 5, doc_stride=stride, max_query_len=5)
+    start = data.draw(st.integers(0, n))
+    answer = Answer(passage[start : data.draw(st.integers(start + 1, n + 1))], start)
+    question = Question("1", "?" * query, passage, (answer,))
+    windows = layout.windows(question)
+    raw, own = passage.encode(), room + 5 - query
+    context: dict[int, list[float]] = {}
+    for i, window in enumerate(windows):
+        begin = i * stride
+        piece = raw[begin : begin + own]
+        assert bytes(window.row.ids.tolist()) == b"?" * query + b"\n" + piece + b"\n"
+        inside = begin <= len(passage[:start].encode()) and len(passage[: answer.end].encode()) <= begin + len(piece)
+        assert (window.labels[2] == 0) == inside
+        if inside:
+            first, last = [place - window.begin for place in window.labels[:2]]
+            assert passage[window.starts[first] : window.ends[last]] == answer.text
+        for place in range(len(piece)):
+            context.setdefault(begin + place, []).append(min(place, len(piece) - 1 - place) + 0.01 * len(piece))
+    assert len(context) == len(raw), "every piece is in a window"
+    assert sum(window.has_most_context.sum() for window in windows) == len(raw)
+    for i, window in enumerate(windows):
+        for place in np.flatnonzero(window.has_most_context):
+            shown = context[i * stride + int(place)]
+            own_context = min(place, len(window.starts) - 1 - place) + 0.01 * len(window.starts)
+            assert own_context == max(shown)
+
+
+@pytest.mark.parametrize("name", ["byte", "char", "bpe", "word", "lines", "sentences"])
+def test_answers_come_back_where_pieces_end_with_them(name: str) -> None:
+    passage = "The cat's naïve\nhat. The é x 1 sat"
+    layout = window_layout(TOKENIZERS[name], False, tgt_len=200, max_query_len=20)
+    for answer in ("The", "naïve", "naïve\nhat.", "é x", "sat", passage):
+        question = asked(passage, answer)
+        assert layout.recovered(question, question.answers[0]) == answer
+
+
+def test_answers_that_begin_or_end_inside_of_a_piece_come_back_with_all_of_it() -> None:
+    layout = window_layout(TOKENIZERS["word"], False, tgt_len=200, max_query_len=20)
+    question = asked("in the 1990s, then", "1990")
+    assert layout.recovered(question, question.answers[0]) == "1990s,"
+
+
+def test_an_answer_without_pieces_is_not_scored() -> None:
+    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=90, normalization="xlnet"), [(PASSAGE + "\n") * 20])
+    layout = window_layout(tokenizer, True, tgt_len=200)
+    question = asked("Ann \u0301 went", "\u0301")
+    assert layout.windows(question)[0].labels == (-100, -100, -100)
+    assert layout.recovered(question, question.answers[0]) == ""
+    with pytest.raises(CorpusError, match=r"'1': nothing of its passage can be encoded"):
+        layout.windows(asked("\u0301", "\u0301"))
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "changes", "complaint"),
+    [
+        (ByteTokenizer(), {"tgt_len": 100}, r"task.doc_stride \(128\) must be at most 34: rows of 100 tokens"),
+        (ByteTokenizer(), {"tgt_len": 60}, r"task.max_query_len \(64\) leaves no room .* use at most 57"),
+        (
+            ByteTokenizer(),
+            {"is_xlnet": True},
+            r"an XLNet reads texts with <sep> and <cls>, which a vocabulary of kind 'byte' lacks",
+        ),
+        (WordTokenizer(["<unk>", "a"], line_end=None), {}, r"no token for a line end or a space"),
+        (WordTokenizer(["<unk>", "<eos>", "a"], moses="en"), {}, r"does not keep the place of its tokens"),
+        (TOKENIZERS["letters"], {}, r"does not keep the place of its tokens"),
+    ],
+)
+def test_what_cannot_hold_a_question_is_refused(tokenizer: Tokenizer, changes: dict[str, Any], complaint: str) -> None:
+    with pytest.raises((ConfigError, TokenizerError), match=complaint):
+        window_layout(tokenizer, **{"is_xlnet": False, "tgt_len": 300, **changes})
+
+
+def test_a_vocabulary_without_the_special_pieces_is_refused() -> None:
+    tokenizer = UnigramTokenizer(["<unk>", "▁", "a", "<eop>"], [0.0, -1.0, -1.0, 0.0], user_defined=["<eop>"], line_end="<eop>")
+    with pytest.raises(ConfigError, match=r"'<sep>' is not in the vocabulary"):
+        window_layout(tokenizer, True, tgt_len=300)
+
+
+def test_a_batch_is_padded_at_the_left() -> None:
+    layout = window_layout(ByteTokenizer(), False, tgt_len=40, doc_stride=4, max_query_len=20)
+    questions = [asked("Ann met Bo.", "Bo"), asked("It was Ann", "Ann", text="who was it?"), Question("3", "a?", "b")]
+    rows = [layout.windows(question)[0] for question in questions]
+    batch = batch_of_windows([row.row for row in rows], [row.labels for row in rows])
+    assert batch.n_pad.tolist() == [23 - 17, 0, 23 - 5]
+    for i, row in enumerate(rows):
+        n_pad = int(batch.n_pad[i])
+        assert batch.ids[i, n_pad:].tolist() == row.row.ids.tolist()
+        assert not batch.ids[i, :n_pad].any() and not batch.may_answer[i, :n_pad].any()
+        assert batch.may_answer[i, n_pad:].tolist() == (row.row.may_answer == 1).tolist()
+    first, last, _ = batch.labels[0].tolist()
+    assert bytes(batch.ids[0, first : last + 1].tolist()) == b"Bo"
+    assert batch.labels[2].tolist() == [-100, -100, -100]
+
+
+def test_a_stream_deals_out_every_window_once_with_its_answer() -> None:
+    layout = window_layout(ByteTokenizer(), False, tgt_len=30, doc_stride=9, max_query_len=9)
+    questions = [
+        asked(PASSAGE, "Bo", text="whom?"),
+        asked(PASSAGE, "naïve cats", text="what?"),
+        Question("3", "why?", PASSAGE, is_impossible=True),
+        asked("Ann left.", "Ann"),
+    ]
+    windows = LabelledWindows(questions, layout)
+    expected = [(bytes(each.row.ids.tolist()), each.labels) for question in questions for each in layout.windows(question)]
+    assert windows.lengths.tolist() == [len(row) for row, _ in expected]
+    stream = LabelledStream(windows, batch_size=4, seed=1)
+    found = []
+    for _ in range(stream.segments_per_epoch):
+        batch = next(stream)
+        for ids, n_pad, label, may_answer in zip(batch.ids, batch.n_pad.tolist(), batch.labels, batch.may_answer, strict=True):
+            if label[0] >= 0:
+                labels = (int(label[0]) - n_pad, int(label[1]) - n_pad, int(label[2]))
+                found.append((bytes(ids[n_pad:].tolist()), labels))
+                answer = bytes(ids[label[0] : label[1] + 1].tolist()).decode()
+                assert answer in ("Bo", "naïve cats", "Ann", "\n")
+                assert bool(may_answer[label[0]]) == (answer != "\n")
+    assert sorted(found) == sorted(expected)
+    assert len({answer for _, answer in found if not answer[2]}) > 2
+    assert windows.checksum != LabelledWindows(questions[1:], layout).checksum
+    other = [asked(PASSAGE, "Ann", text="whom?"), *questions[1:]]
+    assert windows.checksum != LabelledWindows(other, layout).checksum
+    with pytest.raises(CorpusError, match="no questions to learn from"):
+        LabelledWindows([], layout)
+
+
+def test_answers_inside_of_pieces_are_counted() -> None:
+    layout = window_layout(TOKENIZERS["word"], False, tgt_len=200, max_query_len=20)
+    questions = [asked("in the 1990s, then", answer) for answer in ("1990", "the", "then", "hen")]
+    assert LabelledWindows(questions, layout).n_lost == 2
+
+
+def test_an_error_of_the_tokenizer_names_the_question() -> None:
+    layout = window_layout(TOKENIZERS["unigram"], False, tgt_len=200)
+    with pytest.raises(TokenizerError, match=r"^question '1': text with a lone surrogate"):
+        layout.windows(Question("1", "who?", "\ud800"))
+    with pytest.raises(TokenizerError, match=r"^dev.json 3: text with a lone surrogate"):
+        layout.windows(Question("1", "\ud800", "a", place="dev.json 3"))
+
+
+def test_a_question_is_an_example_of_two_texts() -> None:
+    example = asked("Ann left.", "Ann", place="here").example
+    assert (example.text, example.pair, example.label, example.place, example.id) == (
+        "Ann left.",
+        "who?",
+        ("Ann",),
+        "here",
+        "1",
+    )
+    assert Question("1", "who?", "a", is_impossible=True).example.label == ()
+    assert Question("1", "who?", "a", is_labelled=False).example.label is None
+
+
+@pytest.mark.data
+def test_every_answer_of_squad_comes_back_or_begins_or_ends_inside_of_a_piece() -> None:
+    """Characters, and words made of pieces of 8,000: what pieces give back is the answer, or the least that contains it."""
+    path = Path(os.environ.get("TXL_DATA", "no such directory")) / "squad" / "dev-v1.1.json.xz"
+    if not path.exists():
+        pytest.skip(f"'{path}' does not exist; set TXL_DATA to a directory with real corpora")
+    questions = read_squad(path)
+    assert len(questions) == 10_570
+    text = "\n".join(dict.fromkeys(question.passage for question in questions))
+    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=8000), [text])
+    layouts = [
+        window_layout(ByteTokenizer(), False, tgt_len=512),
+        window_layout(tokenizer, True, tgt_len=512),
+    ]
+    n_answer, n_exact = 0, [0, 0]
+    for question in questions:
+        for answer in dict.fromkeys(question.answers):
+            n_answer += 1
+            for i, layout in enumerate(layouts):
+                found = layout.recovered(question, answer)
+                n_exact[i] += found == answer.text
+                assert answer.text in found
+                if found != answer.text:
+                    borders = {*layout.pieces(question).starts.tolist(), *layout.pieces(question).ends.tolist()}
+                    assert answer.start not in borders or answer.end not in borders
+    assert n_exact[0] == n_answer == 18_216
+    assert n_exact[1] / n_answer > 0.97

@@ -1,0 +1,216 @@
+"""A text's answer depends on that text alone; scores are those of scikit-learn 1.9 and SciPy 1.17."""
+
+import itertools
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers import TINY, random_weights, tiny_model
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.labelled import Example, Label, Layout, batch_of, labels_of
+from transformer_xl.data.tokenizers import ByteTokenizer, Tokenizer, train_tokenizer
+from transformer_xl.errors import ConfigError, CorpusError
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model_config import HeadConfig, TransformerXLConfig, XLNetConfig
+from transformer_xl.reading import tasks
+from transformer_xl.reading.tasks import Prediction, TaskScore, matthews, pearson, predictions, ranks, windows
+
+LINE = "the cat sat on the mat and the dog sat on the cat "
+HEADS: dict[str, dict[str, Any]] = {
+    "classification": {"labels": ("bad", "fair", "good")},
+    "multilabel": {"labels": ("x", "y")},
+    "regression": {"summary": "mean"},
+    "choice": {},
+}
+LABELS: dict[str, list[Label | None]] = {
+    "classification": ["bad", "good", None],
+    "multilabel": [(), ("x", "y"), None],
+    "regression": [0.5, 2, None],
+    "choice": [0, 1, None],
+}
+BYTES = ByteTokenizer()
+
+
+def task_model(kind: str, tokenizer: Tokenizer = BYTES, *, is_xlnet: bool = False) -> TaskModel:
+    head = HeadConfig(kind=kind, tgt_len=8, dropout=0.0, **HEADS[kind])  # pyright: ignore[reportArgumentType]
+    config = XLNetConfig if is_xlnet else TransformerXLConfig
+    return random_weights(TaskModel(config(**{**TINY, "vocab_size": tokenizer.vocab_size, "head": head})).eval())
+
+
+def texts(kind: str, n: int) -> list[Example]:
+    """Return texts of very different lengths; those of a choice have two or three of them."""
+    found = []
+    for i in range(n):
+        text, label = LINE[i % 3 : 7 * (i * i % 5) + i % 11], LABELS[kind][i % 3]
+        choices = tuple(LINE[: 9 * j + i] for j in range(2 + i % 2)) if kind == "choice" else ()
+        found.append(Example(text, None if choices or i % 2 else LINE[:i], choices, label, place=f"line {i}"))
+    return found
+
+
+def figures(prediction: Prediction) -> list[float]:
+    value = [prediction.label] if isinstance(prediction.label, float) else []
+    return [*value, *prediction.probabilities, *([] if prediction.nats is None else [prediction.nats])]
+
+
+@pytest.mark.parametrize("is_xlnet", [False, True])
+@pytest.mark.parametrize("kind", HEADS)
+def test_answers_do_not_depend_on_their_batch(kind: str, is_xlnet: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of one text after another, read by the model alone, are those of all texts in any batches."""
+    monkeypatch.setattr(tasks, "WINDOW", 2)
+    tokenizer = train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=60), [LINE * 20]) if is_xlnet else BYTES
+    model, examples = task_model(kind, tokenizer, is_xlnet=is_xlnet), texts(kind, 23)
+    layout, head = Layout.of(model.config, tokenizer), model.config.head
+    assert head
+    with torch.no_grad():
+        for batch_size in (1, 3, 64):
+            found = list(predictions(model, tokenizer, iter(examples), batch_size=batch_size))
+            assert [each.example for each in found] == examples
+            for example, prediction in zip(examples, found, strict=True):
+                batch = batch_of([layout.rows(example)], labels_of(head, [example]))
+                arguments = {"n_pad": batch.n_pad, "segments": batch.segments}
+                logits, nll = model(batch.ids, **arguments).logits[0], model(batch.ids, **arguments, labels=batch.labels).nll
+                expected = {"multilabel": logits.sigmoid(), "regression": logits}.get(kind, logits.softmax(0)).tolist()
+                if example.label is not None and kind != "regression":
+                    expected += nll.tolist()
+                assert figures(prediction) == pytest.approx(expected, abs=1e-5), example.place
+
+
+def test_labels_are_the_likeliest() -> None:
+    found = [list(predictions(task_model(kind), BYTES, texts(kind, 9))) for kind in ("classification", "choice", "multilabel")]
+    for classes, choice, labels in zip(*found, strict=True):
+        assert classes.label == HEADS["classification"]["labels"][int(np.argmax(classes.probabilities))]
+        assert choice.label == int(np.argmax(choice.probabilities))
+        assert choice.probability == max(choice.probabilities) and sum(choice.probabilities) == pytest.approx(1)
+        assert labels.label == tuple(name for name, p in zip("xy", labels.probabilities, strict=True) if p >= 0.5)
+
+
+def test_texts_are_read_as_they_are_asked_for() -> None:
+    """An endless source is no problem, and the mode of the model and of torch are those of the caller in between."""
+    taken = []
+
+    def endless() -> Iterator[Example]:
+        for i in itertools.count():
+            taken.append(i)
+            yield Example(LINE[: i % 9])
+
+    model = task_model("classification").train()
+    found = predictions(model, BYTES, endless(), batch_size=2)
+    sizes = []
+    for _ in itertools.islice(found, 70):
+        assert model.training and torch.is_grad_enabled()
+        sizes.append(len(taken))
+    assert sorted(set(sizes)) == [2, 6, 14, 30, 62, 94]
+
+
+def test_windows_wait_for_nobody() -> None:
+    """Only the first text of a window is waited for; a window of long texts is short."""
+    ready = iter([False, True, True, False, False])
+    found = windows((Example("a") for _ in range(5)), 8, lambda: next(ready))
+    assert [len(window) for window in found] == [1, 3, 1]
+    long = [Example("a" * (tasks._MOST_CHARACTERS // 2)) for _ in range(5)]
+    assert [len(window) for window in windows(long, 8)] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("skip", [0, 1, 5, 13, 22, 23, 99])
+def test_what_is_skipped_changes_no_bit(skip: int) -> None:
+    model, examples = task_model("classification"), texts("classification", 23)
+    assert (
+        list(predictions(model, BYTES, examples, batch_size=2, skip=skip))
+        == list(predictions(model, BYTES, examples, batch_size=2))[skip:]
+    )
+
+
+def test_mistakes_of_texts_and_models() -> None:
+    model = task_model("classification")
+    with pytest.raises(ConfigError, match="the model has no head; teach it a task first: txl finetune RUN"):
+        predictions(tiny_model(), BYTES, [])
+    with pytest.raises(ConfigError, match="--precision int8 is for models that read from left to right"):
+        predictions(model, BYTES, [], precision="int8")
+    with pytest.raises(ConfigError, match=r"unknown precision 'bf61'; did you mean 'bf16'\?"):
+        predictions(model, BYTES, [], precision="bf61")
+    with pytest.raises(CorpusError, match=r"dev.tsv, line 7: label 'god' is unknown; did you mean 'good'\?"):
+        list(predictions(model, BYTES, [Example("a", label="god", place="dev.tsv, line 7")]))
+    with pytest.raises(CorpusError, match="line 1: it has 0 choices, and the model chooses among 2 or more; give them"):
+        list(predictions(task_model("choice"), BYTES, [replace(texts("choice", 2)[1], choices=())]))
+    with torch.no_grad():
+        next(model.head.parameters()).fill_(torch.inf)
+    with pytest.raises(ConfigError, match="the model's scores in fp32 are not finite numbers; use --precision fp32"):
+        list(predictions(model, BYTES, [Example("a")]))
+
+
+def said(true: Label | None, label: Label, nats: float | None = None) -> Prediction:
+    return Prediction(Example("text", label=true, place="dev.tsv, line 7"), label, nats=nats)
+
+
+def test_scores_of_classes() -> None:
+    """The fourth class never occurs, the fifth is never predicted either and counts in no mean."""
+    true, predicted = "cccccccaabbccabcacabcbbbcbcbbcccccccccbc", "dcbdcddacbbddaddaddbdcbbbddbbacccddddcbd"
+    pairs = [said(*pair, nats=i) for i, pair in enumerate(zip(true, predicted, strict=True))]
+    score = TaskScore.of("classification", "abcde", [*pairs, said(None, "a", nats=math.inf)])
+    assert (score.n, score.main) == (40, 0.425)
+    expected = {"accuracy": 0.425, "macro_f1": 0.4508928571428571, "nats": 19.5}
+    assert score.metrics == pytest.approx(expected)
+    table = [[row[name] for name in ("precision", "recall", "f1", "n")] for row in score.per_label.values()]
+    expected = [
+        [0.75, 0.6, 0.66666667, 5],
+        [0.8, 0.72727273, 0.76190476, 11],
+        [0.75, 0.25, 0.375, 24],
+        [0, 0, 0, 0],
+        [0, 0, 0, 0],
+    ]
+    np.testing.assert_allclose(table, expected, atol=1e-8)
+    assert score.confusion is not None
+    assert score.confusion[:4, :4].tolist() == [[3, 0, 1, 1], [0, 8, 1, 2], [1, 2, 6, 15], [0, 0, 0, 0]]
+    assert matthews(score.confusion) == pytest.approx(0.3649475829126435)
+    assert json.loads(json.dumps(score.as_dict()))["confusion"] == score.confusion.tolist()
+
+
+def test_scores_of_two_classes() -> None:
+    true, predicted = "cccccccaabbccabcacabcbbbcbcbbcccccccccbc", "dcbdcddacbbddaddaddbdcbbbddbbacccddddcbd"
+    true, predicted = (["no" if letter == "a" else "yes" for letter in text] for text in (true, predicted))
+    pairs = [said(a, b) for a, b in zip(true, predicted, strict=True)]
+    score = TaskScore.of("classification", ["no", "yes"], pairs)
+    assert score.metrics["matthews"] == pytest.approx(0.629940788348712)
+    assert score.metrics["macro_f1"] == pytest.approx(0.812206572769953)
+    same = TaskScore.of("classification", ["no", "yes"], [said("no", "no"), said("yes", "no")])
+    assert same.metrics["matthews"] == 0
+
+
+def test_scores_of_labels() -> None:
+    true = ["x", "x", "y", "xy", "z", "yz", "xy", "", "y", "y", "z", "y"]
+    predicted = ["", "", "xyz", "xy", "", "yz", "yz", "z", "xy", "xyz", "z", "xyz"]
+    pairs = [said(tuple(a), tuple(b)) for a, b in zip(true, predicted, strict=True)]
+    score = TaskScore.of("multilabel", "xyz", pairs)
+    assert score.main_name == "micro_f1"
+    expected = {"micro_f1": 0.6060606060606061, "macro_f1": 0.5407407407407407, "exact": 0.25}
+    assert score.metrics == pytest.approx(expected)
+    assert score.per_label["z"] == pytest.approx({"precision": 0.28571429, "recall": 0.66666667, "f1": 0.4, "n": 3})
+
+
+def test_scores_of_numbers() -> None:
+    true = [1.0, 3.0, 3.0, 2.5, 5.0, 0.0, 4.0, 4.0, 4.0, 2.0]
+    predicted = [1.1, 2.5, 3.0, 3.0, 4.0, 0.5, 4.0, 3.5, 5.0, 2.5]
+    score = TaskScore.of("regression", (), [said(a, b) for a, b in zip(true, predicted, strict=True)])
+    expected = {"pearson": 0.9207728723305263, "spearman": 0.913061090812414, "mse": 0.326}
+    assert score.metrics == pytest.approx(expected)
+    assert ranks(np.array([0.3, 0.1, 0.3, 0.3])).tolist() == [3, 1, 3, 3]
+    constant = TaskScore.of("regression", (), [said(a, 0.1) for a in true])
+    assert math.isnan(pearson(np.full(3, 0.1), np.arange(3.0)))
+    assert (constant.main, constant.as_dict()["pearson"]) == (-1.0, None)
+
+
+def test_scores_of_choices() -> None:
+    score = TaskScore.of("choice", (), [said(0, 0, 0.25), said(3, 1, 0.75), said(0, 0), said(2, 0)])
+    assert score.metrics == {"accuracy": 0.5, "nats": 0.5}
+    assert score.in_words() == "accuracy 0.500, nats 0.5000 (4 texts)"
+
+
+def test_labels_that_are_missing() -> None:
+    with pytest.raises(CorpusError, match="no text has a label, so there is nothing to score; give a file with labels"):
+        TaskScore.of("choice", (), [said(None, 1)])

@@ -1,0 +1,261 @@
+"""`finetune`: what it learns, keeps and shows; stopping, resuming and patience; what is refused."""
+
+import dataclasses
+import json
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.helpers import Lines, differing, run_bits, stop_at
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.data.task_texts import read_task
+from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model_config import model_config
+from transformer_xl.reading.tasks import TaskScore, predictions
+from transformer_xl.training.finetune import Tuned, finetune
+from transformer_xl.training.run import train
+
+TASK = """
+[task]
+kind = "classification"
+
+[optim]
+lr = 1e-2
+clip = 1.0
+schedule = "linear"
+warmup_share = 0.1
+
+[train]
+batch_size = 16
+tgt_len = 32
+max_epochs = 8
+precision = "fp32"
+checkpoint_interval = 5
+"""
+SIZES = {"vocab_size": 256, "n_layer": 2, "d_model": 32, "n_head": 2, "d_head": 16, "d_inner": 32, "dropout": 0.1}
+
+Tune = Callable[..., Tuned]
+
+
+def write_texts(path: Path, n: int, *, seed: int, labels: tuple[str, str] = ("good", "bad")) -> Path:
+    """Texts of random letters, of several lengths, with one word in each that says the label."""
+    draw = random.Random(seed)
+    lines = ["sentence\tlabel"]
+    for _ in range(n):
+        words = draw.choices("abcdefg", k=draw.randint(2, 20))
+        label = draw.randrange(2)
+        words.insert(draw.randrange(len(words) + 1), ("YES", "NO")[label])
+        lines.append(f"{' '.join(words)}\t{labels[label]}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with random weights, texts, and a task."""
+    home = tmp_path_factory.mktemp("finetune")
+    torch.manual_seed(0)
+    make_model(model_config({**SIZES, "mem_len": 32})).save_pretrained(home / "base")
+    ByteTokenizer().save(home / "base" / "tokenizer.json")
+    (home / "data").mkdir()
+    for seed, (name, n) in enumerate({"train": 160, "dev": 40, "test": 20}.items()):
+        write_texts(home / "data" / f"{name}.tsv", n, seed=seed)
+    (home / "quick.toml").write_text(TASK)
+    return home
+
+
+@pytest.fixture
+def tune(bench: Path, tmp_path: Path) -> Tune:
+    def tune(out: str = "run", *overrides: str, **more: Any) -> Tuned:
+        asked: dict[str, Any] = {"source": bench / "base", "task": str(bench / "quick.toml"), "data": bench / "data"}
+        asked |= {"display": Lines(), **more}
+        return finetune(out=tmp_path / out, overrides=overrides, **asked)
+
+    return tune
+
+
+@pytest.fixture(scope="module")
+def taught(bench: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tuned, Lines]:
+    """A run that was left alone; tests only read it."""
+    out, shown = tmp_path_factory.mktemp("taught") / "run", Lines()
+    ended = finetune(bench / "base", task=str(bench / "quick.toml"), data=bench / "data", out=out, display=shown)
+    return out, ended, shown
+
+
+def test_a_label_that_hangs_on_one_word_is_learned(taught: tuple[Path, Tuned, Lines], bench: Path) -> None:
+    out, ended, shown = taught
+    assert ended.finished and ended.step == 80 and ended.stopped_by is None
+    assert ended.valid and ended.valid.main == 1.0 and ended.valid.n == 40
+    assert ended.test and ended.test.main == 1.0 and ended.test.n == 20
+    assert {path.name for path in ended.pictures} == {"loss.png", "confusion.png", "mistakes.html"}
+    assert all(path.is_file() for path in ended.pictures)
+    assert json.loads(json.dumps(ended.as_dict()))["valid"]["accuracy"] == 1.0
+    assert sum("160 texts to learn from, 40 to validate on" in line for line in shown.said) == 1
+    config = RunDirectory(out).config()
+    assert config.model.head and config.model.head.labels == ("bad", "good")
+    assert config.task and config.task.base == str(bench / "base")
+    assert config.train.eval_interval == 10  # no longer than an epoch
+
+
+def test_what_is_loaded_are_the_best_weights(taught: tuple[Path, Tuned, Lines], bench: Path) -> None:
+    out, ended, _ = taught
+    store = RunDirectory(out).store()
+    assert store.best_step == ended.best_step and store.best_step in store.steps()
+    model, tokenizer = load(out)
+    config = RunDirectory(out).config()
+    assert config.task is not None and ended.valid is not None
+    found = predictions(model, tokenizer, read_task(config.task, seed=0).valid, batch_size=config.eval.batch_size)
+    score = TaskScore.of("classification", model.config.head.labels, found)
+    assert score.metrics == ended.valid.metrics
+
+
+@pytest.mark.parametrize("settings", [[], ["train.accumulate=2", "train.average=ema", "optim.layer_lr_decay=0.7"]])
+def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(
+    tune: Tune, tmp_path: Path, settings: list[str]
+) -> None:
+    settings = [*settings, "train.max_steps=30", "train.max_epochs=none", "train.checkpoint_interval=4", "train.log_interval=3"]
+    whole = tune("whole", *settings)
+
+    def kill() -> None:
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        tune("parts", *settings, display=Lines({9: kill}))
+    assert RunDirectory(tmp_path / "parts").store().steps()[-1] == 8
+    resumed = {"source": None, "task": None, "data": None, "resume": True}
+    stopped = tune("parts", display=stop_at(15), **resumed)
+    assert (stopped.stopped_by, stopped.finished, stopped.step, stopped.valid) == (signal.SIGINT, False, 15, None)
+    shown = Lines()
+    ended = tune("parts", display=shown, **resumed)
+    assert shown.said[2].startswith("resumed at step 15, 50% of the budget")
+    found = {name: value for name, value in ended.as_dict().items() if name not in ("directory", "seconds", "pictures")}
+    assert found == {name: value for name, value in whole.as_dict().items() if name in found}
+    assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
+
+
+def test_it_says_how_to_go_on(tune: Tune, tmp_path: Path) -> None:
+    shown = stop_at(5)
+    tune(display=shown)
+    assert shown.said[-1] == f"SIGINT: saved step 5; go on with: txl finetune --resume --out {tmp_path / 'run'}"
+
+
+def test_patience_ends_a_run_and_more_patience_goes_on(tune: Tune, tmp_path: Path) -> None:
+    """The rate is so small that nothing ever gets better."""
+    settings = ("task.patience=3", "optim.lr=1e-20", "train.eval_interval=2")
+    shown = Lines()
+    ended = tune("run", *settings, display=shown)
+    assert (ended.finished, ended.step, ended.best_step) == (True, 8, 2)
+    assert any("because 3 validations in a row brought nothing better" in line for line in shown.said)
+    resumed = {"source": None, "task": None, "data": None, "resume": True}
+    log = (tmp_path / "run" / "metrics.jsonl").read_text()
+    again = tune("run", **resumed)
+    assert (again.step, again.valid and again.valid.as_dict()) == (8, ended.valid and ended.valid.as_dict())
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == log
+    longer = tune("run", "task.patience=4", **resumed)
+    assert (longer.finished, longer.step) == (True, 10)
+
+
+def test_a_taught_model_is_taught_on_with_its_head_only_for_the_same_labels(
+    taught: tuple[Path, Tuned, Lines], tune: Tune, tmp_path: Path
+) -> None:
+    out, _, _ = taught
+    base = load(out)[0].state_dict()
+    for name, labels, has_head in (("same", ("good", "bad"), True), ("other", ("up", "down"), False)):
+        data = write_texts(tmp_path / f"{name}.tsv", 40, seed=9, labels=labels)
+        shown = Lines()
+        tune(name, "train.max_steps=1", "optim.lr=1e-20", source=out, data=data, display=shown)
+        assert any(("with its own head" if has_head else "with a new head") in line for line in shown.said)
+        model = load(tmp_path / name)[0]
+        assert isinstance(model, TaskModel)
+        same = {key: torch.equal(tensor, base[key]) for key, tensor in model.state_dict().items() if key != "head.scores.bias"}
+        assert {key.split(".")[0] for key, equal in same.items() if equal} == (
+            {"head", "backbone"} if has_head else {"backbone"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("label", "kind", "files"),
+    [
+        (lambda i: ("x", "y", "x,y", "")[i % 4], "multilabel", {"mistakes.html"}),
+        (lambda i: str(i % 7 / 2), "regression", {"mistakes.html"}),
+        (lambda i: f"class{i % 35:02}", "classification", {"mistakes.html", "confusion.png"}),
+    ],
+)
+def test_other_kinds_of_labels(label: Callable[[int], str], kind: str, files: set[str], tune: Tune, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": "a" * (i % 9 + 1), "label": label(i)}) for i in range(80)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
+    ended = tune("run", f"task.kind={kind}", "train.max_steps=3", data=tmp_path / "texts.jsonl")
+    assert {path.name for path in ended.pictures} == files | {"loss.png"}
+    assert ended.valid and ended.valid.n == 8  # a tenth was held out
+    assert ended.test is None
+
+
+def test_a_test_file_without_labels_is_not_scored(tune: Tune, bench: Path, tmp_path: Path) -> None:
+    (tmp_path / "test.tsv").write_text("sentence\na b\nc d\n")
+    shown = Lines()
+    ended = tune("run", f"task.test={tmp_path / 'test.tsv'}", "train.max_steps=1", display=shown)
+    assert ended.test is None
+    assert f"'{tmp_path / 'test.tsv'}' is not scored: its texts have no labels" in shown.said
+
+
+def test_a_model_without_memory_reads_beginnings_and_says_so(tune: Tune) -> None:
+    shown = Lines()
+    ended = tune("run", "model.mem_len=0", "train.max_steps=1", display=shown)
+    head = RunDirectory(ended.directory).config().model.head
+    assert head and (head.tgt_len, head.max_len) == (32, 32)
+    said = "this model has no memory, so 32 tokens of a text are read; --set model.mem_len=32 reads all"
+    assert said in shown.said
+
+
+def refuse(tune: Tune, kind: type[Exception], message: str, *overrides: str, **more: Any) -> None:
+    with pytest.raises(kind, match=message):
+        tune("run", *overrides, **more)
+
+
+def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[Path, Tuned, Lines]) -> None:
+    out, _, _ = taught
+    refuse(
+        tune, ConfigError, r"^model.n_layer \(3\) differs from that of '.*base' \(2\), whose weights would", "model.n_layer=3"
+    )
+    refuse(tune, ConfigError, r"^unknown task 'clasification'; did you mean 'classification'\?$", task="clasification")
+    refuse(tune, ConfigError, r"^no model is named that learns the task; give a run", source=None)
+    refuse(tune, ConfigError, r"^--task is missing, such as --task classification; docs", task=None)
+    refuse(tune, ConfigError, r"^--data is missing: a file of texts with labels, or", data=None)
+    refuse(tune, CorpusError, r"^cannot read '.*dat': no such file", data=bench / "dat")
+    refuse(tune, CheckpointError, r"^'nope' is not a directory of a model", source="nope")
+    refuse(tune, ConfigError, r"^train.varlen \(True\) does not go with task.kind \(classification\)", "train.varlen=true")
+    write_texts(tmp_path / "dev.tsv", 9, seed=1, labels=("good", "god"))
+    message = r"^'.*dev.tsv' line \d+: label 'god' is unknown; did you mean 'good'\?$"
+    refuse(tune, CorpusError, message, f"task.valid={tmp_path / 'dev.tsv'}")
+    assert not (tmp_path / "run").exists(), "nothing is left of a run that could not start"
+    with pytest.raises(CheckpointError, match=r"is fine-tuned; go on with txl finetune --resume --out "):
+        train(out=out, resume=True, display=Lines())
+    with pytest.raises(CheckpointError, match=r"^task.summary \('mean'\) differs from that of the run"):
+        finetune(out=out, resume=True, overrides=["task.summary=mean"], display=Lines())
+    with pytest.raises(
+        CheckpointError, match=r"^'.*' began with '.*base', not 'models/x'; leave it out, or choose another --out$"
+    ):
+        finetune("models/x", out=out, resume=True, display=Lines())
+
+
+def test_other_texts_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
+    data = write_texts(tmp_path / "texts.tsv", 60, seed=5)
+    tune(data=data, display=stop_at(2))
+    write_texts(data, 60, seed=6)
+    with pytest.raises(
+        CheckpointError, match=r"^the text to learn from is not the one that the run in '.*' has read so far; rest"
+    ):
+        tune(source=None, task=None, data=None, resume=True)
+
+
+def test_how_it_ended_is_plain_data(taught: tuple[Path, Tuned, Lines]) -> None:
+    _, ended, _ = taught
+    assert set(ended.as_dict()) == {field.name for field in dataclasses.fields(ended)}
