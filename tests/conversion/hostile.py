@@ -617,7 +617,17 @@ def _xlnets(folder: Path) -> list[Hostile]:
         "only left to right": (TINY_XLNET | {"attn_type": "uni"}, "be taken for another model"),
         "other shapes": (TINY_XLNET, "read beyond tensors"),
     }
-    weights = {"transformer.word_embedding.weight": torch.zeros(11, 8)}
+    fine_tuned = TINY_XLNET | {"architectures": ["XLNetForSequenceClassification"]}
+    at_hugging_face |= {
+        "10**12 labels": (fine_tuned | {"num_labels": 10**12}, "fill the memory"),
+        "labels without order": (fine_tuned | {"id2label": {"0": "a", "9": "b"}}, "call a label by another name"),
+        "two labels of a name": (fine_tuned | {"id2label": {"0": "a", "1": "a"}}, "call a label by another name"),
+        "list as label": (fine_tuned | {"id2label": {"0": ["a"], "1": {}}}, "confuse the reader"),
+        "code as summary": (fine_tuned | {"summary_activation": "__import__('os').system('x')"}, "run code"),
+        "NaN dropout of a head": (fine_tuned | {"summary_last_dropout": math.nan}, "poison the model"),
+        "labels of other shapes": (fine_tuned, "read beyond tensors"),
+    }
+    weights = {"transformer.word_embedding.weight": torch.zeros(11, 8), "logits_proj.weight": torch.zeros(5, 8)}
     weights |= {f"classifier.\x1b[2J{i}": torch.zeros(1) for i in range(20)}  # enough for the number of layers
     for case, (config, effect) in at_hugging_face.items():
         path = folder / f"xlnet-{''.join(filter(str.isalnum, case))}"

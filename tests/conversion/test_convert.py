@@ -12,14 +12,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import transformer_xl as txl
-from tests.conversion.examples import copy, names
+from tests.conversion.examples import HEADS_OF_THE_AUTHORS, D, copy, fine_tuned_by_the_authors, names
+from tests.conversion.readers.test_tensor_bundle import write_bundle
 from tests.helpers import assert_close, random_weights
 from transformer_xl.conversion.convert import convert
 from transformer_xl.conversion.destination import check_free, new_directory
+from transformer_xl.conversion.export import load_model
 from transformer_xl.conversion.key_maps import huggingface
 from transformer_xl.conversion.readers.inert import TensorRef
+from transformer_xl.conversion.readers.tensor_bundle import read_bundle
 from transformer_xl.conversion.readers.torch_files import read_torch
 from transformer_xl.errors import CheckpointError, ConfigError
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import HeadConfig
 
 FILES = ["config.json", "model.safetensors"]
 SMALL = {"d_model": 8, "d_embed": 16, "d_inner": 6, "n_head": 2, "d_head": 3, "div_val": 2}
@@ -114,16 +119,17 @@ def test_tensors_tied_by_the_settings_must_be_equal(tmp_path):
 
 
 IDS = torch.arange(10).view(2, 5) % 13
+LACKS = ["there is no tensor 'lm_loss.bias', so '{}softmax.bias' is zeros"]
 HEADS = {
-    "XLNetLMHeadModel": (0, []),
-    "XLNetModel": (0, ["lm_loss.bias"]),
-    "XLNetForSequenceClassification": (4, ["lm_loss.bias"]),
-    "XLNetForTokenClassification": (2, ["lm_loss.bias"]),
-    "XLNetForMultipleChoice": (4, ["lm_loss.bias"]),
-    "XLNetForQuestionAnsweringSimple": (2, ["lm_loss.bias"]),
-    "XLNetForQuestionAnswering": (11, ["lm_loss.bias"]),
+    "XLNetLMHeadModel": (0, [], None),
+    "XLNetModel": (0, LACKS, None),
+    "XLNetForSequenceClassification": (0, LACKS, "classification"),
+    "XLNetForTokenClassification": (2, LACKS, None),
+    "XLNetForMultipleChoice": (0, LACKS, "choice"),
+    "XLNetForQuestionAnsweringSimple": (2, LACKS, None),
+    "XLNetForQuestionAnswering": (0, LACKS, "span"),
 }
-"""For each class of Hugging Face's: how many tensors of its head are left out, and what it lacks."""
+"""For each class of Hugging Face's: how many tensors of its head are left out, what it lacks, and the kind of its head here."""
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -131,21 +137,131 @@ def test_every_xlnet_of_hugging_face_is_converted(name, tmp_path):
     """Those of transformers 5; the goldens are of version 4. What is left out is named, each tensor."""
     transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
     settings = {"vocab_size": 13, "d_model": 6, "n_layer": 2, "n_head": 2, "d_inner": 7, "mem_len": 7, "reuse_len": 3}
-    config = transformers.XLNetConfig(**settings, ff_activation="gelu_new", dropout=0.0)
+    config = transformers.XLNetConfig(**settings, ff_activation="gelu_new", dropout=0.0, id2label={0: "no", 1: "yes"})
     theirs = random_weights(getattr(transformers, name)(config).eval())
     theirs.save_pretrained(tmp_path / "source")
     done = convert(tmp_path / "source", tmp_path / "native")
-    n_left_out, lacking = HEADS[name]
+    n_left_out, lacking, kind = HEADS[name]
     assert sum(note.count("'") // 2 for note in done.notes if note.startswith("left out")) == n_left_out
     assert [note for note in done.notes if not note.startswith("left out")] == [
-        f"there is no tensor '{tensor}', so 'softmax.bias' is zeros" for tensor in lacking
+        note.format("backbone." if kind else "") for note in lacking
     ]
     assert done.tokenizer is None
-    model = txl.XLNet.from_pretrained(tmp_path / "native")
+    assert (done.config.head and done.config.head.kind) == kind
+    model, _ = load_model(tmp_path / "native", kinds=("xlnet",))
+    model = model.backbone if kind else model
     assert (model.config.mem_len, model.config.reuse_len, model.config.activation) == (7, 3, "gelu_tanh")
     h_BTD = (theirs if name == "XLNetModel" else theirs.transformer)(IDS)[0]
     assert_close("last states", model.read(IDS)[0], h_BTD, 5e-6)
     assert model.softmax.bias.any() == (not lacking)
+
+
+SOURCE = "xlnet_heads/classification"
+
+
+def converted_head(source: Path, destination: Path, **settings: Any) -> tuple[HeadConfig, str]:
+    """Convert a fine-tuned checkpoint; return the settings of its head, and the notes."""
+    done = convert(source, destination, settings=settings)
+    assert done.config.head is not None
+    return done.config.head, "\n".join(done.notes)
+
+
+def with_config(source: Path, **changes: Any) -> Path:
+    """Change the `config.json` of a checkpoint; None takes a key away."""
+    values = json.loads((source / "config.json").read_text()) | changes
+    gone = {name for name, value in changes.items() if value is None}
+    (source / "config.json").write_text(json.dumps({name: values[name] for name in values.keys() - gone}))
+    return source
+
+
+def test_what_a_head_is_for_is_found_in_the_settings(tmp_path):
+    names_of = {"0": "no", "1": "yes", "2": "so so"}
+    source = with_config(copy(SOURCE, tmp_path), id2label=names_of, summary_last_dropout=0.25)
+    head, notes = converted_head(source, tmp_path / "named")
+    assert head == HeadConfig(kind="classification", labels=("no", "yes", "so so"), dropout=0.25, max_len=512)
+    assert "label" not in notes
+    with_config(source, problem_type="multi_label_classification")
+    assert converted_head(source, tmp_path / "multilabel")[0] == head.model_copy(update={"kind": "multilabel"})
+    alone = convert(source, tmp_path / "alone", settings={"head": None})
+    assert alone.config.head is None
+    assert [note for note in alone.notes if note.startswith("left out") and "'logits_proj.bias'" in note]
+    assert XLNet.from_pretrained(tmp_path / "alone").config == alone.config
+
+
+def test_labels_without_names_are_numbered_and_can_be_named(tmp_path):
+    source = with_config(copy(SOURCE, tmp_path), id2label=None, num_labels=3, problem_type=None)
+    head, notes = converted_head(source, tmp_path / "numbered")
+    assert head.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert "labels have no names, so they are LABEL_0 to LABEL_2; --set 'head.labels=[" in notes
+    named, notes = converted_head(source, tmp_path / "named", head={"labels": ["a", "b", "c"]})
+    assert named == head.model_copy(update={"labels": ("a", "b", "c")})
+    assert "label" not in notes
+
+
+def test_a_model_without_memory_reads_longer_texts_once_it_has_one(tmp_path):
+    source = copy(SOURCE, tmp_path)
+    head, notes = converted_head(source, tmp_path / "short")
+    assert head.max_len == 512
+    remedy = "--set mem_len=384 --set head.max_len=none reads longer ones with memory"
+    assert f"reads 512 tokens of a text at most; {remedy}" in notes
+    assert "mem_len" not in converted_head(source, tmp_path / "long", mem_len=384, head={"max_len": None})[1]
+
+
+def test_one_score_is_a_number_unless_the_settings_say_a_choice(tmp_path):
+    source = copy("xlnet_heads/choice", tmp_path)
+    assert converted_head(source, tmp_path / "choice")[0].kind == "choice"
+    with_config(source, architectures=None, num_labels=1)
+    head, notes = converted_head(source, tmp_path / "number")
+    assert head.kind == "regression"
+    assert "--set head.kind=choice if it was taught multiple choice" in notes
+    assert converted_head(source, tmp_path / "said", head={"kind": "choice"})[0].kind == "choice"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"summary_type": "first"},
+        {"summary_type": ["last"]},
+        {"summary_activation": "relu"},
+        {"summary_use_proj": False},  # and tanh: they squash the state itself
+        {"problem_type": "regression"},
+        {"problem_type": ["regression"]},
+    ],
+)
+def test_a_head_that_ours_cannot_be_is_left_out_by_name(changes, tmp_path):
+    done = convert(with_config(copy(SOURCE, tmp_path), **changes), tmp_path / "native")
+    assert done.config.head is None
+    (note,) = [note for note in done.notes if note.startswith("left out")]
+    assert all(f"'{name}'" in note for name in ("logits_proj.weight", "sequence_summary.summary.bias"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"id2label": {"0": "a", "1": "b", "2": "a"}},
+            "id2label must give each of its 3 labels, counted from 0, a name of its",
+        ),
+        (
+            {"id2label": {"1": "a", "2": "b", "3": "c"}},
+            "id2label must give each of its 3 labels, counted from 0, a name of its",
+        ),
+        ({"id2label": {"0": "a", "1": "b", "2": 7}}, "id2label must give each of its 3 labels, counted from 0, a name of its"),
+        ({"id2label": ["a", "b", "c"]}, "id2label must name at most 100,000 labels by their numbers"),
+        (
+            {"id2label": {"0": "a", "1": "b"}},
+            r"'logits_proj.weight' of '\S+' has shape \(3, 6\), its settings call for \(2, 6\)",
+        ),
+        ({"id2label": None, "num_labels": 10**9}, r"the number of labels \(1,000,000,000\) must be at most 100,000"),
+        ({"id2label": None, "num_labels": "3"}, r"num_labels \('3'\) must be an integer"),
+        ({"summary_use_proj": "x"}, r"summary_use_proj \('x'\) must be true or false"),
+        ({"summary_last_dropout": 2}, r"dropout \(2.0\) must be less than 1"),
+    ],
+)
+def test_settings_of_a_head_that_cannot_be(changes, message, tmp_path):
+    with pytest.raises(CheckpointError, match=message):
+        convert(with_config(copy(SOURCE, tmp_path), **changes), tmp_path / "native")
+    assert names(tmp_path) == ["source"]
 
 
 def test_an_old_bare_xlnet_of_hugging_face_has_no_prefix(tmp_path):
@@ -165,7 +281,7 @@ def test_an_old_bare_xlnet_of_hugging_face_has_no_prefix(tmp_path):
 
 def test_a_fine_tuned_xlnet_of_the_authors_lacks_what_its_task_did_not_need(tmp_path):
     """Slots of optimizers and the step are nobody's concern."""
-    done = convert(copy("xlnet_tensorflow/finetuned", tmp_path), tmp_path / "native")
+    done = convert(copy("xlnet_tensorflow/finetuned", tmp_path), tmp_path / "native", settings={"head": None})
     first, heads, *missing = done.notes
     assert first.startswith("nothing says how long a memory is, so the model keeps none; --set mem_len=384")
     assert heads == (
@@ -177,6 +293,55 @@ def test_a_fine_tuned_xlnet_of_the_authors_lacks_what_its_task_did_not_need(tmp_
         "there is no tensor 'model/lm_loss/bias', so 'softmax.bias' is zeros",
     ]
     assert (done.config.activation, done.config.layer_norm_epsilon, done.config.mem_len) == ("gelu_tanh", 1e-12, 0)
+
+
+def dense(x: torch.Tensor, head: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """Compute `tf.layers.dense`."""
+    return x @ head[f"{name}/kernel"] + head.get(f"{name}/bias", torch.zeros(()))
+
+
+@pytest.mark.parametrize("kind", HEADS_OF_THE_AUTHORS)
+def test_heads_of_the_authors_score_as_theirs(kind, tmp_path):
+    """Written out as their `modeling.py` and `function_builder.py` do it."""
+    source = fine_tuned_by_the_authors(kind, tmp_path)
+    tensors = {name: tensor.load() for name, tensor in read_bundle(source / "xlnet_model.ckpt").items()}
+    head = {name: tensors[name] for name in HEADS_OF_THE_AUTHORS[kind]}
+    settings, notes = converted_head(source, tmp_path / "native")
+    assert (settings.kind, settings.projection) == (kind, kind != "regression")
+    assert "left out" not in notes
+    assert ("labels have no names" in notes) == (kind == "classification")
+    assert settings.labels == (("label_0", "label_1", "label_2") if kind == "classification" else ())
+    model, _ = load_model(tmp_path / "native", kinds=("xlnet",))
+    assert (model.config.mem_len, model.config.zero_first_memory) == (0, False)
+    ids = torch.arange(12).view(2, 1, 6) % 13 if kind == "choice" else torch.arange(12).view(2, 6) % 13
+    h_BTD = model.backbone.read(ids.view(2, 6))[0]
+    if kind == "span":
+        found = model.span_scores(ids, n_start=6, n_end=6)
+        start_BT = dense(h_BTD, head, "start_logits/dense").squeeze(-1).log_softmax(-1)
+        assert_close("starts", found.start_log_probs, start_BT.sort(descending=True).values, 5e-6)
+        for k in range(6):
+            of_start = h_BTD[torch.arange(2), found.starts[:, k]].unsqueeze(1).expand_as(h_BTD)
+            inner = dense(torch.cat([h_BTD, of_start], -1), head, "end_logits/dense_0").tanh()
+            norm = (head["end_logits/LayerNorm/gamma"], head["end_logits/LayerNorm/beta"])
+            inner = torch.nn.functional.layer_norm(inner, (D,), *norm, eps=1e-12)
+            end_BT = dense(inner, head, "end_logits/dense_1").squeeze(-1).log_softmax(-1)
+            assert_close("ends", found.end_log_probs[:, k], end_BT.sort(descending=True).values, 5e-6)
+        mean = torch.einsum("btd,bt->bd", h_BTD, start_BT.exp())
+        inner = dense(torch.cat([mean, h_BTD[:, -1]], -1), head, "answer_class/dense_0").tanh()
+        assert_close("no answer", found.no_answer, dense(inner, head, "answer_class/dense_1").squeeze(-1), 5e-6)
+        return
+    scores = {"classification": "model/classification_mnli/logit", "regression": "model/regression_sts-b/logit"}
+    summary = h_BTD[:, -1] if kind == "regression" else dense(h_BTD[:, -1], head, "model/sequnece_summary/summary").tanh()
+    assert_close("logits", model(ids).logits, dense(summary, head, scores.get(kind, "logits/dense")), 5e-6)
+
+
+def test_a_checkpoint_of_the_authors_with_heads_of_two_tasks_gives_neither(tmp_path):
+    source = fine_tuned_by_the_authors("classification", tmp_path)
+    tensors = {name: tensor.load() for name, tensor in read_bundle(source / "xlnet_model.ckpt").items()}
+    write_bundle(source / "xlnet_model.ckpt", tensors | {"model/classification_sst/logit/kernel": torch.ones(D, 2)})
+    done = convert(source, tmp_path / "native")
+    assert done.config.head is None
+    assert [note for note in done.notes if note.startswith("left out") and "classification_mnli/logit/kernel" in note]
 
 
 def test_the_activation_that_weights_were_trained_with_can_be_given_back(tmp_path):

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conversion.examples import names
-from tests.helpers import assert_close, tiny_model, tiny_xlnet
+from tests.helpers import assert_close, random_weights, tiny_model, tiny_xlnet
 from tests.parity.reading import GOLDENS, goldens, read_golden
 from transformer_xl.conversion.convert import convert
-from transformer_xl.conversion.export import Target, export
+from transformer_xl.conversion.export import Target, export, load_model
 from transformer_xl.conversion.key_maps import authors, huggingface
 from transformer_xl.conversion.sources import open_source
 from transformer_xl.data.tokenizers import (
@@ -23,8 +23,10 @@ from transformer_xl.data.tokenizers import (
     load_tokenizer,
 )
 from transformer_xl.errors import CheckpointError
+from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import HeadConfig
 
 WORDS = ["<eos>", "<unk>", *"abcdefghijk"]
 VOCABULARY = WordTokenizer(WORDS, line_end="<eos>", unknown="<unk>")
@@ -54,7 +56,7 @@ CASES = [
 ]
 
 
-def write(model: TransformerXL | XLNet, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
+def write(model: TransformerXL | XLNet | TaskModel, folder: Path, tokenizer: Tokenizer | None = None) -> Path:
     model.save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save(folder / "tokenizer.json")
@@ -133,6 +135,83 @@ def test_an_exported_xlnet_computes_the_same_at_hugging_face(changes, tmp_path):
         their_mems = output.mems
         assert_close(f"logits of segment {segment}", output.logits, model.softmax.logits(h_BTD, model.embedding), 5e-6)
     assert (their_mems is None) == (model.mem_len == 0)
+
+
+LABELS = ("bad", "good")
+TASKS: list[dict[str, Any]] = [
+    {"kind": "classification", "labels": LABELS, "dropout": 0.25},
+    {"kind": "classification", "labels": (*LABELS, "so so"), "projection": False, "summary": "mean"},
+    {"kind": "multilabel", "labels": ("spam",)},
+    {"kind": "regression"},
+    {"kind": "choice"},
+    {"kind": "span"},
+]
+
+
+def tiny_task(head: dict[str, Any], **changes: Any) -> TaskModel:
+    return random_weights(
+        TaskModel(tiny_xlnet(**FITTING, **changes).config.model_copy(update={"head": HeadConfig(**head)})).eval()
+    )
+
+
+@pytest.mark.parametrize("untie_r", [True, False])
+@pytest.mark.parametrize("head", TASKS, ids=lambda head: head["kind"])
+def test_a_fine_tuned_xlnet_goes_to_hugging_face_and_back_again(head, untie_r, tmp_path):
+    """All but what predicts tokens, which it has no use for."""
+    model = tiny_task(head, tie_weight=untie_r, untie_r=untie_r)
+    done = export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
+    assert [note for note in done.notes if note.startswith("what predicts tokens (lm_loss) was left out")]
+    convert(tmp_path / "foreign", tmp_path / "again")
+    again, _ = load_model(tmp_path / "again", kinds=("xlnet",))
+    assert again.config == model.config.model_copy(update={"untie_r": True})
+    weights = again.state_dict()
+    for name, tensor in model.state_dict().items():
+        expected = torch.zeros_like(tensor) if name.startswith("backbone.softmax") else tensor.expand_as(weights[name])
+        assert torch.equal(weights[name], expected), name
+
+
+@pytest.mark.parametrize("head", TASKS, ids=lambda head: head["kind"])
+def test_an_exported_fine_tuned_xlnet_computes_the_same_at_hugging_face(head, tmp_path):
+    """In transformers 5; `from_pretrained` finds every tensor, and the labels."""
+    transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+    model = tiny_task(head, activation="gelu_tanh")
+    export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface")
+    values = json.loads((tmp_path / "foreign" / "config.json").read_text())
+    assert values["ff_activation"] == "gelu_new"
+    (name,) = values["architectures"]
+    theirs, found = getattr(transformers, name).from_pretrained(tmp_path / "foreign", output_loading_info=True)
+    assert not any(found.values())
+    ids, texts = torch.randint(13, (2, 3, 6)), torch.randint(3, (2, 3, 6))
+    if head["kind"] != "choice":
+        ids, texts = ids[:, 0], texts[:, 0]
+    output = theirs.eval()(ids, token_type_ids=texts)
+    if head["kind"] == "span":
+        spans = model.span_scores(ids, segments=texts)
+        assert_close("starts", output.start_top_log_probs.log(), spans.start_log_probs, 5e-6)  # they are probabilities
+        assert_close("no answer", output.cls_logits, spans.no_answer, 5e-6)
+        return
+    assert_close("logits", output.logits, model(ids, segments=texts).logits, 5e-6)
+    if "labels" in head:
+        assert tuple(theirs.config.id2label.values()) == head["labels"]
+        assert theirs.config.label2id == {label: i for i, label in enumerate(head["labels"])}
+
+
+def test_what_will_differ_of_a_fine_tuned_xlnet_is_said(tmp_path):
+    model = tiny_task(TASKS[1])
+    notes = export(write(model, tmp_path / "native"), tmp_path / "foreign", kind="huggingface").notes
+    _, segments, mean, vocabulary = notes
+    assert segments.startswith("this model reads a text longer than head.tgt_len (512 tokens) segment by segment with memory")
+    assert mean.startswith("Hugging Face's mean of all states counts padding")
+    assert vocabulary.startswith("no vocabulary was written")
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "authors"])
+def test_a_fine_tuned_model_of_another_kind_is_not_exported(kind, tmp_path):
+    config = tiny_model().config.model_copy(update={"head": HeadConfig(**TASKS[0])})
+    write(TaskModel(config), tmp_path / "native")
+    with pytest.raises(CheckpointError, match="is fine-tuned; only an xlnet is exported with its head"):
+        export(tmp_path / "native", tmp_path / "foreign", kind=kind)
+    assert names(tmp_path) == ["native"]
 
 
 @pytest.mark.parametrize(

@@ -404,7 +404,16 @@ def test_learned_positions_keep_their_number_when_lengths_change(monkeypatch):
 
 
 FLAGS = authors.flags_of(TransformerXLConfig(vocab_size=9, n_layer=1), tgt_len=4) | {"max_klen": 5}
-SETTINGS = sorted({*huggingface.DEFAULTS, *xlnet_huggingface.DEFAULTS, "tie_projs"})
+HEAD_SETTINGS = (
+    "id2label",
+    "num_labels",
+    "problem_type",
+    "architectures",
+    "summary_type",
+    "summary_use_proj",
+    "summary_activation",
+)
+SETTINGS = sorted({*huggingface.DEFAULTS, *xlnet_huggingface.DEFAULTS, *HEAD_SETTINGS, "tie_projs"})
 AUTHORS_OF_XLNET = {
     **{"n_token": 9, "n_layer": 1, "d_model": 4, "n_head": 2, "d_head": 2, "d_inner": 4},
     **{"ff_activation": "gelu", "untie_r": True},
@@ -413,12 +422,12 @@ AUTHORS_OF_XLNET = {
 
 @given(changes=st.dictionaries(st.sampled_from(SETTINGS), VALUES, max_size=3))
 def test_whatever_settings_hold_they_are_taken_or_refused(changes):
-    others = {name: value for name, value in changes.items() if name in xlnet_huggingface.DEFAULTS}
+    others = {name: value for name, value in changes.items() if name in {*xlnet_huggingface.DEFAULTS, *HEAD_SETTINGS}}
     for config_of, values in (
         (huggingface.config_of, CONFIG | changes),
         (authors.config_of, FLAGS | changes),
-        (xlnet_huggingface.config_of, xlnet_huggingface.DEFAULTS | others),
-        (partial(xlnet_tensorflow.config_of, names=[]), AUTHORS_OF_XLNET | others),
+        (partial(xlnet_huggingface.config_of, names={"logits_proj.weight"}), xlnet_huggingface.DEFAULTS | others),
+        (partial(xlnet_tensorflow.config_of, shapes={}), AUTHORS_OF_XLNET | others),
     ):
         try:
             config_of(values)

@@ -9,7 +9,7 @@ and one answer per line. The first line on stdout says that it is ready: {"ready
 and leaves behind, under directory, `checkpoint/` (what `save_pretrained` writes), `gradient/` (the same model with gradients in
 place of weights, so that converting it says where each gradient belongs) and `expected64.safetensors` (see golden_writer.py; in
 float64, because some random models are so ill-conditioned that float32 itself is 1e-5 off). The answer is {"ok": true}, or
-{"error": TRACEBACK}. Requests for XLNet have "model": "xlnet" (see peer_xlnet.py).
+{"error": TRACEBACK}. Requests for XLNet have "model": "xlnet" (see peer_xlnet.py), or "head" (peer_xlnet_heads.py).
 
     .venv-peer/bin/python tests/parity/peer_huggingface.py < requests.jsonl
 """
@@ -24,6 +24,7 @@ from typing import Any
 
 import golden_writer
 import peer_xlnet
+import peer_xlnet_heads
 import torch
 import transformers
 from torch import Tensor
@@ -58,8 +59,8 @@ def expect(model: TransfoXLLMHeadModel, ids: Tensor, labels: Tensor) -> dict[str
 
 def answer(request: dict[str, Any]) -> None:
     """Do what one request asks for."""
-    if request.get("model") == "xlnet":
-        peer_xlnet.answer(request)
+    if "model" in request:
+        {"xlnet": peer_xlnet, "head": peer_xlnet_heads}[request["model"]].answer(request)
         return
     directory, seed = Path(request["directory"]), request["seed"]
     model = build(request["hyperparameters"], seed)

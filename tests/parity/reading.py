@@ -11,8 +11,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from tests.helpers import assert_close, default_dtype
-from transformer_xl.conversion.key_maps.entries import KeyMap
+from transformer_xl.conversion.key_maps.entries import KeyMap, Part
 from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import Order, XLNet
 
@@ -57,7 +58,11 @@ def native_gradients(key_map: KeyMap, model: SequenceModel, theirs: dict[str, Te
     """Give gradients our names and shapes."""
     names = key_map.locate({name: tuple(tensor.shape) for name, tensor in theirs.items()}, "gradients")
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    return {name: key_map.native(name, shapes, lambda part: theirs[names[part.name][0]]) for name in shapes}
+
+    def read(part: Part) -> Tensor:
+        return theirs[names[part.name][0]] if part.name in names else torch.zeros(part.shape)
+
+    return {name: key_map.native(name, shapes, read) for name in shapes}
 
 
 def compare(
@@ -175,3 +180,54 @@ def compare_xlnet(
         assert_close(f"memory of layer {i}", remembered.double()[kept], expected[kept], tolerance)
     total.backward()
     _compare_gradients(own.double(), gradients, tolerance_of_gradients or tolerance)
+
+
+def compare_head(
+    model: TaskModel,
+    golden: Golden,
+    gradients: dict[str, Tensor],
+    *,
+    dtype: torch.dtype,
+    tolerance: float,
+    tolerance_of_gradients: float | None = None,
+) -> None:
+    """Score the texts of a golden (see peer_xlnet_heads.py) in some precision, and compare everything with float64.
+
+    The arguments are those of `compare_xlnet`.
+    """
+    own, found = copy.deepcopy(model).to(dtype), golden.tensors
+    given: dict[str, Any] = {name: found[name] for name in ("ids", "n_pad", "segments", "may_answer") if name in found}
+    labels = found["labels"].to(dtype) if found["labels"].is_floating_point() else found["labels"]
+    if "may_answer" in found:
+        T, allowed = found["ids"].shape[1], found["may_answer"]
+        spans = own.span_scores(**given, n_start=T, n_end=T)
+        starts = torch.empty_like(spans.start_log_probs).scatter(1, spans.starts, spans.start_log_probs)
+        expected = found["logits"].masked_fill(~allowed, -torch.inf).log_softmax(-1)
+        assert_close("logits of starts", starts[allowed].double(), expected[allowed], tolerance)
+        rank_B = (spans.starts == labels[:, :1]).int().argmax(1)  # of the true start
+        of_start = [x[torch.arange(len(rank_B)), rank_B] for x in (spans.ends, spans.end_log_probs)]
+        ends = torch.empty_like(starts).scatter(1, of_start[0], of_start[1])
+        expected = found["ends"].masked_fill(~allowed, -torch.inf).log_softmax(-1)
+        assert_close("logits of ends", ends[allowed].double(), expected[allowed], tolerance)
+        assert (starts[~allowed] == -torch.inf).all() and (ends[~allowed] == -torch.inf).all()
+        assert_close("logits of no answer", spans.no_answer.double(), found["impossible"], tolerance)
+    else:
+        logits = own(**given).logits
+        assert logits is not None
+        assert_close("logits", logits.double(), found["logits"], tolerance)
+    nll = own(**given, labels=labels).nll
+    assert nll is not None
+    assert_close("nats", nll.double(), found["nats"], tolerance)
+    nll.mean().backward()
+    in_softmax = {"choice": ("head.scores.bias",), "span": ("head.start.bias", "head.end_norm.bias", "head.end.bias")}
+    for name in in_softmax.get(_kind(own), ()):  # added to all that a softmax compares: nothing but rounding is left
+        parameter = own.get_parameter(name)
+        assert parameter.grad is not None
+        assert parameter.grad.abs().max() < tolerance and gradients[name].abs().max() < tolerance
+        parameter.grad, gradients = None, gradients | {name: torch.zeros_like(parameter)}
+    _compare_gradients(own.double(), gradients, tolerance_of_gradients or tolerance)
+
+
+def _kind(model: TaskModel) -> str:
+    assert model.config.head is not None
+    return model.config.head.kind

@@ -18,7 +18,11 @@ from torch import Tensor
 from tests.parity import reading, test_pytorch, test_tensorflow, test_xlnet
 
 COLUMNS = {"nats": "nats", "log_probs": "scores", "logits": "scores", "memory": "memory", "gradient": "gradients"}
-XLNETS = {"xlnet": test_xlnet.test_models_of_hugging_face, "xlnet_tensorflow": test_xlnet.test_models_of_the_authors}
+XLNETS = {
+    "xlnet": test_xlnet.test_models_of_hugging_face,
+    "xlnet_heads": test_xlnet.test_fine_tuned_models_of_hugging_face,
+    "xlnet_tensorflow": test_xlnet.test_models_of_the_authors,
+}
 Largest = dict[str, float]
 
 
@@ -31,10 +35,7 @@ def main() -> None:
     for golden in test_tensorflow.GOLDENS:
         check = partial(test_tensorflow.test_converted_model_computes_what_the_original_does, golden, "auto")
         rows["tensorflow", golden.name]["fp64"] = largest_differences(check)
-    for test, peer in (
-        (test_xlnet.test_models_of_hugging_face, "xlnet"),
-        (test_xlnet.test_models_of_the_authors, "xlnet_tensorflow"),
-    ):
+    for peer, test in XLNETS.items():
         for folder in reading.goldens(peer):
             for precision, dtype in {"fp32": torch.float32, "fp64": torch.float64}.items():
                 rows[peer.replace("_", ", "), folder.name][precision] = largest_differences(partial(test, folder, dtype))

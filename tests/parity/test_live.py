@@ -1,4 +1,4 @@
-"""Hugging Face's TransfoXL and XLNet against their converted models, over configurations drawn at random.
+"""Hugging Face's TransfoXL and XLNet, fine-tuned or not, against their converted models, over configurations drawn at random.
 
 Not part of the suite: `make parity` builds the peer's environment and runs it. One long-lived process there
 (peer_huggingface.py) makes a tiny random model per configuration; it is converted and must say, remember and learn the same.
@@ -20,8 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from tests.parity.reading import compare, compare_xlnet, read_golden
+from tests.parity.reading import compare, compare_head, compare_xlnet, read_golden
 from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.export import load_model
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 
@@ -171,3 +172,53 @@ def test_converted_xlnet_computes_the_same(peer: Peer, request: dict[str, Any]):
         gradients = load_file(directory / "native-gradient" / "model.safetensors")
         golden = read_golden(directory / "expected.safetensors")
         compare_xlnet(model, golden, gradients, dtype=torch.float64, tolerance=1e-9, tolerance_of_gradients=1e-6)
+
+
+@st.composite
+def head_requests(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw a configuration of a fine-tuned XLNet, and texts to score (see peer_xlnet_heads.py)."""
+    task = draw(st.sampled_from(["classification", "multilabel", "regression", "choice", "span"]))
+    n_head = draw(st.integers(1, 3))
+    projection = draw(st.booleans())
+    length, n_whole = draw(st.integers(3, 7)), draw(st.integers(0, 2)) if task not in ("choice", "span") else 0
+    summary = draw(st.sampled_from(["last", "mean"])) if not n_whole else "last"
+    hyperparameters = {
+        "vocab_size": draw(st.integers(4, 60)),
+        "d_model": n_head * draw(st.sampled_from([2, 4, 6])),
+        "n_layer": draw(st.integers(1, 3)),
+        "n_head": n_head,
+        "d_inner": draw(st.integers(1, 20)),
+        "ff_activation": draw(st.sampled_from(["gelu", "gelu_new", "relu", "relu2"])),
+        "mem_len": draw(st.integers(1, 9)),
+        "clamp_len": draw(st.integers(-1, 12)),
+        "layer_norm_eps": draw(st.sampled_from([1e-12, 1e-5, 1e-3])),
+        "summary_type": summary,
+        "summary_use_proj": projection,
+        "summary_activation": "tanh" if projection else None,
+    }
+    return {
+        "model": "head",
+        "task": task,
+        "hyperparameters": hyperparameters,
+        "seed": draw(st.integers(0, 2**31)),
+        "n_score": 1 if task == "regression" else draw(st.integers(2, 5)),
+        "batch_size": draw(st.integers(1, 3)),
+        "n_choice": draw(st.integers(2, 4)),
+        "lengths": [draw(st.integers(1, length)), *[length] * n_whole] if n_whole else [length],
+        "padding": not n_whole and summary == "last" and draw(st.booleans()),
+        "weights": draw(st.sampled_from(["bin", "legacy", "safetensors"])),
+    }
+
+
+@settings(max_examples=100)
+@given(request=head_requests())
+def test_converted_heads_compute_the_same(peer: Peer, request: dict[str, Any]):
+    with tempfile.TemporaryDirectory() as temporary:
+        directory = Path(temporary)
+        peer.make({"directory": temporary, **request})
+        golden = read_golden(directory / "expected.safetensors")
+        for ours, theirs in (("native", "checkpoint"), ("native-gradient", "gradient")):
+            convert(directory / theirs, directory / ours, settings={"head": golden.reading})
+        model, _ = load_model(directory / "native", kinds=("xlnet",))
+        gradients = load_file(directory / "native-gradient" / "model.safetensors")
+        compare_head(model, golden, gradients, dtype=torch.float64, tolerance=1e-9, tolerance_of_gradients=1e-6)

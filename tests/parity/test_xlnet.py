@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.parity.reading import compare_xlnet, goldens, native_gradients, read_golden
+from tests.parity.reading import compare_head, compare_xlnet, goldens, native_gradients, read_golden
 from transformer_xl.conversion.convert import convert
+from transformer_xl.conversion.export import load_model
 from transformer_xl.conversion.key_maps import xlnet_huggingface, xlnet_tensorflow
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import XLNetConfig
@@ -29,8 +30,20 @@ def test_models_of_the_authors(folder: Path, dtype: torch.dtype, tmp_path: Path)
     """The same of their TensorFlow code; how it is called, no checkpoint says."""
     call = read_golden(folder / "expected.safetensors").hyperparameters
     clamp_len = call["clamp_len"] if call["clamp_len"] > 0 else None
-    settings = {"mem_len": call["mem_len"] or 0, "reuse_len": call["reuse_len"], "clamp_len": clamp_len}
+    settings = {"mem_len": call["mem_len"] or 0, "reuse_len": call["reuse_len"], "clamp_len": clamp_len, "head": None}
     check(folder, tmp_path, dtype, xlnet_tensorflow.key_map, settings)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize("folder", goldens("xlnet_heads"), ids=lambda folder: folder.name)
+def test_fine_tuned_models_of_hugging_face(folder: Path, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Scores, losses and the gradients of all parameters, also of texts of several segments."""
+    golden = read_golden(folder / "expected.safetensors")
+    max_len = None if golden.hyperparameters["mem_len"] else golden.reading["tgt_len"]
+    convert(folder / "checkpoint", tmp_path / "native", settings={"head": {**golden.reading, "max_len": max_len}})
+    model, _ = load_model(tmp_path / "native", kinds=("xlnet",))
+    gradients = native_gradients(xlnet_huggingface.key_map(model.config), model, golden.gradients)
+    compare_head(model, golden, gradients, dtype=dtype, tolerance=TOLERANCES[dtype])
 
 
 def check(folder: Path, tmp_path: Path, dtype: torch.dtype, key_map: Any, settings: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from transformer_xl.files import write_file
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, read_config
 from transformer_xl.model.pretrained import open_model
 from transformer_xl.model.sequence_model import make_model
+from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
@@ -72,8 +73,10 @@ def export(source: str | Path, destination: str | Path, *, kind: Target, tgt_len
     target = Path(destination)
     check_free(target)
     model, tokenizer = load_model(source, kinds=(TransformerXLConfig.kind, XLNetConfig.kind))
-    make = _xlnet if model.config.kind == XLNetConfig.kind else _transformer_xl
-    foreign = make(model, kind, _segment(source, tgt_len))
+    is_xlnet = model.config.kind == XLNetConfig.kind
+    if model.config.head is not None and not is_xlnet:
+        raise CheckpointError(f"'{source}' is fine-tuned; only an xlnet is exported with its head")
+    foreign = (_xlnet if is_xlnet else _transformer_xl)(model, kind, _segment(source, tgt_len))
     with new_directory(target) as folder:
         write_file(folder / "model.safetensors", encode_lazily(foreign.content, foreign.make))
         write_file(folder / foreign.settings_file, [json.dumps(foreign.settings, indent=2).encode() + b"\n"])
@@ -125,9 +128,9 @@ def _transformer_xl(model: TransformerXL, kind: Target, tgt_len: int | None) -> 
     return _Foreign(settings_file, settings, content, make, tuple(_notes(config, kind)), vocabulary)
 
 
-def _xlnet(model: XLNet, kind: Target, tgt_len: int | None) -> _Foreign:
-    """Return an XLNet as it goes to Hugging Face, which has no place for `tgt_len`."""
-    config = model.config
+def _xlnet(model: XLNet | TaskModel, kind: Target, tgt_len: int | None) -> _Foreign:
+    """Return an XLNet, fine-tuned or not, as it goes to Hugging Face, which has no place for `tgt_len`."""
+    config = cast("XLNetConfig", model.config)
     if kind != "huggingface":
         raise CheckpointError("an xlnet is written for Hugging Face only; use --to huggingface")
     own = {"pre_lnorm": config.pre_lnorm, "final_norm": config.final_norm}
@@ -139,9 +142,11 @@ def _xlnet(model: XLNet, kind: Target, tgt_len: int | None) -> _Foreign:
     key_map = xlnet_huggingface.key_map(config)
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if not config.untie_r:  # there, each layer has its own
-        weights |= {name: weights[name].expand(config.n_layer, -1, -1) for name in ("r_w_bias", "r_r_bias", "r_s_bias")}
-    content = {part.name: (model.dtype, torch.Size(part.shape)) for part in key_map.parts()}
-    notes = []
+        shared = [name for name in weights if name.removeprefix("backbone.") in ("r_w_bias", "r_r_bias", "r_s_bias")]
+        weights |= {name: weights[name].expand(config.n_layer, -1, -1) for name in shared}
+    parts = [part for part in key_map.parts() if config.head is None or not part.optional]  # its models have one head
+    content = {part.name: (model.dtype, torch.Size(part.shape)) for part in parts}
+    notes = list(_notes_of_head(config))
     if config.zero_first_memory and config.mem_len:
         notes.append(
             "this model begins every stream after mem_len zero vectors that it attends to; Hugging Face begins without memory: "
@@ -156,6 +161,20 @@ def _xlnet(model: XLNet, kind: Target, tgt_len: int | None) -> _Foreign:
         return key_map.foreign(name, weights.__getitem__).to(model.dtype)
 
     return _Foreign("config.json", xlnet_huggingface.values_of(config), content, make, tuple(notes), _no_pieces)
+
+
+def _notes_of_head(config: XLNetConfig) -> Iterator[str]:
+    head = config.head
+    if head is None:
+        return
+    yield "what predicts tokens (lm_loss) was left out, because Hugging Face's fine-tuned models lack it"
+    if config.mem_len:
+        yield (
+            f"this model reads a text longer than head.tgt_len ({head.tgt_len} tokens) segment by segment with memory; Hugging "
+            "Face's reads what it is given at once"
+        )
+    if head.summary == "mean":
+        yield "Hugging Face's mean of all states counts padding, this model's does not; there, give it texts of one length"
 
 
 def _no_pieces(folder: Path, tokenizer: Tokenizer | None) -> Iterator[str]:

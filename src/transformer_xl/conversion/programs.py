@@ -71,7 +71,7 @@ def _huggingface(weights: Path) -> Contents:
     is_safe = weights.suffix == ".safetensors"
     tensors = read_safetensors(weights) if is_safe else _named_tensors(read_torch(weights), weights)
     if values.get("model_type") == xlnet_huggingface.MODEL_TYPE:
-        config = partial(xlnet_huggingface.config_of, values)
+        config = partial(xlnet_huggingface.config_of, values, tensors.keys())
         key_map = partial(xlnet_huggingface.key_map, prefix=xlnet_huggingface.prefix_of(tensors))
         return Contents("huggingface", tensors, settings, config, key_map, notes=partial(xlnet_huggingface.notes_of, values))
     config = partial(huggingface.config_of, values)
@@ -80,11 +80,12 @@ def _huggingface(weights: Path) -> Contents:
 
 def _tensorflow(weights: Path) -> Contents:
     tensors = read_bundle(weights)
+    shapes = {name: tensor.shape for name, tensor in tensors.items()}
     if xlnet_tensorflow.is_xlnet(tensors):
         settings = _xlnet_settings(weights if weights.is_dir() else weights.parent)
-        config = partial(xlnet_tensorflow.config_of, read_json_object(settings), tensors.keys())
-        return Contents("tensorflow", tensors, settings, config, xlnet_tensorflow.key_map, notes=xlnet_tensorflow.notes_of)
-    shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        config = partial(xlnet_tensorflow.config_of, read_json_object(settings), shapes)
+        key_map = partial(xlnet_tensorflow.key_map, names=shapes)
+        return Contents("tensorflow", tensors, settings, config, key_map, notes=xlnet_tensorflow.notes_of)
     config = partial(tensorflow.config_of, shapes, str(weights))
     return Contents("tensorflow", tensors, weights, config, tensorflow.key_map, unsaid=_UNSAID)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
+from transformer_xl.config import merge
 from transformer_xl.conversion.key_maps.entries import KeyMap
 from transformer_xl.conversion.programs import HUGGINGFACE_WEIGHTS, KINDS, PROGRAMS, Contents, Kind, read_any
 from transformer_xl.conversion.readers.inert import TensorRef
@@ -77,7 +78,7 @@ def _settle(contents: Contents, settings: Mapping[str, Any]) -> AttentionConfig:
     for name in settings:
         if name not in type(config).model_fields:
             raise ConfigError(f"unknown setting '{name}'; {did_you_mean(name, type(config).model_fields)}")
-    config = type(config)(**{**config.model_dump(), **settings})
+    config = type(config)(**merge(config.model_dump(), dict(settings)))
     if config.vocab_size is None:
         raise ConfigError("vocab_size (None) must be a number; leave it out to take the checkpoint's")
     if config.n_layer * _LEAST_PER_LAYER > len(contents.tensors):  # checked before anything is listed for every layer

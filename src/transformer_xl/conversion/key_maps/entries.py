@@ -172,7 +172,9 @@ class KeyMap:
     def notes(self, names: Iterable[str]) -> Iterator[str]:
         """Yield what a checkpoint with tensors of these names has besides the model, and what it lacks, a line each."""
         found = set(names)
-        if others := sorted(name for name in found if _matches(name, self.left_out)):
+        known = {name for part in self.parts() for name in (part.name, *part.aliases)}
+        learned = (name for name in found - known if not _matches(name, self.ignored))
+        if others := sorted(name for name in learned if _matches(name, self.left_out)):
             more = f" and {len(others) - _MOST_NAMED:,} more" if len(others) > _MOST_NAMED else ""
             named = ", ".join(map(shown, others[:_MOST_NAMED]))
             yield f"left out, because heads of other tasks are not converted: {named}{more}"

@@ -4,18 +4,21 @@ What they compute differs from the original in one point: their "gelu" is the er
 "gelu_new" there. u, v and s are those of a layer, whatever `untie_r` says. One rate of dropout is used everywhere. A stream
 begins without memory. Rows that are read backward (`bi_data`) are the second half of a batch there, here a call says which.
 
-A checkpoint with another head than the language model's (`XLNetForSequenceClassification`, …) lacks the bias of the softmax; in
-one of the bare `XLNetModel`, names do not begin with "transformer.", either.
+A checkpoint with another head than the language model's lacks the bias of the softmax; in one of the bare `XLNetModel`, names
+do not begin with "transformer.", either. Heads of `XLNetForSequenceClassification`, `XLNetForMultipleChoice` and
+`XLNetForQuestionAnswering` are ours, too. Their mean of all states counts padding, ours does not.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
 from transformer_xl.conversion.key_maps.huggingface import OF_EVERY_MODEL
+from transformer_xl.conversion.key_maps.xlnet_heads import longest, named, with_head
+from transformer_xl.conversion.key_maps.xlnet_heads import notes_of as notes_of_head
 from transformer_xl.conversion.values import integer, known, number, one_of, truth
 from transformer_xl.errors import ConfigError, shown
-from transformer_xl.model_config import XLNetConfig
+from transformer_xl.model_config import HeadConfig, XLNetConfig
 
 MODEL_TYPE = "xlnet"
 PREFIX = "transformer."
@@ -43,11 +46,9 @@ DEFAULTS: dict[str, Any] = {
 ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2"}
 """Our name of each of theirs; the first of two is written."""
 
-NO_MEMORY = "nothing says how long a memory is, so the model keeps none; --set mem_len=384 gives it one, as it was trained with"
-"""What users are told of a model that keeps no memory."""
-
 _WITHOUT_EFFECT = OF_EVERY_MODEL | {
-    *("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout", "start_n_top", "end_n_top"),  # of heads
+    *("start_n_top", "end_n_top"),  # of heads, at prediction
+    *("summary_type", "summary_use_proj", "summary_activation", "summary_last_dropout"),  # of heads, see `head_of`
     *("use_mems_eval", "use_mems_train", "output_past", "max_position_embeddings"),
     *("dropatt", "init", "init_range", "init_std"),  # of 2019; their code never read them
 }
@@ -58,6 +59,31 @@ _OLD_NAMES = {
     "num_hidden_layers": "n_layer",
 }
 _HEADS = (r"(sequence_summary|logits_proj|classifier|qa_outputs|start_logits|end_logits|answer_class)\..*",)
+
+_HEAD = {
+    **{f"summary.{name}": f"sequence_summary.summary.{name}" for name in ("weight", "bias")},
+    **{f"scores.{name}": f"logits_proj.{name}" for name in ("weight", "bias")},
+    **{f"start.{name}": f"start_logits.dense.{name}" for name in ("weight", "bias")},
+    **{f"end_inner.{name}": f"end_logits.dense_0.{name}" for name in ("weight", "bias")},
+    **{f"end_norm.{name}": f"end_logits.LayerNorm.{name}" for name in ("weight", "bias")},
+    **{f"end.{name}": f"end_logits.dense_1.{name}" for name in ("weight", "bias")},
+    **{f"answerable_inner.{name}": f"answer_class.dense_0.{name}" for name in ("weight", "bias")},
+    "answerable.weight": "answer_class.dense_1.weight",
+}
+_CLASSES = {
+    "classification": "XLNetForSequenceClassification",
+    "multilabel": "XLNetForSequenceClassification",
+    "regression": "XLNetForSequenceClassification",
+    "choice": "XLNetForMultipleChoice",
+    "span": "XLNetForQuestionAnswering",
+}
+_PROBLEMS = {
+    "classification": "single_label_classification",
+    "multilabel": "multi_label_classification",
+    "regression": "regression",
+}
+_LABEL = "LABEL"
+"""What they call labels without a name, with a number."""
 
 _TRANSPOSED = {
     "attention.qkv_net.weight": (("rel_attn.q", "D n d"), ("rel_attn.k", "D n d"), ("rel_attn.v", "D n d")),
@@ -84,17 +110,18 @@ def prefix_of(names: Iterable[str]) -> str:
 def key_map(config: XLNetConfig, *, prefix: str = PREFIX) -> KeyMap:
     """Return the table of a model's tensors."""
     sizes = Sizes(config)
-    head = ("lm_loss.weight",)
+    softmax = ("lm_loss.weight",)
     entries = [
         Entry(
             ("embedding.weight",),
-            (Part(f"{prefix}word_embedding.weight", sizes.shape("V D"), head if config.tie_weight else ()),),
+            (Part(f"{prefix}word_embedding.weight", sizes.shape("V D"), softmax if config.tie_weight else ()),),
         ),
         Entry(("mask_emb",), (Part(f"{prefix}mask_emb", (1, 1, config.d_model)),)),
         Entry(("softmax.bias",), (Part("lm_loss.bias", sizes.shape("V"), optional=True),)),
     ]
     if not config.tie_weight:
-        entries.append(Entry(("softmax.weight",), (Part("lm_loss.weight", sizes.shape("V D")),)))
+        has_task = config.head is not None
+        entries.append(Entry(("softmax.weight",), (Part("lm_loss.weight", sizes.shape("V D"), optional=has_task),)))
     layer = prefix + "layer.{i}."
     entries += per_layer(sizes, _TRANSPOSED, layer, transposed=True)
     entries += per_layer(sizes, _AS_THEY_ARE, layer)
@@ -102,17 +129,18 @@ def key_map(config: XLNetConfig, *, prefix: str = PREFIX) -> KeyMap:
         shape = sizes.shape("n d") if name != "seg_embed" else (2, *sizes.shape("n d"))
         parts = tuple(Part(f"{layer.format(i=i)}rel_attn.{name}", shape) for i in range(config.n_layer))
         entries.append(Entry((name,), parts))
-    return KeyMap(tuple(entries), left_out=_HEADS)
+    return KeyMap(tuple(with_head(config, entries, _HEAD)), left_out=_HEADS)
 
 
-def config_of(values: Mapping[str, Any]) -> XLNetConfig:
-    """Translate a `config.json`; refuse other models and unknown settings."""
-    names = {*DEFAULTS, "d_head", "tie_word_embeddings"}
-    given = {**DEFAULTS, **known(values, names, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)}
+def config_of(values: Mapping[str, Any], names: Collection[str] = ()) -> XLNetConfig:
+    """Translate a `config.json`; refuse other models and unknown settings. The names are those of all tensors."""
+    own = {*DEFAULTS, "d_head", "tie_word_embeddings"}
+    given = {**DEFAULTS, **known(values, own, without_effect=_WITHOUT_EFFECT, old_names=_OLD_NAMES)}
     one_of(given, "attn_type", ("bi",))
     for name in ("untie_r", "same_length", "bi_data"):  # what they mean is the same for all models that are converted
         truth(given, name)
     d_model, n_head, dropout = integer(given, "d_model"), integer(given, "n_head"), number(given, "dropout")
+    mem_len = _length(given, "mem_len") or 0
     if n_head < 1 or d_model % n_head:
         raise ConfigError(f"d_model ({d_model}) must be a multiple of n_head ({n_head})")
     d_head = integer({"d_head": d_model // n_head, **given}, "d_head")
@@ -130,11 +158,51 @@ def config_of(values: Mapping[str, Any]) -> XLNetConfig:
         init_std=number(given, "initializer_range"),
         dropout=dropout,
         dropatt=dropout,
-        mem_len=_length(given, "mem_len") or 0,
+        mem_len=mem_len,
         reuse_len=_length(given, "reuse_len"),
         clamp_len=_length(given, "clamp_len"),
         tie_weight=truth({"tie_word_embeddings": True, **given}, "tie_word_embeddings"),
+        head=head_of(values, names, mem_len=mem_len),
     )
+
+
+def head_of(values: Mapping[str, Any], names: Collection[str], *, mem_len: int) -> HeadConfig | None:
+    """Return the settings of the head that tensors of these names have; None: there is none, or not one of ours."""
+    if "start_logits.dense.weight" in names:
+        return HeadConfig(kind="span")
+    if "logits_proj.weight" not in names:
+        return None
+    given = {"summary_type": "last", "summary_use_proj": True, "summary_activation": "tanh", "summary_last_dropout": 0.1}
+    given |= {name: values[name] for name in given if name in values}
+    projection = truth(given, "summary_use_proj")
+    activation = "tanh" if projection else None
+    if given["summary_type"] not in ("last", "mean") or (given["summary_activation"] or None) != activation:
+        return None
+    kind, labels = _kind_of(values)
+    if kind is None:
+        return None
+    return HeadConfig(
+        kind=kind,
+        labels=labels,
+        summary=given["summary_type"],
+        projection=projection,
+        dropout=number(given, "summary_last_dropout"),
+        max_len=longest(mem_len),
+    )
+
+
+def _kind_of(values: Mapping[str, Any]) -> tuple[Any, tuple[str, ...]]:
+    """Return the kind of a head with scores of texts, and its labels; None: not one of ours."""
+    if values.get("architectures") == [_CLASSES["choice"]]:
+        return "choice", ()
+    labels, problem = named(values, _LABEL), values.get("problem_type")
+    if problem is None:
+        problem = _PROBLEMS["regression" if len(labels) == 1 else "classification"]
+    if problem == _PROBLEMS["regression"]:
+        return ("regression" if len(labels) == 1 else None), ()
+    if problem == _PROBLEMS["classification"] and len(labels) > 1:
+        return "classification", labels
+    return ("multilabel", labels) if problem == _PROBLEMS["multilabel"] and labels else (None, ())
 
 
 def activation_of(values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
@@ -147,7 +215,9 @@ def activation_of(values: Mapping[str, Any], names: Mapping[str, str]) -> Any:
 
 def notes_of(values: Mapping[str, Any], config: XLNetConfig) -> list[str]:
     """Return what users should know of a converted model, a line each; `values` are those of `config_of`."""
-    notes = [] if config.mem_len else [NO_MEMORY]
+    notes = [*([] if config.mem_len else [no_memory(config)]), *notes_of_head(config, _LABEL)]
+    if config.head is not None and config.head.kind == "regression" and not values.get("architectures"):
+        notes.append("a head of one score is taken for a regression; --set head.kind=choice if it was taught multiple choice")
     if values.get("bi_data"):
         notes.append("bi_data: there the second half of a batch is read backward; here a call says which rows (is_backward)")
     if config.activation == "gelu" and values.get("ff_activation", "gelu") == "gelu":
@@ -156,6 +226,19 @@ def notes_of(values: Mapping[str, Any], config: XLNetConfig) -> list[str]:
             "--set activation=gelu_tanh gives back"
         )
     return notes
+
+
+def no_memory(config: XLNetConfig) -> str:
+    """Return what users are told of a model that keeps no memory."""
+    unsaid = "nothing says how long a memory is, so the model keeps none"
+    if config.head is None:
+        return f"{unsaid}; --set mem_len=384 gives it one, as it was trained with"
+    if config.head.max_len is None:
+        return f"{unsaid}, as it was fine-tuned"
+    return (
+        f"{unsaid}, as it was fine-tuned, and reads {config.head.max_len} tokens of a text at most; "
+        "--set mem_len=384 --set head.max_len=none reads longer ones with memory"
+    )
 
 
 def _length(values: Mapping[str, Any], name: str) -> int | None:
@@ -186,4 +269,24 @@ def values_of(config: XLNetConfig) -> dict[str, Any]:
         "same_length": False,
         "tie_word_embeddings": config.tie_weight,
     }
-    return {"model_type": MODEL_TYPE, "architectures": ["XLNetLMHeadModel"]} | values
+    head = config.head
+    architecture = "XLNetLMHeadModel" if head is None else _CLASSES[head.kind]
+    own = {} if head is None else _values_of_head(head)
+    return {"model_type": MODEL_TYPE, "architectures": [architecture]} | values | own
+
+
+def _values_of_head(head: HeadConfig) -> dict[str, Any]:
+    """Return what a `config.json` says of a head."""
+    if head.kind == "span":
+        return {}
+    values: dict[str, Any] = {
+        "summary_type": head.summary,
+        "summary_use_proj": head.projection,
+        "summary_activation": "tanh" if head.projection else "",
+        "summary_last_dropout": head.dropout,
+    }
+    if head.kind == "choice":
+        return values
+    labels = dict(enumerate(head.labels or (f"{_LABEL}_0",)))
+    names = {"id2label": {str(i): label for i, label in labels.items()}, "label2id": {label: i for i, label in labels.items()}}
+    return values | names | {"problem_type": _PROBLEMS[head.kind]}

@@ -4,16 +4,21 @@ The settings are those of `xlnet_config.json`; a directory of their training cal
 the tanh form, and layer norms add 1e-12. How long a memory is belongs to a call there. If there is one, a stream begins after
 `mem_len` zero vectors that the model attends to; their fine-tuning has none.
 
-Matrices are transposed: (in, out). Fine-tuned checkpoints lack the vector of targets and the bias of the softmax.
+Matrices are transposed: (in, out). Fine-tuned checkpoints lack the vector of targets and the bias of the softmax. They do not
+say what the head's labels are called, nor what it summarizes: the last state by default.
 """
 
+import re
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any
 
-from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Sizes, per_layer
-from transformer_xl.conversion.key_maps.xlnet_huggingface import NO_MEMORY, activation_of
+from transformer_xl.conversion.key_maps.entries import Entry, KeyMap, Part, Shape, Sizes, per_layer
+from transformer_xl.conversion.key_maps.xlnet_heads import longest, numbered, with_head
+from transformer_xl.conversion.key_maps.xlnet_heads import notes_of as notes_of_head
+from transformer_xl.conversion.key_maps.xlnet_huggingface import activation_of, no_memory
 from transformer_xl.conversion.values import integer, known, truth
-from transformer_xl.model_config import XLNetConfig
+from transformer_xl.model_config import HeadConfig, XLNetConfig
 
 SETTINGS_FILES = ("xlnet_config.json", "config.json")
 ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu"}
@@ -24,6 +29,21 @@ _HEADS = (
     r"model/(?!transformer/|lm_loss/).*",  # the summary, and logits of a task, whose name is in that of the variable
     r"(start_logits|end_logits|answer_class|logits)/.*",
 )
+_SPAN = {
+    **{f"start.{ours}": f"start_logits/dense/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
+    **{f"end_inner.{ours}": f"end_logits/dense_0/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
+    **{f"end_norm.{ours}": f"end_logits/LayerNorm/{theirs}" for ours, theirs in (("weight", "gamma"), ("bias", "beta"))},
+    **{f"end.{ours}": f"end_logits/dense_1/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
+    **{
+        f"answerable_inner.{ours}": f"answer_class/dense_0/{theirs}"
+        for ours, theirs in (("weight", "kernel"), ("bias", "bias"))
+    },
+    "answerable.weight": "answer_class/dense_1/kernel",
+}
+_SUMMARY = "model/sequnece_summary/summary"  # as they spell it
+_CHOICE = "logits/dense"
+_TEXT = r"(model/(classification|regression)_[^/]+/logit)/kernel"
+_LABEL = "label"
 _NAMES = ("n_token", "n_layer", "d_model", "n_head", "d_head", "d_inner", "ff_activation", "untie_r")
 
 _TRANSPOSED = {
@@ -52,8 +72,8 @@ def is_xlnet(names: Iterable[str]) -> bool:
     return any(name.startswith(_ROOT) for name in names)
 
 
-def key_map(config: XLNetConfig) -> KeyMap:
-    """Return the table of a model's tensors."""
+def key_map(config: XLNetConfig, *, names: Iterable[str] = ()) -> KeyMap:
+    """Return the table of a model's tensors; the names are those of all variables, of which one is that of a task."""
     sizes = Sizes(config)
     entries = [
         Entry(("embedding.weight",), (Part(f"{_ROOT}word_embedding/lookup_table", sizes.shape("V D")),)),
@@ -67,12 +87,17 @@ def key_map(config: XLNetConfig) -> KeyMap:
         entries.append(Entry(("softmax.weight",), (Part("model/lm_loss/weight", sizes.shape("V D")),)))
     shape = sizes.shape("L n d" if config.untie_r else "n d")
     entries += [Entry((name,), (Part(_ROOT + name, shape),)) for name in ("r_w_bias", "r_r_bias", "r_s_bias")]
-    return KeyMap(tuple(entries), _IGNORED, _HEADS)
+    scores = _scores(names) or _CHOICE
+    text = {
+        **{f"summary.{ours}": f"{_SUMMARY}/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
+        **{f"scores.{ours}": f"{scores}/{theirs}" for ours, theirs in (("weight", "kernel"), ("bias", "bias"))},
+    }
+    return KeyMap(tuple(with_head(config, entries, text | _SPAN, transposed=True)), _IGNORED, _HEADS)
 
 
-def config_of(values: Mapping[str, Any], names: Iterable[str]) -> XLNetConfig:
-    """Translate an `xlnet_config.json`; the names are those of all variables."""
-    given = known(values, _NAMES)
+def config_of(values: Mapping[str, Any], shapes: Mapping[str, Shape]) -> XLNetConfig:
+    """Translate an `xlnet_config.json`; the shapes are those of all variables."""
+    given, head = known(values, _NAMES), head_of(shapes)
     return XLNetConfig(
         vocab_size=integer(given, "n_token"),
         n_layer=integer(given, "n_layer"),
@@ -82,12 +107,32 @@ def config_of(values: Mapping[str, Any], names: Iterable[str]) -> XLNetConfig:
         d_inner=integer(given, "d_inner"),
         activation=activation_of(given, ACTIVATIONS),
         untie_r=truth(given, "untie_r"),
-        tie_weight="model/lm_loss/weight" not in names,
+        tie_weight="model/lm_loss/weight" not in shapes,
         mem_len=0,
-        zero_first_memory=True,
+        zero_first_memory=head is None,
+        head=head,
     )
+
+
+def head_of(shapes: Mapping[str, Shape]) -> HeadConfig | None:
+    """Return the settings of the head that these variables have; None: there is none, or there are several."""
+    if "start_logits/dense/kernel" in shapes:
+        return HeadConfig(kind="span")
+    make, scores = partial(HeadConfig, projection=f"{_SUMMARY}/kernel" in shapes, max_len=longest(0)), _scores(shapes)
+    if scores is None:
+        return make(kind="choice") if f"{_CHOICE}/kernel" in shapes else None
+    if scores.startswith("model/regression_"):
+        return make(kind="regression")
+    labels = numbered(_LABEL, (0, *shapes[f"{scores}/kernel"])[-1])
+    return make(kind="classification", labels=labels) if len(labels) > 1 else None
+
+
+def _scores(names: Iterable[str]) -> str | None:
+    """Return where the scores of classes or a number are; None: there are none, or several."""
+    found = [match[1] for match in (re.fullmatch(_TEXT, name) for name in names) if match]
+    return found[0] if len(found) == 1 else None
 
 
 def notes_of(config: XLNetConfig) -> list[str]:
     """Return what users should know of a converted model, a line each."""
-    return [] if config.mem_len else [NO_MEMORY]
+    return [*([] if config.mem_len else [no_memory(config)]), *notes_of_head(config, _LABEL)]
