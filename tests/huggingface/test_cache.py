@@ -11,7 +11,7 @@ pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 def test_a_memory_cannot_be_rolled_back(saved: Saved) -> None:
     hf = saved.in_transformers()
     ids = torch.tensor([saved.tokenizer.encode("hello, wörld").tolist()])
-    cache = hf.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True).past_key_values
+    cache = hf.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True).cache
     assert (cache.get_seq_length(), cache.get_max_length(), cache.batch_size, len(cache)) == (14, -1, 1, 2)
     cache.crop(0)
     with pytest.raises(ValueError, match="cannot unread tokens"):

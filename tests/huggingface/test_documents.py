@@ -10,6 +10,8 @@ import pytest
 from tests.helpers import tiny_model
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.tokenizers import train_tokenizer
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model_config import HeadConfig
 
 pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
@@ -17,21 +19,28 @@ pytest.importorskip("accelerate", reason="the extra 'hf' is not installed")
 ROOT = Path(__file__).parents[2]
 
 
-def make_model(path: Path) -> None:
-    tiny_model(vocab_size=256).save_pretrained(path)
+def make_model(path: Path, head: HeadConfig | None = None) -> None:
+    model = tiny_model(vocab_size=256)
+    if head is not None:
+        model = TaskModel(model.config.model_copy(update={"head": head}))
+    model.save_pretrained(path)
     train_tokenizer(TokenizerConfig(kind="byte"), []).save(path / "tokenizer.json")
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")
 def test_the_snippets_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     make_model(tmp_path / "my-model")
+    make_model(tmp_path / "runs" / "mood", HeadConfig(kind="classification", labels=("bad", "good"), tgt_len=8))
+    make_model(tmp_path / "runs" / "squad", HeadConfig(kind="span"))
     monkeypatch.chdir(tmp_path)
     snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "huggingface.md").read_text(encoding="utf-8"), re.DOTALL)
-    assert len(snippets) == 4
+    assert len(snippets) == 5
     names: dict[str, object] = {}
     for snippet in snippets:
         exec(snippet, names)
-    assert "def " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "def " in out
+    assert "{'label': " in out
     assert (tmp_path / "trained" / "model.safetensors").is_file()
 
 

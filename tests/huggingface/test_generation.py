@@ -131,11 +131,11 @@ def test_generation_goes_on_from_a_memory(saved: Saved, hf: Any) -> None:
     ids = ids_of(saved, PROMPT)
     whole = hf.generate(ids, max_new_tokens=12, do_sample=False)
     first = hf.generate(ids, max_new_tokens=6, do_sample=False, return_dict_in_generate=True)
-    assert isinstance(first.past_key_values, MemoryCache)
-    mems = first.past_key_values.mems  # has read everything but the last token
+    assert isinstance(first.cache, MemoryCache)
+    mems = first.cache.mems  # has read everything but the last token
     with shapes_read(hf.transformer) as shapes:
         second = hf.generate(first.sequences[:, -1:], mems=mems, max_new_tokens=6, do_sample=False)
-        third = hf.generate(first.sequences, past_key_values=first.past_key_values, max_new_tokens=6, do_sample=False)
+        third = hf.generate(first.sequences, cache=first.cache, max_new_tokens=6, do_sample=False)
     assert shapes == [(1, 1)] * 12
     assert second[0, 1:].equal(whole[0, -6:]) and third.equal(whole)
     beams = hf.generate(first.sequences[:, -1:], mems=mems, max_new_tokens=6, num_beams=2, do_sample=False)

@@ -16,6 +16,7 @@ from tests.huggingface.conftest import Saved, edit
 from transformer_xl.checkpoint.run_directory import load
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
 
 transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
 
@@ -179,8 +180,8 @@ def test_a_mask_that_covers_the_memory_too() -> None:
         ({"attention_mask": torch.ones(1, 6)}, r"attention_mask \(1, 6\) must have the shape"),
         ({"attention_mask": torch.ones(2, 1, 6, 6)}, "must have the shape"),
         ({"labels": IDS[:, 1:]}, r"labels \(2, 5\) must have the shape of input_ids \(2, 6\)"),
-        ({"past_key_values": DynamicCache()}, "past_key_values must be a MemoryCache, not DynamicCache"),
-        ({"past_key_values": MemoryCache(), "mems": tiny_model().init_mems(2)}, "two memories; give one of them"),
+        ({"cache": DynamicCache()}, "cache must be a MemoryCache, not DynamicCache"),
+        ({"cache": MemoryCache(), "mems": tiny_model().init_mems(2)}, "two memories; give one of them"),
     ],
 )
 def test_arguments_that_do_not_fit(arguments: dict[str, Any], match: str) -> None:
@@ -253,6 +254,7 @@ def test_a_new_model_is_drawn_as_ours() -> None:
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config)
     torch.manual_seed(3)
+    assert isinstance(config.native, TransformerXLConfig)
     native = TransformerXL(config.native)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), native.parameters(), strict=True))
 

@@ -10,14 +10,30 @@ Needs the extra `hf`. This package only translates: weights, arithmetic and file
 """
 
 try:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForMultipleChoice,
+        AutoModelForQuestionAnswering,
+        AutoModelForSequenceClassification,
+        AutoTokenizer,
+    )
 except ImportError as error:
     raise ImportError(f"transformer_xl.huggingface needs transformers 5 ({error}); pip install 'transformer_xl[hf]'") from None
 
 from transformer_xl.huggingface.cache import MemoryCache
-from transformer_xl.huggingface.config import TransformerXLPretrainedConfig
+from transformer_xl.huggingface.config import AnyXLNetConfig, TransformerXLPretrainedConfig, XLNetPretrainedConfig
 from transformer_xl.huggingface.legacy import TransfoXLConfig
 from transformer_xl.huggingface.model import TransformerXLCausalLMOutput, TransformerXLForCausalLM
+from transformer_xl.huggingface.tasks import (
+    TransformerXLForMultipleChoice,
+    TransformerXLForQuestionAnswering,
+    TransformerXLForSequenceClassification,
+    TransformerXLQuestionAnsweringOutput,
+    XLNetForMultipleChoice,
+    XLNetForQuestionAnswering,
+    XLNetForSequenceClassification,
+)
 from transformer_xl.huggingface.tokenizer import TransformerXLTokenizer, TransfoXLTokenizer
 
 __all__ = [
@@ -26,12 +42,28 @@ __all__ = [
     "TransfoXLTokenizer",
     "TransformerXLCausalLMOutput",
     "TransformerXLForCausalLM",
+    "TransformerXLForMultipleChoice",
+    "TransformerXLForQuestionAnswering",
+    "TransformerXLForSequenceClassification",
     "TransformerXLPretrainedConfig",
+    "TransformerXLQuestionAnsweringOutput",
     "TransformerXLTokenizer",
+    "XLNetForMultipleChoice",
+    "XLNetForQuestionAnswering",
+    "XLNetForSequenceClassification",
+    "XLNetPretrainedConfig",
 ]
 
-for _config in (TransformerXLPretrainedConfig, TransfoXLConfig):
+for _config in (TransformerXLPretrainedConfig, TransfoXLConfig, AnyXLNetConfig):
     AutoConfig.register(_config.model_type, _config, exist_ok=True)
 AutoModelForCausalLM.register(TransformerXLPretrainedConfig, TransformerXLForCausalLM, exist_ok=True)
-AutoTokenizer.register(TransformerXLPretrainedConfig, tokenizer_class=TransformerXLTokenizer, exist_ok=True)
+for _auto, _models in {
+    AutoModelForSequenceClassification: (TransformerXLForSequenceClassification, XLNetForSequenceClassification),
+    AutoModelForMultipleChoice: (TransformerXLForMultipleChoice, XLNetForMultipleChoice),
+    AutoModelForQuestionAnswering: (TransformerXLForQuestionAnswering, XLNetForQuestionAnswering),
+}.items():
+    for _model in _models:
+        _auto.register(_model.config_class, _model, exist_ok=True)
+for _config in (TransformerXLPretrainedConfig, XLNetPretrainedConfig):
+    AutoTokenizer.register(_config, tokenizer_class=TransformerXLTokenizer, exist_ok=True)
 AutoTokenizer.register(TransfoXLConfig, tokenizer_class=TransfoXLTokenizer, exist_ok=True)

@@ -68,6 +68,11 @@ class MemoryCache(Cache):
         return self.mems is not None
 
     @property
+    def is_linear(self) -> list[bool]:
+        """[False]: of ids that begin with what was read, `generate` reads only the rest."""
+        return [False]
+
+    @property
     def is_compileable(self) -> bool:
         """False: the memory grows until it is full."""
         return False

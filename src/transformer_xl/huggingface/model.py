@@ -1,4 +1,4 @@
-"""`TransformerXLForCausalLM`: our model behind the methods that transformers calls.
+"""Our models behind the methods that transformers calls: here the one that predicts tokens, in `tasks.py` the fine-tuned ones.
 
 Where our model and transformers differ, it follows transformers: `labels` are the `input_ids` (shifted inside), `loss` is one
 mean, and `attention_mask` marks padding. Callers pass the memory as `mems`, and `generate` passes it as a `MemoryCache`.
@@ -7,7 +7,7 @@ mean, and `attention_mask` marks padding. Callers pass the memory as `mems`, and
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +24,7 @@ from transformer_xl.model.call import Rows
 from transformer_xl.model.directory import CONFIG_FILE, WEIGHTS_FILE
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.pretrained import blueprint, check_config, check_finite
-from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.sequence_model import make_model
 from transformer_xl.tensor_file import open_tensors
 from transformer_xl.untrusted import read_json_object
 
@@ -45,40 +45,40 @@ class TransformerXLCausalLMOutput(ModelOutput):
         logits: (B, T, V), scores of the token that follows each position (log-probabilities with an adaptive softmax). None
             with labels if there are clusters or many tokens, because labels are then scored without the whole vocabulary.
         mems: the memory after the segment; None with `use_cache=False`, or if a cache carries it.
-        past_key_values: the cache of the call, advanced.
+        cache: the cache of the call, advanced.
     """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     mems: Mems | None = None
-    past_key_values: MemoryCache | None = None
+    cache: MemoryCache | None = None
 
 
-class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
-    """A Transformer-XL that `Auto…` classes, `generate`, pipelines and `Trainer` of transformers can use.
+class TransformerXLPreTrainedModel(PreTrainedModel):
+    """A model of ours that transformers can load, save and train; its subclasses are what `Auto…` classes find.
 
     Args:
         config: `vocab_size` must be set.
 
     Attributes:
-        transformer: the `TransformerXL`.
+        transformer: the model of ours.
     """
 
     config_class = TransformerXLPretrainedConfig
     base_model_prefix = "transformer"
     main_input_name = "input_ids"
-    accepts_loss_kwargs = True
-    _is_stateful = True  # no assisted decoding, because a memory cannot remove rejected tokens
-    _no_split_modules = ["TransformerXL"]  # noqa: RUF012  # in one piece: the softmax reads the embedding's weights
+    gives: ClassVar[tuple[str | None, ...]]
+    """Kinds of heads that the class is for; None: no head."""
 
     def __init__(self, config: TransformerXLPretrainedConfig) -> None:
         super().__init__(config)
-        self.transformer = TransformerXL(config.native)
+        _check_head(config, self.gives, "this config")
+        self.transformer: Any = make_model(config.native)
         self.register_load_state_dict_pre_hook(_with_prefix)
         self.post_init()
 
     def _init_weights(self, module: torch.nn.Module) -> None:
-        """Leave the weights as `TransformerXL` drew them."""
+        """Leave the weights as our model drew them."""
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str] | None, *args: Any, **kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         file_mem_len, is_asked = None, "mem_len" in kwargs
         if source is not None:  # None: the caller gives a config and weights
             source = native_source(source, kwargs)
-            file_mem_len = _check_file(source, kwargs)
+            file_mem_len = _check_file(source, kwargs, cls.gives)
         wants_info = kwargs.pop("output_loading_info", False)
         kwargs |= {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         loaded: Any = super().from_pretrained(source, *args, **kwargs)
@@ -129,18 +129,34 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
 
     def get_input_embeddings(self) -> torch.nn.Module:
         """Return the module that maps ids to vectors."""
-        return self.transformer.embedding
+        return getattr(self.transformer, "backbone", self.transformer).embedding
 
     def resize_token_embeddings(self, *_: Any, **__: Any) -> Any:
         """Refuse: clusters and softmax depend on the vocabulary."""
         raise ConfigError(f"the vocabulary ({self.config.vocab_size}) cannot be resized; train with the tokenizer you need")
+
+
+class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
+    """A Transformer-XL that `Auto…` classes, `generate`, pipelines and `Trainer` of transformers can use.
+
+    Args:
+        config: `vocab_size` must be set.
+
+    Attributes:
+        transformer: the `TransformerXL`.
+    """
+
+    accepts_loss_kwargs = True
+    gives = (None,)
+    _is_stateful = True  # no assisted decoding, because a memory cannot remove rejected tokens
+    _no_split_modules = ["TransformerXL"]  # noqa: RUF012  # in one piece: the softmax reads the embedding's weights
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         mems: Mems | None = None,
-        past_key_values: MemoryCache | None = None,
+        cache: MemoryCache | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         return_dict: bool | None = None,
@@ -153,7 +169,7 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             attention_mask: (B, T), 0 at padding, which stands at the left or at the right of a row's text. Columns for the
                 tokens in the memory may come before.
             mems: what the last call returned; None: nothing was read.
-            past_key_values: the same, as a `MemoryCache`, which is advanced.
+            cache: the same, as a `MemoryCache`, which is advanced.
             labels: int64 (B, T), the same tokens as `input_ids`: they are shifted inside, so the first token of a call is never
                 scored. Labels of -100, padding, and tokens after padding are not scored either.
             use_cache: False: return no memory.
@@ -166,8 +182,8 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         Raises:
             ValueError: shapes that do not fit, padding between tokens, or two memories.
         """
-        mems = _memory(mems, past_key_values)
-        real_BT = _real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=mems is not None)
+        mems = _memory(mems, cache)
+        real_BT = real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=mems is not None)
         padding = Padding.of(real_BT)
         targets = None if labels is None else _targets(labels, real_BT)
         ids = input_ids
@@ -179,13 +195,13 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
         # score labels without the scores of all tokens if these would take gigabytes
         without_logits = targets is not None and (bool(self.config.cutoffs) or self.config.vocab_size > MANY_TOKENS)
         out = self.transformer(ids, mems=mems, labels=targets if without_logits else None, rows=rows)
-        if past_key_values is not None:
-            past_key_values.advance(out.mems, input_ids.shape[1])
+        if cache is not None:
+            cache.advance(out.mems, input_ids.shape[1])
         result = TransformerXLCausalLMOutput(
             loss=None if targets is None else _loss(out.nll, out.logits, targets, num_items_in_batch),
             logits=out.logits if padding is None or out.logits is None else padding.turn_back(out.logits),
-            mems=out.mems if past_key_values is None and use_cache is not False else None,
-            past_key_values=past_key_values,
+            mems=out.mems if cache is None and use_cache is not False else None,
+            cache=cache,
         )
         return result.to_tuple() if return_dict is False else result
 
@@ -200,10 +216,10 @@ class TransformerXLForCausalLM(PreTrainedModel, GenerationMixin):
             generation_config.use_cache = False
         if generation_config.use_cache is False:
             return
-        if model_kwargs.get("past_key_values") is None:
+        if model_kwargs.get("cache") is None:
             cache = MemoryCache(model_kwargs.pop("mems", None))
             cache.batch_repeat_interleave(max(generation_config.num_beams or 1, generation_config.num_return_sequences or 1))
-            model_kwargs["past_key_values"] = cache
+            model_kwargs["cache"] = cache
         if generation_config.prefill_chunk_size is None:
             generation_config.prefill_chunk_size = PREFILL
 
@@ -267,7 +283,18 @@ def _with_prefix(module: Any, state_dict: dict[str, Any], *_: Any) -> None:
         state_dict[_PREFIX + name] = state_dict.pop(name)
 
 
-def _check_file(source: str, arguments: dict[str, Any]) -> int | None:
+def _check_head(config: TransformerXLPretrainedConfig, gives: tuple[str | None, ...], source: str) -> None:
+    """Refuse a model of another task than a class is for."""
+    kind = None if config.native.head is None else config.native.head.kind
+    if kind in gives:
+        return
+    if kind is None:
+        raise ConfigError(f"'{source}' is not fine-tuned, so it has no head; txl finetune makes one")
+    auto = {"span": "QuestionAnswering", "choice": "MultipleChoice"}.get(kind, "SequenceClassification")
+    raise ConfigError(f"'{source}' is fine-tuned for task '{kind}'; load it with AutoModelFor{auto}")
+
+
+def _check_file(source: str, arguments: dict[str, Any], gives: tuple[str | None, ...]) -> int | None:
     """Refuse a damaged file, and a config that asks for other tensors, before transformers makes a module for any.
 
     Returns:
@@ -280,13 +307,14 @@ def _check_file(source: str, arguments: dict[str, Any]) -> int | None:
     config = arguments.get("config")
     if not isinstance(config, TransformerXLPretrainedConfig):
         config = TransformerXLPretrainedConfig.from_pretrained(source, **download)
+    _check_head(config, gives, source)
     folder = Path(path).parent
     has_config = (folder / CONFIG_FILE).exists()
     with open_tensors(Path(path)) as file:
         if has_config:
             check_config(file, folder)
         file.verify()
-        blueprint(TransformerXL, config.native, {name.removeprefix(_PREFIX): x for name, x in file.tensors.items()}, path)
+        blueprint(make_model, config.native, {name.removeprefix(_PREFIX): x for name, x in file.tensors.items()}, path)
     return read_json_object(folder / CONFIG_FILE).get("mem_len") if has_config else None
 
 
@@ -294,13 +322,13 @@ def _memory(mems: Mems | None, cache: MemoryCache | None) -> Mems | None:
     if cache is None:
         return mems
     if not isinstance(cache, MemoryCache):
-        raise ValueError(f"past_key_values must be a MemoryCache, not {type(cache).__name__}; leave it to generate")
+        raise ValueError(f"cache must be a MemoryCache, not {type(cache).__name__}; leave it to generate")
     if mems is not None:
-        raise ValueError("mems and past_key_values are two memories; give one of them")
+        raise ValueError("mems and cache are two memories; give one of them")
     return cache.mems
 
 
-def _real_tokens(ids: Tensor, mask: Tensor | None, vocab_size: int, *, continued: bool) -> Tensor:
+def real_tokens(ids: Tensor, mask: Tensor | None, vocab_size: int, *, continued: bool) -> Tensor:
     """Return bool (B, T), False at padding."""
     real_BT = ids != vocab_size
     if mask is None:

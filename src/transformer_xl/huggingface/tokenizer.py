@@ -5,12 +5,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 from transformers import PreTrainedTokenizer
+from transformers.utils.hub import cached_file
 
+from transformer_xl.data.labelled import Layout, Row
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import TokenizerError
-from transformer_xl.huggingface.legacy import native_source
-from transformer_xl.model.directory import TOKENIZER_FILE
+from transformer_xl.huggingface.legacy import download_arguments, native_source
+from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, is_native, read_config
+from transformer_xl.model_config import ModelConfig
+from transformer_xl.untrusted import read_json_object
 
 
 class TransformerXLTokenizer(PreTrainedTokenizer):
@@ -19,9 +24,13 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     The model skips that id, so batches need nothing else. Text never becomes `<pad>` (`split_special_tokens`), and no other
     token is special, so `skip_special_tokens` drops only padding.
 
+    With the `config.json` of a fine-tuned model beside it, texts and pairs of texts become rows as that model was taught them,
+    `A <sep> B <sep> <cls>` for an XLNet.
+
     Args:
         vocab_file: the `tokenizer.json` that our tokenizers save.
         tokenizer: a tokenizer of ours, instead of a file.
+        layout: how texts become rows; None: a text is its own tokens.
         **kwargs: see `PreTrainedTokenizer`; `padding_side` is "left".
 
     Raises:
@@ -41,7 +50,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     padding_side: str = "left"
 
     def __init__(
-        self, vocab_file: str | os.PathLike[str] | None = None, *, tokenizer: Tokenizer | None = None, **kwargs: Any
+        self,
+        vocab_file: str | os.PathLike[str] | None = None,
+        *,
+        tokenizer: Tokenizer | None = None,
+        layout: Layout | None = None,
+        **kwargs: Any,
     ) -> None:
         if tokenizer is None:
             if vocab_file is None:
@@ -51,6 +65,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         self._names = _token_names(tokenizer)
         self._ids = {name: i for i, name in enumerate(self._names)}
         super().__init__(**{"pad_token": "<pad>", "split_special_tokens": True, **kwargs})
+        self._lay_out(layout)
+
+    def _lay_out(self, layout: Layout | None) -> None:
+        self._layout = layout
+        if layout is not None and layout.is_xlnet:
+            self.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
 
     @classmethod
     def from_pretrained(cls, source: str | os.PathLike[str], *args: Any, **kwargs: Any) -> Any:
@@ -65,7 +85,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             TokenizerError: no tokenizer, or a damaged one.
             CheckpointError: an old model that cannot be converted.
         """
-        return super().from_pretrained(native_source(source, kwargs), *args, **kwargs)
+        local = native_source(source, kwargs)
+        loaded: Any = super().from_pretrained(local, *args, **kwargs)
+        config = _config_beside(local, kwargs)
+        if config is not None and config.head is not None:
+            loaded._lay_out(Layout.of(config, loaded.native))
+        return loaded
 
     @classmethod
     def _from_pretrained(cls, resolved_vocab_files: dict[str, Any], *args: Any, **kwargs: Any) -> Self:
@@ -83,7 +108,23 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return {**self._ids, **self._added_tokens_encoder}
 
     def _tokenize(self, text: str, **_: Any) -> list[str]:
-        return [self._names[i] for i in self.native.encode(text).tolist()]
+        ids = self.native.encode(text) if self._layout is None else self._layout.encode(text)
+        return [self._names[i] for i in ids.tolist()]
+
+    def build_inputs_with_special_tokens(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
+        """Return the row that one or two texts make."""
+        row = self._row(token_ids_0, token_ids_1)
+        return super().build_inputs_with_special_tokens(token_ids_0, token_ids_1) if row is None else row.ids.tolist()
+
+    def create_token_type_ids_from_sequences(self, token_ids_0: list[int], token_ids_1: list[int] | None = None) -> list[int]:
+        """Return the text that each token of the row belongs to; 2 is that of an XLNet's <cls>."""
+        row = self._row(token_ids_0, token_ids_1)
+        return super().create_token_type_ids_from_sequences(token_ids_0, token_ids_1) if row is None else row.segments.tolist()
+
+    def _row(self, first: list[int], second: list[int] | None) -> Row | None:
+        if self._layout is None:
+            return None
+        return self._layout.row(np.array(first, np.int32), None if second is None else np.array(second, np.int32))
 
     def _convert_token_to_id(self, token: str) -> int:
         if token not in self._ids:
@@ -125,6 +166,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
 class TransfoXLTokenizer(TransformerXLTokenizer):
     """The same, under the name in the `tokenizer_config.json` of old models."""
+
+
+def _config_beside(source: str, arguments: dict[str, Any]) -> ModelConfig | None:
+    """Return the settings in the `config.json` beside a tokenizer, if there is one of ours."""
+    path = cached_file(source, CONFIG_FILE, _raise_exceptions_for_missing_entries=False, **download_arguments(arguments))
+    return read_config(Path(path)) if path is not None and is_native(read_json_object(Path(path))) else None
 
 
 def _token_names(tokenizer: Tokenizer) -> list[str]:

@@ -1,0 +1,198 @@
+"""Fine-tuned models behind the methods that transformers calls: classes and numbers of a text, choices, places in a text."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.modeling_outputs import MultipleChoiceModelOutput, SequenceClassifierOutput
+from transformers.utils.generic import ModelOutput
+
+from transformer_xl.huggingface.config import XLNetPretrainedConfig
+from transformer_xl.huggingface.model import Padding, TransformerXLPreTrainedModel, real_tokens
+
+N_BEST = 5
+"""Starts of an answer, and ends for each of them, as Hugging Face's XLNet has by default."""
+
+
+class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
+    """A model fine-tuned to classify texts, to give each any of several labels, or a number.
+
+    Texts of any length are read segment by segment with memory. `labels` are int64 (B,) for classes, floats (B, n_label) of 0
+    and 1 for labels, floats (B,) for numbers.
+    """
+
+    gives = ("classification", "multilabel", "regression")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> SequenceClassifierOutput | tuple[Any, ...]:
+        """Score texts.
+
+        Args:
+            input_ids: int64 (B, T), laid out as our tokenizer does it; the id `vocab_size`, its `<pad>`, is padding.
+            attention_mask: (B, T), 0 at padding, at the left or right of a row's text.
+            token_type_ids: int64 (B, T), the text that each token belongs to (XLNet); None: all to the same.
+            labels: what is right; -100 or NaN is not scored.
+            return_dict: False: return a tuple, without what is None.
+
+        Returns:
+            the mean loss, with labels, and logits (B, n_label); a padded row gets the same as alone.
+
+        Raises:
+            ValueError: shapes that do not fit, a text without tokens, or padding between tokens.
+        """
+        rows = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
+        loss, logits = _scored(self.transformer, rows, labels)
+        result = SequenceClassifierOutput(loss=loss, logits=logits)
+        return result.to_tuple() if return_dict is False else result
+
+
+class TransformerXLForMultipleChoice(TransformerXLPreTrainedModel):
+    """A model fine-tuned to choose one of several texts; rows are (B, C, T), labels int64 (B,)."""
+
+    gives = ("choice",)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> MultipleChoiceModelOutput | tuple[Any, ...]:
+        """Score choices: as `TransformerXLForSequenceClassification.forward`, with logits (B, C)."""
+        mask, segments = (None if x is None else x.flatten(0, 1) for x in (attention_mask, token_type_ids))
+        rows = _rows(input_ids.flatten(0, 1), mask, segments, self.config.vocab_size)
+        rows = {name: x.view(*input_ids.shape[:2], *x.shape[1:]) for name, x in rows.items()}
+        loss, logits = _scored(self.transformer, rows, labels)
+        result = MultipleChoiceModelOutput(loss=loss, logits=logits)
+        return result.to_tuple() if return_dict is False else result
+
+
+@dataclass
+class TransformerXLQuestionAnsweringOutput(ModelOutput):
+    """Where answers may stand; the names are those of `XLNetForQuestionAnsweringOutput`.
+
+    Attributes:
+        loss: mean over the rows; only with positions.
+        start_top_log_probs: (B, K), best first.
+        start_top_index: int64 (B, K), places in `input_ids`.
+        end_top_log_probs: (B, K * J), of the J best ends for the first start, then for the second, and so on.
+        end_top_index: int64 (B, K * J), their places.
+        cls_logits: (B,), high where the text has no answer.
+    """
+
+    loss: Tensor | None = None
+    start_top_log_probs: Tensor | None = None
+    start_top_index: Tensor | None = None
+    end_top_log_probs: Tensor | None = None
+    end_top_index: Tensor | None = None
+    cls_logits: Tensor | None = None
+
+
+class TransformerXLForQuestionAnswering(TransformerXLPreTrainedModel):
+    """A model fine-tuned to find the place of an answer in a passage."""
+
+    gives = ("span",)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        is_impossible: Tensor | None = None,
+        p_mask: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> TransformerXLQuestionAnsweringOutput | tuple[Any, ...]:
+        """Find answers.
+
+        Args:
+            input_ids: int64 (B, T), at most `head.tgt_len` tokens, laid out as our tokenizer does it.
+            attention_mask: (B, T), 0 at padding, at the left or right of a row's text.
+            token_type_ids: int64 (B, T), the text that each token belongs to (XLNet); None: all to the same.
+            start_positions: int64 (B,), first token of the answer, or the row's last token if it has none.
+            end_positions: int64 (B,), last token of the answer.
+            is_impossible: (B,), 1 where there is no answer; None: all have one.
+            p_mask: (B, T), 1 for tokens that no answer consists of, such as the question's; None: there are none.
+            return_dict: False: return a tuple, without what is None.
+
+        Returns:
+            the loss, with positions; otherwise the best starts, their best ends, and whether there is no answer.
+
+        Raises:
+            ValueError: shapes that do not fit, a text without tokens, padding between tokens, or one position alone.
+        """
+        if (start_positions is None) != (end_positions is None):
+            raise ValueError("start_positions and end_positions belong together; give both or none")
+        real_BT = real_tokens(input_ids, attention_mask, self.config.vocab_size, continued=False)
+        rows = _rows(input_ids, attention_mask, token_type_ids, self.config.vocab_size)
+        padding = Padding.of(real_BT)
+        shift_B = torch.zeros_like(input_ids[:, 0]) if padding is None else padding.shift
+        if p_mask is not None:
+            may_answer = p_mask == 0
+            rows["may_answer"] = may_answer if padding is None else padding.turn(may_answer)
+        if start_positions is not None and end_positions is not None:
+            none_B = torch.zeros_like(start_positions) if is_impossible is None else is_impossible.to(start_positions.dtype)
+            labels = torch.stack([start_positions + shift_B, end_positions + shift_B, none_B], dim=1)
+            result = TransformerXLQuestionAnsweringOutput(loss=_mean(self.transformer(**rows, labels=labels).nll, labels))
+        else:
+            found = self.transformer.span_scores(**rows, n_start=N_BEST, n_end=N_BEST)
+            result = TransformerXLQuestionAnsweringOutput(
+                start_top_log_probs=found.start_log_probs,
+                start_top_index=found.starts - shift_B[:, None],
+                end_top_log_probs=found.end_log_probs.flatten(1),
+                end_top_index=found.ends.flatten(1) - shift_B[:, None],
+                cls_logits=found.no_answer,
+            )
+        return result.to_tuple() if return_dict is False else result
+
+
+class XLNetForSequenceClassification(TransformerXLForSequenceClassification):
+    """The same of an XLNet."""
+
+    config_class = XLNetPretrainedConfig
+
+
+class XLNetForMultipleChoice(TransformerXLForMultipleChoice):
+    """The same of an XLNet."""
+
+    config_class = XLNetPretrainedConfig
+
+
+class XLNetForQuestionAnswering(TransformerXLForQuestionAnswering):
+    """The same of an XLNet."""
+
+    config_class = XLNetPretrainedConfig
+
+
+def _rows(ids: Tensor, mask: Tensor | None, segments: Tensor | None, vocab_size: int) -> dict[str, Tensor]:
+    """Return rows as our model takes them, padded at the left."""
+    real_BT = real_tokens(ids, mask, vocab_size, continued=False)
+    if not bool(real_BT.any(dim=1).all()):
+        raise ValueError(f"text {int((~real_BT.any(dim=1)).nonzero()[0, 0])} has no tokens; leave it out")
+    segments = torch.zeros_like(ids) if segments is None else segments
+    padding = Padding.of(real_BT)
+    if padding is None:
+        return {"ids": ids, "segments": segments, "n_pad": torch.zeros_like(ids[:, 0])}
+    ids = padding.turn(ids.masked_fill(~real_BT, 0))
+    return {"ids": ids, "segments": padding.turn(segments.masked_fill(~real_BT, 0)), "n_pad": padding.n_pad}
+
+
+def _scored(model: Any, rows: dict[str, Tensor], labels: Tensor | None) -> tuple[Tensor | None, Tensor]:
+    """Return the mean loss, if there are labels, and the logits."""
+    logits = model(**rows).logits
+    return (None if labels is None else _mean(model.head.nll(logits, labels), labels)), logits
+
+
+def _mean(nll_B: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean over the rows that are scored, 0 if there are none."""
+    is_scored = labels.isnan().logical_not() if labels.is_floating_point() else labels != -100
+    return nll_B.sum() / is_scored.view(len(nll_B), -1).any(dim=1).sum().clamp(min=1)

@@ -1,0 +1,244 @@
+"""Fine-tuned models in transformers: the same numbers as ours, pipelines that give labels, rows laid out as in training."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.helpers import assert_close, random_weights, tiny_model, tiny_xlnet
+from tests.huggingface.conftest import TEXT, edit
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.labelled import Example, Layout, batch_of
+from transformer_xl.data.tokenizers import Tokenizer, train_tokenizer
+from transformer_xl.errors import ConfigError
+from transformer_xl.model.heads import TextHead
+from transformer_xl.model.task_model import TaskModel
+from transformer_xl.model_config import HeadConfig
+
+transformers = pytest.importorskip("transformers", reason="the extra 'hf' is not installed")
+
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
+
+from transformer_xl.huggingface import XLNetPretrainedConfig  # noqa: E402
+
+KINDS = ["transformer_xl", "xlnet"]
+LABELS = ("no", "yes", "so so")
+PASSAGES = ["hello, this is a text", "text of words", "several words of a text of words"]
+QUESTIONS = ["several words", "this text is hello", "of"]
+TOKENIZERS = {
+    "transformer_xl": train_tokenizer(TokenizerConfig(kind="char"), [TEXT]),
+    "xlnet": train_tokenizer(TokenizerConfig(kind="unigram", vocab_size=300), [TEXT]),
+}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    model: TaskModel
+    tokenizer: Tokenizer
+    path: Path
+
+    def batch(self, examples: list[Example]) -> dict[str, Tensor]:
+        """Return rows as ours are laid out."""
+        layout = Layout.of(self.model.config, self.tokenizer)
+        batch = batch_of([layout.rows(example) for example in examples], torch.zeros(len(examples)))
+        return {"ids": batch.ids, "n_pad": batch.n_pad, "segments": batch.segments}
+
+
+@pytest.fixture
+def tune(tmp_path: Path) -> Callable[..., Tuned]:
+    def tune(kind: str, task: Any, labels: tuple[str, ...] = (), **changes: Any) -> Tuned:
+        tokenizer = TOKENIZERS[kind]
+        tiny: Any = tiny_xlnet if kind == "xlnet" else tiny_model
+        head = HeadConfig(kind=task, labels=labels, **({"tgt_len": 8} if task != "span" else {}), **changes)
+        config = tiny(vocab_size=tokenizer.vocab_size).config.model_copy(update={"head": head})
+        model = random_weights(TaskModel(config).eval())
+        model.save_pretrained(tmp_path / "tuned")
+        tokenizer.save(tmp_path / "tuned" / "tokenizer.json")
+        return Tuned(model, tokenizer, tmp_path / "tuned")
+
+    return tune
+
+
+TASKS = [("classification", LABELS), ("multilabel", LABELS), ("regression", ())]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(("task", "labels"), TASKS, ids=[task for task, _ in TASKS])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_and_pairs_are_scored_as_ours(tune: Callable[..., Tuned], kind: str, task: str, labels: Any, side: str) -> None:
+    """Longer than a segment, with padding at either side; the loss is the mean of ours."""
+    tuned = tune(kind, task, labels)
+    model = AutoModelForSequenceClassification.from_pretrained(tuned.path)
+    tokenizer = AutoTokenizer.from_pretrained(tuned.path, padding_side=side)
+    given = {"classification": torch.tensor([2, 0, -100]), "multilabel": torch.eye(3), "regression": torch.tensor([0.5, 1, -2])}
+    for pairs in (None, QUESTIONS):
+        examples = [Example(text, None if pairs is None else pairs[i]) for i, text in enumerate(PASSAGES)]
+        expected = tuned.model(**tuned.batch(examples)).logits
+        assert expected is not None and isinstance(tuned.model.head, TextHead)
+        out = model(**tokenizer(PASSAGES, pairs, padding=True, return_tensors="pt"), labels=given[task])
+        assert_close("logits", out.logits, expected, 2e-6)
+        nll = tuned.model.head.nll(expected, given[task])
+        assert_close("loss", out.loss, nll.sum() / (2 if task == "classification" else 3), 2e-6)
+    assert tokenizer(PASSAGES[0])["attention_mask"] == [1] * len(tokenizer(PASSAGES[0])["input_ids"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_are_laid_out_as_they_were_taught(tune: Callable[..., Tuned], kind: str) -> None:
+    tuned = tune(kind, "classification", LABELS, max_len=16)
+    tokenizer = AutoTokenizer.from_pretrained(tuned.path)
+    layout = Layout.of(tuned.model.config, tuned.tokenizer)
+    for pair in (None, QUESTIONS[1]):
+        (row,) = layout.rows(Example(PASSAGES[2], pair))
+        found = tokenizer(PASSAGES[2], pair)
+        assert found["input_ids"] == row.ids.tolist()
+        assert len(row.ids) == 16  # the text is shortened, what ends it is not
+        assert found.get("token_type_ids", [0] * 16) == row.segments.tolist()
+    assert ("token_type_ids" in found) == (kind == "xlnet")
+    assert len(tokenizer(PASSAGES[2], truncation=True, max_length=7)["input_ids"]) == 7
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_pipeline_gives_labels(tune: Callable[..., Tuned], kind: str) -> None:
+    tuned = tune(kind, "classification", LABELS)
+    logits = tuned.model(**tuned.batch([Example(text) for text in PASSAGES])).logits
+    assert logits is not None
+    classify = pipeline("text-classification", str(tuned.path))
+    for batch_size in (1, 3):
+        for found, probabilities in zip(classify(PASSAGES, batch_size=batch_size), logits.softmax(-1), strict=True):
+            assert found["label"] == LABELS[int(probabilities.argmax())]
+            assert abs(found["score"] - float(probabilities.max().detach())) < 1e-6
+    pair = classify({"text": PASSAGES[0], "text_pair": QUESTIONS[0]}, top_k=None)
+    assert {each["label"] for each in pair} == set(LABELS)
+    logits = tuned.model(**tuned.batch([Example(PASSAGES[0], QUESTIONS[0])])).logits
+    assert logits is not None
+    scores = {each["label"]: each["score"] for each in pair}
+    assert_close("pair", torch.tensor([scores[label] for label in LABELS]), logits[0].softmax(-1), 2e-6)
+
+
+def test_the_pipeline_gives_numbers_and_several_labels(tune: Callable[..., Tuned]) -> None:
+    tuned = tune("transformer_xl", "regression")
+    value = tuned.model(**tuned.batch([Example(PASSAGES[0])])).logits
+    (found,) = pipeline("text-classification", str(tuned.path))(PASSAGES[:1])
+    assert value is not None and abs(found["score"] - float(value.detach())) < 2e-6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_choices_are_scored_as_ours(tune: Callable[..., Tuned], kind: str) -> None:
+    tuned = tune(kind, "choice")
+    model, tokenizer = AutoModelForMultipleChoice.from_pretrained(tuned.path), AutoTokenizer.from_pretrained(tuned.path)
+    expected = tuned.model(**tuned.batch([Example(text, choices=tuple(QUESTIONS)) for text in PASSAGES])).logits
+    flat = tokenizer([text for text in PASSAGES for _ in QUESTIONS], QUESTIONS * 3, padding=True, return_tensors="pt")
+    out = model(**{name: x.view(3, 3, -1) for name, x in flat.items()}, labels=torch.tensor([1, 0, 2]))
+    assert expected is not None
+    assert_close("logits", out.logits, expected, 2e-6)
+    assert_close("loss", out.loss, torch.nn.functional.cross_entropy(expected, torch.tensor([1, 0, 2])), 2e-6)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_answers_are_found_where_ours_are(tune: Callable[..., Tuned], kind: str, side: str) -> None:
+    tuned = tune(kind, "span")
+    model = AutoModelForQuestionAnswering.from_pretrained(tuned.path)
+    tokenizer = AutoTokenizer.from_pretrained(tuned.path, padding_side=side)
+    rows = tuned.batch([Example(text, pair) for text, pair in zip(PASSAGES, QUESTIONS, strict=True)])
+    n_pad, length = rows["n_pad"], rows["ids"].shape[1]
+    may_answer = torch.arange(length) - n_pad[:, None] < 5
+    expected = tuned.model.span_scores(rows["ids"], n_pad=n_pad, segments=rows["segments"], may_answer=may_answer)
+    batch = tokenizer(PASSAGES, QUESTIONS, padding=True, return_tensors="pt")
+    shift = n_pad if side == "right" else torch.zeros_like(n_pad)
+    p_mask = (torch.arange(length) - (n_pad - shift)[:, None] >= 5).long()
+    out = model(**batch, p_mask=p_mask)
+    assert_close("starts", out.start_top_log_probs, expected.start_log_probs, 2e-6)
+    assert torch.equal(out.start_top_index + shift[:, None], expected.starts)
+    assert_close("ends", out.end_top_log_probs.view_as(expected.end_log_probs), expected.end_log_probs, 2e-6)
+    assert torch.equal(out.end_top_index.view_as(expected.ends) + shift[:, None, None], expected.ends)
+    assert_close("no answer", out.cls_logits, expected.no_answer, 2e-6)
+    start, end, none = n_pad + 1, n_pad + 3, torch.tensor([0, 1, 0])
+    labels = torch.stack([start, end, none], dim=1)
+    given = {"start_positions": start - shift, "end_positions": end - shift, "is_impossible": none}
+    loss = model(**batch, p_mask=p_mask, **given).loss
+    nll = tuned.model(**rows, may_answer=may_answer, labels=labels).nll
+    assert nll is not None
+    assert_close("loss", loss, nll.mean(), 2e-6)
+    with pytest.raises(ValueError, match="belong together"):
+        model(**batch, start_positions=start)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_transformers_saves_both_sides_load(tune: Callable[..., Tuned], kind: str, tmp_path: Path) -> None:
+    from transformer_xl.checkpoint.run_directory import load
+
+    tuned = tune(kind, "classification", LABELS)
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(tuned.path), AutoTokenizer.from_pretrained(tuned.path)
+    with torch.no_grad():
+        model.transformer.head.scores.bias.add_(1)
+    model.save_pretrained(tmp_path / "again")
+    tokenizer.save_pretrained(tmp_path / "again")
+    native, _ = load(tmp_path / "again")
+    assert native.config == tuned.model.config
+    batch = tokenizer(PASSAGES, QUESTIONS, padding=True, return_tensors="pt")
+    same = AutoTokenizer.from_pretrained(tmp_path / "again")(PASSAGES, QUESTIONS, padding=True, return_tensors="pt")
+    assert torch.equal(same["input_ids"], batch["input_ids"])
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "again")
+    rows = tuned.batch([Example(text, pair) for text, pair in zip(PASSAGES, QUESTIONS, strict=True)])
+    for logits in (again(**batch).logits, native(**rows).logits):
+        assert_close("logits", logits, model(**batch).logits, 2e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_class_than_the_head_needs_is_refused(tune: Callable[..., Tuned], kind: str) -> None:
+    tuned = tune(kind, "span")
+    with pytest.raises(ConfigError, match=r"is fine-tuned for task 'span'; load it with AutoModelForQuestionAnswering$"):
+        AutoModelForSequenceClassification.from_pretrained(tuned.path)
+    if kind == "transformer_xl":
+        with pytest.raises(ConfigError, match=r"is fine-tuned for task 'span'; load it with AutoModelForQuestionAnswering$"):
+            AutoModelForCausalLM.from_pretrained(tuned.path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_without_a_head_is_refused(kind: str, tmp_path: Path) -> None:
+    tiny: Any = tiny_xlnet if kind == "xlnet" else tiny_model
+    tiny().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"is not fine-tuned, so it has no head; txl finetune makes one$"):
+        AutoModelForQuestionAnswering.from_pretrained(tmp_path)
+
+
+def test_a_text_without_tokens_is_refused(tune: Callable[..., Tuned]) -> None:
+    tuned = tune("transformer_xl", "classification", LABELS)
+    model = AutoModelForSequenceClassification.from_pretrained(tuned.path)
+    with pytest.raises(ValueError, match="text 1 has no tokens; leave it out"):
+        model(torch.zeros(2, 3, dtype=torch.int64), attention_mask=torch.tensor([[1, 1, 1], [0, 0, 0]]))
+
+
+def test_two_programs_call_a_model_xlnet(tune: Callable[..., Tuned], tmp_path: Path) -> None:
+    """Importing ours leaves transformers' own as it is."""
+    config = transformers.XLNetConfig(vocab_size=13, d_model=6, n_layer=1, n_head=2, d_inner=7, num_labels=3)
+    theirs = transformers.XLNetForSequenceClassification(config)
+    theirs.save_pretrained(tmp_path / "theirs")
+    assert type(AutoConfig.for_model("xlnet", n_layer=3)) is transformers.XLNetConfig
+    assert type(AutoConfig.from_pretrained(tmp_path / "theirs")) is transformers.XLNetConfig
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "theirs")
+    assert type(again) is transformers.XLNetForSequenceClassification
+    ours = AutoConfig.from_pretrained(tune("xlnet", "classification", LABELS).path)
+    assert type(ours) is XLNetPretrainedConfig
+    assert (ours.num_labels, ours.id2label, ours.problem_type) == (3, dict(enumerate(LABELS)), "single_label_classification")
+
+
+def test_unknown_keys_of_a_fine_tuned_xlnet_are_refused(tune: Callable[..., Tuned]) -> None:
+    tuned = tune("xlnet", "classification", LABELS)
+    edit(tuned.path / "config.json", auto_map={"AutoModel": "evil--module.Model"})
+    for auto in (AutoConfig, AutoModelForSequenceClassification):
+        with pytest.raises(ConfigError, match="unknown key 'auto_map'"):
+            auto.from_pretrained(tuned.path)
