@@ -45,7 +45,7 @@ test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks, parity, slow tests, and Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or gpu' tests
 
-parity: $(BIN)/.test $(PEER)/.ready  ## 300 random models of Hugging Face, converted, against the originals
+parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals
 	$(PYTEST) -m parity tests/parity
 
 lint: $(BIN)/.lint  ## style and types
