@@ -1,12 +1,13 @@
 """What fine-tuning reaches: sentences, a mark in a long text, books, answers in passages. Small models, several seeds.
 
-- sst2: a pretrained XLNet, the same model from random weights, and a pretrained Transformer-XL, beside a bag of words;
+- sst2: a pretrained XLNet, the same model from random weights, and what `--beside` names, beside a bag of words;
 - reach: a text whose label is one of its words, by how many words before the end it stands;
 - books: which book a passage of 4,000 pieces is from, by its first 512 alone, and read whole with memories of several lengths;
 - squad: exact match and F1 on the questions of articles that were not learned from.
 
-The learning rate of each model is the best of a few on the validation texts, with the first seed. A line is printed for each
-fine-tuning, then a table of means over the seeds, with the standard deviation.
+The learning rate of each model is the best of `--rates` on the validation texts, with the first seed; the ways to read books
+share one. A line is printed for each fine-tuning, then a table of means over the seeds, with the standard deviation. Names of
+runs may contain `{seed}`, so that each seed begins with a pretraining of its own.
 """
 
 import argparse
@@ -35,7 +36,6 @@ from transformer_xl.training.display import Display
 HERE = Path(__file__).parent
 PEER_PYTHON = HERE.parent / ".venv-peer" / "bin" / "python"
 PARTS = ("sst2", "reach", "books", "squad")
-RATES = (1e-4, 3e-4, 1e-3)
 N_WORD, BACK = 160, (1, 16, 32, 48, 64, 80, 96, 112, 128, 160)
 """Words of a text with a mark, and the borders of the distances that are told apart."""
 
@@ -58,7 +58,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="default: all")
     parser.add_argument("--xlnet", required=True, metavar="RUN", help="a pretrained XLNet; others have its vocabulary")
-    parser.add_argument("--transformer-xl", metavar="RUN", help="a pretrained Transformer-XL, for sst2")
+    parser.add_argument("--beside", nargs="+", default=[], metavar="NAME=RUN", help="other pretrained models, for sst2")
+    parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 3e-4, 1e-3], help="learning rates (%(default)s)")
+    parser.add_argument("--memories", nargs="+", type=int, default=[512, 1024, 2048], help="of books (%(default)s)")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory with sst2, gutenberg and squad")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--epochs", type=float, default=3, help="passes over the texts of sst2 and squad (default: 3)")
@@ -75,10 +77,9 @@ def sst2(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Compare models on sentences of film reviews."""
     data = options.data / "sst2"
     sources = {"XLNet, pretrained": options.xlnet, "XLNet, random weights": untrained(options.xlnet, directory / "random")}
-    if options.transformer_xl:
-        sources["Transformer-XL, pretrained"] = options.transformer_xl
+    sources |= dict(pair.split("=", 1) for pair in options.beside)
     how = [f"train.max_epochs={options.epochs}", "train.max_steps=none", "optim.warmup_steps=50", "train.eval_interval=100"]
-    found = {who: repeated(source, "sst2", data, directory, options.seeds, how, who) for who, source in sources.items()}
+    found = {who: repeated(options, source, "sst2", data, directory, how, who) for who, source in sources.items()}
     files = [str(data / f"{split}.tsv.xz") for split in ("train", "dev", "test")]
     command = [str(options.peer_python), str(HERE / "common" / "bag_of_words.py"), *files]
     words = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -98,7 +99,7 @@ def reach(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     source = untrained(options.xlnet, directory / "random", **sizes, mem_len=32)
     how = ["train.tgt_len=32", "task.gradient_segments=8", "train.max_epochs=none", "train.max_steps=2000"]
     how += ["train.batch_size=64", "task.patience=none", "train.eval_interval=500"]
-    runs = repeated(source, "classification", data, directory, options.seeds, how, "reach")
+    runs = repeated(options, source, "classification", data, directory, how, "reach")
     found: dict[str, list[float]] = {}
     for low, high in itertools.pairwise(BACK):
         texts = directory / f"{low}"
@@ -114,15 +115,16 @@ def books(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Tell books by passages of 4,000 pieces."""
     data = directory / "texts"
     data.mkdir()
-    _, tokenizer = txl.load(options.xlnet)
+    _, tokenizer = txl.load(options.xlnet.format(seed=0))
     passages(options.data / "gutenberg", tokenizer, data, n_book=8, n_piece=4000, most=30, seed=0)
     how = ["train.max_epochs=10", "train.batch_size=8", "optim.warmup_steps=20", "train.eval_interval=100", "train.tgt_len=512"]
     ways = {"the first 512 pieces alone": ["task.max_len=512", "model.mem_len=0"]}
-    ways |= {f"all, memory of {n:,}": [f"model.mem_len={n}"] for n in (512, 1024, 2048)}
-    found = {
-        who: repeated(options.xlnet, "classification", data, directory, options.seeds, how + own, who)
-        for who, own in ways.items()
-    }
+    ways |= {f"all, memory of {n:,}": [f"model.mem_len={n}"] for n in options.memories}
+    found: dict[str, Any] = {}
+    rates = options.rates
+    for who, own in ways.items():
+        found[who] = repeated(options, options.xlnet, "classification", data, directory, how + own, who, rates=rates)
+        rates = [found[who]["rate"]]
     rows = [(who, *spread(each["valid"]), *spread(each["test"])) for who, each in found.items()]
     show("which of 8 books, accuracy in %", ("read", "dev", "±", "test", "±"), rows)
     return found
@@ -132,14 +134,14 @@ def squad(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Answer questions about passages of articles that were not learned from."""
     how = [f"train.max_epochs={options.epochs}", "train.tgt_len=256", "train.eval_interval=200", "task.patience=none"]
     data = options.data / "squad" / "dev-v1.1.json.xz"
-    found = repeated(options.xlnet, "squad", data, directory, options.seeds, how, "XLNet, pretrained")
+    found = repeated(options, options.xlnet, "squad", data, directory, how, "XLNet, pretrained")
     show("SQuAD 1.1, articles not learned from, F1 in %", ("model", "F1", "±"), [("XLNet", *spread(found["valid"]))])
     return found
 
 
 def untrained(run: str, directory: Path, **sizes: Any) -> str:
     """Save a model of a run's settings, or of other sizes, with random weights and the run's tokenizer."""
-    model, tokenizer = txl.load(run)
+    model, tokenizer = txl.load(run.format(seed=0))
     config: ModelConfig = type(model.config)(**{**model.config.model_dump(), **sizes})
     torch.manual_seed(0)
     save(make_model(config), tokenizer, directory)
@@ -153,7 +155,15 @@ def save(model: Any, tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def repeated(
-    source: str, task: str, data: Path, directory: Path, n_seed: int, overrides: Sequence[str], who: str
+    options: argparse.Namespace,
+    source: str,
+    task: str,
+    data: Path,
+    directory: Path,
+    overrides: Sequence[str],
+    who: str,
+    *,
+    rates: Sequence[float] | None = None,
 ) -> dict[str, Any]:
     """Fine-tune with the best of a few learning rates, and with several seeds."""
     name = "".join(letter if letter.isalnum() else "-" for letter in who)
@@ -161,16 +171,17 @@ def repeated(
     def run(rate: float, seed: int) -> txl.Tuned:
         out = directory / f"{name}-{rate:g}-{seed}"
         how = [*overrides, f"optim.lr={rate}"]
-        tuned = txl.finetune(source, task=task, data=data, out=out, overrides=how, seed=seed, display=Display(quiet=True))
+        base, display = source.format(seed=seed), Display(quiet=True)
+        tuned = txl.finetune(base, task=task, data=data, out=out, overrides=how, seed=seed, display=display)
         if tuned.valid is None:
             raise SystemExit(f"{who}: ended by a signal at step {tuned.step:,}")
         figures = f"dev {100 * tuned.valid.main:.1f}" + (f", test {100 * tuned.test.main:.1f}" if tuned.test else "")
         say(f"{who}, rate {rate:g}, seed {seed}: {figures}; {tuned.step:,} steps, {tuned.seconds:.0f} s")
         return tuned
 
-    first = {rate: run(rate, 0) for rate in RATES}
+    first = {rate: run(rate, 0) for rate in rates or options.rates}
     rate = max(first, key=lambda rate: first[rate].valid.main)  # pyright: ignore[reportOptionalMemberAccess]
-    tuned = [first[rate], *(run(rate, seed) for seed in range(1, n_seed))]
+    tuned = [first[rate], *(run(rate, seed) for seed in range(1, options.seeds))]
     return {
         "rate": rate,
         "valid": [each.valid.main for each in tuned if each.valid],

@@ -4,6 +4,7 @@ Those that take more than a few seconds are run by `make test-benchmarks` only.
 """
 
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -308,3 +309,55 @@ def test_explain_page():
     done = run("explain_page.py", "--bytes", 2000)
     first, second = (line.split() for line in done.stdout.splitlines() if line.startswith(("1,000 ", "2,000 ")))
     assert float(second[2]) > float(first[2]) > 0
+
+
+TINY_XLNET = """
+[model]
+kind = "xlnet"
+n_layer = 1
+d_model = 8
+n_head = 1
+d_head = 8
+d_inner = 8
+mem_len = 8
+
+[tokenizer]
+kind = "unigram"
+vocab_size = 40
+normalization = "xlnet"
+
+[train]
+batch_size = 2
+tgt_len = 16
+max_steps = 4
+precision = "fp32"
+sample_tokens = 0
+"""
+
+
+@pytest.mark.benchmarks
+def test_pretraining_and_then_finetuning(tmp_path):
+    if not PEER_PYTHON.exists():
+        pytest.skip(f"the peer's environment '{PEER_PYTHON}' does not exist; `make test-benchmarks` sets it up")
+    write_text(tmp_path / "text.txt")
+    (tmp_path / "tiny.toml").write_text(TINY_XLNET)
+    out, figures = tmp_path / "out", tmp_path / "figures.json"
+    out.mkdir()
+    (out / "speed.json").write_text('{"xlnet": 1.0, "masked": 2.0, "transformer_xl": 1.0}')
+    arguments = ["--recipe", tmp_path / "tiny.toml", "--corpus", tmp_path / "text.txt", "--out", out, "--steps", 2]
+    run("pretraining.py", *arguments, "--seeds", 2, "--ways", "xlnet", "masked", "--threads", 1, "--json", figures)
+    found = json.loads(figures.read_text())
+    assert found["steps"] == {"xlnet": 2, "masked": 4, "transformer_xl": 2}
+    scored = {("xlnet", 0, 8), ("xlnet", 0, 0), ("masked", 0, 0), ("xlnet", 1, 8), ("xlnet", 1, 0), ("masked", 1, 0)}
+    assert {(way, seed, memory) for way, seed, _, memory, _ in found["scores"]} == scored
+
+    (tmp_path / "sst2").mkdir()
+    for split in ("train", "dev", "test"):
+        lines = [f"a{'b' * (i % 5)} {'ba' if i % 2 else 'ab'}\t{i % 2}" for i in range(40)]
+        (tmp_path / "sst2" / f"{split}.tsv.xz").write_bytes(lzma.compress("\n".join(lines).encode()))
+    arguments = ["--xlnet", out / "xlnet-{seed}", "--beside", f"masked={out}/masked-{{seed}}", "--data", tmp_path]
+    arguments += ["--parts", "sst2", "--rates", "1e-3", "--seeds", 2, "--epochs", 1, "--threads", 1]
+    done = run("finetuning.py", *arguments, "--peer-python", PEER_PYTHON, "--json", figures)
+    found = json.loads(figures.read_text())["sst2"]
+    assert found.keys() == {"XLNet, pretrained", "XLNet, random weights", "masked", "bag of words"}
+    assert all(len(each["test"]) == 2 for who, each in found.items() if who != "bag of words"), done.stdout
