@@ -172,7 +172,7 @@ class Opened:
         kind = type(self.any_model).__name__
         raise ConfigError(
             f"'{self.source}' is an {kind}, which fills gaps with both sides in sight and cannot write or read from left to "
-            f"right; txl eval says how well it predicts, and in Python txl.load and its read give what fine-tuning needs"
+            f"right; txl eval says how well it fills them, and txl finetune teaches it a task"
         )
 
     def check_not_fine_tuned(self) -> None:

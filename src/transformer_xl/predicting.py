@@ -1,5 +1,7 @@
 """Texts in, predictions out: from Python, and as lines of a file that can be gone on with."""
 
+import csv
+import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -109,16 +111,18 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
     if isinstance(source, Path) and head.kind == "span" and suffix_of(source) == ".json":
         examples = (question.example for question in read_squad(source, labelled=labelled))
     else:
-        task = _with_columns(task, first)
+        is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
+        task = _with_columns(task, first, is_csv=is_csv)
         examples = read_examples(source, task, labelled=labelled, classes=head.labels)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
 
-def _with_columns(task: TaskConfig, first: bytes) -> TaskConfig:
-    """Return a task without names of columns if the first line of a table does not have them."""
-    line = first.partition(b"\n")[0].decode("utf-8", "replace").strip()
-    told = [name for name in (task.text, task.pair) if name is not None]
-    if line.startswith(("{", "[")) or all(name in line for name in told):
+def _with_columns(task: TaskConfig, first: bytes, *, is_csv: bool) -> TaskConfig:
+    """Return a task without the columns that were told for other texts if the first line of a table does not have them."""
+    line = first.partition(b"\n")[0].decode("utf-8-sig", "replace").rstrip("\r")
+    cells = next(csv.reader([line]), []) if is_csv else line.split("\t")
+    names = {cell.strip() for cell in cells} | set(map(str, range(1, len(cells) + 1)))
+    if line.lstrip().startswith(("{", "[")) or names.issuperset(filter(None, (task.text, task.pair))):
         return task
     return task.model_copy(update={"text": None, "pair": None})
 
@@ -228,7 +232,9 @@ def prediction_file(path: Path, origin: Mapping[str, str], *, resume: bool) -> I
         raise ConfigError(f"cannot write to '{path}': {system_reason(error, 'choose another --out')}") from None
 
 
-def origin_of(source: str | Path, model: SequenceModel, texts: Path | None, *, json: bool) -> dict[str, str]:
+def origin_of(
+    source: str | Path, model: SequenceModel, texts: Path | None, *, json: bool, precision: str, batch_size: int
+) -> dict[str, str]:
     """Return what a file of predictions comes from: names for people, and checksums of model and texts.
 
     Args:
@@ -236,10 +242,20 @@ def origin_of(source: str | Path, model: SequenceModel, texts: Path | None, *, j
         model: the model.
         texts: file of the texts; None: standard input, which cannot be compared.
         json: whether lines are JSON.
+        precision: of the products.
+        batch_size: texts that are read side by side, which decides how sums are rounded.
     """
-    content = {"name": "standard input"} if texts is None else {"name": str(texts), "sha256": content_sha256(texts)}
+    content = {"name": "standard input"} if texts is None else {"name": str(texts), "sha256": _content_sha256(texts)}
     own = {f"texts_{name}": value for name, value in content.items()}
-    return {"model_name": str(source), "model_sha256": model_sha256(model), **own, "lines": "json" if json else "tsv"}
+    how = {"lines": "json" if json else "tsv", "computed": f"--precision {precision} --batch-size {batch_size}"}
+    return {"model_name": str(source), "model_sha256": model_sha256(model), **own, **how}
+
+
+def _content_sha256(texts: Path) -> str:
+    if not texts.is_dir():
+        return content_sha256(texts)
+    files = sorted(each for each in texts.rglob("*") if each.is_file())
+    return hashlib.sha256("".join(f"{each.relative_to(texts)} {content_sha256(each)}\n" for each in files).encode()).hexdigest()
 
 
 def _check_origin(path: Path, record: Path, origin: Mapping[str, str]) -> None:
@@ -260,6 +276,8 @@ def _check_origin(path: Path, record: Path, origin: Mapping[str, str]) -> None:
         raise ConfigError(
             f"'{path}' has lines of {found.get('lines')}, not {origin['lines']}; give or leave out --json as before"
         )
+    if found.get("computed") != origin["computed"]:
+        raise ConfigError(f"'{path}' was begun with {shown(found.get('computed'))}, not {origin['computed']}; give the same")
 
 
 def _whole_lines(path: Path) -> int:

@@ -5,6 +5,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,13 @@ from tests import forked
 from tests.cli.conftest import Txl
 from tests.helpers import TINY, random_weights
 from tests.reading.test_tasks import BYTES, LINE, task_model
+from transformer_xl.config import TaskConfig
 from transformer_xl.data.labels import Example
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model_config import HeadConfig, TransformerXLConfig
+from transformer_xl.opening import open_run
+from transformer_xl.predicting import read_texts
 
 N = 150
 
@@ -190,6 +194,52 @@ class TestProcess:
         )
         assert txl(*command, "found.tsv", "--resume").status == txl(*command, "whole.tsv").status == 0
         assert out.read_bytes() == Path("whole.tsv").read_bytes()
+
+
+def test_a_directory_is_texts_of_many_lines(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    model("classification")
+    Path("letters/old").mkdir(parents=True)
+    Path("letters/one.txt").write_text("a\n\nb\n")
+    Path("letters/old/two.txt").write_text("c")
+    found = [json.loads(line) for line in txl("predict", "mood", "letters", "--json", "--precision", "fp32").out.splitlines()]
+    assert [each["id"] for each in found] == ["old/two.txt", "one.txt"]
+    for each, text in zip(found, ["c", "a\n\nb"], strict=True):
+        (alone,) = transformer_xl.predict("mood", text)
+        assert each["probability"] == pytest.approx(alone.probability, abs=1e-5)
+    assert txl("predict", "mood", "letters", "--out", "found.tsv").status == 0
+    Path("letters/one.txt").write_text("another")
+    assert txl("predict", "mood", "letters", "--out", "found.tsv", "--resume").complaint.startswith(
+        "'found.tsv' comes from the texts 'letters', which was another then"
+    )
+
+
+def test_lines_are_gone_on_with_as_they_were_computed(txl: Txl, model: Callable[[str], TaskModel]) -> None:
+    model("classification")
+    command = ("predict", "mood", "lines.txt", "--out", "found.tsv", "--precision", "fp32")
+    assert txl(*command).status == 0
+    assert txl(*command, "--resume", "--batch-size", "7").complaint == (
+        "'found.tsv' was begun with '--precision fp32 --batch-size 32', not --precision fp32 --batch-size 7; give the same"
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "content", "text", "pair"),
+    [
+        ({"text": "2"}, "7\ta b\n", "a b", None),  # by number, which is in no cell
+        ({"text": "2", "label": ("3",)}, "7\ta b\tgood\n", "a b", None),
+        ({"text": "view"}, "a review\n", "a review", None),  # a part of the line, and no cell
+        ({"text": "view"}, "id\tview\n7\ta b\n", "a b", None),
+        ({"text": "2"}, "a b\n", "a b", None),  # of another file than that of the training
+    ],
+)
+def test_columns_that_were_told_are_looked_for(
+    told: dict[str, str], content: str, text: str, pair: str | None, model: Callable[[str], TaskModel]
+) -> None:
+    opened = open_run(str(model("classification") and "mood"), any_model=True)
+    task = TaskConfig.model_validate({"kind": "classification", "label": (), **told})
+    opened = replace(opened, config=opened.config.model_copy(update={"task": task}))
+    (example,) = read_texts(iter([content.encode()]), opened)
+    assert (example.text, example.pair, example.label) == (text, pair, None)
 
 
 def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:

@@ -128,7 +128,7 @@ class TestTables:
             ("t.tsv", "a\tb\tc\td\te\n", "which column holds the text"),
             ("t.tsv", "remark\tmood\n" + "a\t1\nb\t0\n" * 3, "line 1: 'mood' looks like the name of a column"),
             ("t.tsv", "remark\tmood\n" + "a\tgood\nb\tbad\n" * 10, "line 1: 'mood' looks like the name of a column"),
-            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. it has 'text'; name it by task.label"),
+            ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. it has 'text'; name it by --label"),
             ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
             ("t.csv", "text,label,text\na,1,b\n", "line 1: two columns are named 'text'"),
             ("t.parquet", "x", "cannot tell what '.*' holds by its name; give a file that ends in .tsv, "),
@@ -314,7 +314,8 @@ class TestUnlabelled:
             ("a\nb\n", [("a", None, None), ("b", None, None)]),
             ("a\tb\n", [("a", "b", None)]),
             ("a\tpos\n", [("a", None, "pos")]),
-            ("sentence\na\n", [("a", None, None)]),
+            ("sentence\na\n", [("sentence", None, None), ("a", None, None)]),  # lines of text, whatever they are
+            ("sentence\tlabel\na\tpos\n", [("a", None, "pos")]),
             ("index\tsentence1\tsentence2\n0\ta\tb\n", [("a", "b", None)]),
             ('{"sentence": "a"}\n{"sentence": "b", "label": "pos"}\n', [("a", None, None), ("b", None, None)]),
             ("", []),

@@ -33,7 +33,7 @@ class TestLabels:
             CorpusError, match=r"1,000 different labels in 1,000 texts .*are numbers, not classes; use --task reg"
         ):
             self._names(scores)
-        with pytest.raises(CorpusError, match=r"30 different labels in 30 texts .*name the column of the label by task.label"):
+        with pytest.raises(CorpusError, match=r"30 different labels in 30 texts .*name the column of the label by --label"):
             self._names([f"text {i}" for i in range(30)])
         assert len(self._names([f"{i / 2}" for i in range(10)] * 2)) == 10  # half stars
         assert len(self._names([f"class {i % 30}" for i in range(90)])) == 30

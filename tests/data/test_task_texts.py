@@ -121,6 +121,29 @@ class TestReadTask:
         assert sorted(each.text for each in (*one.train, *one.valid)) == sorted(f"text {i}" for i in range(50))
         assert one.notes == (f"5 of 50 texts of '{tmp_path}/train.tsv' are kept to validate on",)
 
+    def test_all_classes_are_cut_off_alike(self, tmp_path):
+        _write(tmp_path, train_tsv="".join(f"text {i}\t{'abbbbbbbbb'[i % 10]}\n" for i in range(200)))
+        for seed in range(5):
+            labels = [each.label for each in read_task(_task(tmp_path), seed=seed).valid]
+            assert (labels.count("a"), labels.count("b")) == (2, 18)
+
+    def test_questions_about_a_text_stay_on_one_side(self, tmp_path):
+        rows = [{"article": f"passage {i // 4}", "question": f"q{i}", "options": ["x", "y"], "answer": "A"} for i in range(80)]
+        _write(tmp_path, train_jsonl="\n".join(map(json.dumps, rows)))
+        texts = read_task(_task(tmp_path / "train.jsonl", kind="choice"), seed=0)
+        assert len(texts.valid) == 8 and len(texts.train) == 72
+        assert not {each.text for each in texts.train} & {each.text for each in texts.valid}
+
+    def test_a_number_of_minus_one_in_all_rows_is_none(self, tmp_path):
+        rows = "".join(json.dumps({"sentence1": "a", "sentence2": "b", "label": i / 2}) + "\n" for i in range(4))
+        _write(
+            tmp_path,
+            train_jsonl=rows,
+            dev_jsonl=rows,
+            test_jsonl=json.dumps({"sentence1": "a", "sentence2": "b", "label": -1.0}),
+        )
+        assert read_task(_task(tmp_path, kind="regression"), seed=0).test is None
+
     @pytest.mark.parametrize("test", ["index\tsentence\n0\ta\n", "sentence\tlabel\na\t-1\nb\t-1\n"])
     def test_a_test_file_may_have_no_labels(self, tmp_path, test):
         _write(tmp_path, train_tsv=ROWS, dev_tsv=ROWS, test_tsv=test)

@@ -172,6 +172,9 @@ def test_answers_are_found_where_ours_are(tune: Callable[..., Tuned], kind: str,
     nll = tuned.model(**rows, may_answer=may_answer, labels=labels).nll
     assert nll is not None
     assert_close("loss", loss, nll.mean(), 2e-6)
+    unscored = {"start_positions": (start - shift).clone(), "end_positions": (end - shift).clone(), "is_impossible": none}
+    unscored["start_positions"][0] = unscored["end_positions"][0] = -100
+    assert_close("loss of some", model(**batch, p_mask=p_mask, **unscored).loss, nll[1:].mean(), 2e-6)
     with pytest.raises(ValueError, match="belong together"):
         model(**batch, start_positions=start)
 

@@ -122,6 +122,8 @@ def test_the_best_spans_are_those_that_loops_find(data: st.DataObject) -> None:
             }
             if w == max(context, key=lambda other: (context[other], -other)):
                 span = characters[place], characters[w * stride + last] + 1
+                if not PASSAGE[slice(*span)].strip():
+                    continue
                 log_prob = start_log_probs[a] + end_log_probs[a, b]
                 expected[span] = max(expected.get(span, -math.inf), log_prob)
     found, no_answer = best_answers(PASSAGE, windows, scores, max_answer_len=most)

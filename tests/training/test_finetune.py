@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.helpers import Lines, differing, run_bits, stop_at
+from tests.training.helpers import Lines, differing, run_bits, stop_at, tiny_trainer
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.data.task_texts import read_task
 from transformer_xl.data.tokenizers import ByteTokenizer
@@ -135,7 +135,7 @@ def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(
     assert (stopped.stopped_by, stopped.finished, stopped.step, stopped.valid) == (signal.SIGINT, False, 15, None)
     shown = Lines()
     ended = tune("parts", display=shown, **resumed)
-    assert shown.said[2].startswith("resumed at step 15, 50% of the budget")
+    assert any(line.startswith("resumed at step 15, 50% of the budget") for line in shown.said)
     found = {name: value for name, value in ended.as_dict().items() if name not in ("directory", "seconds", "pictures")}
     assert found == {name: value for name, value in whole.as_dict().items() if name in found}
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
@@ -198,6 +198,47 @@ def test_other_kinds_of_labels(label: Callable[[int], str], kind: str, files: se
     assert ended.test is None
 
 
+def test_the_rate_is_the_same_whether_epochs_or_steps_are_the_budget(tmp_path: Path) -> None:
+    """And neither the first nor the last step learns nothing."""
+
+    def rates(**budget: int) -> list[float]:
+        optim = {"schedule": "linear", "warmup_steps": 0, "warmup_share": 0.25, "decay_after_warmup": True}
+        head = {"head": {"kind": "classification", "labels": ("a", "b"), "tgt_len": 5}}
+        trainer = tiny_trainer(model=head, optim=optim, train={"batch_size": 6, "max_steps": None, **budget})
+        return [trainer.train_step().rate for _ in range(20)]
+
+    by_steps = rates(max_steps=20)
+    assert rates(max_epochs=4) == pytest.approx(by_steps)  # 30 texts
+    assert by_steps[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0]) and by_steps[-1] > 0.05
+
+
+@pytest.mark.parametrize("averaged", [False, True])
+def test_whether_there_is_an_answer_chooses_weights_and_threshold(averaged: bool, tune: Tune, tmp_path: Path) -> None:
+    """In questions of SQuAD 2.0; the threshold that was best is kept with the model."""
+    answer = {"text": "Ann", "answer_start": 0}
+    asked = [
+        {"id": f"{i}", "question": "who?", "is_impossible": bool(i % 2), "answers": [] if i % 2 else [answer]} for i in range(8)
+    ]
+    articles = [
+        {
+            "title": f"{n}",
+            "paragraphs": [{"context": f"Ann went {n}.", "qas": [{**each, "id": f"{n} {each['id']}"} for each in asked]}],
+        }
+        for n in range(10)
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"version": "2.0", "data": articles}))
+    settings = ["task.kind=span", "task.doc_stride=8", "task.max_query_len=8", "train.max_steps=4", "train.eval_interval=2"]
+    ended = tune("run", *settings, *(["train.average=ema"] if averaged else []), data=tmp_path / "squad.json")
+    assert ended.valid is not None and ended.valid.main_name == "best_f1"
+    config = RunDirectory(ended.directory).config()
+    assert config.model.head and config.model.head.no_answer_above == ended.valid.metrics["best_f1_threshold"]
+    assert ended.valid.metrics["f1"] == pytest.approx(ended.valid.metrics["best_f1"])
+    model, _ = load(ended.directory)
+    assert model.config.head == config.model.head
+    again = finetune(out=ended.directory, resume=True, display=Lines())
+    assert again.valid is not None and again.valid.metrics == ended.valid.metrics
+
+
 def test_a_test_file_without_labels_is_not_scored(tune: Tune, bench: Path, tmp_path: Path) -> None:
     (tmp_path / "test.tsv").write_text("sentence\na b\nc d\n")
     shown = Lines()
@@ -246,12 +287,25 @@ def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[
         finetune("models/x", out=out, resume=True, display=Lines())
 
 
+def test_a_run_is_not_validated_on_other_texts_than_before(tune: Tune, tmp_path: Path) -> None:
+    """Their scores could not be compared; where they lie makes no difference."""
+    first, moved, other = (tmp_path / f"{name}.tsv" for name in ("first", "moved", "other"))
+    for path, seed in ((first, 1), (moved, 1), (other, 2)):
+        write_texts(path, 9, seed=seed)
+    tune("run", f"task.valid={first}", display=stop_at(2))
+    resumed = {"out": tmp_path / "run", "resume": True}
+    with pytest.raises(CheckpointError, match="or to validate on is not the one that the run in"):
+        finetune(overrides=[f"task.valid={other}"], display=Lines(), **resumed)
+    assert finetune(overrides=[f"task.valid={moved}", "train.max_epochs=1"], display=Lines(), **resumed).finished
+
+
 def test_other_texts_are_not_gone_on_with(tune: Tune, tmp_path: Path) -> None:
     data = write_texts(tmp_path / "texts.tsv", 60, seed=5)
     tune(data=data, display=stop_at(2))
     write_texts(data, 60, seed=6)
     with pytest.raises(
-        CheckpointError, match=r"^the text to learn from is not the one that the run in '.*' has read so far; rest"
+        CheckpointError,
+        match=r"^the text to learn from or to validate on is not the one that the run in '.*' has read so far; rest",
     ):
         tune(source=None, task=None, data=None, resume=True)
 

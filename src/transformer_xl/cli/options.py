@@ -146,8 +146,10 @@ class TextChoice:
         if files is not None:
             found = files.valid if self.split == "valid" else files.test or (None if self.split else files.valid)
         if found is None:
+            task = opened.config.task
+            held = f": it was validated on texts held out of '{task.data}'" if task and not (files and files.valid) else ""
             raise ConfigError(
-                f"'{opened.source}' has no file of its own to {self.split or 'test'} on; give one with labels by --file"
+                f"'{opened.source}' has no file of its own to {self.split or 'test'} on{held}; give one with labels by --file"
             )
         return found
 

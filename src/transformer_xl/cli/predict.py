@@ -49,12 +49,13 @@ def predict(
         txl predict runs/mood reviews.txt
         txl predict runs/mood test.tsv --json > found.jsonl
         tail -f log.txt | txl predict runs/mood
+        txl predict runs/mood letters/
         txl predict runs/mood million.txt --out found.tsv
         txl predict runs/mood million.txt --out found.tsv --resume
 
     Args:
         run: directory of a run of txl finetune, of an exported model, or a hub id.
-        file: one text per line, or TSV, CSV or JSON lines with the columns of the task; - is standard input, the default.
+        file: lines, each a text; TSV, CSV or JSON lines; a directory, each file a text. - is standard input, the default.
         text: predict this text alone.
         pair: second text to --text, such as a question about it.
         out: write to this file instead of standard output, so that it can be gone on with.
@@ -77,7 +78,7 @@ def predict(
     check_head(run)
     from transformer_xl.predicting import as_json, as_row, origin_of, prediction_file
     from transformer_xl.process import keep_freed_memory
-    from transformer_xl.reading.tasks import head_of, predictions
+    from transformer_xl.reading.tasks import head_of, precision_of_texts, predictions
 
     opened = opening.open(run, any_model=True)
     head = head_of(opened.any_model, f"'{run}'")
@@ -100,7 +101,8 @@ def predict(
         for line in found():
             show(line)
         return
-    origin = origin_of(run, opened.any_model, texts.path, json=as_objects)
+    chosen = precision_of_texts(precision, opened.device)
+    origin = origin_of(run, opened.any_model, texts.path, json=as_objects, precision=chosen, batch_size=batch_size)
     total = texts.count(opened)
     with prediction_file(out, origin, resume=resume) as (lines, n_kept):
         _write(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
@@ -154,7 +156,7 @@ class _Texts:
             raise ConfigError(f"--text is read instead of a file; leave '{self.file}' out")
         if self.pair is not None and self.typed is None:
             raise ConfigError("--pair goes with --text; in a file, a tab stands between a text and its pair")
-        if self.file is not None:
+        if self.file is not None and not self.file.is_dir():
             check_there(self.file)
 
     def read(self, opened: "Opened", *, quiet: bool = False) -> tuple[Iterator["Example"], Callable[[], bool] | None]:

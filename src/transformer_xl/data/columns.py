@@ -99,17 +99,18 @@ class ColumnFinder:
     def __init__(self, file: str, task: TaskConfig, *, labelled: bool, classes: Iterable[str]) -> None:
         self._file, self._task, self._labelled, self._classes = file, task, labelled, frozenset(classes)
 
-    def in_table(self, rows: Sequence[Sequence[str]]) -> tuple[list[str], Columns, bool]:
+    def in_table(self, rows: Sequence[Sequence[str]], *, is_plain: bool = False) -> tuple[list[str], Columns, bool]:
         """Return the names of a table's columns, those that are read, and whether the first line holds the names.
 
         Args:
             rows: the first lines of the table, at least one. Columns without names are called 1, 2 and so on.
+            is_plain: nobody said that it is a table, so a single column is lines of text, whatever the first one says.
 
         Raises:
             CorpusError: columns that are told but missing, or cannot be found.
         """
         first, others = [cell.strip() for cell in rows[0]], rows[1:]
-        if self._is_header(first, others):
+        if not (is_plain and len(first) == 1) and self._is_header(first, others):
             if twice := next((name for name in first if name and first.count(name) > 1), None):
                 raise CorpusError(f"{self._file} line 1: two columns are named {shown(twice)}; rename one")
             return first, self.named(first), True
@@ -222,7 +223,7 @@ class ColumnFinder:
     def _refuse(self, what: str, names: Sequence[str]) -> Never:
         unnamed = list(names) == _numbers(len(names))
         found = f"{counted(len(names))} without names that are known" if unnamed else _some(names)
-        raise CorpusError(f"{self._file}: which column holds the {what}? it has {found}; name it by task.{what}")
+        raise CorpusError(f"{self._file}: which column holds the {what}? it has {found}; name it by --{what} (task.{what})")
 
     def _is_header(self, first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
         """Return whether the first line has names that are known or told, and that do not come again in their columns."""
@@ -233,14 +234,15 @@ class ColumnFinder:
     def _check_is_row(self, rows: Sequence[Sequence[str]], column: int) -> None:
         """Refuse a first line whose label looks like the name of a column."""
         first, *labels = [row[column].strip() for row in rows if column < len(row)]
-        if not labels or first in labels or first in self._classes or self._task.kind == "multilabel":
+        if not labels or first in labels or first in self._classes:
             return
         is_name = not _is_number(first) and all(map(_is_number, labels))
         is_alone = len(labels) >= _ENOUGH and all(labels.count(label) > 1 for label in set(labels))
+        is_alone = is_alone and self._task.kind != "multilabel"  # a text may have labels that no other has
         if is_name or is_alone:
             raise CorpusError(
                 f"{self._file} line 1: {shown(first)} looks like the name of a column, but is none that is known; name the "
-                "columns by task.text and task.label"
+                "columns by --text and --label (task.text, task.label)"
             )
 
     def _are_labels(self, rows: Sequence[Sequence[str]], column: int) -> bool:

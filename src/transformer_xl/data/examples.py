@@ -47,6 +47,8 @@ def read_examples(
 ) -> Iterator[Example]:
     """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
 
+    Without labels, all files of a directory are texts.
+
     Args:
         source: path with one of the endings `.tsv .csv .txt .jsonl .ndjson .json`, then perhaps one of `.gz .xz .zst`; or
             bytes, such as standard input, of lines that are texts, tables divided by tabs, or JSON.
@@ -63,6 +65,8 @@ def read_examples(
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
         return reader.lines(source)
     if source.is_dir():
+        if not labelled and not is_race(source):
+            return reader.files(source)
         return reader.race(_race_files(source)) if is_race(source) else reader.directories(source)
     check_readable(source)
     kind = suffix_of(source)
@@ -109,7 +113,8 @@ class _Reader:
             is_list = kind == ".json" and first[1].lstrip().startswith(b"[")
             yield from self._objects(self._listed(lines) if is_list else self._parsed(lines))
         else:
-            yield from self._table(self._csv(lines) if kind == ".csv" else self._tsv(lines))
+            rows = self._csv(lines) if kind == ".csv" else self._tsv(lines)
+            yield from self._table(rows, is_plain=kind == ".txt")
 
     def race(self, files: Sequence[Path]) -> Iterator[Example]:
         """Yield the examples of files of one JSON object each, as RACE has them."""
@@ -127,6 +132,12 @@ class _Reader:
                 place = f"'{file}'"
                 text = _decoded(_whole(file), place)
                 yield self._checked(Example(text, label=self._label_of(folder.name, place), place=place, id=file.stem))
+
+    def files(self, path: Path) -> Iterator[Example]:
+        """Yield all files in a directory and those in it, each as one text; its name is its id."""
+        for file in sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith(".")):
+            place = f"'{file}'"
+            yield self._checked(Example(_decoded(_whole(file), place), place=place, id=str(file.relative_to(path))))
 
     def _lines(self, blocks: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
         """Yield lines with their line ends, and their numbers from 1."""
@@ -171,13 +182,13 @@ class _Reader:
                 "of texts, or give a .tsv file, in which they are text"
             ) from None
 
-    def _table(self, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Example]:
+    def _table(self, rows: Iterator[tuple[int, list[str]]], *, is_plain: bool) -> Iterator[Example]:
         peeked = _peeked(rows, 1 if self._is_stdin else _PEEKED)
         if not (filled := [row for _, row in peeked if row != [""]]):
             return
         if peeked[0][1] == [""]:
             self._refuse_row(f"{self._name} line 1", 0, 0)
-        names, columns, has_names = self._finder.in_table(filled)
+        names, columns, has_names = self._finder.in_table(filled, is_plain=is_plain)
         blank = None
         for number, row in islice(chain(peeked, rows), has_names, None):
             if row == [""]:

@@ -60,7 +60,7 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
     names = _sorted(found)
     if task.kind == "multilabel":
         if not names:
-            raise CorpusError(f"{file}: no text has any label; name the column of labels by task.label")
+            raise CorpusError(f"{file}: no text has any label; name the column of labels by --label (task.label)")
         return names
     if len(names) == 1:
         raise CorpusError(
@@ -86,7 +86,7 @@ def _check_classes(names: tuple[str, ...], n_example: int, file: str) -> None:
     if None not in numbers and any(number and number % 1 for number in numbers):
         raise CorpusError(f"{found}: these are numbers, not classes; use --task regression")
     if len(names) > n_example // 2:
-        raise CorpusError(f"{found}: these are not classes; name the column of the label by task.label")
+        raise CorpusError(f"{found}: these are not classes; name the column of the label by --label (task.label)")
 
 
 def _number(text: str) -> float | None:
@@ -128,12 +128,12 @@ def _index(name: str, index: dict[str, int], place: str) -> int:
     if name in index:
         return index[name]
     numbers = _number(name) is not None and not any(_number(known) is not None for known in index)
-    why = f"is a number, but the classes have names; {_known(index)}" if numbers else f"is unknown; {did_you_mean(name, index)}"
+    why = (
+        f"is a number, but the classes have names; {did_you_mean('', index)}"
+        if numbers
+        else f"is unknown; {did_you_mean(name, index)}"
+    )
     raise CorpusError(f"{place}: label {shown(name)} {why}")
-
-
-def _known(index: Iterable[str]) -> str:
-    return did_you_mean("", index)
 
 
 def label_number(label: object, place: str) -> float:

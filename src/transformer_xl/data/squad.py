@@ -16,11 +16,12 @@ Reference: Rajpurkar et al. 2016 and 2018 for the files; zihangdai/xlnet `run_sq
 """
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -31,6 +32,8 @@ from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, one_line, room_for, shown
 from transformer_xl.model_config import ModelConfig
 from transformer_xl.untrusted import parse_json
+
+Item = TypeVar("Item")
 
 MAX_BYTES = 1 << 28
 """The largest file that is read, decompressed; the training file of SQuAD 2.0 has 42 MB."""
@@ -210,21 +213,29 @@ def held_out(questions: Sequence[Question], share: float, *, seed: int) -> tuple
     groups: list[Any] = [question.article for question in questions]
     if len(set(groups)) < 2:
         groups = [question.passage for question in questions]
-    names = list(dict.fromkeys(groups))
-    if len(names) < 2:
+    if len(set(groups)) < 2:
         raise CorpusError("all questions are about one passage, so none can be held out; give a file for that (task.valid)")
-    counts = {name: 0 for name in names}
-    for name in groups:
-        counts[name] += 1
-    chosen: set[Any] = set()
-    n_held = 0
+    return divide(questions, groups, share, seed=seed)
+
+
+def divide(items: Sequence[Item], groups: Sequence[Any], share: float, *, seed: int) -> tuple[list[Item], list[Item]]:
+    """Divide what belongs to groups, so that no group is on both sides; both sides are in their order.
+
+    Args:
+        items: of two groups at least.
+        groups: of each item.
+        share: of the items that goes to the second side, at least; whole groups do.
+        seed: of the choice.
+    """
+    counts = Counter(groups)
+    names, chosen, n_chosen = list(counts), set[Any](), 0
     for index in np.random.default_rng(seed).permutation(len(names))[:-1]:
-        if n_held >= share * len(questions):
+        if n_chosen >= share * len(items):
             break
         chosen.add(names[index])
-        n_held += counts[names[index]]
-    kept = [question for question, name in zip(questions, groups, strict=True) if name not in chosen]
-    return kept, [question for question, name in zip(questions, groups, strict=True) if name in chosen]
+        n_chosen += counts[names[index]]
+    kept = [item for item, name in zip(items, groups, strict=True) if name not in chosen]
+    return kept, [item for item, name in zip(items, groups, strict=True) if name in chosen]
 
 
 class Pieces(NamedTuple):

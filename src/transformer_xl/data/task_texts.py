@@ -21,7 +21,7 @@ from transformer_xl.data.examples import (
 )
 from transformer_xl.data.labels import Example, label_names, labels_of
 from transformer_xl.data.order import Permutation
-from transformer_xl.data.squad import Question, held_out, read_squad
+from transformer_xl.data.squad import Question, divide, held_out, read_squad
 from transformer_xl.data.text_files import COMPRESSED, check_readable
 from transformer_xl.errors import CorpusError, beside
 from transformer_xl.model_config import HeadConfig
@@ -121,8 +121,8 @@ def read_task(task: TaskConfig, *, seed: int) -> TaskTexts:
     if files.valid:
         valid = _read(files.valid, task, labels)
     else:
-        divide: Any = held_out if is_span else cut_off
-        train, valid = divide(train, task.valid_share, seed=seed)
+        apart: Any = {"span": held_out, "choice": passages_apart}.get(task.kind, cut_off)
+        train, valid = apart(train, task.valid_share, seed=seed)
         notes.append(f"{len(valid):,} of {len(train) + len(valid):,} texts of '{files.train}' are kept to validate on")
     test = _read(files.test, task, labels, labelled=False) if files.test else None
     if test is not None and _has_no_labels(test, labels):
@@ -155,10 +155,19 @@ def cut_off(examples: Sequence[Example], share: float, *, seed: int) -> tuple[li
     if n < 2:
         raise CorpusError(f"{examples[0].place} is the only text; give more, because one is kept to validate on")
     n_cut = min(max(round(n * share), 1), n - 1)
-    is_cut = np.zeros(n, bool)
-    is_cut[Permutation(n, seed)(np.arange(n_cut))] = True
+    order = Permutation(n, seed)(np.arange(n))
+    labels = np.array([each.label if isinstance(each.label, str) else "" for each in examples])
+    by_class = order[np.argsort(labels[order], kind="stable")]
+    is_cut = np.zeros(n, bool)  # evenly from all classes, or a small part could be nearly all of one
+    is_cut[by_class[((np.arange(n_cut) + 0.5) * n / n_cut).astype(np.int64)]] = True
     kept, cut = ([examples[i] for i in np.flatnonzero(chosen).tolist()] for chosen in (~is_cut, is_cut))
     return kept, cut
+
+
+def passages_apart(examples: Sequence[Example], share: float, *, seed: int) -> tuple[list[Example], list[Example]]:
+    """Return examples as `cut_off` does, but all about the same text on the same side, as several questions of RACE are."""
+    passages = [example.text for example in examples]
+    return divide(examples, passages, share, seed=seed) if len(set(passages)) > 1 else cut_off(examples, share, seed=seed)
 
 
 def _has_label(text: Example | Question) -> bool:
@@ -167,7 +176,7 @@ def _has_label(text: Example | Question) -> bool:
 
 def _has_no_labels(texts: Sequence[Example | Question], labels: tuple[str, ...]) -> bool:
     """Return whether no text has a label; Hugging Face writes -1 for none."""
-    is_minus_one = all(isinstance(text, Example) and text.label == "-1" for text in texts)
+    is_minus_one = all(isinstance(text, Example) and text.label in ("-1", -1.0) for text in texts)
     return not any(map(_has_label, texts)) or (is_minus_one and "-1" not in labels)
 
 

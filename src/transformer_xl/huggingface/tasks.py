@@ -142,6 +142,7 @@ class TransformerXLForQuestionAnswering(TransformerXLPreTrainedModel):
         if start_positions is not None and end_positions is not None:
             none_B = torch.zeros_like(start_positions) if is_impossible is None else is_impossible.to(start_positions.dtype)
             labels = torch.stack([start_positions + shift_B, end_positions + shift_B, none_B], dim=1)
+            labels = labels.where((start_positions >= 0).unsqueeze(1), -100)
             result = TransformerXLQuestionAnsweringOutput(loss=_mean(self.transformer(**rows, labels=labels).nll, labels))
         else:
             found = self.transformer.span_scores(**rows, n_start=N_BEST, n_end=N_BEST)

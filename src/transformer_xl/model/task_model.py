@@ -274,7 +274,8 @@ class TaskModel(SequenceModel):
             arguments: dict[str, Any] = {"mems": mems, "execution": execution}
             if isinstance(self.backbone, XLNet):
                 own_segments = torch.zeros_like(ids) if segments is None else segments
-                arguments |= {"n_pad": own_pad, "segments": own_segments[:, begin:end]}
+                remembered = own_segments[:, begin - cast("Memory", mems).length : begin]
+                arguments |= {"n_pad": own_pad, "segments": own_segments[:, begin:end], "memory_segments": remembered}
             else:
                 arguments["rows"] = Rows(n_pad=own_pad)
             with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):

@@ -71,6 +71,8 @@ def best_answers(
     for window, score in zip(windows, scores, strict=True):
         for first, last, log_prob in _spans(window, score, max_answer_len):
             place = int(window.starts[first]), int(window.ends[last])
+            if not passage[slice(*place)].strip():  # a piece may stand for a space
+                continue
             found[place] = max(log_prob, found.get(place, -math.inf))
     best = sorted(found.items(), key=lambda item: (-item[1], item[0]))[:n_best]
     answers = [Answer(passage[start:end], start, end, math.exp(log_prob)) for (start, end), log_prob in best]

@@ -327,8 +327,11 @@ class TaskScore:
 
     @property
     def main_name(self) -> str:
-        """Name of the metric by which models are chosen; the authors choose by accuracy or Pearson's correlation, too."""
-        return _MAIN[self.kind]
+        """Name of the metric by which models are chosen, as the authors choose.
+
+        If some questions have no answer, it is the F1 that the best threshold of no answer gives.
+        """
+        return "best_f1" if "best_f1" in self.metrics else _MAIN[self.kind]
 
     @property
     def main(self) -> float:

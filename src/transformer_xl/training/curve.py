@@ -54,7 +54,7 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
                 continue
             mem_len = config.model.mem_len if entry["kind"] == "train" else entry.get("mem_len", config.eval_mem_len)
             if config.task and entry["kind"] == "final":
-                what = "validation, best weights"
+                what = "validation, best weights" + (f" (step {entry['best_step']:,})" if entry.get("best_step") else "")
             memory = "" if config.task else config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
             name = ", ".join(filter(None, (what, _text_read(entry, config.model.predicts), memory)))
             found.setdefault(name, Curve(entry["kind"], name, key == "average_loss")).points.append((entry, loss))
@@ -85,7 +85,7 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
     for i, curve in enumerate(curves):
         x, y = zip(*((entry["tokens"] / scale, loss) for entry, loss in curve.points), strict=True)
         if curve.kind == "final":  # larger and hollow, because it may lie upon a validation
-            x, y = x[-1:], y[-1:]
+            x, y = (_place(curve.points[-1][0], entries) / scale,), y[-1:]
         style = line_style(i, n_point=len(x)) | LOOKS[curve.look]
         if curve.kind == "train" and len(x) > 1:
             style["marker"] = ""
@@ -103,6 +103,12 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
     return save_with_legend(figure, axes, path, remedy=remedy)
 
 
+def _place(final: Entry, entries: Iterable[Entry]) -> float:
+    """Return after how many tokens the weights were reached that a final score is of."""
+    best = final.get("best_step")
+    return next((each["tokens"] for each in entries if each["kind"] == "valid" and each["step"] == best), final["tokens"])
+
+
 def tokens_axis(most: float) -> tuple[str, float]:
     """Return the label of an axis of so many tokens at most, and how many tokens are one on it."""
     unit, scale = ("millions", 1e6) if most >= 1e6 else ("thousands", 1e3)
@@ -114,7 +120,7 @@ def _text_read(entry: Entry, predicts: str) -> str:
     scored, total = entry.get("scored"), entry.get("split_tokens")
     if scored is None or total is None:
         return ""
-    return f"all {total:,} {predicts}s" if scored == total else f"first {scored:,} of {total:,} tokens"
+    return f"all {total:,} {predicts}s" if scored == total else f"first {scored:,} of {total:,} {predicts}s"
 
 
 def _not_finite(entries: Iterable[Entry]) -> Iterator[tuple[float, str]]:

@@ -7,9 +7,10 @@ is scored at the end with the weights that were best.
 import hashlib
 import math
 import signal
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
@@ -24,7 +25,7 @@ from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, 
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, one_line
 from transformer_xl.model.sequence_model import SequenceModel, make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model_config import HeadConfig, ModelConfig
@@ -41,6 +42,8 @@ from transformer_xl.version import __version__
 from transformer_xl.world import World, joined
 
 Columns = str | Sequence[str] | None
+
+_MANY_EPOCHS = 20
 
 
 @dataclass(frozen=True)
@@ -259,13 +262,36 @@ def _set_up(
         f"{len(texts.train):,} texts to learn from, {len(texts.valid):,} to validate on"
     )
     display.say(f"{precision} on {device}: {reason}; run directory {directory.path}")
-    for note in texts.notes:
+    for note in (*texts.notes, *_warnings(config, texts, len(rows.lengths))):
         display.say(note)
-    what, checksum = "the text to learn from", hashlib.sha256(f"{rows.checksum}".encode()).hexdigest()
+    if isinstance(rows, LabelledWindows) and rows.n_lost:
+        display.say(f"{rows.n_lost:,} answers begin or end inside of a token, so no prediction can be exactly one of them")
+    what, checksum = "the text to learn from or to validate on", _checksum(rows, texts.valid)
     run = TaskRun(directory, config, tokenizer, what, checksum, trainer, world, display, record, size, texts=texts)
     if fresh:
         save(run, must=True)  # so that a resumed run needs nothing of its base
     return run
+
+
+def _warnings(config: RunConfig, texts: TaskTexts, n_row: int) -> Iterator[str]:
+    """Yield what a person should know before texts are learned from."""
+    if texts.labels and config.model.head and config.model.head.kind == "classification":
+        (label, n), *_ = Counter(str(each.label) for each in texts.valid).most_common(1)
+        yield f"always saying {label!r} would be right for {n / len(texts.valid):.1%} of the texts to validate on"
+    epochs = (config.train.max_steps or 0) * config.train.batch_size / n_row
+    if epochs > _MANY_EPOCHS and config.task and config.task.patience is None:
+        yield (
+            f"{config.train.max_steps:,} steps are {epochs:.0f} passes over these texts; --set task.patience=5 ends sooner, or "
+            f"--task {config.task.kind if config.task.kind != 'span' else 'squad'}, which is for fewer texts"
+        )
+
+
+def _checksum(rows: Rows, valid: Sequence[Any]) -> str:
+    """Return a hash of what is learned from and validated on, wherever it lies: scores of other texts cannot be compared."""
+    digest = hashlib.sha256(f"{rows.checksum}".encode())
+    for each in valid:
+        digest.update(repr(replace(each, place="")).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()
 
 
 def _begin_with(model: TaskModel, base: SequenceModel) -> bool:
@@ -337,12 +363,18 @@ class TaskRun(Run):
         """Score the validation texts; return minus the main metric if it is the best so far."""
         scores: list[TaskScore] = []
         with self.world.agreed():
-            if self.world.first:
-                scores.append(self.score(self.texts.valid, "validation")[0])
-                if self.trainer.average.count:
-                    with self.trainer.average.in_place_of(self.model):
-                        scores.append(self.score(self.texts.valid, "validating averaged weights")[0])
-        found: list[list[float]] = self.world.from_first([[-score.main, _loss(score) or 0.0] for score in scores])
+            try:
+                if self.world.first:
+                    scores.append(self.score(self.texts.valid, "validation")[0])
+                    if self.trainer.average.count:
+                        with self.trainer.average.in_place_of(self.model):
+                            scores.append(self.score(self.texts.valid, "validating averaged weights")[0])
+            except ConfigError as error:
+                raise TrainingError(
+                    f"diverged at step {self.trainer.step}: {error}; the checkpoints before are intact, resume with a lower "
+                    "optim.lr"
+                ) from None
+        found: list[list[float]] = self.world.from_first([[-score.main, _tie_break(score)] for score in scores])
         trainer = self.trainer
         plain, *averages = [
             Best(loss, trainer.step, average=i > 0, tie_break=tie_break) for i, (loss, tie_break) in enumerate(found)
@@ -358,6 +390,18 @@ class TaskRun(Run):
         is_best = self.best is None or _order(best) < _order(self.best)
         self.waiting = 0 if is_best else self.waiting + 1
         return best if is_best else None
+
+    def set_threshold(self, score: TaskScore) -> bool:
+        """Take over the threshold of no answer that was best, and return whether it changed."""
+        threshold = score.metrics.get("best_f1_threshold")
+        if threshold is None or threshold == self.head.no_answer_above:
+            return False
+        head = {"no_answer_above": min(max(threshold, 0.0), 1.0)}
+        self.config = RunConfig(**merge(self.config.model_dump(), {"model": {"head": head}}))
+        self.model.config = self.config.model
+        self.directory.save_config(self.config, self.tokenizer)
+        self.display.say(f"no answer is given where its probability is above {threshold:.4f}, which was best in validation")
+        return True
 
     @contextmanager
     def best_weights(self) -> Iterator[None]:
@@ -397,9 +441,15 @@ def _order(best: Best) -> tuple[float, float]:
 
 
 def _loss(score: TaskScore) -> float | None:
-    """Return what the training lowers, of a score; None for answers."""
+    """Return what the training lowers, of a score; None for answers, and where it is not defined."""
     loss = score.metrics.get("nats", score.metrics.get("mse"))
     return None if loss is None or math.isnan(loss) else loss
+
+
+def _tie_break(score: TaskScore) -> float:
+    """Return the lower number for the better of two scores with the same main metric."""
+    loss = score.metrics.get("nats", score.metrics.get("mse", 0.0))
+    return math.inf if math.isnan(loss) else loss
 
 
 def _end(run: TaskRun, stopped_by: signal.Signals | None, received: list[int]) -> Tuned:
@@ -430,6 +480,8 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
     pictures: list[Path] = []
     with run.best_weights():
         valid, worst = run.score(run.texts.valid, "scoring", received=received)
+        if run.set_threshold(valid):
+            valid, worst = run.score(run.texts.valid, "scoring with the threshold of no answer", received=received)
         test = run.score(run.texts.test, "scoring the test texts", received=received)[0] if run.texts.test else None
     if run.best:
         say(f"best weights: those of step {run.best.step:,}{', averaged' if run.best.average else ''}")
@@ -439,8 +491,15 @@ def _scored(run: TaskRun, received: list[int]) -> dict[str, Any]:
         say(f"test: {test.in_words()}")
         figures |= {f"test_{name}": value for name, value in test.metrics.items()}
     if not run.is_noted:
+        best = run.best.step if run.best else None
         run.note(
-            "final", loss=_loss(valid), bpc=None, tokens=run.trainer.tokens, seconds=round(run.trainer.seconds, 3), **figures
+            "final",
+            best_step=best,
+            loss=_loss(valid),
+            bpc=None,
+            tokens=run.trainer.tokens,
+            seconds=round(run.trainer.seconds, 3),
+            **figures,
         )
     try:
         if valid.confusion is not None:

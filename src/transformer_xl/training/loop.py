@@ -201,6 +201,8 @@ def learn(run: Run, received: list[int]) -> signal.Signals | None:
         elif trainer.step % 10 == 0:
             _log(run, result, final=False)
         best = run.validate() if trainer.step % config.eval_interval == 0 or last else None
+        if run.is_over and not last and run.interval.tokens:  # patience has ended it
+            _log(run, result, final=True)
         if trainer.step % config.checkpoint_interval == 0 or best or run.is_over:
             saved_step = save(run, best=best, must=run.is_over) or saved_step
     number = run.stopped_by(received) if stopping else None

@@ -11,6 +11,7 @@ from transformer_xl.data.labelled import Example
 from transformer_xl.errors import CheckpointError
 from transformer_xl.files import replace_file
 from transformer_xl.pictures import new_figure, save_picture
+from transformer_xl.reading.answers import exact_and_f1
 from transformer_xl.reading.tasks import Prediction, TaskScore
 
 _MOST = 100  # mistakes on the page
@@ -68,7 +69,7 @@ class Worst:
         truth, guess = prediction.example.label, prediction.label
         if self._kind == "span":
             assert isinstance(truth, tuple)
-            return guess not in truth if truth else bool(guess)
+            return exact_and_f1(str(guess), truth)[0] < 1
         if self._kind == "multilabel":
             assert isinstance(truth, tuple) and isinstance(guess, tuple)
             return set(truth) != set(guess)
@@ -107,7 +108,7 @@ def write_page(path: Path, worst: Worst, score: TaskScore, *, name: str) -> Path
 def _article(prediction: Prediction) -> str:
     example = prediction.example
     texts = [example.text, *([example.pair] if example.pair is not None else []), *_choices(example)]
-    sure = "" if prediction.probability is None else f"{prediction.probability:.3f}"
+    sure = "" if prediction.probability is None else f"{prediction.probability:.3g}"
     rows = {
         "truth": _said(example.label, example),
         "guess": _said(prediction.label, example),
@@ -167,7 +168,8 @@ def draw_confusion(path: Path, confusion: np.ndarray, labels: Sequence[str], *, 
             if confusion[i, j]:
                 color = "white" if shares[i, j] > 0.5 else "black"
                 axes.text(j, i, f"{confusion[i, j]:,}", ha="center", va="center", color=color, fontsize=9 if n <= 12 else 6)
-    axes.set_xticks(range(n), names, rotation=45, ha="right", rotation_mode="anchor")
+    upright = max(map(len, names)) <= 3
+    axes.set_xticks(range(n), names, **({} if upright else {"rotation": 45, "ha": "right", "rotation_mode": "anchor"}))
     axes.set_yticks(range(n), names)
     axes.set(xlabel="guess", ylabel="truth", title=f"{name}: texts of each class, and what they were taken for")
     figure.colorbar(image, ax=axes, label="share of the class", shrink=0.8)

@@ -226,16 +226,22 @@ class Schedule:
         self.config = config
         self.plateau_factor, self.best_loss, self.waiting = 1.0, math.inf, 0
 
-    def factor(self, step: int, progress: float) -> float:
-        """Return the factor for the next step, after `step` steps and the share `progress` of the budget."""
+    def factor(self, step: int, progress: float, *, share: float = 0.0) -> float:
+        """Return the factor for the next step.
+
+        Args:
+            step: steps before it.
+            progress: the share of the budget that they took.
+            share: what this step takes; 0: nobody knows, as where the budget is time.
+        """
         config = self.config
         warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-        share = config.warmup_share
-        if share:
-            warmup = min(1.0, progress * (step + 1) / max(step, 1) / share)
+        if config.warmup_share:
+            after = progress + share if share else progress * (step + 1) / max(step, 1)
+            warmup = min(1.0, after / config.warmup_share)
         if config.decay_after_warmup:
             # the share of the budget that warm-up took, at the mean pace so far; exact unless the budget is time
-            before = min(progress, share) if share else progress * min(1.0, config.warmup_steps / max(step, 1))
+            before = min(progress, config.warmup_share) or progress * min(1.0, config.warmup_steps / max(step, 1))
             progress = (progress - before) / (1 - before) if before < 1 else 0.0
         return warmup * self._shape(step, min(progress, 1.0))
 

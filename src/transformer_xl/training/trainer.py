@@ -122,10 +122,10 @@ class Trainer:
         place = self.feed.place
         if self.feed.starts_epoch:
             self.mems = self._empty_mems()
+        progress = self.progress
         segments = self._next_segments()
         n_token, n_scored = count(segments, self.config, self.world)
-        progress = self.progress
-        rate = self.schedule.factor(self.step, progress)
+        rate = self.schedule.factor(self.step, progress, share=self._share_of_step(progress))
 
         self.model.train()
         self.optimizers.zero_grad()
@@ -159,6 +159,10 @@ class Trainer:
         self._forward_backward([segment], count([segment], self.config, self.world)[1], self.progress)
         self.optimizers.zero_grad()
         self._restore_random_state(state)
+
+    def _share_of_step(self, before: float) -> float:
+        """Return the share of the budget that the step takes whose segments have just been read; 0 if nobody knows."""
+        return max(self.progress - before, 1 / self.config.max_steps if self.config.max_steps else 0.0)
 
     def _next_segments(self) -> list[AnySegment]:
         """Read the segments of one update. It ends where an epoch ends, because memory begins anew there."""
