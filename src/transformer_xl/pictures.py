@@ -79,15 +79,24 @@ def save_picture(figure: "Figure", path: Path, *, remedy: str | None = None) -> 
     """
     from matplotlib.axis import Tick
     from matplotlib.text import Text
+    from matplotlib.ticker import LogFormatter, ScalarFormatter
 
     # matplotlib would read text between two dollar signs as a formula, so turn that off for all text but the numbers at axes
-    numbers = {label for tick in cast("list[Tick]", figure.findobj(Tick)) for label in (tick.label1, tick.label2)}
+    axes = [
+        axis
+        for each in figure.axes
+        for axis in (each.xaxis, each.yaxis)
+        if isinstance(axis.get_major_formatter(), (ScalarFormatter, LogFormatter))
+    ]
+    ticks = [tick for axis in axes for tick in cast("list[Tick]", axis.findobj(Tick))]
+    numbers = {label for tick in ticks for label in (tick.label1, tick.label2)}
     for text in cast("list[Text]", figure.findobj(Text)):
         if text not in numbers:
             text.set_parse_math(False)
     try:
         with whole_file(path) as stray, warnings.catch_warnings():
             warnings.filterwarnings("ignore", "constrained_layout not applied")  # a picture of two tokens has little room
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a box stands for it
             figure.savefig(stray)
     except OSError as error:
         what = f"{error.strerror or error}; {remedy}" if remedy else system_reason(error, "choose another file")

@@ -82,10 +82,12 @@ def example_of(text: Any) -> Example:
     match text:
         case Example():
             return text
-        case str():
+        case str() if text.strip():
             return Example(text)
-        case (str(first), str(second)):
+        case (str(first), str(second)) if first.strip() and second.strip():
             return Example(first, second)
+        case str() | (str(), str()):
+            raise CorpusError(f"the text {shown(text)} is empty; give one, or leave it out")
     raise CorpusError(f"{shown(text)} is no text; give a str, a tuple of two, or an Example")
 
 
@@ -113,7 +115,7 @@ def read_texts(source: Path | Iterator[bytes], opened: Opened, *, labelled: bool
     else:
         is_csv = isinstance(source, Path) and not source.is_dir() and suffix_of(source) == ".csv"
         task = _with_columns(task, first, is_csv=is_csv)
-        examples = read_examples(source, task, labelled=labelled, classes=head.labels)
+        examples = read_examples(source, task, labelled=labelled, reads_labels=labelled, classes=head.labels)
     return examples if labelled else (replace(example, label=None) for example in examples)
 
 

@@ -251,6 +251,18 @@ def test_mistakes(txl: Txl, model: Callable[[str], TaskModel]) -> None:
     assert txl("predict", "mood", "--pair", "a").complaint.startswith(
         "--pair goes with --text; in a file, a tab stands between"
     )
+    assert txl("predict", "mood", "--text", " ").complaint == "--text is empty; give a text"
+    with pytest.raises(CorpusError, match=r"^the text '  ' is empty; give one, or leave it out$"):
+        list(transformer_xl.predict("mood", ["a", "  "]))
+    assert txl("predict", "mood", "lines.txt", "--out", "found.tsv").status == 0
+    Path("found.tsv").write_text(Path("found.tsv").read_text() + "x\n")
+    assert txl("predict", "mood", "lines.txt", "--out", "found.tsv", "--resume").complaint == (
+        "'found.tsv' has 151 lines, more than there are texts (150); choose another --out"
+    )
+    Path("lines.txt").write_text("\n\n")
+    assert (
+        txl("predict", "mood", "lines.txt").complaint == "'lines.txt' line 1: it is empty; give a text, or leave the line out"
+    )
     Path("lines.txt").write_text("fine\n\nfine\n")
     assert txl("predict", "mood", "lines.txt", "--out", "new.tsv").complaint == (
         "'lines.txt' line 2: it is empty; give a text, or leave the line out"

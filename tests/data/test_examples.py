@@ -109,7 +109,7 @@ class TestTables:
         rows = [(text.replace("\0", "0"), label) for text, label in rows if text.strip() and text.isprintable()]
         content = io.StringIO()
         csv.writer(content).writerows([("text", "label"), *rows])
-        reader = examples_module._Reader(None, _task(), labelled=True, classes=())
+        reader = examples_module._Reader(None, _task(), labelled=True, reads_labels=True, classes=())
         blocks = [content.getvalue().encode()[i : i + 3] for i in range(0, len(content.getvalue().encode()), 3)]
         assert [(each.text, each.label) for each in reader.lines(blocks, ".csv")] == rows
 
@@ -130,6 +130,9 @@ class TestTables:
             ("t.tsv", "remark\tmood\n" + "a\tgood\nb\tbad\n" * 10, "line 1: 'mood' looks like the name of a column"),
             ("t.tsv", "text\n" + "a\n" * 3, "which column holds the label. it has 'text'; name it by --label"),
             ("t.csv", 'text,label\na,1\n"b,0\nc,1\n', "line 3: the row that begins here is not CSV"),
+            ("t.tsv", "text\tlabel" + "\t" * 10_000 + "\n", "line 1: it has more than 10,000 columns; leave some out"),
+            ("t.csv", "text,label" + "," * 10_000 + "\n", "line 1: it has more than 10,000 columns; leave some out"),
+            ("t.jsonl", json.dumps({"text": "a", "label": "b\udc80"}), r"line 1: label 'b.*' has half of a character"),
             ("t.csv", "text,label,text\na,1,b\n", "line 1: two columns are named 'text'"),
             ("t.parquet", "x", "cannot tell what '.*' holds by its name; give a file that ends in .tsv, "),
         ],
@@ -260,6 +263,8 @@ class TestChoice:
             ({"options": ["a"]}, "line 2: it has 1 choice; those before have 2"),
             ({"options": ["a", ""]}, "line 2: 'options' is not a list of texts"),
             ({"answer": "C"}, "line 2: label 'C' is none of its 2 choices; they are 0 to 1, or A to B"),
+            ({"answer": "\u00df"}, "line 2: label '\u00df' is none of its 2 choices; they are 0 to 1, or A to B"),
+            ({"question": "_" * 70_000_000}, "more than 67,108,864"),
             ({"answer": None}, "line 2: it has no label"),
             ({"question": None}, "line 2: it has no 'question'"),
         ],
@@ -326,6 +331,12 @@ class TestUnlabelled:
         assert _parts(_read(tmp_path, "t.txt", content, labelled=False, classes=classes)) == expected
         found = read_examples(io.BytesIO(content.encode()), _task(), labelled=False, classes=classes)
         assert _parts(found) == expected
+
+    def test_labels_may_be_left_out_whatever_they_are(self, tmp_path):
+        _write = tmp_path / "t.tsv"
+        _write.write_text("text\tlabel\na\tx,y\n")
+        (found,) = read_examples(_write, _task("regression"), labelled=False, reads_labels=False)
+        assert (found.text, found.label) == ("a", None)
 
     def test_a_file_of_texts_needs_no_names_that_are_told(self, tmp_path):
         assert _parts(_read(tmp_path, "t.txt", "a\n", labelled=False, text="review", label=("stars",))) == [("a", None, None)]

@@ -35,6 +35,10 @@ class TestLabels:
             self._names(scores)
         with pytest.raises(CorpusError, match=r"30 different labels in 30 texts .*name the column of the label by --label"):
             self._names([f"text {i}" for i in range(30)])
+        for many in ([f"class {i}" for i in range(5000)] * 3, ["a" * 300_000, "b"] * 2):
+            for kind, labels in (("classification", many), ("multilabel", [(each,) for each in many])):
+                with pytest.raises(CorpusError, match=r"too many for a model, which has at most 4,096 labels with 262,144"):
+                    self._names(labels, kind)
         assert len(self._names([f"{i / 2}" for i in range(10)] * 2)) == 10  # half stars
         assert len(self._names([f"class {i % 30}" for i in range(90)])) == 30
 
@@ -45,6 +49,7 @@ class TestLabels:
             (NAMED, "1", "label '1' is a number, but the classes have names; known: bad, good"),
             (NUMBER, "good", "label 'good' is not a number, as regression needs"),
             (NUMBER, "nan", "label 'nan' is not a number"),
+            (NUMBER, 1e20, r"label 1e\+20 is above 1e\+09; divide all numbers by the same one"),
             (CHOICE, 2, "label 2 is none of the 2 choices; they count from 0"),
         ],
     )

@@ -74,6 +74,7 @@ def test_questions_come_with_answers_at_their_places(tmp_path: Path) -> None:
         ({"answers": [{"text": "Eve", "answer_start": 3}]}, r"question 'q1': answer 'Eve' .* nor anywhere in it; correct"),
         ({"answers": [{"text": "Ann", "answer_start": -75}]}, r"answer 'Ann' is not in its passage at character -75; set .* 0"),
         ({"answers": [{"text": "Ann", "answer_start": 900}]}, r"at character 900, which has 75; set answer_start to 0"),
+        ({"answers": [{"text": "a" * 10**6, "answer_start": 5}]}, r"nor anywhere in it; correct"),
         ({"answers": [{"text": "Ann", "answer_start": True}]}, r"question 'q1', answer: 'answer_start' is True, not a whole"),
         ({"answers": [{"text": "", "answer_start": 0}]}, r"question 'q1', answer: 'text' is empty"),
         ({"answers": [{"answer_start": 0}]}, r"question 'q1', answer: 'text' is missing"),

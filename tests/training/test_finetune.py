@@ -266,6 +266,7 @@ def test_what_is_refused(tune: Tune, bench: Path, tmp_path: Path, taught: tuple[
     refuse(
         tune, ConfigError, r"^model.n_layer \(3\) differs from that of '.*base' \(2\), whose weights would", "model.n_layer=3"
     )
+    refuse(tune, ConfigError, r"^model.kind \(lstm\) differs from that of '.*base' \(transformer_xl\)", "model.kind=lstm")
     refuse(tune, ConfigError, r"^unknown task 'clasification'; did you mean 'classification'\?$", task="clasification")
     refuse(tune, ConfigError, r"^no model is named that learns the task; give a run", source=None)
     refuse(tune, ConfigError, r"^--task is missing, such as --task classification; docs", task=None)

@@ -83,3 +83,9 @@ def test_confusions_of_few_and_many_classes(n: int, tmp_path: Path) -> None:
     assert draw_confusion(path, np.eye(n, dtype=np.int64), labels, name="run")  # nothing confused
     with pytest.raises(CheckpointError, match="cannot write"):
         draw_confusion(tmp_path / "nowhere" / "confusion.png", confusion, labels, name="run")
+
+
+def test_names_of_classes_are_no_formulas(tmp_path: Path) -> None:
+    """And letters that no font has are boxes without a word."""
+    draw_confusion(tmp_path / "confusion.png", np.eye(3, dtype=np.int64), ["$x^{$", "\u597d", "ok"], name="$a_{$")
+    assert (tmp_path / "confusion.png").read_bytes().startswith(b"\x89PNG")

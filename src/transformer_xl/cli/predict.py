@@ -105,6 +105,8 @@ def predict(
     origin = origin_of(run, opened.any_model, texts.path, json=as_objects, precision=chosen, batch_size=batch_size)
     total = texts.count(opened)
     with prediction_file(out, origin, resume=resume) as (lines, n_kept):
+        if total is not None and n_kept > total:
+            raise ConfigError(f"'{out}' has {n_kept:,} lines, more than there are texts ({total:,}); choose another --out")
         _write(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
 
 
@@ -154,6 +156,9 @@ class _Texts:
         """Refuse what contradicts itself, and a file that is not there."""
         if self.typed is not None and self.file is not None:
             raise ConfigError(f"--text is read instead of a file; leave '{self.file}' out")
+        for option, typed in (("text", self.typed), ("pair", self.pair)):
+            if typed is not None and not typed.strip():
+                raise ConfigError(f"--{option} is empty; give a text")
         if self.pair is not None and self.typed is None:
             raise ConfigError("--pair goes with --text; in a file, a tab stands between a text and its pair")
         if self.file is not None and not self.file.is_dir():

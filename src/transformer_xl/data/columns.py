@@ -1,6 +1,7 @@
 """Which columns of a table, or keys of JSON objects, hold the text, the second text, the choices and the label."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -111,7 +112,7 @@ class ColumnFinder:
         """
         first, others = [cell.strip() for cell in rows[0]], rows[1:]
         if not (is_plain and len(first) == 1) and self._is_header(first, others):
-            if twice := next((name for name in first if name and first.count(name) > 1), None):
+            if twice := next((name for name, n in Counter(first).items() if name and n > 1), None):
                 raise CorpusError(f"{self._file} line 1: two columns are named {shown(twice)}; rename one")
             return first, self.named(first), True
         names = _numbers(len(first))

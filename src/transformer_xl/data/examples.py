@@ -8,6 +8,7 @@ Files are read line by line, however long they are; a line is held as a whole.
 """
 
 import csv
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -33,6 +34,7 @@ UNLABELLED = ("unsup",)
 
 STDIN = "standard input"
 
+_MOST_COLUMNS = 10_000
 _MAX_JSON_PARTS = 1 << 22  # commas of a long text count, too
 _PEEKED = 1000  # lines that show whether the first one names columns
 _JSON = (".jsonl", ".ndjson", ".json")
@@ -43,7 +45,12 @@ Fields = Mapping[str, Any]
 
 
 def read_examples(
-    source: Path | Iterable[bytes], task: TaskConfig, *, labelled: bool = True, classes: Sequence[str] = ()
+    source: Path | Iterable[bytes],
+    task: TaskConfig,
+    *,
+    labelled: bool = True,
+    reads_labels: bool = True,
+    classes: Sequence[str] = (),
 ) -> Iterator[Example]:
     """Yield the examples of a file, of a directory with one directory per class, or of standard input, in constant memory.
 
@@ -54,12 +61,14 @@ def read_examples(
             bytes, such as standard input, of lines that are texts, tables divided by tabs, or JSON.
         task: its kind, and the names of columns, where they are told.
         labelled: every example must have a label; False: it may.
+        reads_labels: False: labels are left out, whatever they are.
         classes: names of classes that are known, which help to tell labels from second texts.
 
     Raises:
         CorpusError: what cannot be read, or lacks a text or label, with its line.
     """
-    reader = _Reader(source if isinstance(source, Path) else None, task, labelled=labelled, classes=classes)
+    path = source if isinstance(source, Path) else None
+    reader = _Reader(path, task, labelled=labelled, reads_labels=reads_labels, classes=classes)
     if not isinstance(source, Path):
         if hasattr(source, "readline"):  # which takes no more than it is told, unlike iteration
             source = iter(partial(cast("BinaryIO", source).readline, BLOCK_BYTES), b"")
@@ -91,10 +100,12 @@ def suffix_of(path: Path) -> str:
 class _Reader:
     """Reads one source; `path` None is standard input."""
 
-    def __init__(self, path: Path | None, task: TaskConfig, *, labelled: bool, classes: Sequence[str]) -> None:
+    def __init__(
+        self, path: Path | None, task: TaskConfig, *, labelled: bool, reads_labels: bool, classes: Sequence[str]
+    ) -> None:
         self._name = STDIN if path is None else f"'{path}'"
         self._is_stdin = path is None
-        self._kind, self._labelled = task.kind, labelled
+        self._kind, self._labelled, self._reads_labels = task.kind, labelled, reads_labels
         self._finder = ColumnFinder(self._name, task, labelled=labelled, classes=classes)
         self._n_choice = 0
 
@@ -166,6 +177,8 @@ class _Reader:
 
     def _tsv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
         for number, text in self._texts(lines):
+            if text.count("\t") >= _MOST_COLUMNS:
+                raise CorpusError(f"{self._name} line {number}: it has more than {_MOST_COLUMNS:,} columns; leave some out")
             yield number, text.rstrip("\r\n").split("\t")
 
     def _csv(self, lines: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, list[str]]]:
@@ -174,6 +187,8 @@ class _Reader:
         number = 1
         try:
             for row in rows:
+                if len(row) > _MOST_COLUMNS:
+                    raise CorpusError(f"{self._name} line {number}: it has more than {_MOST_COLUMNS:,} columns; leave some out")
                 yield number, row or [""]
                 number = rows.line_num + 1
         except csv.Error as error:
@@ -184,10 +199,9 @@ class _Reader:
 
     def _table(self, rows: Iterator[tuple[int, list[str]]], *, is_plain: bool) -> Iterator[Example]:
         peeked = _peeked(rows, 1 if self._is_stdin else _PEEKED)
-        if not (filled := [row for _, row in peeked if row != [""]]):
-            return
         if peeked[0][1] == [""]:
             self._refuse_row(f"{self._name} line 1", 0, 0)
+        filled = [row for _, row in peeked if row != [""]]
         names, columns, has_names = self._finder.in_table(filled, is_plain=is_plain)
         blank = None
         for number, row in islice(chain(peeked, rows), has_names, None):
@@ -268,6 +282,8 @@ class _Reader:
         return example
 
     def _label(self, fields: Fields, names: tuple[str, ...], place: str) -> Label | None:
+        if not self._reads_labels:
+            return None
         if self._kind == "multilabel" and len(names) > 1:
             values = [fields.get(name) for name in names]
             if all(value in (None, "") for value in values):
@@ -278,7 +294,7 @@ class _Reader:
     def _label_of(self, value: Any, place: str) -> Label | None:
         """Return a label as the kind of task has it."""
         if self._kind == "multilabel" and value is not None:
-            values = value if isinstance(value, list) else str(value).split(",")
+            values = value if isinstance(value, list) else _name(value, place).split(",")
             return tuple(dict.fromkeys(name for each in values if (name := _name(each, place))))
         if value is None or (isinstance(value, str) and not value.strip()):
             return None
@@ -300,8 +316,12 @@ class _Reader:
             raise CorpusError(f"{place}: it has {len(choices)} choice{'s' * (len(choices) != 1)}{least}")
         if columns.question is not None:
             question = self._text(fields, columns.question, place)
+            if sum(len(question) + question.count("_") * len(choice) for choice in choices) > MAX_LINE_BYTES:
+                raise CorpusError(
+                    f"{place}: with all its answers the question has more than {MAX_LINE_BYTES:,} letters; shorten it"
+                )
             choices = [answered(question, choice) for choice in choices]
-        answer = fields.get(columns.label[0]) if columns.label else None
+        answer = fields.get(columns.label[0]) if columns.label and self._reads_labels else None
         return replace(example, choices=tuple(choices), label=_chosen(answer, len(choices), keys, place))
 
 
@@ -324,11 +344,11 @@ def _chosen(answer: Any, n_choice: int, keys: Any, place: str) -> int | None:
         return keys.index(text)
     if text in map(str, range(n_choice)):
         return int(text)
-    if len(text) == 1 and 0 <= ord(text.upper()) - ord("A") < n_choice:
-        return ord(text.upper()) - ord("A")
-    last = chr(ord("A") + n_choice - 1)
+    letters = string.ascii_uppercase[:n_choice]
+    if len(text) == 1 and (place_of := letters.find(text.upper())) >= 0:
+        return place_of
     raise CorpusError(
-        f"{place}: label {shown(answer)} is none of its {n_choice} choices; they are 0 to {n_choice - 1}, or A to {last}"
+        f"{place}: label {shown(answer)} is none of its {n_choice} choices; they are 0 to {n_choice - 1}, or A to {letters[-1]}"
     )
 
 
@@ -351,8 +371,19 @@ def _name(value: Any, place: str) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
-        raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number")
-    return str(value).strip()
+        raise CorpusError(f"{place}: label {shown(value)} is neither a name nor a number; give one")
+    name = str(value).strip()
+    if not _is_whole_text(name):
+        raise CorpusError(f"{place}: label {shown(name)} has half of a character (a lone surrogate); write it in UTF-8")
+    return name
+
+
+def _is_whole_text(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_true(value: Any, name: str, place: str) -> bool:

@@ -19,6 +19,12 @@ NOT_SCORED = -100
 
 _MOST_CLASSES = 20  # so many may be numbers with fractions, or occur once on average
 _MOST_SHOWN = 5
+_LARGEST = 1e9  # number, whose square is one in fp32
+
+MOST_LABELS = 4096
+"""Classes or labels of a model: a matrix of confusions fits into memory, and their names into its settings."""
+
+_MOST_LETTERS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,20 @@ def label_names(task: TaskConfig, examples: Sequence[Example]) -> tuple[str, ...
     if task.kind == "multilabel":
         if not names:
             raise CorpusError(f"{file}: no text has any label; name the column of labels by --label (task.label)")
-        return names
+        return _few(names, file)
     if len(names) == 1:
         raise CorpusError(
             f"{file}: all {len(examples):,} texts have the label {shown(names[0])}; give texts of two classes or more"
         )
     _check_classes(names, len(examples), file)
+    return _few(names, file)
+
+
+def _few(names: tuple[str, ...], file: str) -> tuple[str, ...]:
+    if len(names) > MOST_LABELS or sum(map(len, names)) > _MOST_LETTERS:
+        what = f"{len(names):,} different labels" if len(names) > MOST_LABELS else "labels of so many letters"
+        most = f"{MOST_LABELS:,} labels with {_MOST_LETTERS:,} letters in all"
+        raise CorpusError(f"{file}: {what} are too many for a model, which has at most {most}; merge or shorten them")
     return names
 
 
@@ -147,6 +161,8 @@ def label_number(label: object, place: str) -> float:
         raise CorpusError(
             f"{place}: label {shown(label)} is not a number, as regression needs; mend it, or use --task classification"
         )
+    if abs(number) > _LARGEST:
+        raise CorpusError(f"{place}: label {shown(label)} is above {_LARGEST:.0e}; divide all numbers by the same one")
     return number
 
 

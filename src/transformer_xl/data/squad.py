@@ -167,10 +167,11 @@ def _misplaced(answer: Answer, passage: str) -> str:
     if answer.start >= 0:
         stands = passage[answer.start : answer.end]
         complaint += f", where {shown(stands)} stands" if stands else f", which has {len(passage)}"
-    places = [at for at in range(len(passage)) if passage.startswith(answer.text, at)]
-    if not places:
+    start = min(max(answer.start, 0), len(passage))
+    places = [passage.rfind(answer.text, 0, start + len(answer.text)), passage.find(answer.text, start)]
+    if max(places) < 0:
         return f"{complaint}, nor anywhere in it; correct its text"
-    nearest = min(places, key=lambda at: abs(at - answer.start))
+    nearest = min((at for at in places if at >= 0), key=lambda at: abs(at - answer.start))
     return f"{complaint}; set answer_start to {nearest}, where it is"
 
 

@@ -310,5 +310,5 @@ def _check_head(config: ModelConfig) -> None:
     if config.mem_len == 0 and head.summary == "last" and head.kind != "span" and not is_whole:
         raise ConfigError(
             f"a text of more than head.tgt_len ({head.tgt_len}) tokens needs memory, and {config.reads_by} has mem_len 0; set "
-            f"head.max_len to at most {head.tgt_len}, or head.summary to 'mean'"
+            f"max_len to at most {head.tgt_len}, or summary to 'mean' (task.max_len, task.summary)"
         )

@@ -342,7 +342,7 @@ class TaskScore:
     def as_dict(self) -> dict[str, Any]:
         """Return all figures for JSON, with None where one is not defined."""
         parts: dict[str, Any] = {"kind": self.kind, "n": self.n, "main": self.main_name}
-        parts |= {name: None if math.isnan(value) else value for name, value in self.metrics.items()}
+        parts |= {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         if self.per_label:
             parts["per_label"] = self.per_label
         if self.confusion is not None:

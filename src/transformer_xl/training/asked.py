@@ -232,6 +232,10 @@ class Lesson:
 
     def _check_model(self, base: dict[str, Any], config: RunConfig) -> None:
         """Refuse settings of the model that its weights do not fit."""
+        if config.model.kind != base["kind"]:
+            raise ConfigError(
+                f"model.kind ({config.model.kind}) differs from that of '{self.base}' ({base['kind']}); leave it out"
+            )
         for key, old in base.items():
             if key in ("kind", "head", *_NOT_WEIGHTS) or key.startswith("drop"):
                 continue
@@ -240,7 +244,3 @@ class Lesson:
                     f"model.{key} ({new!r}) differs from that of '{self.base}' ({old!r}), whose weights would not fit; "
                     "leave it out"
                 )
-        if config.model.kind != base["kind"]:
-            raise ConfigError(
-                f"model.kind ({config.model.kind}) differs from that of '{self.base}' ({base['kind']}); leave it out"
-            )

@@ -370,9 +370,11 @@ class TaskRun(Run):
                         with self.trainer.average.in_place_of(self.model):
                             scores.append(self.score(self.texts.valid, "validating averaged weights")[0])
             except ConfigError as error:
+                if "not finite" not in str(error):
+                    raise
                 raise TrainingError(
-                    f"diverged at step {self.trainer.step}: {error}; the checkpoints before are intact, resume with a lower "
-                    "optim.lr"
+                    f"diverged: scores of the validation texts are not finite numbers after step {self.trainer.step}; the "
+                    "checkpoints before are intact, resume with a lower optim.lr"
                 ) from None
         found: list[list[float]] = self.world.from_first([[-score.main, _tie_break(score)] for score in scores])
         trainer = self.trainer
