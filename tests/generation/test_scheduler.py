@@ -14,7 +14,7 @@ from tests.generation.test_decoder_rows import TEXT, feed, model_of
 from tests.helpers import tiny_model
 from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import Chosen, Failed, Finished, Read, Request, seeded_generator
+from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, Read, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import Scheduler, write
@@ -508,6 +508,63 @@ def test_events_say_what_was_read() -> None:
     scheduler.submit(Request(prompt=TEXT[:9], seed=0, max_new_tokens=0))
     scheduler.submit(Request(prompt=TEXT[:1], seed=0, max_new_tokens=1))
     events = finish(scheduler)
-    assert [event for event in events if isinstance(event, Read)] == [(0, 4), (1, 1), (0, 4), (0, 1)]
+    assert [event for event in events if isinstance(event, Read)] == [(0, 4, ()), (1, 1, ()), (0, 4, ()), (0, 1, ())]
     ends = {event.text: event for event in events if isinstance(event, Finished)}
     assert [ends[i][1:4] for i in range(2)] == [("length", 9, 0), ("length", 1, 1)]
+
+
+def test_one_piece_a_tick_and_every_prompt_in_the_end() -> None:
+    """What is short comes first, one piece in four goes to those that wait longest, and no bit depends on the order."""
+    requests = [Request(prompt=(TEXT * 9)[:n], seed=i, max_new_tokens=3) for i, n in enumerate((90, 5, 61))]
+    alone = [events_of(request) for request in requests]
+    scheduler = Scheduler(decoder_of())
+    numbers = [scheduler.submit(request) for request in requests]
+    found: list[list[Event]] = [[] for _ in requests]
+    turns: list[int] = []
+    while not scheduler.idle:
+        events = scheduler.tick(pieces=1)
+        read = [event.text for event in events if isinstance(event, Read)]
+        assert len(read) <= 1
+        turns += read
+        for event in events:
+            found[numbers.index(event.text)].append(event)
+    assert turns.index(1) <= 2 and 0 in turns[:8] and 2 in turns[:8]
+    for own, expected in zip(found, alone, strict=True):
+        assert [e.token for e in own if isinstance(e, Chosen)] == [e.token for e in expected if isinstance(e, Chosen)]
+
+
+def events_of(request: Request) -> list[Event]:
+    scheduler = Scheduler(decoder_of())
+    scheduler.submit(request)
+    return finish(scheduler)
+
+
+@pytest.mark.parametrize("n", [1, 4, 11])
+def test_the_tokens_of_a_prompt_are_scored_and_the_text_stays_the_same(n: int) -> None:
+    plain = events_of(Request(prompt=TEXT[:n], seed=0, max_new_tokens=4, likeliest=2))
+    events = events_of(Request(prompt=TEXT[:n], seed=0, max_new_tokens=4, likeliest=2, score_prompt=True))
+    scored = [each for event in events if isinstance(event, Read) for each in event.scored]
+    assert [each for each in events if isinstance(each, Chosen)] == [each for each in plain if isinstance(each, Chosen)]
+    assert [each.token for each in scored] == list(TEXT[:n]) and scored[0].log_probability is None
+    decoder = decoder_of()
+    (nats, *_) = decoder.score([list(TEXT[:n]), *[[] for _ in range(decoder.batch_size - 1)]])
+    for each, expected in zip(scored[1:], nats.tolist()[1:], strict=True):
+        assert each.log_probability == pytest.approx(-expected, abs=1e-5)
+        assert len(each.likeliest) == 2 and dict(each.likeliest).get(each.token, each.log_probability) == each.log_probability
+
+
+def test_a_text_that_waits_writes_nothing_and_goes_on_as_before() -> None:
+    requests = [Request(prompt=TEXT[:6], seed=i, max_new_tokens=5) for i in range(2)]
+    expected = [event.token for event in events_of(requests[0]) if isinstance(event, Chosen)]
+    scheduler = Scheduler(decoder_of())
+    first, _ = (scheduler.submit(request) for request in requests)
+    tokens: list[int] = []
+    for turn in range(40):
+        if turn == 3:
+            scheduler.pause(first)
+        if turn == 20:
+            scheduler.pause(first, paused=False)
+        events = [event for event in scheduler.tick() if event.text == first]
+        assert not (3 <= turn < 20 and events)
+        tokens += [event.token for event in events if isinstance(event, Chosen)]
+    assert tokens == expected

@@ -20,7 +20,7 @@ from transformer_xl.generation.inputs import (
     row_mask,
 )
 from transformer_xl.generation.scores import Scores
-from transformer_xl.generation.session_file import LAST, RESERVED, RowState, load_session, model_sha256, save_session
+from transformer_xl.generation.session_file import LAST, RESERVED, RowState, SessionFormat, model_sha256
 from transformer_xl.generation.speeds import KeptSpeeds
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, Precision, PrecisionName, check_precision, choose_precision
@@ -231,11 +231,36 @@ class Decoder:
             TokenizerError: an id outside the vocabulary; nothing has been read then.
             ValueError: a row that does not exist, or ids that are not integers; nothing has been read then.
         """
+        self._advance(row, self._piece(row, ids))
+
+    def advance_scored(self, row: int, ids: Ids) -> Scores:
+        """Read a piece as `advance` does, to the same bits, and return what the model expected in the place of each token.
+
+        Args:
+            row: from 0 on.
+            ids: integers (T,), at most `tgt_len` of them.
+
+        Returns:
+            Scores of T rows, one for each token, given all before it; NaN for the first token that the row reads.
+
+        Raises:
+            TokenizerError: an id outside the vocabulary; nothing has been read then.
+            ValueError: a row that does not exist, or ids that are no integers or too many; nothing has been read then.
+        """
+        piece = self._piece(row, ids)
+        if len(piece) > self.tgt_len:
+            raise ValueError(f"a piece of {len(piece)} tokens is longer than tgt_len ({self.tgt_len}); divide it")
+        before = self._hidden[row : row + 1].clone()
+        after = self._stream.read(piece.unsqueeze(0).to(self.model.device), rows=slice(row, row + 1))[0].to(before.dtype)
+        self._hidden[row] = after[-1]
+        return self._scores_of(torch.cat([before, after[:-1]]))
+
+    def _piece(self, row: int, ids: Ids) -> Tensor:
         self._check_row(row)
         piece = integers(ids, "ids")
         self._check(piece)
         self._hidden = self._hidden.clone()  # earlier scores keep what they were made of
-        self._advance(row, piece)
+        return piece
 
     def _advance(self, row: int, ids: Tensor) -> None:
         self._hidden[row] = self._stream.advance(ids.unsqueeze(0).to(self.model.device), rows=slice(row, row + 1))[0]
@@ -279,7 +304,13 @@ class Decoder:
     @property
     def scores(self) -> Scores:
         """Scores of each row's next token, after all that was read; NaN for rows that have read nothing."""
-        hidden = self._hidden
+        return self._scores_of(self._hidden)
+
+    def scores_of(self, row: int) -> Scores:
+        """Return the scores of one row's next token, as scores of a single row."""
+        return self._scores_of(self._hidden[row : row + 1].clone())
+
+    def _scores_of(self, hidden: Tensor) -> Scores:
         head, tails = self._stream.head(hidden)
         return Scores(
             head,
@@ -360,6 +391,11 @@ class Decoder:
         self._stream.put(row, rest)
         self._hidden = hidden
 
+    def n_rewindable(self, row: int) -> int:
+        """Return by how many tokens a row can go back now; see `rewind`."""
+        self._check_row(row)
+        return self._stream.n_rewindable(row)
+
     def rewind(self, row: int, n: int) -> None:
         """Let a row go back by some tokens, exactly: it reads on as if it had never read them.
 
@@ -378,8 +414,7 @@ class Decoder:
             ConfigError: more tokens than the row can go back; it is then as it was.
             ValueError: a row that does not exist.
         """
-        self._check_row(row)
-        most = self._stream.n_rewindable(row)
+        most = self.n_rewindable(row)
         if not 0 <= n <= most:
             raise ConfigError(
                 f"row {row} cannot go back by {n} tokens, {most} are possible; take(row) before reading, and put it back"
@@ -426,8 +461,7 @@ class Decoder:
         Raises:
             CheckpointError: the file cannot be written; what the path held before is intact.
         """
-        rows = [self.take(row) for row in range(self.batch_size)]
-        save_session(Path(path), rows, by_position=self._stream.by_position, note=note or {})
+        self.session_format().save(path, [self.take(row) for row in range(self.batch_size)], note=note)
 
     def load(self, path: str | Path, *, accept: Callable[[Mapping[str, str]], object] | None = None) -> dict[str, str]:
         """Forget what was read, and load a session that `save` wrote, with as many rows or fewer; other rows begin anew.
@@ -446,7 +480,7 @@ class Decoder:
             CheckpointError: no such file, a damaged one, or a session of another model, decoder or precision (numbers would
                 differ even if its keys could be converted); the decoder is then as it was.
         """
-        rows, note = load_session(Path(path), self.take(0), self._stream.by_position, self._check_state)
+        rows, note = self.session_format().load(path)
         if len(rows) > self.batch_size:
             raise CheckpointError(
                 f"session {str(path)!r} has {len(rows)} rows, more than this decoder ({self.batch_size}); "
@@ -458,6 +492,12 @@ class Decoder:
         for row, state in enumerate(rows):
             self.put(row, state)
         return note
+
+    def session_format(self) -> SessionFormat:
+        """Return what writes and reads files of rows of this decoder; other threads may use it while the decoder goes on."""
+        empty = {name: x.narrow(1, 0, 0) if name in self._stream.by_position else x for name, x in self._take(0).items()}
+        own = RowState({name: x.clone() for name, x in empty.items()}, self._terms(), model_sha256(self.model))
+        return SessionFormat(own, self._stream.by_position, self._check_state)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return copies of what all rows have read, from which this decoder, or one with the same settings, can go on."""

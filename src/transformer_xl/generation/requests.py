@@ -48,6 +48,9 @@ class Request:
         ends: called with every token of the text; returns why it was the last one, or None.
         history: tokens that the row has read before, for a repetition penalty.
         generator: of its random numbers; None: `seeded_generator(seed)`.
+        likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: as `write` or the
+            `Scheduler` says.
+        score_prompt: report the tokens of the prompt in the same way (`Read.scored`); the row goes on with the same bits.
 
     Raises:
         ConfigError: a negative number of tokens, or a seed out of range.
@@ -61,23 +64,15 @@ class Request:
     ends: Callable[[int], FinishReason | None] | None = None
     history: Sequence[int] = ()
     generator: "np.random.Generator | None" = None
+    likeliest: int | None = None
+    score_prompt: bool = False
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
             raise ConfigError(f"max_new_tokens ({self.max_new_tokens}) must be at least 0")
+        if self.likeliest is not None and self.likeliest < 0:
+            raise ConfigError(f"likeliest ({self.likeliest}) must be at least 0; None reports no log-probabilities")
         check_seed(self.seed)
-
-
-class Read(NamedTuple):
-    """A piece of a prompt was read.
-
-    Attributes:
-        text: number of the request, in order.
-        n: tokens of the piece.
-    """
-
-    text: int
-    n: int
 
 
 class Chosen(NamedTuple):
@@ -94,6 +89,20 @@ class Chosen(NamedTuple):
     token: int
     log_probability: float | None
     likeliest: tuple[tuple[int, float], ...]
+
+
+class Read(NamedTuple):
+    """A piece of a prompt was read.
+
+    Attributes:
+        text: number of the request, in order.
+        n: tokens of the piece.
+        scored: its tokens, if the request asks for them; of the first token of a row, the log-probability is None.
+    """
+
+    text: int
+    n: int
+    scored: tuple[Chosen, ...] = ()
 
 
 class Finished(NamedTuple):

@@ -2,8 +2,8 @@
 
 import base64
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import CheckpointError, TokenizerError
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Finished, Request, seeded_generator
+from transformer_xl.generation.requests import EMPTY_PROMPT, Chosen, Event, Finished, Read, Request, seeded_generator
 from transformer_xl.generation.sampling import Sampling
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import write
@@ -21,13 +21,85 @@ _TAIL = 512
 """Last tokens that are kept as ids: for a repetition penalty, and for how the text goes on (spaces, parts of characters)."""
 
 
+@dataclass
+class TextState:
+    """What is known of a text besides what its row remembers.
+
+    Attributes:
+        tail: the last tokens.
+        n_tokens: how many tokens were read and written in all.
+        random: the seed and the random numbers that go on from turn to turn; None: nothing was drawn yet.
+    """
+
+    tail: deque[int] = field(default_factory=lambda: deque(maxlen=_TAIL))
+    n_tokens: int = 0
+    random: "_Random | None" = None
+
+    def remember(self, *tokens: int, n: int = 1) -> None:
+        """Add `n` tokens, of which the last ones are given."""
+        self.tail.extend(tokens)
+        self.n_tokens += n
+
+    def copy(self) -> "TextState":
+        """Return the same text, which goes its own way from here."""
+        return TextState.of_note(self.note())
+
+    def note(self) -> dict[str, str]:
+        """Return it as the note of a session's file."""
+        note = {"tokens": str(self.n_tokens), "tail": " ".join(map(str, self.tail))}
+        if self.random is not None:
+            seed, generator = self.random
+            note |= {"seed": str(seed), "random": generator_to_text(generator)}
+        return note
+
+    @classmethod
+    def of_note(cls, note: Mapping[str, str], *, vocab_size: int = 10**9) -> "TextState":
+        """Return the state that a note holds; what is no such thing in it is left out."""
+        tokens = [int(token) for token in note.get("tail", "").split() if _is_whole(token, 10**9)]
+        tail = deque((token for token in tokens if token < vocab_size), maxlen=_TAIL)
+        n_tokens = note.get("tokens", "")
+        return cls(tail, int(n_tokens) if _is_whole(n_tokens, 10**18) else max(1, len(tail)), _random_of(note))
+
+
+class Turn:
+    """Keeps a text's state true while a request is read and written in its row.
+
+    Args:
+        text: of the row; changed by each event.
+        prompt: of the request.
+    """
+
+    def __init__(self, text: TextState, prompt: Sequence[int] | np.ndarray) -> None:
+        self._text, self._prompt, self._n_read = text, np.asarray(prompt), 0
+        self._last: Chosen | None = None
+
+    def add(self, event: Event) -> None:
+        """Take what happened; the row does not remember a token that ended the text as a stop."""
+        if isinstance(event, Read):
+            self.read(event.n)
+            return
+        unread = isinstance(event, Finished) and event.reason == "stop" and event.stop_token is None
+        if not unread:
+            self.settle()
+        self._last = event if isinstance(event, Chosen) else None
+
+    def settle(self) -> None:
+        """Count the last token as read: a scheduler's row has read it when its tick is over."""
+        if self._last is not None:
+            self._text.remember(self._last.token)
+            self._last = None
+
+    def read(self, n: int) -> None:
+        """Take `n` more tokens of the prompt."""
+        self._text.remember(*self._prompt[self._n_read : self._n_read + n][-_TAIL:].tolist(), n=n)
+        self._n_read += n
+
+
 class Kept(NamedTuple):
-    """What a session remembers: the row's state, the last tokens, how many in all, and the state of its generator."""
+    """What a session remembers: the row's state, and the text's."""
 
     memory: RowState
-    tail: tuple[int, ...]
-    n_tokens: int
-    random: tuple[int, str] | None
+    text: TextState
 
 
 class TextSession:
@@ -40,21 +112,28 @@ class TextSession:
             into turns; only the seed of the very first request counts. False: each turn begins with its own seed.
 
     Attributes:
-        tail: the last tokens.
-        n_tokens: how many tokens were read and written in all.
+        text: what is known of it besides what its row remembers.
     """
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, *, keeps_drawing: bool = False) -> None:
         assert decoder.batch_size == 1, "a session is one row"
         self.decoder, self.tokenizer, self.keeps_drawing = decoder, tokenizer, keeps_drawing
-        self.tail: deque[int] = deque(maxlen=_TAIL)
-        self.n_tokens = 0
-        self._random: _Random | None = None
+        self.text = TextState()
+
+    @property
+    def tail(self) -> deque[int]:
+        """The last tokens."""
+        return self.text.tail
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens were read and written in all."""
+        return self.text.n_tokens
 
     @property
     def seed(self) -> int | None:
         """The seed that the random numbers began with; None: nothing was drawn yet."""
-        return None if self._random is None else self._random[0]
+        return None if self.text.random is None else self.text.random[0]
 
     def write(
         self,
@@ -72,19 +151,16 @@ class TextSession:
         """
         if len(request.prompt) == 0 and self.n_tokens == 0:
             raise TokenizerError(EMPTY_PROMPT)
-        prompt, n_read = np.asarray(request.prompt), 0
+        turn = Turn(self.text, request.prompt)
 
         def read(_: int, n: int) -> None:
-            nonlocal n_read
-            self._remember(*prompt[n_read : n_read + n][-_TAIL:].tolist(), n=n)
-            n_read += n
+            turn.read(n)
             if on_read:
                 on_read(n)
 
-        last: Chosen | None = None
-        if self._random is None or not self.keeps_drawing:
-            self._random = request.seed, seeded_generator(request.seed)
-        request = replace(request, history=tuple(self.tail), generator=self._random[1])
+        if self.text.random is None or not self.keeps_drawing:
+            self.text.random = request.seed, seeded_generator(request.seed)
+        request = replace(request, history=tuple(self.tail), generator=self.text.random[1])
         for event in write(
             self.decoder,
             [request],
@@ -94,25 +170,17 @@ class TextSession:
             on_read=read,
             interrupted=interrupted,
         ):
-            unread = isinstance(event, Finished) and event.reason == "stop" and event.stop_token is None
-            if last is not None and not unread:
-                self._remember(last.token)
-            last = event if isinstance(event, Chosen) else None
+            turn.add(event)
             yield event
 
     def reset(self) -> None:
         """Forget everything."""
         self.decoder.reset()
-        self.tail.clear()
-        self.n_tokens, self._random = 0, None
+        self.text = TextState()
 
     def save(self, path: Path) -> None:
         """Write the session to a file, which holds the old one or the new one at any time; see `Decoder.save`."""
-        note = {"tokenizer": self.tokenizer.fingerprint, "tokens": str(self.n_tokens), "tail": " ".join(map(str, self.tail))}
-        if self._random is not None:
-            seed, generator = self._random
-            note |= {"seed": str(seed), "random": generator_to_text(generator)}
-        self.decoder.save(path, note=note)
+        self.decoder.save(path, note={"tokenizer": self.tokenizer.fingerprint, **self.text.note()})
 
     def load(self, path: Path) -> None:
         """Forget everything, and go on from a file; see `Decoder.load`. Another tokenizer's session is a CheckpointError."""
@@ -121,28 +189,16 @@ class TextSession:
             if note.get("tokenizer", self.tokenizer.fingerprint) != self.tokenizer.fingerprint:
                 raise CheckpointError(f"session {str(path)!r} was read with another tokenizer; use that one, or start anew")
 
-        note = self.decoder.load(path, accept=accept)
-        tokens = [int(token) for token in note.get("tail", "").split() if _is_whole(token, 10**9)]
-        self.tail = deque((token for token in tokens if token < self.tokenizer.vocab_size), maxlen=_TAIL)
-        n_tokens = note.get("tokens", "")
-        self.n_tokens = int(n_tokens) if _is_whole(n_tokens, 10**18) else max(1, len(self.tail))
-        self._random = _random_of(note)
+        self.text = TextState.of_note(self.decoder.load(path, accept=accept), vocab_size=self.tokenizer.vocab_size)
 
     def keep(self) -> "Kept":
         """Return a copy of all that is remembered, for `restore`."""
-        random = None if self._random is None else (self._random[0], generator_to_text(self._random[1]))
-        return Kept(self.decoder.take(0), tuple(self.tail), self.n_tokens, random)
+        return Kept(self.decoder.take(0), self.text.copy())
 
     def restore(self, kept: "Kept") -> None:
         """Forget everything, and go on from what `keep` returned; this can be repeated."""
         self.decoder.put(0, kept.memory)
-        self.tail = deque(kept.tail, maxlen=_TAIL)
-        self.n_tokens = kept.n_tokens
-        self._random = None if kept.random is None else (kept.random[0], generator_from_text(kept.random[1]))
-
-    def _remember(self, *tokens: int, n: int = 1) -> None:
-        self.tail.extend(tokens)
-        self.n_tokens += n
+        self.text = kept.text.copy()
 
 
 _Random = tuple[int, np.random.Generator]

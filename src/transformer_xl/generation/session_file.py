@@ -69,7 +69,30 @@ class RowState:
         return sum(x.nbytes for x in self.tensors.values())
 
 
-def save_session(path: Path, rows: Sequence[RowState], *, by_position: Collection[str], note: Mapping[str, str]) -> None:
+@dataclass(frozen=True)
+class SessionFormat:
+    """Writes and reads the files of a decoder's rows. It does not look at what the rows hold now, so any thread may use it.
+
+    Attributes:
+        own: the state of an empty row.
+        by_position: see `Stream.by_position`.
+        check: raises a ValueError for tensors that cannot be the state of a row.
+    """
+
+    own: RowState
+    by_position: Collection[str]
+    check: Callable[[dict[str, Tensor]], object]
+
+    def save(self, path: str | Path, rows: Sequence[RowState], *, note: Mapping[str, str] | None = None) -> None:
+        """Write rows to one file; see `Decoder.save`."""
+        _save_session(Path(path), rows, by_position=self.by_position, note=note or {})
+
+    def load(self, path: str | Path) -> tuple[list[RowState], dict[str, str]]:
+        """Verify a file, and return its rows, on the CPU, and its note; see `Decoder.load`."""
+        return _load_session(Path(path), self.own, self.by_position, self.check)
+
+
+def _save_session(path: Path, rows: Sequence[RowState], *, by_position: Collection[str], note: Mapping[str, str]) -> None:
     """Write what one or more rows have read to one file; see `Decoder.save`, and `Stream.by_position`."""
     if not _is_note(dict(note)):
         raise CheckpointError(f"note {note!r} must map text to text; write numbers as text")
@@ -93,7 +116,7 @@ def save_session(path: Path, rows: Sequence[RowState], *, by_position: Collectio
         sync_directory(path.parent)
 
 
-def load_session(
+def _load_session(
     path: Path, own: RowState, by_position: Collection[str], check: Callable[[dict[str, Tensor]], object]
 ) -> tuple[list[RowState], dict[str, str]]:
     """Verify a file and return its rows, on the CPU, and its note; see `Decoder.load`.
@@ -120,6 +143,13 @@ def describe_session(path: Path) -> dict[str, Any]:
     one line why the file is not a session.
     """
     return _open_session(Path(path))[0]
+
+
+def peek_session(path: Path) -> dict[str, Any]:
+    """Return what a file says like `describe_session`, without verifying the whole of it: for lists of many large files."""
+    with _explained(f"session {str(path)!r} cannot be read", "check the path and the permissions"), open_tensors(path) as file:
+        about = {name: file.load_one(name) for name in (_ABOUT, _CHECKSUM) if name in file.tensors}
+    return _decode_about(path, about)
 
 
 def model_sha256(model: SequenceModel) -> str:

@@ -70,6 +70,7 @@ class Scheduler:
         self._sampling.check(decoder.model.config.vocab_size or 0)
         self._drafts: list[_Draft | None] = [None] * decoder.batch_size
         self._n_submitted = 0
+        self._n_piece = 0  # that ticks with a limit have read
         self._scores: Scores | None = None  # of the last step; a row that has just read its prompt needs new ones
         self._ticking = False
 
@@ -165,7 +166,7 @@ class Scheduler:
         drafts = sorted((draft for draft in self._drafts if draft), key=lambda draft: draft.number)
         return [self._end(draft, "interrupted") for draft in drafts]
 
-    def tick(self) -> list[Event]:
+    def tick(self, *, pieces: int | None = None) -> list[Event]:
         """Read one piece of each prompt that is not read yet, then write one token of each of the other texts.
 
         A text that fails (because no token can be drawn, or its `ends` raises) ends with `Failed`, and the others go on. Its
@@ -174,6 +175,11 @@ class Scheduler:
         If scores or the step fail, which all texts that write share, these texts end with `Failed`, and their rows are empty;
         texts whose prompts are still read go on. An exception that is no `Exception`, such as KeyboardInterrupt, ends the same
         texts and is raised.
+
+        Args:
+            pieces: the most pieces to read, so that texts that write wait no longer however many prompts there are. Prompts of
+                which least is left come first, but one piece in four goes to the others in turn, so that all are read. None:
+                one of each prompt.
 
         Returns:
             What happened, in order.
@@ -184,7 +190,7 @@ class Scheduler:
         self._refuse_inside_a_tick("tick")
         self._ticking = True
         try:
-            return list(self._round())
+            return list(self._round(pieces=pieces))
         finally:
             self._ticking = False
 
@@ -192,20 +198,31 @@ class Scheduler:
         if self._ticking:
             raise RuntimeError(f"{method} was called from inside a tick (by a request's ends); call it after the tick")
 
+    def pause(self, number: int, *, paused: bool = True) -> None:
+        """Let a text wait, or go on; its row stays as it is meanwhile. A text that has ended is left alone."""
+        for draft in self._drafts:
+            if draft and draft.number == number:
+                draft.paused = paused
+
     def _round(
-        self, begin: Callable[[int], object] = lambda row: None, interrupted: Callable[[], bool] = lambda: False
+        self,
+        begin: Callable[[int], object] = lambda row: None,
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        pieces: int | None = None,
     ) -> Iterator[Event]:
         """Read and write as `tick` does, one event after another; there is none only if there is no text.
 
         Args:
             begin: called with each free row when it is its turn to read; may submit a text.
             interrupted: asked after each token; the text ends then.
+            pieces: see `tick`.
         """
-        for row in range(len(self._drafts)):
+        for row in range(len(self._drafts)) if pieces is None else self._next_rows(pieces):
             if self._drafts[row] is None:
                 begin(row)
             yield from self._read(row)
-        ready = [draft for draft in self._drafts if draft is not None and not draft.is_reading]
+        ready = [draft for draft in self._drafts if draft is not None and not draft.is_reading and not draft.paused]
         try:
             yield from self._step(ready, interrupted)
         except GeneratorExit:  # nothing failed; nobody wants more events
@@ -213,18 +230,40 @@ class Scheduler:
         except BaseException as error:
             yield from self._abandon([draft for draft in ready if self._drafts[draft.row] is draft], error)
 
+    def _next_rows(self, n: int) -> list[int]:
+        """Return the rows whose prompts are read next, at most `n` of them."""
+        reading = [draft for draft in self._drafts if draft and draft.is_reading and not draft.paused]
+        chosen: list[int] = []
+        while reading and len(chosen) < n:
+            in_turn = self._n_piece % _ONE_IN == 0
+            draft = min(reading, key=lambda draft: (draft.last_read, draft.row) if in_turn else (draft.n_left, draft.number))
+            draft.last_read = self._n_piece = self._n_piece + 1
+            reading.remove(draft)
+            chosen.append(draft.row)
+        return chosen
+
     def _read(self, row: int) -> list[Read | Failed]:
         """Read one piece of a row's prompt, if there is one."""
         draft = self._drafts[row]
         if draft is None or not draft.is_reading:
             return []
         try:
-            n = draft.read_piece()
+            piece, scores = draft.read_piece()
+            scored = self._scored(draft, piece, scores) if scores else ()
         except BaseException as error:
             return [*self._abandon([draft], error)]
         if not draft.is_reading:
             self._scores = None
-        return [Read(draft.number, n)]
+        return [Read(draft.number, len(piece), scored)]
+
+    def _scored(self, draft: "_Draft", piece: list[int], scores: Scores) -> tuple[Chosen, ...]:
+        """Return the tokens of a piece with what the model expected; nothing is known of what comes first of all."""
+        first = int(np.isnan(scores.row(0).cluster(0)).any())
+        unknown = [Chosen(draft.number, token, None, ()) for token in piece[:first]]
+        if len(piece) == first:
+            return tuple(unknown)
+        rows, tokens, n = range(first, len(piece)), piece[first:], self._n_likeliest(draft)
+        return (*unknown, *_reported([draft.number] * len(rows), tokens, [n or 0] * len(rows), scores, rows))
 
     def _step(self, ready: Sequence["_Draft"], interrupted: Callable[[], bool]) -> Iterator[Chosen | Finished | Failed]:
         """Choose a token for each text whose prompt is read, show it, and then read all of them in one step."""
@@ -268,15 +307,12 @@ class Scheduler:
     def _reports(self, scores: Scores, chosen: Sequence[tuple["_Draft", int]]) -> list[Chosen]:
         """Return the events of tokens; log-probabilities compute no rare cluster in the rows of others."""
         rows, tokens = [draft.row for draft, _ in chosen], [token for _, token in chosen]
-        values: Sequence[float | None] = [None] * len(rows)
-        best: list[tuple[tuple[int, float], ...]] = [()] * len(rows)
-        if self._likeliest is not None and rows:
-            values = scores.log_probability(torch.tensor(tokens), rows=rows).tolist()
-        if self._likeliest and rows:
-            nats, ids = (x.tolist() for x in scores.top(min(self._likeliest, scores.vocab_size), rows=rows))
-            best = [tuple(zip(*own, strict=True)) for own in zip(ids, nats, strict=True)]
-        reported = zip(chosen, values, best, strict=True)
-        return [Chosen(draft.number, token, value, leading) for (draft, token), value, leading in reported]
+        numbers, likeliest = [draft.number for draft, _ in chosen], [self._n_likeliest(draft) for draft, _ in chosen]
+        return _reported(numbers, tokens, likeliest, scores, rows)
+
+    def _n_likeliest(self, draft: "_Draft") -> int | None:
+        own = draft.request.likeliest
+        return self._likeliest if own is None else own
 
     def _end(self, draft: "_Draft", reason: FinishReason, stop_token: int | None = None) -> Finished:
         self._drafts[draft.row] = None
@@ -357,6 +393,28 @@ def write(
                 return
 
 
+_ONE_IN = 4
+"""Of so many pieces, one goes to the prompt that has waited longest, however much of it is left."""
+
+
+def _reported(
+    numbers: Sequence[int], tokens: Sequence[int], likeliest: Sequence[int | None], scores: Scores, rows: Sequence[int]
+) -> list[Chosen]:
+    """Return the events of tokens in rows of scores; each has as many of the likeliest as it asks for (None: no scores)."""
+    asking = [i for i, n in enumerate(likeliest) if n is not None]
+    values: dict[int, float] = {}
+    best: dict[int, tuple[tuple[int, float], ...]] = {}
+    if asking:
+        nats = scores.log_probability(torch.tensor([tokens[i] for i in asking]), rows=[rows[i] for i in asking])
+        values = dict(zip(asking, nats.tolist(), strict=True))
+    if asking := [i for i in asking if likeliest[i]]:
+        most = min(max(likeliest[i] or 0 for i in asking), scores.vocab_size)
+        top = (x.tolist() for x in scores.top(most, rows=[rows[i] for i in asking]))
+        for i, nats, ids in zip(asking, *top, strict=True):
+            best[i] = tuple(zip(ids, nats, strict=True))[: likeliest[i]]
+    return [Chosen(numbers[i], token, values.get(i), best.get(i, ())) for i, token in enumerate(tokens)]
+
+
 class _Draft:
     """A text in one row of a decoder: its prompt is read piece by piece, then tokens are chosen one by one."""
 
@@ -365,6 +423,8 @@ class _Draft:
     ) -> None:
         self.row, self.number, self.request, self.remember = row, number, request, remember
         self.n_read = self.n_written = 0
+        self.last_read = 0  # when it was its turn, in pieces of all prompts
+        self.paused = False
         try:
             self._prompt = np.array(request.prompt)  # a copy; the caller may change theirs
         except ValueError:  # ragged
@@ -386,8 +446,13 @@ class _Draft:
         """Whether a part of the prompt is still to be read."""
         return self.n_read < len(self._prompt)
 
-    def read_piece(self) -> int:
-        """Read the next `tgt_len` tokens of the prompt, and return how many there were.
+    @property
+    def n_left(self) -> int:
+        """How many tokens of the prompt are still to be read."""
+        return len(self._prompt) - self.n_read
+
+    def read_piece(self) -> tuple[list[int], Scores | None]:
+        """Read the next `tgt_len` tokens of the prompt, and return them, and their scores if the request wants these.
 
         Pieces are counted from the beginning of the prompt, so their bits do not depend on what happens in between.
         """
@@ -395,14 +460,18 @@ class _Draft:
         if first == 0:
             self._begin = time.perf_counter()
         piece = self._prompt[first : first + self._decoder.tgt_len].tolist()
+        scores = None
         if len(self._prompt) == 1:  # single tokens are always stepped
+            scores = self._decoder.scores_of(self.row) if self.request.score_prompt else None
             self._decoder.read([piece if row == self.row else [] for row in range(self._decoder.batch_size)])
+        elif self.request.score_prompt:
+            scores = self._decoder.advance_scored(self.row, piece)
         else:
             self._decoder.advance(self.row, piece)
         self._history.add(*piece)
         self.n_read += len(piece)
         self._read = time.perf_counter()
-        return len(piece)
+        return piece, scores
 
     def choose(self, scores: Scores) -> int:
         """Draw the next token."""
