@@ -21,7 +21,7 @@ LAYERS = [
     {"generation", "conversion"},
     {"training", "huggingface", "onnx", "predicting"},
     {"cost"},
-    {"analysis"},
+    {"analysis", "server"},
     {"cli"},
     {"__main__"},
 ]

@@ -22,6 +22,7 @@ from transformer_xl.cli import (
     recipes,
     recl,
     seal,
+    serve,
     train,
 )
 from transformer_xl.cli.mistakes import left_over, unknown_option
@@ -61,6 +62,7 @@ app.command(evaluate.evaluate, name="eval")
 app.command(explain.explain)
 app.command(generate.generate)
 app.command(predict.predict)
+app.command(serve.serve)
 app.command(convert.convert)
 app.command(corpus.app)
 app.command(bench.app)

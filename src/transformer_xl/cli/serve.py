@@ -1,0 +1,139 @@
+"""`txl serve`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least, check_run, mind_busy_cores
+from transformer_xl.console import say
+from transformer_xl.errors import ConfigError, room_for
+
+_DEFAULT_ROWS = 8
+
+
+def serve(
+    run: str,
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    rows: int = _DEFAULT_ROWS,
+    mem_len: int | None = None,
+    precision: Precision = "auto",
+    api_key_file: Path | None = None,
+    cors_origin: Repeated = None,
+    public_name: Repeated = None,
+    sessions: Path | None = None,
+    session_memory: Annotated[float | None, Parameter(name="--session-memory")] = None,
+    ttl: float = 86_400,
+    save_every: int = 65_536,
+    queue: int | None = None,
+    grace: float = 30.0,
+    worker: str = "w1",
+    name: str | None = None,
+    opening: Opening = Opening(),
+    quiet: Flag = False,
+) -> None:
+    """Serve a model: completions as OpenAI has them, and sessions of constant memory.
+
+    Common uses:
+        txl serve runs/mine
+        txl serve runs/mine --sessions sessions --rows 16
+        txl serve runs/mine --host 0.0.0.0 --api-key-file keys.txt
+
+    Open the address that it prints in a browser for a page to try it.
+
+    Args:
+        run: directory of a run, of an exported model, or a hub id.
+        host: address to listen at; others than this machine's need --api-key-file.
+        port: of it; 0 is a free one.
+        rows: texts that are read and written side by side.
+        mem_len: positions of memory. Default: the model's.
+        precision: of weights and memory; auto takes what steps fastest.
+        api_key_file: file with a key on each line, which only you can read.
+        cors_origin: web page that may send requests, such as https://example.org; may be repeated.
+        public_name: name by which clients call the server, besides localhost; may be repeated.
+        sessions: directory for sessions, which then outlive the server. Its parent must exist.
+        session_memory: gigabytes that sessions may take in memory. Default: a quarter of what is free.
+        ttl: seconds after its last use when a session is deleted.
+        save_every: tokens after which a session is saved while it is used.
+        queue: requests that wait for a row. Default: four for each row.
+        grace: seconds that texts have to end when the server is stopped.
+        worker: begins the ids of this server's sessions; another one for each server with the same directory.
+        name: of the model, for clients. Default: that of the directory.
+        opening: how the run is opened.
+        quiet: print no line for each request.
+    """
+    check_least({"rows": (rows, 1), "queue": (queue, 1), "save-every": (save_every, 1), "port": (port, 0)})
+    if not (worker.isalnum() and worker.isascii() and len(worker) <= 16):
+        raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
+    if ttl <= 0 or grace < 0:
+        raise ConfigError(f"--ttl ({ttl:g}) must be above 0 and --grace ({grace:g}) at least 0")
+    check_run(run)
+    try:
+        from transformer_xl.server.guard import check_address, own_name, read_keys
+    except ImportError as error:
+        raise ConfigError(f"txl serve needs {error.name}: pip install 'transformer_xl[serve]'") from None
+    keys = read_keys(api_key_file) if api_key_file else ()
+    check_address(host, keys)
+
+    import torch
+
+    from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.model.room import free_bytes
+    from transformer_xl.server.app import Server, make_app
+    from transformer_xl.server.engine import Engine
+    from transformer_xl.server.metrics import Metrics, standard_log
+    from transformer_xl.server.service import Service
+    from transformer_xl.server.sessions import Sessions, Store, most_bytes
+
+    opened = opening.open(run)
+    mind_busy_cores(opened, quiet=quiet)
+    with room_for(f"{rows:,} rows", "lower --rows or --mem-len"):
+        decoder = Decoder(opened.model, batch_size=rows, mem_len=mem_len, precision=precision)
+    metrics = Metrics(log=standard_log(quiet=quiet))
+    engine = Engine(
+        decoder,
+        opened.tokenizer,
+        queue=queue or 4 * rows,
+        per_owner=max(8, 2 * rows) if keys else None,
+        metrics=metrics,
+    )
+    each = most_bytes(engine.format)
+    limit = int(session_memory * 1e9) if session_memory is not None else (free_bytes(torch.device("cpu")) or 4 << 30) // 4
+    if limit < each:
+        raise ConfigError(f"--session-memory ({limit:,} bytes) holds no session, which takes {each:,} bytes; raise it")
+    store = Store(sessions, engine.format, opened.tokenizer, who=own_name()) if sessions else None
+    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl)
+    parameters = sum(p.numel() for p in opened.model.parameters())
+    details = {
+        "mem_len": decoder.mem_len,
+        "vocab_size": opened.tokenizer.vocab_size,
+        "tokenizer": opened.tokenizer.kind,
+        "precision": decoder.precision,
+        "parameters": parameters,
+        "model_sha256": engine.format.own.model,
+        "rows": rows,
+        "session_bytes": each,
+    }
+    metrics.rows.set(rows)
+    metrics.session_bytes.set(each)
+    own_model = name or Path(run).resolve().name
+    service = Service(engine, kept, metrics, model=own_model, details=details, save_every=save_every)
+    app = make_app(service, keys=keys, origins=cors_origin or (), hosts=public_name or ())
+    server = Server(service, app, host=host, port=port, grace=grace)
+    if opened.device.type == "cpu" and torch.get_num_threads() > 1 and not os.environ.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(torch.get_num_threads() - 1)  # one core answers requests
+    where = f"and in {sessions} as many as the disk holds" if sessions else "and none survives the server (--sessions DIR)"
+    say(
+        f"{own_model}: {parameters:,} parameters, {decoder.precision} on {opened.device}, memory {decoder.mem_len:,} tokens\n"
+        f"a session takes {each:,} bytes, however much it reads: {rows} in rows, {kept.most:,} in memory, {where}\n"
+        f"ready at {server.address} for a browser, or for example:\n"
+        f"  curl {server.address}/v1/completions -H 'Content-Type: application/json' "
+        + ('-H "Authorization: Bearer $KEY" ' if keys else "")
+        + '-d \'{"prompt": "Once", "max_tokens": 40}\''
+    )
+    server.run_until_ended()
+    say("ended; every session is saved" if sessions else "ended", quiet=quiet)

@@ -1,0 +1,203 @@
+"""The server put together, and run until a signal ends it."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from transformer_xl.errors import ConfigError, one_line, system_reason
+from transformer_xl.server.guard import Guard, headers_of
+from transformer_xl.server.jobs import RefusalError
+from transformer_xl.server.routes import make_routes
+from transformer_xl.server.service import Service
+from transformer_xl.server.wire import error_body
+from transformer_xl.version import __version__
+
+_HEADER_BYTES = 16_384
+_HEADER_SECONDS = 5.0
+_MOST_PROBLEMS = 3
+_LONGEST_VALUE = 60
+
+
+def make_app(
+    service: Service, *, keys: Collection[str] = (), origins: Collection[str] = (), hosts: Collection[str] = ()
+) -> Any:
+    """Return the ASGI application of a service, guarded.
+
+    Args:
+        service: its engine must have been started.
+        keys: SHA-256 of each key; empty: none is asked for.
+        origins: foreign web pages that may send requests.
+        hosts: names by which it may be called besides those of this machine.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        looking_after = asyncio.ensure_future(service.look_after())
+        try:
+            yield
+        finally:
+            looking_after.cancel()
+            await asyncio.gather(looking_after, return_exceptions=True)
+
+    app = FastAPI(title="txl serve", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.include_router(make_routes(service))
+    app.add_exception_handler(RefusalError, _refused)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(RequestValidationError, _invalid)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
+    app.add_exception_handler(Exception, _broken)
+    return Guard(app, keys=keys, origins=origins, metrics=service.metrics, hosts=hosts)
+
+
+async def _refused(_: Request, refusal: RefusalError) -> JSONResponse:
+    return JSONResponse(error_body(refusal), refusal.status, headers_of(refusal))
+
+
+async def _invalid(_: Request, error: RequestValidationError | ValidationError) -> JSONResponse:
+    """Name the fields that do not fit."""
+    problems: list[str] = []
+    for each in error.errors():
+        place = ".".join(
+            str(part) for part in each["loc"] if part != "body" and not str(part).startswith(("function", "list["))
+        )
+        said = one_line(ValueError(each["msg"].removeprefix("Value error, ")))
+        if each["type"] == "extra_forbidden":
+            said = "this field is unknown or not supported; leave it out"
+        problems.append(f"{place[:_LONGEST_VALUE]}: {said}" if place else said)
+    more = f" (and {len(problems) - _MOST_PROBLEMS} more)" if len(problems) > _MOST_PROBLEMS else ""
+    message = "; ".join(dict.fromkeys(problems[:_MOST_PROBLEMS])) + more
+    return JSONResponse(error_body(RefusalError(400, message, code="invalid_request")), 400)
+
+
+async def _unknown(_: Request, error: HTTPException) -> JSONResponse:
+    codes = {404: "not_found", 405: "method_not_allowed"}
+    refusal = RefusalError(error.status_code, str(error.detail), code=codes.get(error.status_code, "invalid_request"))
+    return JSONResponse(error_body(refusal), error.status_code, dict(error.headers or {}))
+
+
+async def _broken(_: Request, error: Exception) -> JSONResponse:
+    return JSONResponse(error_body(RefusalError(500, f"the server failed ({type(error).__name__})", code="internal")), 500)
+
+
+class _Protocol(H11Protocol):
+    """HTTP whose headers must be whole after a few seconds."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._late:
+            self._late.cancel()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Begin to wait for whole headers, or cease to: a connection that rests between two requests has its own limit."""
+        waits = self.conn.their_state is h11.IDLE and (self.cycle is None or bool(self.conn.trailing_data[0]))
+        if waits and self._late is None:
+            self._late = self.loop.call_later(_HEADER_SECONDS, self.transport.close)
+        elif not waits and self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+
+class Server(uvicorn.Server):
+    """A server that drains when it is told to end, and answers 503 meanwhile.
+
+    Args:
+        service: what it serves.
+        app: see `make_app`.
+        host: address to listen at.
+        port: of it; 0: a free one.
+        grace: seconds that texts have to end.
+        most_connections: at one time; beyond them the answer is 503.
+    """
+
+    def __init__(self, service: Service, app: Any, *, host: str, port: int, grace: float, most_connections: int = 512) -> None:
+        self._service, self._grace, self._ending = service, grace, False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.socket = _listen(host, port)
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            limit_concurrency=most_connections,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+        )
+        super().__init__(config)
+
+    @property
+    def address(self) -> str:
+        """Where it listens, as a URL."""
+        host, port = self.socket.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def run_until_ended(self) -> None:
+        """Serve until SIGINT or SIGTERM, save everything, and return; a second signal ends at once."""
+        asyncio.run(self._until_ended())
+
+    async def _until_ended(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._service.engine.start()
+        try:
+            await self.serve(sockets=[self.socket])
+        finally:
+            await self._service.shut_down(0.0 if self.force_exit else self._grace)
+            self._service.engine.stop()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain at the first signal, end at the second."""
+        if self._ending:
+            self.should_exit = self.force_exit = True
+            return
+        self._ending = True
+        self._service.engine.drain()
+        assert self._loop
+        self._loop.call_soon_threadsafe(lambda: asyncio.ensure_future(self._drain()))
+
+    async def _drain(self) -> None:
+        await self._service.shut_down(self._grace)
+        self.should_exit = True
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens.
+
+    Raises:
+        ConfigError: the port is taken, or there is no such address.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+        sock.listen(512)
+    except (OSError, OverflowError) as error:
+        sock.close()
+        reason = system_reason(error, "choose another --port") if isinstance(error, OSError) else "no such port"
+        raise ConfigError(f"cannot listen at {host}:{port}: {reason}") from None
+    sock.setblocking(False)
+    return sock

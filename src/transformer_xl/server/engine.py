@@ -1,0 +1,593 @@
+"""The thread that computes: it alone touches the decoder. Jobs wait, get a row, read, write, and leave it.
+
+A turn of its loop obeys what was asked meanwhile, gives rows to jobs that wait, and lets the scheduler read at most one piece
+of a prompt and write one token of every text. So a prompt delays texts that are written by one piece, however long it is, and
+what is cancelled costs at most one piece or step.
+
+A session that is not used keeps its row until another job needs it; then it is parked: what the row remembers is copied to
+main memory. Back in a row, any row, it goes on to the last bit.
+"""
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from transformer_xl.errors import TxlError, one_line
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.requests import Chosen, Event, Failed, Finished, FinishReason, Read, Request, seeded_generator
+from transformer_xl.generation.session import TextState, Turn
+from transformer_xl.generation.session_file import RowState
+from transformer_xl.generation.stopping import Transcript
+from transformer_xl.generation.writing import Scheduler
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket
+from transformer_xl.server.sessions import Session
+
+if TYPE_CHECKING:
+    from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.server.metrics import Metrics
+
+T = TypeVar("T")
+
+_AHEAD = 256
+"""Tokens that wait for a slow reader before its text pauses."""
+
+_SLOW_SECONDS = 30.0
+"""After which a text that pauses for its reader is ended."""
+
+_IDLE_SECONDS = 0.25
+"""Between two looks at deadlines while nothing is computed."""
+
+
+@dataclass(eq=False)
+class _Part:
+    """What a row does for a ticket: all of it, or the prompt that several texts share, or one of these.
+
+    Attributes:
+        ticket: whose it is.
+        prompt: what is read first.
+        index: of the text among those of the ticket; None: it only reads.
+        state: what it continues; None: the session's, or nothing.
+        number: of the scheduler.
+        row: of the decoder.
+        turn: keeps the session's text true; None: no session remembers this.
+        transcript: tokens to characters.
+        text: characters of the last token.
+        n_read: tokens that an earlier part of the ticket has read.
+        paused_at: since when it waits for its reader; None: it does not.
+    """
+
+    ticket: Ticket
+    prompt: np.ndarray
+    index: int | None = None
+    state: RowState | None = None
+    number: int = -1
+    row: int = -1
+    turn: Turn | None = None
+    transcript: Transcript | None = None
+    text: str = ""
+    n_read: int = 0
+    paused_at: float | None = None
+
+    @property
+    def session(self) -> Session | None:
+        """The session whose row this is."""
+        job = self.ticket.job
+        return None if job.forks else job.session
+
+
+class Engine:
+    """Runs jobs on the rows of a decoder. `submit`, `cancel` and `call` may be called by any thread.
+
+    Args:
+        decoder: nobody else may use it.
+        tokenizer: of the model.
+        queue: how many jobs may wait.
+        per_owner: how many of them of one owner; None: all.
+        metrics: counts; None: nobody counts.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: "Tokenizer",
+        *,
+        queue: int,
+        per_owner: int | None = None,
+        metrics: "Metrics | None" = None,
+    ) -> None:
+        self.decoder, self.tokenizer, self.metrics = decoder, tokenizer, metrics
+        self.queue, self.per_owner = queue, queue if per_owner is None else per_owner
+        self.format = decoder.session_format()
+        self.last_tick = time.monotonic()
+        self.n_failed = 0  # ticks one after another
+        self._scheduler = Scheduler(decoder)
+        self._residents: list[Session | None] = [None] * decoder.batch_size
+        self._dirty = [False] * decoder.batch_size  # holds a text that is over
+        self._parts: dict[int, _Part] = {}
+        self._waiting: dict[str, deque[_Part]] = {}  # by owner; the first one is next
+        self._calls: deque[Callable[[], None]] = deque()
+        self._cancelled: set[Ticket] = set()
+        self._wake = threading.Condition()
+        self._stopping = self.is_draining = False
+        self._speed = 0.0  # tokens per second, read or written, in the last while
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    # --- for other threads ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to compute."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; texts that are written end."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    def drain(self) -> None:
+        """Refuse new jobs from now on."""
+        self.is_draining = True
+
+    @property
+    def n_waiting(self) -> int:
+        """How many jobs wait for a row."""
+        return sum(map(len, self._waiting.values()))
+
+    @property
+    def n_busy(self) -> int:
+        """How many rows read or write."""
+        return len(self._parts)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is read or written, and nothing waits."""
+        return not self._parts and not self.n_waiting
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether the thread lives and its ticks succeed."""
+        stuck = bool(self._parts) and time.monotonic() - self.last_tick > 10
+        return self._thread.is_alive() and self.n_failed < 2 and not stuck
+
+    def submit(self, job: Job, tell: Callable[[Answer], object]) -> Ticket:
+        """Let a job wait for a row.
+
+        Args:
+            job: what is to be done.
+            tell: called in the engine's thread with each answer; must return at once.
+
+        Raises:
+            RefusalError: the server ends, too much waits, or the session is busy.
+        """
+        ticket = Ticket(job, tell, time.monotonic())
+        with self._wake:
+            if self._stopping or self.is_draining:
+                raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=5)
+            own = len(self._waiting.get(job.owner, ()))
+            if self.n_waiting >= self.queue or own >= self.per_owner:
+                whose = "of this key " if own >= self.per_owner else ""
+                message = f"{own or self.n_waiting} requests {whose}wait already; ask again later"
+                raise RefusalError(429, message, code="overloaded", retry_after=self._retry_after())
+            session = None if job.forks else job.session
+            if session:
+                require_free(session)
+                session.busy = ticket
+            prompt_alone = job.writing is not None and ticket.n_text > 1
+            part = _Part(ticket, job.prompt, None if prompt_alone or not job.writing else 0)
+            ticket.n_open = ticket.n_text
+            self._waiting.setdefault(job.owner, deque()).append(part)
+            self._wake.notify()
+        return ticket
+
+    def cancel(self, ticket: Ticket, by: str) -> None:
+        """End a job soon; what was shown of a session's text is remembered."""
+        with self._wake:
+            ticket.cancelled = ticket.cancelled or by
+            self._cancelled.add(ticket)
+            self._wake.notify()
+
+    def call(self, function: Callable[[], T]) -> "Future[T]":
+        """Run a function in the engine's thread, between two ticks."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+
+        with self._wake:
+            if self._stopping:
+                future.set_exception(RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
+                return future
+            self._calls.append(run)
+            self._wake.notify()
+        return future
+
+    # --- in its own thread: the functions below `_run` are called there alone, or by `call` -----------------------------------
+
+    def snapshot(self, session: Session) -> tuple[RowState | None, TextState]:
+        """Return copies of what a session remembers now, also while it is read or written; None: nothing was read."""
+        state = session.parked if session.row is None else self.decoder.take(session.row)
+        return state, session.text.copy()
+
+    def release(self, session: Session) -> None:
+        """Take a session out of its row and out of memory; nothing of it is left here."""
+        session.is_gone = True
+        for part in [part for part in self._parts.values() if part.session is session]:
+            self._dispatch([event for event in [self._scheduler.cancel(part.number)] if event])
+        if session.row is not None:
+            self._residents[session.row] = None
+            self._clear([session.row])
+            session.row = None
+        if session.parked is not None:
+            for x in session.parked.tensors.values():
+                x.zero_()
+            session.parked = None
+
+    def rewind(self, session: Session, n: int) -> None:
+        """Let a session go back by `n` tokens; the last one that is left is read anew.
+
+        Raises:
+            RefusalError: it is busy, or cannot go back so far.
+        """
+        require_free(session)
+        if n == session.text.n_tokens:
+            self.release(session)
+            session.is_gone, session.text = False, TextState()
+            return
+        row = session.row
+        if row is None or n > session.n_rewindable or n + 1 > len(session.text.tail):
+            can = session.n_rewindable if row is not None else 0
+            message = f"the session can go back by {can} tokens now, not {n}; save or fork it before what may be undone"
+            raise RefusalError(409, message, code="cannot_rewind", extra={"n_rewindable": can})
+        for _ in range(n):
+            session.text.tail.pop()
+        session.text.n_tokens -= n
+        self.decoder.rewind(row, n + 1)
+        self.decoder.read([[session.text.tail[-1]] if i == row else [] for i in range(self.decoder.batch_size)])
+        self._used(session)
+
+    def spill(self, session: Session, state: RowState) -> bool:
+        """Let go of a parked session whose file holds `state`; return False if it was used meanwhile."""
+        if session.busy or session.parked is not state:
+            return False
+        session.parked, session.is_gone = None, True
+        return True
+
+    def park(self, session: Session) -> None:
+        """Copy what the row of a session remembers to main memory, and free the row."""
+        if session.row is not None:
+            session.parked, row = self.decoder.take(session.row), session.row
+            self._residents[row], self._dirty[row] = None, True
+            session.row, session.n_rewindable = None, 0
+            if self.metrics:
+                self.metrics.evicted("parked")
+
+    def _run(self) -> None:
+        torch.set_grad_enabled(False)
+        while True:
+            with self._wake:
+                calls, self._calls = self._calls, deque()
+                if self._stopping and not calls:
+                    break
+            for run in calls:
+                run()
+            self._end_cancelled()
+            self._give_rows()
+            self._mind_readers()
+            if self._scheduler.idle or all(part.paused_at is not None for part in self._parts.values()):
+                self._clear([row for row, dirty in enumerate(self._dirty) if dirty and row in self._scheduler.free_rows])
+                with self._wake:
+                    if not (self._calls or self._stopping or self._cancelled):
+                        self._wake.wait(_IDLE_SECONDS)
+                continue
+            self._tick()
+        for ticket in {part.ticket for part in [*self._parts.values(), *(p for q in self._waiting.values() for p in q)]}:
+            self._fail(ticket, RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
+
+    def _tick(self) -> None:
+        begin, events = time.monotonic(), list[Event]()
+        try:
+            events = self._scheduler.tick(pieces=1)
+            self.n_failed = 0
+        except Exception as error:  # a fault of ours; every text has lost its row's numbers
+            self.n_failed += 1
+            for part in list(self._parts.values()):
+                self._scheduler.cancel(part.number)
+                self._fail(part.ticket, _refusal_of(error))
+        self.last_tick = time.monotonic()
+        n_read = sum(event.n for event in events if isinstance(event, Read))
+        n_written = sum(isinstance(event, Chosen) for event in events)
+        seconds = self.last_tick - begin
+        self._speed += 0.05 * ((n_read + n_written) / max(seconds, 1e-6) - self._speed)
+        if self.metrics:
+            self.metrics.ticked(seconds, n_read=n_read, n_written=n_written)
+        self._dispatch(events)
+        for part in self._parts.values():
+            if part.turn:
+                part.turn.settle()
+
+    # rows
+
+    def _give_rows(self) -> None:
+        """Let jobs begin that wait, of each owner in turn, while there are rows."""
+        begun = True
+        while begun:
+            begun = False
+            with self._wake:
+                firsts = [(owner, queue[0]) for owner, queue in self._waiting.items() if queue]
+            for owner, part in firsts:
+                if self._begin(part):
+                    begun = True
+                    with self._wake:
+                        queue = self._waiting.pop(owner)  # and to the end of the line
+                        if part in queue:
+                            queue.remove(part)
+                        if queue:
+                            self._waiting[owner] = queue
+
+    def _begin(self, part: _Part) -> bool:
+        """Give a row to a part, and return whether there was one."""
+        session, job = part.session, part.ticket.job
+        if part.state is None and job.forks and job.session is not None:
+            part.state, text = self.snapshot(job.session)
+            part.turn = None
+            part.transcript = self._transcript(job, text, part.prompt)
+        row = session.row if session and session.row is not None else self._free_row()
+        if row is None:
+            return False
+        try:
+            self._submit(part, row)
+        except Exception as error:
+            self._fail(part.ticket, _refusal_of(error))
+        return True
+
+    def _free_row(self) -> int | None:
+        """Return a row for another text; the session that was used least recently is parked for it if need be."""
+        free = self._scheduler.free_rows
+        empty = [row for row in free if self._residents[row] is None]
+        if empty:
+            return empty[0]
+        idle = [session for row in free if (session := self._residents[row]) and not session.busy]
+        if not idle:
+            return None
+        session = min(idle, key=lambda session: session.used)
+        row = session.row
+        self.park(session)
+        return row
+
+    def _submit(self, part: _Part, row: int) -> None:
+        """Hand a part to the scheduler."""
+        job, session, prompt = part.ticket.job, part.session, part.prompt
+        request = self._request(part)
+        self._dirty[row] = self._residents[row] is None
+        if session is not None:
+            part.turn = Turn(session.text, prompt)
+            part.transcript = self._transcript(job, session.text, prompt)
+            if session.row is None and session.parked is not None:
+                part.number = self._scheduler.submit(request, row=row, state=session.parked, remember=True)
+                session.parked = None
+            else:
+                part.number = self._scheduler.submit(request, row=row, go_on=session.row is not None, remember=True)
+            session.row, self._residents[row] = row, session
+        else:
+            part.transcript = part.transcript or self._transcript(job, TextState(), prompt)
+            part.number = self._scheduler.submit(request, row=row, state=part.state)
+        part.row, self._dirty[row] = row, False
+        self._parts[part.number] = part
+
+    def _transcript(self, job: Job, text: TextState, prompt: np.ndarray) -> Transcript:
+        stopping = job.writing.stopping if job.writing else None
+        return Transcript(self.tokenizer, [*text.tail, *prompt[-1024:].tolist()], stopping)
+
+    def _request(self, part: _Part) -> Request:
+        job, writing, session, prompt = part.ticket.job, part.ticket.job.writing, part.session, part.prompt
+        history = tuple(job.session.text.tail) if job.session else ()
+        if part.state is not None and part.index is not None:  # the prompt was read before
+            history = (*history, *job.prompt.tolist()[-1024:])
+        if part.index is None or writing is None:
+            return Request(
+                prompt=prompt, seed=0, max_new_tokens=0, score_prompt=job.score, likeliest=job.likeliest, history=history
+            )
+        seed = writing.seeds[part.index]
+        generator = None
+        if session is not None:
+            if session.text.random is None or not writing.keeps_drawing:
+                session.text.random = seed, seeded_generator(seed)
+            generator = session.text.random[1]
+
+        def ends(token: int) -> FinishReason | None:
+            assert part.transcript is not None
+            part.text = part.transcript.push(token)
+            return None if part.transcript.stopped_by is None else "stop"
+
+        return Request(
+            prompt=prompt,
+            seed=seed,
+            sampling=writing.sampling,
+            max_new_tokens=writing.max_tokens,
+            stop_tokens=frozenset(writing.stopping.tokens),
+            ends=ends,
+            history=history,
+            generator=generator,
+            likeliest=job.likeliest,
+            score_prompt=job.score,
+        )
+
+    def _clear(self, rows: list[int]) -> None:
+        """Forget what rows hold of texts that are over."""
+        if rows:
+            self.decoder.reset(torch.tensor([row in rows for row in range(self.decoder.batch_size)]))
+            for row in rows:
+                self._dirty[row] = False
+
+    # what happens
+
+    def _dispatch(self, events: list[Event]) -> None:
+        for event in events:
+            part = self._parts.get(event.text)
+            if part is None:
+                continue
+            if part.turn:
+                part.turn.add(event)
+            if isinstance(event, Read):
+                self._tell(part.ticket, Progress(event.n, event.scored))
+            elif isinstance(event, Chosen):
+                self._tell(part.ticket, Piece(part.index or 0, event, part.text))
+            elif isinstance(event, Finished):
+                self._finish(part, event)
+            else:
+                self._lose(part, event)
+
+    def _finish(self, part: _Part, event: Finished) -> None:
+        ticket, job = part.ticket, part.ticket.job
+        del self._parts[part.number]
+        if part.session is None:
+            self._dirty[part.row] = True
+        if part.index is None and job.writing is not None:  # the prompt that several texts share
+            if event.reason != "interrupted":
+                self._branch(part, event.n_read)
+                return
+            ticket.n_open = 1
+        rest = part.transcript.finish() if part.transcript and part.index is not None else ""
+        ticket.n_open -= 1
+        self._leave(ticket)
+        self._tell(ticket, End(part.index or 0, event.reason, rest, part.n_read + event.n_read, event.n_written))
+
+    def _branch(self, prompt: _Part, n_read: int) -> None:
+        """Let the texts of a ticket begin that share a prompt, before whatever else their owner waits for."""
+        ticket, job = prompt.ticket, prompt.ticket.job
+        state, before = self.decoder.take(prompt.row), job.session.text if job.session else TextState()
+        with self._wake:
+            queue = self._waiting.setdefault(job.owner, deque())
+            for index in reversed(range(ticket.n_text)):
+                transcript = self._transcript(job, before, job.prompt)
+                part = _Part(ticket, np.empty(0, np.int64), index, state, transcript=transcript)
+                part.n_read = 0 if index else n_read
+                queue.appendleft(part)
+
+    def _lose(self, part: _Part, event: Failed) -> None:
+        """End a ticket one of whose texts has failed; a session whose row was emptied has lost what no file holds."""
+        self._fail(part.ticket, _refusal_of(event.error))
+        session = part.session
+        if session and session.row is not None and np.isnan(self.decoder.scores_of(session.row).row(0).cluster(0)).any():
+            self.release(session)
+
+    def _tell(self, ticket: Ticket, answer: Answer) -> None:
+        if isinstance(answer, Piece):
+            ticket.n_ahead += 1
+        ticket.tell(answer)
+
+    def _leave(self, ticket: Ticket) -> None:
+        """Free the session of a ticket that is over."""
+        session = ticket.job.session
+        if session and session.busy is ticket and ticket.n_open <= 0:
+            session.busy = None
+            self._used(session)
+
+    def _used(self, session: Session) -> None:
+        session.used = time.time()
+        if session.row is not None:
+            session.n_rewindable = max(0, self.decoder.n_rewindable(session.row) - 1)
+
+    def _fail(self, ticket: Ticket, refusal: RefusalError) -> None:
+        """End all that belongs to a ticket."""
+        with self._wake:
+            for queue in self._waiting.values():
+                for part in [part for part in queue if part.ticket is ticket]:
+                    queue.remove(part)
+        for part in [part for part in self._parts.values() if part.ticket is ticket]:
+            self._scheduler.cancel(part.number)
+            del self._parts[part.number]
+            if part.session is None:
+                self._dirty[part.row] = True
+        ticket.n_open = 0
+        self._leave(ticket)
+        self._tell(ticket, Problem(refusal))
+
+    def _end_cancelled(self) -> None:
+        now = time.monotonic()
+        with self._wake:
+            cancelled, self._cancelled = self._cancelled, set()
+            waiting = {part.ticket for queue in self._waiting.values() for part in queue}
+        for ticket in {part.ticket for part in self._parts.values()} | waiting:
+            if ticket not in cancelled and now - ticket.submitted > ticket.job.timeout:
+                ticket.cancelled = "timeout"
+                cancelled.add(ticket)
+        for ticket in cancelled:
+            if ticket.n_open <= 0:
+                continue
+            if self.metrics:
+                self.metrics.cancelled(ticket.cancelled)
+            self._end_parts(ticket)
+            if ticket.n_open > 0:  # none of its texts has begun
+                self._fail(ticket, why_cancelled(ticket))
+
+    def _end_parts(self, ticket: Ticket) -> None:
+        """End what is read and written for a ticket; its session remembers what was shown."""
+        for part in [part for part in self._parts.values() if part.ticket is ticket]:
+            self._dispatch([event for event in [self._scheduler.cancel(part.number)] if event])
+
+    def _mind_readers(self) -> None:
+        """Let texts pause whose readers are slow, and go on when these have caught up."""
+        now = time.monotonic()
+        for part in self._parts.values():
+            ahead = part.ticket.n_ahead
+            if part.paused_at is None and ahead > _AHEAD:
+                part.paused_at = now
+                self._scheduler.pause(part.number)
+            elif part.paused_at is not None and ahead < _AHEAD // 2:
+                part.paused_at = None
+                self._scheduler.pause(part.number, paused=False)
+            elif part.paused_at is not None and now - part.paused_at > _SLOW_SECONDS:
+                self.cancel(part.ticket, "slow_reader")
+
+    def _retry_after(self) -> int:
+        queued = sum(len(part.prompt) + _most_written(part.ticket.job) for queue in self._waiting.values() for part in queue)
+        return min(60, max(1, math.ceil(queued / max(self._speed, 1.0))))
+
+
+def require_free(session: Session) -> None:
+    """Refuse a session that is busy or gone.
+
+    Raises:
+        RefusalError: it is.
+    """
+    if session.is_gone:
+        raise RefusalError(404, "no such session", code="not_found")
+    if session.busy:
+        message = "the session is busy; wait until its call has ended, or stop that by DELETE …/run"
+        raise RefusalError(409, message, code="busy", extra={"n_tokens": session.text.n_tokens})
+
+
+def why_cancelled(ticket: Ticket) -> RefusalError:
+    """Return what a client is told whose job was cancelled."""
+    if ticket.cancelled == "timeout":
+        message = f"it took longer than {ticket.job.timeout:g} s (timeout); what was shown is kept"
+        return RefusalError(504, message, code="timeout")
+    if ticket.cancelled == "slow_reader":
+        return RefusalError(504, "the answer was not read; what was shown is kept", code="slow_reader")
+    return RefusalError(409, "the call was stopped; what was shown is kept", code="stopped")
+
+
+def _most_written(job: Job) -> int:
+    return job.writing.max_tokens * len(job.writing.seeds) if job.writing else 0
+
+
+def _refusal_of(error: Exception) -> RefusalError:
+    """Return what a client is told of an error: ours are theirs to mend, others are our fault."""
+    if isinstance(error, RefusalError):
+        return error
+    if isinstance(error, (TxlError, ValueError)):
+        return RefusalError(400, one_line(error), code="invalid_request")
+    return RefusalError(500, f"computing failed ({type(error).__name__}); the texts beside it go on", code="internal")

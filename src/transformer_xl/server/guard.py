@@ -1,0 +1,224 @@
+"""What every request passes before any route sees it: host, origin, key, type and size and speed of its body."""
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import stat
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NoReturn
+
+from transformer_xl.errors import ConfigError, system_reason
+from transformer_xl.server.jobs import RefusalError
+from transformer_xl.server.metrics import Metrics
+from transformer_xl.server.wire import MOST_BODY_BYTES, error_body
+
+OPEN = frozenset({"/healthz", "/readyz", "/", "/page.css", "/page.js", "/icon.svg"})
+"""Paths that need no key: they hold no data."""
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+
+LOCAL_OWNER = hashlib.sha256(b"").hexdigest()
+"""Who owns sessions where no keys are asked for."""
+
+_TOO_LARGE = f"a body has at most {MOST_BODY_BYTES:,} bytes; append longer texts as a stream"
+_BODY_SECONDS = 30.0
+_LEAST_RATE = 1000  # bytes per second of a body of any length, after a while
+_LEAST_KEY = 16
+
+
+def read_keys(path: Path) -> tuple[str, ...]:
+    """Return the SHA-256 of each key of a file, a line each; lines that begin with # are remarks.
+
+    Raises:
+        ConfigError: no such file, one that others can read, or without a key of at least 16 characters.
+    """
+    try:
+        mode = path.stat().st_mode
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = system_reason(error, "name another file") if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"--api-key-file '{path}' cannot be read: {reason}") from None
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(f"--api-key-file '{path}' can be read by others; chmod 600 '{path}'")
+    keys = [key for line in text.splitlines() if (key := line.strip()) and not key.startswith("#")]
+    if not keys or any(len(key) < _LEAST_KEY for key in keys):
+        what = f"a key of fewer than {_LEAST_KEY} characters" if keys else "no key"
+        raise ConfigError(f"--api-key-file '{path}' holds {what}; write a long random one on each line")
+    return tuple(hashlib.sha256(key.encode()).hexdigest() for key in keys)
+
+
+class Guard:
+    """An ASGI application around another one.
+
+    Args:
+        app: what is guarded.
+        keys: SHA-256 of each key; empty: none is asked for, and only names of this machine are served.
+        origins: foreign web pages that may send requests.
+        metrics: counts requests.
+        hosts: names besides those of this machine by which it may be called where no key is asked for.
+    """
+
+    def __init__(
+        self, app: Any, *, keys: Collection[str], origins: Collection[str], metrics: Metrics, hosts: Collection[str] = ()
+    ) -> None:
+        self._app, self._keys, self._origins, self._metrics = app, tuple(keys), frozenset(origins), metrics
+        self._hosts = LOOPBACK | set(hosts)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Pass a request on, or refuse it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        begin, status = time.perf_counter(), 0
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        allowed = self._allowed_origin(headers)
+
+        async def answer(message: Any) -> None:
+            nonlocal status
+            if (refusal := scope["state"].pop("refused", None)) is not None:  # whatever a route makes of it
+                scope["state"]["is_refused"] = True
+                await refuse(answer, refusal)
+            if scope["state"].get("is_refused") and not message.get("is_refusal"):
+                return
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                extra = [(b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+                if allowed:
+                    extra += [(b"access-control-allow-origin", allowed.encode("latin-1")), (b"vary", b"Origin")]
+                message = {**message, "headers": [*message.get("headers", []), *extra]}
+            await send(message)
+
+        scope.setdefault("state", {})
+        try:
+            if allowed and scope["method"] == "OPTIONS":
+                await self._preflight(answer)
+                return
+            scope["state"]["owner"] = self._owner(scope, headers)
+            await self._app(scope, self._limited(scope, headers, receive), answer)
+        except RefusalError as refusal:
+            if status == 0:
+                await refuse(answer, refusal)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            owner = scope["state"].get("owner", "")[:8]
+            self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner, **scope["state"].get("noted", {}))
+
+    def _owner(self, scope: Any, headers: dict[str, str]) -> str:
+        """Return whose the request is."""
+        if not self._keys:
+            host = headers.get("host", "")
+            name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+            if name.lower() not in self._hosts:
+                raise RefusalError(403, "this server answers to names of its own machine only", code="bad_host")
+        origin = headers.get("origin")
+        if scope["method"] not in ("GET", "HEAD") and origin is not None and not self._is_own(origin, headers):
+            raise RefusalError(403, "requests from foreign web pages are refused; --cors-origin allows some", code="bad_origin")
+        if scope["path"] in OPEN or not self._keys:
+            return LOCAL_OWNER
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        key = given.strip() if kind.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = hashlib.sha256(key.encode("latin-1", "replace")).hexdigest()
+        matches = [hmac.compare_digest(digest, each) for each in self._keys]  # all of them, whichever it is
+        if not any(matches):
+            raise RefusalError(401, "a valid key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        return digest
+
+    def _is_own(self, origin: str, headers: dict[str, str]) -> bool:
+        host = headers.get("host", "")
+        return origin in self._origins or origin in (f"http://{host}", f"https://{host}")
+
+    def _allowed_origin(self, headers: dict[str, str]) -> str | None:
+        origin = headers.get("origin")
+        return origin if origin in self._origins else None
+
+    @staticmethod
+    async def _preflight(send: Any) -> None:
+        allow = [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", b"authorization, content-type, x-api-key"),
+        ]
+        await send({"type": "http.response.start", "status": 204, "headers": allow})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _limited(self, scope: Any, headers: dict[str, str], receive: Any) -> Any:
+        """Return a `receive` that refuses bodies of another type, too large, or too slow."""
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_stream = kind == "text/plain" and scope["path"].endswith("/append")
+        length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "1")
+        has_body = length != "0" and scope["method"] == "POST"
+        if has_body and not is_stream and kind != "application/json":
+            shown = kind[:40] or "none"
+            raise RefusalError(415, f"content type '{shown}' must be application/json", code="bad_type")
+        if not is_stream and length.isdecimal() and int(length[:20]) > MOST_BODY_BYTES:
+            raise RefusalError(413, _TOO_LARGE, code="too_large")
+
+        def refuse_body(status: int, message: str, code: str) -> NoReturn:
+            scope["state"]["refused"] = refusal = RefusalError(status, message, code=code)
+            raise refusal
+
+        begin, n_byte, is_over = time.monotonic(), 0, False
+
+        async def limited() -> Any:
+            nonlocal n_byte, is_over
+            if is_over:
+                return await receive()
+            seconds = time.monotonic() - begin
+            left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - seconds
+            try:
+                message = await asyncio.wait_for(receive(), max(left, 0.001))
+            except TimeoutError:
+                refuse_body(408, "the body comes too slowly; send it again", "too_slow")
+            n_byte += len(message.get("body", b""))
+            is_over = message["type"] != "http.request" or not message.get("more_body", False)
+            if not is_stream and n_byte > MOST_BODY_BYTES:
+                refuse_body(413, _TOO_LARGE, "too_large")
+            return message
+
+        return limited
+
+
+async def refuse(send: Any, refusal: RefusalError) -> None:
+    """Answer with an error."""
+    body = json.dumps(error_body(refusal)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers += [(name.encode(), value.encode()) for name, value in headers_of(refusal).items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers, "is_refusal": True})
+    await send({"type": "http.response.body", "body": body, "is_refusal": True})
+
+
+def headers_of(refusal: RefusalError) -> dict[str, str]:
+    """Return the headers of an error."""
+    headers = {}
+    if refusal.retry_after is not None:
+        headers["retry-after"] = str(refusal.retry_after)
+    if refusal.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    if refusal.status == 409:
+        headers["x-should-retry"] = "false"
+    if owner := refusal.extra.get("owner"):
+        headers["x-txl-owner"] = str(owner)
+    if refusal.status in (408, 413):
+        headers["connection"] = "close"
+    return headers
+
+
+def check_address(host: str, keys: Collection[str]) -> None:
+    """Refuse to listen for other machines without keys.
+
+    Raises:
+        ConfigError: it would.
+    """
+    if host not in ("127.0.0.1", "localhost", "::1") and not keys:
+        raise ConfigError(f"--host {host} lets other machines in; give --api-key-file FILE, or leave --host out")
+
+
+def own_name() -> str:
+    """Return a name for this process in leases."""
+    return f"{os.uname().nodename[:40]}:{os.getpid()}"

@@ -1,0 +1,137 @@
+"""What is asked of the engine, and what it answers: plain values, which know nothing of the web."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from transformer_xl.generation.requests import Chosen, FinishReason
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.stopping import Stopping
+
+if TYPE_CHECKING:
+    from transformer_xl.server.sessions import Session
+
+LONGEST_SECONDS = 600.0
+"""A job that says nothing else may take so long, with the time that it waits."""
+
+
+class RefusalError(Exception):
+    """What a client asked for cannot be done; the server goes on.
+
+    Args:
+        status: of the answer.
+        message: one line that names the value and the remedy.
+        code: one word for programs.
+        retry_after: seconds after which the same may work.
+        extra: more fields of the answer.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, code: str, retry_after: int | None = None, extra: dict[str, object] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.code, self.retry_after, self.extra = status, message, code, retry_after, extra or {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How texts are written.
+
+    Attributes:
+        sampling: how tokens are chosen.
+        stopping: what ends a text, besides its length.
+        max_tokens: how many tokens are written at most.
+        seeds: one for each text.
+        keeps_drawing: the random numbers of the session go on, and the seed only begins them.
+    """
+
+    sampling: Sampling
+    stopping: Stopping
+    max_tokens: int
+    seeds: tuple[int, ...]
+    keeps_drawing: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A prompt to read, and perhaps texts to write after it.
+
+    Attributes:
+        owner: whose it is.
+        prompt: token ids (n,).
+        writing: None: nothing is written.
+        session: the session that reads it; None: a text of its own, which is forgotten at the end.
+        forks: the session stays as it is; a copy of it reads and writes.
+        score: report the tokens of the prompt with their log-probabilities.
+        likeliest: how many of the likeliest tokens to report with each token, and its log-probability; None: neither.
+        timeout: seconds after which the job is ended, waiting included.
+    """
+
+    owner: str
+    prompt: np.ndarray
+    writing: Writing | None = None
+    session: "Session | None" = None
+    forks: bool = False
+    score: bool = False
+    likeliest: int | None = None
+    timeout: float = LONGEST_SECONDS
+
+
+class Progress(NamedTuple):
+    """A piece of the prompt was read: so many tokens, and these if they are scored."""
+
+    n: int
+    scored: tuple[Chosen, ...]
+
+
+class Piece(NamedTuple):
+    """A token of a text, and the characters that are certain since."""
+
+    index: int
+    token: Chosen
+    text: str
+
+
+class End(NamedTuple):
+    """A text has ended; `rest` is certain only now. Of a job that writes nothing it says that all was read."""
+
+    index: int
+    reason: FinishReason
+    rest: str
+    n_read: int
+    n_written: int
+
+
+class Problem(NamedTuple):
+    """The job has failed; nothing more comes."""
+
+    refusal: RefusalError
+
+
+Answer = Progress | Piece | End | Problem
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A job on its way.
+
+    Attributes:
+        job: what was asked.
+        tell: called in the engine's thread with each answer; must return at once.
+        cancelled: set by `Engine.cancel`; by whom.
+        n_ahead: answers that were told and not yet taken by who reads them.
+    """
+
+    job: Job
+    tell: Callable[[Answer], object]
+    submitted: float
+    cancelled: str = ""
+    n_ahead: int = 0
+    n_open: int = field(default=0)
+
+    @property
+    def n_text(self) -> int:
+        """How many texts it asks for."""
+        return len(self.job.writing.seeds) if self.job.writing else 1

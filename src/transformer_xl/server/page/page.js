@@ -1,0 +1,363 @@
+"use strict";
+// One page, no library: a text that is read and written in a session of constant memory. Text enters the page by textContent alone.
+
+const WORDS = {
+  en: {
+    title: "txl serve", language: "Language", key: "Key", keepKey: "keep it until the tab is closed", useKey: "Use this key",
+    sessions: "Sessions", newSession: "New session", savedTitle: "Saved", text: "Text", inputLabel: "Your text",
+    continue: "Continue", ask: "Ask", stop: "Stop", undo: "Undo", fork: "Fork", compare: "With and without memory",
+    bought: "What memory bought", tokens: "Tokens", temperature: "Temperature", name: "Name", save: "Save", delete: "Delete",
+    book: "Read a book", bookLabel: "Drop a text file here, or choose one.", pause: "Pause", resume: "Go on", memory: "Memory",
+    legend: "Surprise of each token:", nats: "nats", ready: "Ready.", reading: "Reading …", writing: "Writing …",
+    done: "Done: {n} tokens.", stopped: "Stopped.", lost: "The server cannot be reached: {e}", error: "{e}",
+    line: "{m}: {p} parameters, memory of {l} tokens, {b} in a session", answerTitle: "Answer (the session does not remember it)",
+    compareTitle: "The same random numbers: with memory (left), and after the last 64 tokens alone (right)",
+    boughtTitle: "Nats that memory saved: {n} in {t} tokens (the darker, the more)", undone: "Went back by {n} tokens.",
+    savedAs: "Saved as {n}.", needName: "Give a name first.", forked: "A copy of the session is open.", deleted: "Deleted.",
+    readingLine: "{d} of {t}, {s} tokens/s, {b} bits per character, {l} left", readingDone: "Read {d}: {b} bits per character.",
+    chart: "{c} characters read and written (dashed), {b} of memory (solid): it does not grow.", token: "“{t}”: {n} nats",
+    needText: "Give a text, or read one first.", needKey: "This server asks for a key.", paused: "Paused.", empty: "(empty)",
+    chars: "{n} tokens", notText: "This is not UTF-8 text.",
+  },
+  zh: {
+    title: "txl serve", language: "语言", key: "密钥", keepKey: "保留到标签页关闭", useKey: "使用此密钥",
+    sessions: "会话", newSession: "新会话", savedTitle: "已保存", text: "文本", inputLabel: "您的文本",
+    continue: "续写", ask: "提问", stop: "停止", undo: "撤销", fork: "分叉", compare: "有无记忆对比",
+    bought: "记忆的贡献", tokens: "词元数", temperature: "温度", name: "名称", save: "保存", delete: "删除",
+    book: "读一本书", bookLabel: "把文本文件拖到这里，或选择一个。", pause: "暂停", resume: "继续", memory: "内存",
+    legend: "每个词元的意外程度：", nats: "奈特", ready: "就绪。", reading: "正在阅读……", writing: "正在写作……",
+    done: "完成：{n} 个词元。", stopped: "已停止。", lost: "无法连接服务器：{e}", error: "{e}",
+    line: "{m}：{p} 个参数，记忆 {l} 个词元，每个会话 {b}", answerTitle: "回答（会话不会记住它）",
+    compareTitle: "相同的随机数：有记忆（左），只读最后 64 个词元（右）",
+    boughtTitle: "记忆节省的奈特：{t} 个词元共 {n}（颜色越深越多）", undone: "已后退 {n} 个词元。",
+    savedAs: "已保存为 {n}。", needName: "请先填写名称。", forked: "已打开会话的副本。", deleted: "已删除。",
+    readingLine: "{d} / {t}，{s} 词元/秒，每字符 {b} 比特，剩余 {l}", readingDone: "已读 {d}：每字符 {b} 比特。",
+    chart: "已读写 {c} 个字符（虚线），占用内存 {b}（实线）：它不增长。", token: "“{t}”：{n} 奈特",
+    needText: "请输入文本，或先读一段。", needKey: "此服务器需要密钥。", paused: "已暂停。", empty: "（空）",
+    chars: "{n} 个词元", notText: "这不是 UTF-8 文本。",
+  },
+};
+const KEPT_TOKENS = 4000, SLICE = 1 << 18, WITHOUT = 64;
+const $ = (id) => document.getElementById(id);
+const state = { language: "en", key: "", session: null, texts: new Map(), running: null, meta: null, reading: null };
+
+// --- words ---------------------------------------------------------------------------------------------------------------
+
+function t(name, values = {}) {
+  return WORDS[state.language][name].replace(/\{(\w)\}/g, (_, key) => values[key]);
+}
+function speak(language) {
+  state.language = language in WORDS ? language : "en";
+  document.documentElement.lang = state.language;
+  $("language").value = state.language;
+  for (const element of document.querySelectorAll("[data-t]")) element.textContent = t(element.dataset.t);
+  showModel(); showChart(); refresh();
+}
+const number = (value) => new Intl.NumberFormat(state.language).format(value);
+function size(bytes) {
+  const units = ["B", "kB", "MB", "GB"];
+  const i = Math.min(Math.floor(Math.log10(Math.max(bytes, 1)) / 3), 3);
+  return `${(bytes / 1000 ** i).toFixed(i ? 1 : 0)} ${units[i]}`;
+}
+function status(name, values) { $("status").textContent = t(name, values); }
+function fail(error) {
+  if (error.name === "AbortError") return status("stopped");
+  if (error.code === "invalid_api_key") { $("key-form").hidden = false; return status("needKey"); }
+  status(error instanceof TypeError ? "lost" : "error", { e: error.message });
+}
+
+// --- the server ----------------------------------------------------------------------------------------------------------
+
+async function call(path, { method = "GET", body, signal, accept, raw } = {}) {
+  const headers = {};
+  if (state.key) headers.Authorization = `Bearer ${state.key}`;
+  if (body !== undefined) headers["Content-Type"] = raw ? "text/plain" : "application/json";
+  if (accept) headers.Accept = accept;
+  const sent = body === undefined ? undefined : raw ? body : JSON.stringify(body);
+  const answer = await fetch(path, { method: body === undefined ? method : "POST", headers, body: sent, signal });
+  if (answer.ok) return answer;
+  const told = await answer.json().catch(() => ({ error: { message: `${answer.status}` } }));
+  throw Object.assign(new Error(told.error.message), told.error);
+}
+const json = async (path, options) => (await call(path, options)).json();
+
+async function* events(path, options) {
+  const answer = await call(path, options), decoder = new TextDecoder();
+  const reader = answer.body.getReader();
+  let held = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    held += done ? "" : decoder.decode(value, { stream: true });
+    const parts = held.split("\n\n");
+    held = parts.pop();
+    for (const part of parts) {
+      if (!part.startsWith("data: ") || part === "data: [DONE]") continue;
+      const event = JSON.parse(part.slice(6));
+      if (event.error) throw Object.assign(new Error(event.error.message), event.error);
+      yield event;
+    }
+    if (done) return;
+  }
+}
+
+// --- the text ------------------------------------------------------------------------------------------------------------
+
+function log() {
+  if (!state.texts.has(state.session)) state.texts.set(state.session, { tokens: [], characters: 0, points: [] });
+  return state.texts.get(state.session);
+}
+function level(nats) { return [1, 2, 4, 6, 8].filter((border) => nats >= border).length; }
+function span(token, written) {
+  const element = document.createElement("span");
+  element.textContent = token.text;
+  element.className = (token.nats == null ? "" : `s${level(token.nats)}`) + (written ? " w" : "");
+  if (token.nats != null) element.title = t("token", { t: token.text, n: token.nats.toFixed(2) });
+  return element;
+}
+function add(token, written) {
+  const own = log();
+  own.tokens.push([token, written]);
+  own.characters += token.text.length;
+  if (own.tokens.length > KEPT_TOKENS) { own.tokens.shift(); $("text").firstChild?.remove(); }
+  $("text").append(span(token, written));
+  $("text").scrollTop = $("text").scrollHeight;
+}
+function showText() { $("text").replaceChildren(...log().tokens.map(([token, written]) => span(token, written))); showChart(); }
+
+function mark() {
+  const own = log();
+  own.points.push(own.characters);
+  if (own.points.length > 300) own.points = own.points.filter((_, i) => i % 2 === 0);
+  showChart();
+}
+function showChart() {
+  const own = log(), points = own.points.length > 1 ? own.points : [0, own.characters];
+  const most = Math.max(...points, 1);
+  const x = (i) => 10 + (300 * i) / (points.length - 1);
+  $("characters").setAttribute("points", points.map((value, i) => `${x(i)},${130 - (110 * value) / most}`).join(" "));
+  $("bytes").setAttribute("points", "10,70 310,70");
+  if (state.meta) $("chart-words").textContent = t("chart", { c: number(own.characters), b: size(state.meta.session_bytes) });
+}
+function showModel() {
+  if (!state.meta) return;
+  const values = { m: state.meta.id, p: number(state.meta.parameters), l: number(state.meta.mem_len), b: size(state.meta.session_bytes) };
+  $("model").textContent = t("line", values);
+}
+
+// --- sessions ------------------------------------------------------------------------------------------------------------
+
+async function refresh() {
+  if (!state.meta) return;
+  try {
+    const [sessions, saved] = await Promise.all([json("/v1/sessions"), json("/v1/saved")]);
+    $("sessions").replaceChildren(...sessions.data.map(sessionEntry));
+    $("saved").replaceChildren(...saved.data.map((each) => entry(`${each.name} · ${t("chars", { n: number(each.n_tokens) })}`, () => open({ from: { saved: each.name } }))));
+    if (!saved.data.length) $("saved").replaceChildren(entry(t("empty")));
+  } catch (error) { fail(error); }
+}
+function entry(label, act) {
+  const item = document.createElement("li"), element = document.createElement(act ? "button" : "span");
+  element.textContent = label;
+  if (act) { element.type = "button"; element.addEventListener("click", act); }
+  item.append(element);
+  return item;
+}
+function sessionEntry(session) {
+  const item = entry(`${session.id.slice(0, 9)}… · ${t("chars", { n: number(session.n_tokens) })}`, () => choose(session.id));
+  item.firstChild.setAttribute("aria-current", String(session.id === state.session));
+  return item;
+}
+async function choose(id) {
+  const known = state.texts.has(id);
+  state.session = id;
+  showText(); refresh();
+  if (known) return;
+  try {
+    const end = await json(`/v1/sessions/${id}/tail`);
+    if (end.tokens.length && state.session === id) { add({ text: (end.n_tokens > end.tokens.length ? "… " : "") + end.text, nats: null }, false); mark(); }
+  } catch (error) { fail(error); }
+}
+async function open(body = {}) {
+  try { choose((await json("/v1/sessions", { body })).id); status("ready"); } catch (error) { fail(error); }
+}
+
+// --- reading and writing -------------------------------------------------------------------------------------------------
+
+async function run(name, work) {
+  if (state.running) return;
+  state.running = new AbortController();
+  for (const id of ["continue", "ask", "undo", "fork", "compare", "bought", "save", "delete", "new"]) $(id).disabled = true;
+  $("stop").disabled = false;
+  status(name);
+  try { await work(state.running.signal); } catch (error) { fail(error); } finally {
+    state.running = null;
+    for (const id of ["continue", "ask", "undo", "fork", "compare", "bought", "save", "delete", "new"]) $(id).disabled = false;
+    $("stop").disabled = true;
+    mark(); refresh();
+  }
+}
+const settings = (more) => ({ max_tokens: +$("tokens").value, temperature: +$("temperature").value, stream: true, logprobs: 0, ...more });
+const path = (what) => `/v1/sessions/${state.session}/${what}`;
+
+async function readTyped(signal) {
+  const text = $("input").value;
+  if (!text) return;
+  const read = await json(path("append"), { body: { text, score: "tokens" }, signal });
+  for (const token of read.tokens) add({ text: token.text, nats: token.logprob == null ? null : -token.logprob }, false);
+  $("input").value = "";
+}
+async function write(where, body, show, signal) {
+  let n = 0;
+  for await (const event of events(where, { body: settings(body), signal })) {
+    const choice = event.choices[0];
+    if (!choice?.text && !choice?.logprobs) continue;
+    const nats = choice.logprobs ? -choice.logprobs.token_logprobs[0] : null;
+    if (choice.logprobs) n += 1;
+    show({ text: choice.text, nats });
+  }
+  return n;
+}
+const into = (id) => (token) => { $(id).append(span(token, true)); $(id).scrollTop = $(id).scrollHeight; };
+function showAnswer(title, both) {
+  $("answer").hidden = false;
+  $("answer-title").textContent = title;
+  $("answer-right").hidden = !both;
+  $("answer-left").replaceChildren(); $("answer-right").replaceChildren();
+}
+
+$("write").addEventListener("submit", (event) => {
+  event.preventDefault();
+  run("writing", async (signal) => {
+    await readTyped(signal);
+    status("done", { n: number(await write(path("generate"), {}, (token) => add(token, true), signal)) });
+  });
+});
+$("ask").addEventListener("click", () => run("writing", async (signal) => {
+  showAnswer(t("answerTitle"), false);
+  const n = await write(path("ask"), { text: $("input").value }, into("answer-left"), signal);
+  status("done", { n: number(n) });
+}));
+$("stop").addEventListener("click", () => state.running?.abort());
+$("undo").addEventListener("click", () => run("ready", async () => {
+  const session = await json(`/v1/sessions/${state.session}`);
+  const own = log(), n = Math.min(session.n_rewindable, 20, own.tokens.length - 1);
+  if (n < 1) return status("needText");
+  await json(path("rewind"), { body: { n, at: session.n_tokens } });
+  for (const [token] of own.tokens.splice(own.tokens.length - n)) own.characters -= token.text.length;
+  showText();
+  status("undone", { n });
+}));
+$("fork").addEventListener("click", () => run("ready", async () => {
+  const before = log(), made = await json(path("fork"), { method: "POST" });
+  state.texts.set(made.id, structuredClone(before));
+  choose(made.id);
+  status("forked");
+}));
+$("compare").addEventListener("click", () => run("writing", async (signal) => {
+  showAnswer(t("compareTitle"), true);
+  const seed = Math.floor(Math.random() * 2 ** 32), last = log().tokens.slice(-WITHOUT).map(([token]) => token.text).join("");
+  if (!last) return status("needText");
+  await write(path("ask"), { seed }, into("answer-left"), signal);
+  await write("/v1/completions", { prompt: last, seed }, into("answer-right"), signal);
+  status("ready");
+}));
+$("bought").addEventListener("click", () => run("reading", async (signal) => {
+  const text = $("input").value || log().tokens.map(([token]) => token.text).join("");
+  if (!text) return status("needText");
+  const body = { text, memory: "both", per_token: true };
+  if ($("input").value) body.session_id = state.session;
+  const score = await json("/v1/score", { body, signal });
+  const saved = score.on.per_token.map((token, i) => ({ text: token.text, nats: token.logprob == null ? null : Math.max(0, 4 * (token.logprob - score.off.per_token[i].logprob)) }));
+  showAnswer(t("boughtTitle", { n: (score.off.nats - score.on.nats).toFixed(2), t: number(score.on.tokens) }), false);
+  saved.forEach(into("answer-left"));
+  status("ready");
+}));
+$("save").addEventListener("click", () => run("ready", async () => {
+  const name = $("name").value;
+  if (!name) return status("needName");
+  await json(path("save"), { body: { name } });
+  status("savedAs", { n: name });
+}));
+$("delete").addEventListener("click", () => run("ready", async () => {
+  await call(`/v1/sessions/${state.session}`, { method: "DELETE" });
+  state.texts.delete(state.session);
+  choose((await json("/v1/sessions", { body: {} })).id);
+  status("deleted");
+}));
+$("new").addEventListener("click", () => open());
+$("text").addEventListener("mouseover", (event) => { if (event.target.title) $("token").textContent = event.target.title; });
+
+// --- a book --------------------------------------------------------------------------------------------------------------
+
+async function readBook(file) {
+  if (state.running) return;
+  const book = { file, place: 0, nats: 0, characters: 0, began: performance.now(), tokens: 0, paused: false };
+  state.reading = book;
+  $("pause").disabled = false;
+  await run("reading", async (signal) => {
+    const decoder = new TextDecoder("utf-8", { fatal: true });
+    while (book.place < file.size) {
+      while (book.paused) { await new Promise((go) => setTimeout(go, 100)); if (signal.aborted) return; }
+      const end = Math.min(book.place + SLICE, file.size);
+      let text;
+      try { text = decoder.decode(await file.slice(book.place, end).arrayBuffer(), { stream: end < file.size }); } catch { return status("notText"); }
+      const at = (await json(`/v1/sessions/${state.session}`)).n_tokens;
+      for await (const event of events(`${path("append")}?score=sum&at=${at}`, { body: text, raw: true, accept: "text/event-stream", signal })) {
+        if (event.session) { book.nats += event.nats; book.tokens += event.n_read; continue; }
+        const share = Math.min(1, (book.place + ((end - book.place) * event.processed) / Math.max(1, text.length / 4)) / file.size);
+        showReading(book, event, Math.max(share, book.place / file.size));
+      }
+      book.place = end;
+      book.characters += text.length;
+      log().characters += text.length;
+      mark();
+      showReading(book, null, book.place / file.size);
+      add({ text: text.slice(-200), nats: null }, false);
+    }
+    status("readingDone", { d: size(file.size), b: (book.nats / Math.LN2 / Math.max(1, book.characters)).toFixed(3) });
+  });
+  $("pause").disabled = true;
+  state.reading = null;
+}
+function showReading(book, event, share) {
+  const seconds = (performance.now() - book.began) / 1000;
+  const bits = ((book.nats + (event?.nats ?? 0)) / Math.LN2) / Math.max(1, event ? share * book.file.size : book.characters);
+  $("bar").value = share;
+  $("reading").textContent = t("readingLine", {
+    d: size(share * book.file.size), t: size(book.file.size), s: number(Math.round((book.tokens + (event?.processed ?? 0)) / seconds)),
+    b: bits.toFixed(2), l: `${Math.round((seconds * (1 - share)) / Math.max(share, 0.001))} s`,
+  });
+}
+$("file").addEventListener("change", (event) => { if (event.target.files[0]) readBook(event.target.files[0]); });
+$("pause").addEventListener("click", () => {
+  if (!state.reading) return;
+  state.reading.paused = !state.reading.paused;
+  $("pause").textContent = t(state.reading.paused ? "resume" : "pause");
+  status(state.reading.paused ? "paused" : "reading");
+});
+document.addEventListener("dragover", (event) => event.preventDefault());
+document.addEventListener("drop", (event) => { event.preventDefault(); if (event.dataTransfer.files[0]) readBook(event.dataTransfer.files[0]); });
+
+// --- the beginning -------------------------------------------------------------------------------------------------------
+
+$("language").addEventListener("change", (event) => speak(event.target.value));
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  state.key = $("key").value;
+  if ($("key-kept").checked) sessionStorage.setItem("key", state.key);
+  $("key-form").hidden = true;
+  begin();
+});
+async function begin() {
+  try {
+    const model = (await json("/v1/models")).data[0];
+    state.meta = { id: model.id, ...model.meta };
+    showModel();
+    const sessions = (await json("/v1/sessions")).data;
+    if (sessions.length) choose(sessions[sessions.length - 1].id); else await open();
+    status("ready");
+  } catch (error) { fail(error); }
+}
+state.key = sessionStorage.getItem("key") ?? "";
+speak(navigator.languages.some((each) => each.startsWith("zh")) && !navigator.languages[0].startsWith("en") ? "zh" : "en");
+begin();

@@ -1,0 +1,353 @@
+"""What a server does for a request, between the routes and the engine: sessions opened, jobs run, files kept up to date."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transformer_xl.generation.requests import seeded_generator
+from transformer_xl.generation.session import TextState
+from transformer_xl.server.engine import Engine, require_free, why_cancelled
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
+from transformer_xl.server.metrics import Metrics
+from transformer_xl.server.sessions import Session, Sessions, check_name, note_of, number_of
+
+if TYPE_CHECKING:
+    from transformer_xl.data.tokenizers import Tokenizer
+
+T = TypeVar("T")
+
+_SAVE_IDLE_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+_PING_SECONDS = 15.0
+
+
+class Service:
+    """One server's engine, sessions and counts. Its coroutines run in one event loop.
+
+    Args:
+        engine: computes.
+        sessions: of this process.
+        metrics: counts.
+        model: the name that clients give.
+        details: what `/v1/models` says of it.
+        save_every: tokens after which a session is saved while it is read or written.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        sessions: Sessions,
+        metrics: Metrics,
+        *,
+        model: str,
+        details: dict[str, Any],
+        save_every: int = 65_536,
+    ) -> None:
+        self.engine, self.sessions, self.metrics = engine, sessions, metrics
+        self.model, self.details, self._save_every = model, details, save_every
+        self.began = int(time.time())
+        self._opening: dict[str, asyncio.Lock] = {}
+
+    @property
+    def tokenizer(self) -> "Tokenizer":
+        """Of the model."""
+        return self.engine.tokenizer
+
+    @property
+    def mem_len(self) -> int:
+        """Positions that a session remembers."""
+        return self.engine.decoder.mem_len
+
+    def fingerprint(self, seed: int | None) -> str:
+        """Return what decides the bytes of an answer: with the same one and the same request, it is the same."""
+        decoder = self.engine.decoder
+        own = f"{self.engine.format.own.model[:12]}-{decoder.precision}-rows{decoder.batch_size}"
+        return own if seed is None else f"{own}-seed{seed}"
+
+    async def in_engine(self, function: Callable[[], T]) -> T:
+        """Run a function in the engine's thread, between two ticks."""
+        return await asyncio.wrap_future(self.engine.call(function))
+
+    # jobs
+
+    async def run(self, job: Job) -> AsyncIterator[Answer | None]:
+        """Run a job, and yield its answers; None where nothing has come for a while.
+
+        Raises:
+            RefusalError: it was refused, failed, or was cancelled; texts that ended before are answered.
+        """
+        loop, answers = asyncio.get_running_loop(), asyncio.Queue[Answer]()
+        begin, last = time.perf_counter(), 0.0
+
+        def tell(answer: Answer) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(answers.put_nowait, answer)
+
+        ticket = self.engine.submit(job, tell)
+        n_open = ticket.n_text
+        try:
+            while n_open:
+                try:
+                    answer = await asyncio.wait_for(answers.get(), _PING_SECONDS)
+                except TimeoutError:
+                    yield None
+                    continue
+                if isinstance(answer, Piece):
+                    ticket.n_ahead -= 1
+                    now = time.perf_counter()
+                    self.metrics.next_token(now - last) if last else self.metrics.first_token(now - begin)
+                    last = now
+                if isinstance(answer, Problem):
+                    n_open = 0
+                    raise answer.refusal
+                if isinstance(answer, End):
+                    n_open -= 1
+                    if answer.reason == "interrupted":
+                        n_open = 0
+                        raise why_cancelled(ticket)
+                if isinstance(answer, Progress):
+                    known = [each.log_probability for each in answer.scored if each.log_probability is not None]
+                    self.metrics.scored(-sum(known), len(known))
+                yield answer
+        finally:
+            if n_open:
+                self.engine.cancel(ticket, "client")
+
+    # sessions
+
+    def describe(self, session: Session) -> dict[str, Any]:
+        """Return what clients are told of a session."""
+        n_tokens = session.text.n_tokens
+        return {
+            "id": session.id,
+            "object": "session",
+            "created": int(session.created),
+            "expires_at": None if session.expires_at is None else int(session.expires_at),
+            "model": self.model,
+            "n_tokens": n_tokens,
+            "mem_len": self.mem_len,
+            "n_remembered": min(n_tokens, self.mem_len),
+            "bytes": self.sessions.bytes_each,
+            "state": session.state,
+            "busy": session.busy is not None,
+            "saved_at": session.saved_at,
+            "n_rewindable": session.n_rewindable,
+        }
+
+    def described_file(self, path: Path, note: dict[str, str]) -> dict[str, Any]:
+        """Return the same of a session that is only a file."""
+        text = TextState.of_note(note)
+        created, ttl, used = (number_of(note, key) for key in ("created", "ttl", "used"))
+        return {
+            "id": path.name.removesuffix(".session"),
+            "object": "session",
+            "created": int(created or 0),
+            "expires_at": None if ttl is None or used is None else int(used + ttl),
+            "model": self.model,
+            "n_tokens": text.n_tokens,
+            "mem_len": self.mem_len,
+            "n_remembered": min(text.n_tokens, self.mem_len),
+            "bytes": self.sessions.bytes_each,
+            "state": "disk",
+            "busy": False,
+            "saved_at": text.n_tokens,
+            "n_rewindable": 0,
+        }
+
+    async def open(self, owner: str, name: str) -> Session:
+        """Return a session of an owner, from its file if it is not in memory.
+
+        Raises:
+            RefusalError: there is none, or it cannot be read; foreign ones and unknown ones are the same.
+        """
+        session = self.sessions.find(owner, name)
+        if session:
+            return session
+        if self.sessions.file_of(owner, name) is None:
+            raise RefusalError(404, "no such session", code="not_found")
+        async with self._opening.setdefault(name, asyncio.Lock()):
+            try:
+                if session := self.sessions.find(owner, name):
+                    return session
+                return await self._adopt(owner, name)
+            finally:
+                self._opening.pop(name, None)
+
+    async def _adopt(self, owner: str, name: str) -> Session:
+        store, path = self.sessions.store, self.sessions.file_of(owner, name)
+        if store is None or path is None:
+            raise RefusalError(404, "no such session", code="not_found")
+        await self.make_room()
+        begin, lease = time.perf_counter(), store.lease(path)
+        try:
+            state, note = await asyncio.to_thread(store.read, path)
+        except BaseException:
+            lease.close()
+            raise
+        self.metrics.restored(time.perf_counter() - begin)
+        return self.sessions.adopt(owner, name, state, note, lease, self.tokenizer.vocab_size)
+
+    async def make_room(self) -> None:
+        """Leave the session that was used least recently to its file, if memory is full.
+
+        Raises:
+            RefusalError: no session can be left.
+        """
+        while self.sessions.is_full and self.sessions.store:
+            idle = [each for each in self.sessions.live.values() if not each.busy and each.text.n_tokens]
+            if not idle:
+                break
+            session = min(idle, key=lambda each: each.used)
+            await self.in_engine(lambda session=session: self.engine.park(session))
+            state = session.parked
+            await self.save(session)
+            if state is not None and await self.in_engine(lambda s=session, x=state: self.engine.spill(s, x)):
+                self.sessions.forget(session)
+                self.metrics.evicted("disk")
+            else:
+                break  # it is used again; others may be, too
+        self.sessions.require_room()
+
+    async def create(self, owner: str, *, ttl: float | None, seed: int | None, source: Any = None) -> Session:
+        """Begin a session: empty, as a copy of another one, or from a saved file.
+
+        Raises:
+            RefusalError: no such session or file, or no room.
+        """
+        await self.make_room()
+        state, text = None, TextState()
+        if source is not None and source.session is not None:
+            other = await self.open(owner, source.session)
+            state, text = await self.in_engine(lambda: self.engine.snapshot(other))
+        elif source is not None:
+            store = self._store()
+            path = store.path(owner, check_name(source.saved), saved=True)
+            if not path.is_file():
+                raise RefusalError(404, "nothing is saved by that name", code="not_found")
+            begin = time.perf_counter()
+            state, note = await asyncio.to_thread(store.read, path)
+            self.metrics.restored(time.perf_counter() - begin)
+            text = TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
+        if seed is not None:
+            text.random = seed, seeded_generator(seed)
+        return self.sessions.create(owner, ttl=ttl, text=text, parked=state)
+
+    async def save(self, session: Session, *, name: str | None = None) -> int:
+        """Write a session to its file, or to one by another name, and return how many tokens that holds.
+
+        Raises:
+            RefusalError: it cannot be written; the session goes on.
+        """
+        store = self._store()
+        state, text = await self.in_engine(lambda: self.engine.snapshot(session))
+        if state is None:
+            raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
+        note = note_of(session) | text.note() | ({} if name is None else {"name": name})
+        path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
+        await asyncio.to_thread(store.write, path, state, note)
+        if name is None:
+            session.saved_at = text.n_tokens
+        return text.n_tokens
+
+    async def delete(self, owner: str, name: str) -> None:
+        """End a session, and delete its file.
+
+        Raises:
+            RefusalError: there is none.
+        """
+        session = self.sessions.find(owner, name)
+        path = self.sessions.file_of(owner, name)
+        if session is None and path is None:
+            raise RefusalError(404, "no such session", code="not_found")
+        if session is not None:
+            await self._end(session)
+        if path is not None and self.sessions.store is not None:
+            with self.sessions.store.lease(path):
+                self.sessions.store.remove(path)
+
+    def delete_saved(self, owner: str, name: str) -> None:
+        """Delete what was saved by a name.
+
+        Raises:
+            RefusalError: there is nothing by that name.
+        """
+        store = self._store()
+        path = store.path(owner, check_name(name), saved=True)
+        if not path.is_file():
+            raise RefusalError(404, "nothing is saved by that name", code="not_found")
+        store.remove(path)
+
+    async def _end(self, session: Session) -> None:
+        if session.busy:
+            self.engine.cancel(session.busy, "deleted")
+        await self.in_engine(lambda: self.engine.release(session))
+        self.sessions.forget(session)
+
+    async def rewind(self, session: Session, n: int) -> None:
+        """Let a session go back by `n` tokens.
+
+        Raises:
+            RefusalError: it is busy, or cannot.
+        """
+        require_free(session)
+        if n > session.text.n_tokens:
+            message = f"the session has {session.text.n_tokens} tokens, so it cannot go back by {n}"
+            raise RefusalError(400, message, code="cannot_rewind", extra={"n_tokens": session.text.n_tokens})
+        await self.in_engine(lambda: self.engine.rewind(session, n))
+
+    def _store(self) -> Any:
+        if self.sessions.store is None:
+            raise RefusalError(400, "this server keeps no files; start it with --sessions DIR", code="no_store")
+        return self.sessions.store
+
+    # what goes on by itself
+
+    async def look_after(self) -> None:
+        """Save sessions that rest or have read much, and delete those whose time is over, for ever."""
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            with suppress(RefusalError):
+                await self._look()
+
+    async def _look(self) -> None:
+        now = time.time()
+        for session in [each for each in self.sessions.live.values() if each.is_gone]:
+            self.sessions.forget(session)
+        for session in self.sessions.expired(now):
+            await self.delete(session.owner, session.id)
+            self.metrics.evicted("gone")
+        if self.sessions.store:
+            for session in list(self.sessions.live.values()):
+                unsaved = session.text.n_tokens - (session.saved_at or 0)
+                rests = not session.busy and now - session.used > _SAVE_IDLE_SECONDS
+                if (
+                    session.text.n_tokens
+                    and session.text.n_tokens != session.saved_at
+                    and (rests or unsaved > self._save_every)
+                ):
+                    with suppress(RefusalError):
+                        await self.save(session)
+        for state in ("row", "parked"):
+            self.metrics.sessions.labels(state).set(sum(each.state == state for each in self.sessions.live.values()))
+        self.metrics.queue.set(self.engine.n_waiting)
+        self.metrics.rows_busy.set(self.engine.n_busy)
+
+    async def shut_down(self, grace: float) -> None:
+        """Refuse new work, let texts end for a while, and save every session."""
+        self.engine.drain()
+        until = time.monotonic() + grace
+        while not self.engine.is_idle and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+        for session in list(self.sessions.live.values()):
+            if session.busy:
+                self.engine.cancel(session.busy, "shutdown")
+        while any(session.busy for session in self.sessions.live.values()) and time.monotonic() < until + 2:
+            await asyncio.sleep(0.02)
+        for session in list(self.sessions.live.values()):
+            if self.sessions.store and session.text.n_tokens and session.text.n_tokens != session.saved_at:
+                with suppress(RefusalError):
+                    await self.save(session)
+            session.lease.close()

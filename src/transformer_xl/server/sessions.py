@@ -1,0 +1,293 @@
+"""Sessions: a text and what remains of it, wherever that lies: in a row of the decoder, parked in memory, or on the disk.
+
+A session is in this process (`Sessions.live`) or only a file. While it is here, a lock on a file beside its own, its lease,
+keeps other processes with the same directory away. No text of a user is ever a path.
+"""
+
+import hashlib
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_xl.errors import CheckpointError, system_reason
+from transformer_xl.files import locked, make_directory, sync_directory
+from transformer_xl.generation.session import TextState
+from transformer_xl.generation.session_file import RowState, SessionFormat, peek_session
+from transformer_xl.server.jobs import RefusalError, Ticket
+
+if TYPE_CHECKING:
+    from transformer_xl.data.tokenizers import Tokenizer
+
+ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+_SUFFIX = ".session"
+_OWNER_LETTERS = 16
+
+
+@dataclass(eq=False)
+class Session:
+    """A text that is read and written in turns.
+
+    Attributes:
+        id: names it in requests.
+        owner: hash of the key that made it.
+        created: when, in seconds since 1970.
+        ttl: seconds after its last use when it is deleted; None: never.
+        text: what is known of it besides what its row remembers.
+        row: of the decoder, where it lies; None: elsewhere. Only the engine changes this and `parked`.
+        parked: what its row remembered; None: it is in a row, or has read nothing.
+        busy: the job that reads or writes in it.
+        used: when it was used last, in seconds since 1970.
+        saved_at: how many tokens the file holds; None: there is none.
+        n_rewindable: by how many tokens it can go back now.
+        is_gone: it was deleted.
+        lease: what keeps other processes away.
+    """
+
+    id: str
+    owner: str
+    created: float
+    ttl: float | None
+    text: TextState = field(default_factory=TextState)
+    row: int | None = None
+    parked: RowState | None = None
+    busy: Ticket | None = None
+    used: float = field(default_factory=time.time)
+    saved_at: int | None = None
+    n_rewindable: int = 0
+    is_gone: bool = False
+    lease: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def expires_at(self) -> float | None:
+        """When it is deleted, in seconds since 1970."""
+        return None if self.ttl is None else self.used + self.ttl
+
+    @property
+    def state(self) -> str:
+        """Where it lies."""
+        return "row" if self.row is not None else "parked"
+
+
+class Store:
+    """Files of sessions, a directory for each owner.
+
+    Args:
+        directory: made if it is missing; its parent must exist.
+        format: of the decoder.
+        tokenizer: of the model.
+        who: names this process in leases.
+    """
+
+    def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
+        self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
+        try:
+            make_directory(directory)
+        except OSError as error:
+            raise CheckpointError(
+                f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
+            ) from None
+
+    def path(self, owner: str, name: str, *, saved: bool = False) -> Path:
+        """Return the file of a session, or of a saved one; a saved name is hashed, so it cannot lead anywhere."""
+        own = f"saved-{hashlib.sha256(name.encode()).hexdigest()}" if saved else name
+        return self.directory / owner[:_OWNER_LETTERS] / f"{own}{_SUFFIX}"
+
+    def write(self, path: Path, state: RowState, note: dict[str, str]) -> None:
+        """Write a file whole, and force it to the disk.
+
+        Raises:
+            RefusalError: it cannot be written; what was there before is intact.
+        """
+        try:
+            make_directory(path.parent)
+            self._format.save(path, [state], note={**note, "tokenizer": self._tokenizer.fingerprint})
+        except (CheckpointError, OSError) as error:
+            reason = getattr(error.__cause__, "strerror", None) or getattr(error, "strerror", None) or "it cannot be written"
+            message = f"the session is not saved ({reason}); it goes on in memory, and what was saved before is intact"
+            raise RefusalError(507, message, code="not_saved") from error
+
+    def read(self, path: Path) -> tuple[RowState, dict[str, str]]:
+        """Read a file and verify it.
+
+        Raises:
+            RefusalError: it is damaged, or of another model, decoder or tokenizer.
+        """
+        try:
+            (state, *more), note = self._format.load(path)
+        except (CheckpointError, ValueError) as error:
+            reason = str(error).replace(repr(str(path)), "").replace("  ", " ")
+            message = f"the saved session cannot be used: {' '.join(reason.split())}"
+            raise RefusalError(409, message, code="bad_session") from error
+        if more or note.get("tokenizer") != self._tokenizer.fingerprint:
+            raise RefusalError(409, "the saved session was read with another tokenizer; use that one", code="bad_session")
+        return state, note
+
+    def notes(self, owner: str, *, saved: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
+        """Yield the files of an owner with their notes, which are not verified; files that are none are left out."""
+        for path in sorted((self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")):
+            if path.name.startswith("saved-") == saved and not path.name.startswith("."):
+                try:
+                    yield path, peek_session(path)["note"]
+                except (CheckpointError, OSError):
+                    continue
+
+    def all_notes(self) -> Iterator[tuple[Path, dict[str, str]]]:
+        """Yield the sessions of all owners, not the saved ones."""
+        for folder in sorted(path for path in self.directory.iterdir() if path.is_dir()):
+            yield from self.notes(folder.name)
+
+    def lease(self, path: Path) -> ExitStack:
+        """Keep other processes away from a session.
+
+        Raises:
+            RefusalError: another process has it.
+        """
+        held, lease = ExitStack(), path.with_suffix(".lease")
+        try:
+            make_directory(lease.parent)
+            held.enter_context(locked(lease, on_busy=lambda: self._refuse_lease(lease)))
+            lease.write_text(self._who, encoding="ascii")
+        except OSError as error:
+            raise RefusalError(507, f"no lease for the session ({error.strerror})", code="not_saved") from error
+        return held
+
+    @staticmethod
+    def _refuse_lease(lease: Path) -> None:
+        try:
+            who = lease.read_text(encoding="ascii")[:64]
+        except (OSError, UnicodeDecodeError):
+            who = ""
+        message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
+        raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who})
+
+    @staticmethod
+    def remove(path: Path) -> None:
+        """Delete a file, if it exists."""
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir():
+            sync_directory(path.parent)
+
+
+class Sessions:
+    """The sessions of this process, and those that are only files. Used by one thread, that of the event loop.
+
+    Args:
+        bytes_each: of memory that a session takes at most, wherever it lies in memory.
+        limit: bytes that all sessions in memory may take.
+        store: None: sessions end with the process.
+        worker: begins the ids of this process's sessions.
+        ttl: of sessions that do not say.
+    """
+
+    def __init__(self, *, bytes_each: int, limit: int, store: Store | None, worker: str, ttl: float | None) -> None:
+        self.bytes_each, self.limit, self.store, self.worker, self.ttl = bytes_each, limit, store, worker, ttl
+        self.live: dict[str, Session] = {}
+
+    @property
+    def most(self) -> int:
+        """How many sessions fit into memory."""
+        return self.limit // self.bytes_each
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another session does not fit into memory."""
+        return len(self.live) >= self.most
+
+    def create(
+        self, owner: str, *, ttl: float | None, text: TextState | None = None, parked: RowState | None = None
+    ) -> Session:
+        """Begin a session; its memory is accounted for from now on.
+
+        Raises:
+            RefusalError: it does not fit into memory, or there is no lease.
+        """
+        self.require_room()
+        name = f"{self.worker}-{secrets.token_hex(16)}"
+        session = Session(name, owner, time.time(), self.ttl if ttl is None else ttl, text or TextState(), parked=parked)
+        if self.store:
+            session.lease = self.store.lease(self.store.path(owner, name))
+        self.live[name] = session
+        return session
+
+    def require_room(self) -> None:
+        """Refuse another session in memory if it does not fit.
+
+        Raises:
+            RefusalError: it does not.
+        """
+        if self.is_full:
+            message = f"{len(self.live):,} sessions of {self.bytes_each:,} bytes fill --session-memory; delete one"
+            raise RefusalError(503, message, code="no_room", retry_after=5)
+
+    def find(self, owner: str, name: str) -> Session | None:
+        """Return a session that is in this process, if it is the owner's."""
+        session = self.live.get(name)
+        return session if session and session.owner == owner and not session.is_gone else None
+
+    def file_of(self, owner: str, name: str) -> Path | None:
+        """Return the file of a session that is not in this process; None: there is none, and so of names that are none."""
+        if self.store is None or not ID.fullmatch(name):
+            return None
+        path = self.store.path(owner, name)
+        return path if path.is_file() else None
+
+    def adopt(self, owner: str, name: str, state: RowState, note: dict[str, str], lease: ExitStack, vocab_size: int) -> Session:
+        """Take a session into memory that was read from its file."""
+        text = TextState.of_note(note, vocab_size=vocab_size)
+        created, ttl, used = (number_of(note, key) for key in ("created", "ttl", "used"))
+        session = Session(name, owner, created or time.time(), ttl, text, parked=state, lease=lease)
+        session.used, session.saved_at = used or time.time(), text.n_tokens
+        self.live[name] = session
+        return session
+
+    def forget(self, session: Session) -> None:
+        """Leave a session to its file, or end it if it has none; the engine must have let it go."""
+        self.live.pop(session.id, None)
+        session.lease.close()
+
+    def expired(self, now: float) -> list[Session]:
+        """Return the sessions whose time is over; one that is used has time."""
+        return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and not each.busy]
+
+
+def note_of(session: Session) -> dict[str, str]:
+    """Return what the file of a session says of it, besides its memory."""
+    times = {"created": session.created, "used": session.used} | ({} if session.ttl is None else {"ttl": session.ttl})
+    return session.text.note() | {name: repr(float(value)) for name, value in times.items()}
+
+
+def number_of(note: dict[str, str], key: str) -> float | None:
+    """Return a number of a note; None: there is none, or it is no time."""
+    try:
+        value = float(note[key])
+    except (KeyError, ValueError):
+        return None
+    return value if 0 <= value < 1e12 else None
+
+
+def check_name(name: str) -> str:
+    """Return a name for a saved session.
+
+    Raises:
+        RefusalError: it is none.
+    """
+    if not NAME.fullmatch(name):
+        message = "a name has 1 to 64 letters, digits, dots, hyphens and underscores, and begins with a letter or digit"
+        raise RefusalError(400, message, code="bad_name")
+    return name
+
+
+def most_bytes(format: SessionFormat) -> int:
+    """Return the bytes of a row's state when its memory is full: what a session takes at most."""
+    mem_len: int = format.own.terms["mem_len"]
+    return sum(
+        x.shape[0] * mem_len * x.shape[2] * x.element_size() if name in format.by_position else x.nbytes
+        for name, x in format.own.tensors.items()
+    )

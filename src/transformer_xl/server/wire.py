@@ -1,0 +1,300 @@
+"""Requests and answers as JSON. Unknown and unsupported fields are refused by name; every number has a range."""
+
+import math
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import TxlError, one_line
+from transformer_xl.generation.requests import Chosen, fresh_seed, text_seed
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.stopping import Stopping
+from transformer_xl.server.jobs import LONGEST_SECONDS, RefusalError, Writing
+
+MOST_TOKENS = 1 << 20
+"""The most tokens that a call writes, and of a prompt in JSON."""
+
+MOST_BODY_BYTES = 2 << 20
+"""The largest body, but of a text that is streamed."""
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a character (a lone surrogate)") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_without_surrogates), Field(max_length=MOST_BODY_BYTES)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31, strict=True)]
+TokenIds = Annotated[list[TokenId], Field(max_length=MOST_TOKENS)]
+Seed = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
+Place = Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]
+
+
+class Body(BaseModel):
+    """A body of JSON without unknown fields."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class WritingFields(Body):
+    """How a text is written: the fields that completions, generate and ask have in common."""
+
+    max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS, strict=True)] = 16
+    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1, le=1 << 31, strict=True)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    repetition_window: Annotated[int, Field(ge=1, le=512, strict=True)] = 64
+    logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: Seed | None = None
+    stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
+    logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
+    stream: bool = False
+    stream_options: "StreamOptions | None" = None
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_SECONDS)] = LONGEST_SECONDS
+    user: Annotated[str, Field(max_length=256)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
+
+    @model_validator(mode="after")
+    def _streams(self) -> "WritingFields":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options goes with stream")
+        return self
+
+    def writing(self, seeds: tuple[int, ...], *, vocab_size: int, keeps_drawing: bool = False) -> Writing:
+        """Return how texts are written.
+
+        Raises:
+            RefusalError: settings that contradict each other or do not fit the vocabulary.
+        """
+        bias = {int(token): -math.inf if value <= -100 else value for token, value in (self.logit_bias or {}).items()}
+        greedy = self.temperature == 0
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        try:
+            sampling = Sampling(
+                temperature=self.temperature,
+                top_p=None if greedy else self.top_p,
+                top_k=None if greedy else self.top_k,
+                min_p=None if greedy else self.min_p,
+                repetition_penalty=self.repetition_penalty,
+                repetition_window=self.repetition_window,
+                logit_bias=bias,
+            )
+            stopping = Stopping(tokens=frozenset(self.stop_token_ids), strings=stops)
+            sampling.check(vocab_size)
+            stopping.check(vocab_size)
+        except TxlError as error:
+            raise RefusalError(400, one_line(error), code="invalid_request") from None
+        return Writing(
+            sampling=sampling, stopping=stopping, max_tokens=self.max_tokens, seeds=seeds, keeps_drawing=keeps_drawing
+        )
+
+
+class StreamOptions(Body):
+    """Of OpenAI."""
+
+    include_usage: bool = False
+
+
+class CompletionRequest(WritingFields):
+    """`POST /v1/completions`."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    prompt: Text | TokenIds | Annotated[list[Text], Field(max_length=128)] | Annotated[list[TokenIds], Field(max_length=128)]
+    n: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
+    best_of: int | None = None
+    echo: bool = False
+    session_id: Annotated[str, Field(max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "CompletionRequest":
+        if self.best_of not in (None, self.n):
+            raise ValueError("best_of is not supported; leave it out, or give it as n")
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens 0 scores a prompt, which needs echo")
+        if self.session_id is not None and (self.n > 1 or self.echo or not isinstance(self.prompt, str)):
+            raise ValueError("session_id goes with a prompt of one text, n 1 and without echo; use /v1/sessions/…/ask for more")
+        return self
+
+    def prompts(self) -> list[str | list[int]]:
+        """Return each prompt."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
+            return [prompt]
+        return prompt
+
+
+class SessionRequest(Body):
+    """`POST /v1/sessions`."""
+
+    ttl: Annotated[float, Field(gt=0, le=10 * 365 * 86400)] | None = None
+    seed: Seed | None = None
+    from_: "Source | None" = Field(default=None, alias="from")
+
+
+class Source(Body):
+    """What a session begins with."""
+
+    session: Annotated[str, Field(max_length=64)] | None = None
+    saved: Annotated[str, Field(max_length=64)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "Source":
+        if (self.session is None) == (self.saved is None):
+            raise ValueError("from needs either a session or a saved name")
+        return self
+
+
+class TextFields(Body):
+    """Text, or its token ids."""
+
+    text: Text | None = None
+    tokens: TokenIds | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> "TextFields":
+        if self.text is not None and self.tokens is not None:
+            raise ValueError("give text or tokens, not both")
+        return self
+
+
+class AppendRequest(TextFields):
+    """`POST /v1/sessions/{id}/append`."""
+
+    at: Place | None = None
+    score: Literal["no", "sum", "tokens"] = "no"
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_SECONDS)] = LONGEST_SECONDS
+
+
+class GenerateRequest(WritingFields):
+    """`POST /v1/sessions/{id}/generate`."""
+
+    at: Place | None = None
+
+
+class AskRequest(TextFields, WritingFields):
+    """`POST /v1/sessions/{id}/ask`."""
+
+    n: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
+
+
+class RewindRequest(Body):
+    """`POST /v1/sessions/{id}/rewind`."""
+
+    n: Annotated[int, Field(ge=1, le=1 << 40, strict=True)]
+    at: Place | None = None
+
+
+class SaveRequest(Body):
+    """`POST /v1/sessions/{id}/save`."""
+
+    name: Annotated[str, Field(max_length=64)] | None = None
+
+
+class ScoreRequest(TextFields):
+    """`POST /v1/score`."""
+
+    session_id: Annotated[str, Field(max_length=64)] | None = None
+    memory: Literal["on", "off", "both"] = "on"
+    per_token: bool = False
+    timeout: Annotated[float, Field(gt=0, le=LONGEST_SECONDS)] = LONGEST_SECONDS
+
+
+class TokenizeRequest(Body):
+    """`POST /tokenize`."""
+
+    content: Text | None = None
+    prompt: Text | None = None
+    with_pieces: bool = False
+
+    @model_validator(mode="after")
+    def _one(self) -> "TokenizeRequest":
+        if (self.content is None) == (self.prompt is None):
+            raise ValueError("give the text as content or as prompt")
+        return self
+
+
+class DetokenizeRequest(Body):
+    """`POST /detokenize`."""
+
+    tokens: TokenIds
+
+
+def ids_of(tokenizer: Tokenizer, text: str | list[int]) -> np.ndarray:
+    """Return the token ids of a text, or ids as they are.
+
+    Raises:
+        RefusalError: a character that the tokenizer cannot represent, or an id outside the vocabulary.
+    """
+    try:
+        if isinstance(text, str):
+            return np.asarray(tokenizer.encode(text), np.int64)
+        ids = np.array(text, np.int64)
+    except TxlError as error:
+        raise RefusalError(400, one_line(error), code="invalid_request") from None
+    if len(ids) and ids.max() >= tokenizer.vocab_size:
+        message = f"token id {ids.max()} is outside the vocabulary ({tokenizer.vocab_size})"
+        raise RefusalError(400, message, code="invalid_request")
+    return ids
+
+
+def seeds_of(seed: int | None, prompt: int, n: int) -> tuple[int, tuple[int, ...]]:
+    """Return the seed of a call, and those of the texts of one of its prompts."""
+    seed = fresh_seed() if seed is None else seed
+    return seed, tuple(text_seed(seed, prompt, sample) for sample in range(n))
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """Return the text of a token; of one that is no whole characters, its bytes, as OpenAI writes them."""
+    piece = tokenizer.piece(token)
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+class Logprobs:
+    """Tokens of a text as OpenAI's legacy object: the same number for a token wherever it stands.
+
+    Args:
+        tokenizer: of the model.
+        n: how many of the likeliest are listed; the token itself always is.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, n: int) -> None:
+        self._tokenizer, self._n, self._offset = tokenizer, n, 0
+
+    def of(self, chosen: list[Chosen], texts: list[str] | None = None) -> dict[str, Any]:
+        """Return the object of some more tokens.
+
+        Args:
+            chosen: the tokens.
+            texts: what each adds to the text; None: its own characters.
+        """
+        tokens, offsets, values, tops = [], [], [], []
+        for i, each in enumerate(chosen):
+            own = token_text(self._tokenizer, each.token)
+            tokens.append(own)
+            offsets.append(self._offset)
+            self._offset += len(own if texts is None else texts[i])
+            values.append(each.log_probability)
+            if each.log_probability is None:
+                tops.append(None)
+                continue
+            top = {token_text(self._tokenizer, token): value for token, value in each.likeliest[: self._n]}
+            tops.append(top | {own: each.log_probability})
+        return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
+
+
+def error_body(refusal: RefusalError) -> dict[str, Any]:
+    """Return the body of an error, as OpenAI's clients read it."""
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    return {"error": {"message": refusal.message, "type": kind, "code": refusal.code, **refusal.extra}}

@@ -1,0 +1,80 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model_config import TransformerXLConfig
+
+pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
+
+from transformer_xl.server.app import make_app
+from transformer_xl.server.engine import Engine
+from transformer_xl.server.metrics import Metrics
+from transformer_xl.server.service import Service
+from transformer_xl.server.sessions import Sessions, Store, most_bytes
+
+BYTES = ByteTokenizer()
+ROWS, MEM_LEN, PIECE = 3, 40, 8
+
+
+@pytest.fixture(scope="session")
+def model() -> TransformerXL:
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16}
+    model = TransformerXL(TransformerXLConfig(vocab_size=256, mem_len=MEM_LEN, **sizes))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    return model.eval()
+
+
+def decoder_of(model: TransformerXL) -> Decoder:
+    return Decoder(model, batch_size=ROWS, tgt_len=PIECE)
+
+
+Start = Callable[..., Service]
+
+
+@pytest.fixture
+def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
+    """Start a service; its engine ends with the test."""
+    engines: list[Engine] = []
+
+    def start(*, stored: bool = False, most: int = 50, queue: int = 12, per_owner: int | None = None, **more: Any) -> Service:
+        metrics = Metrics()
+        engine = Engine(decoder_of(model), BYTES, queue=queue, per_owner=per_owner, metrics=metrics)
+        each = most_bytes(engine.format)
+        store = Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None
+        sessions = Sessions(bytes_each=each, limit=each * most, store=store, worker="w1", ttl=more.pop("ttl", None))
+        engine.start()
+        engines.append(engine)
+        return Service(engine, sessions, metrics, model="tiny", details={"mem_len": MEM_LEN, "session_bytes": each}, **more)
+
+    yield start
+    for engine in engines:
+        engine.stop()
+
+
+@pytest.fixture
+def serve(start: Start) -> Iterator[Callable[..., Any]]:
+    """Serve a model; the client knows no more than HTTP."""
+    from starlette.testclient import TestClient
+
+    clients: list[Any] = []
+
+    def serve(*, keys: tuple[str, ...] = (), origins: tuple[str, ...] = (), **more: Any) -> Any:
+        service = start(**more)
+        client = TestClient(make_app(service, keys=keys, origins=origins), base_url="http://localhost")
+        client.__enter__()
+        clients.append(client)
+        client.service = service  # pyright: ignore[reportAttributeAccessIssue]
+        return client
+
+    yield serve
+    for client in clients:
+        client.__exit__(None, None, None)

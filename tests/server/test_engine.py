@@ -1,0 +1,287 @@
+"""What the engine computes, whatever else it does: the bits of a decoder that does nothing else."""
+
+import asyncio
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers import examples
+from tests.server.conftest import BYTES, PIECE, ROWS, Start, decoder_of
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.generation.sampling import Sampling
+from transformer_xl.generation.stopping import Stopping
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.server.engine import Engine
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Writing
+from transformer_xl.server.sessions import Session
+
+OWNER = "a" * 64
+
+
+def ids(text: str) -> np.ndarray:
+    return np.asarray(BYTES.encode(text), np.int64)
+
+
+def writing(n: int = 5, seeds: tuple[int, ...] = (0,), **sampling: Any) -> Writing:
+    return Writing(sampling=Sampling(**sampling), stopping=Stopping(), max_tokens=n, seeds=seeds)
+
+
+class Waiter:
+    """Takes the answers of a job, in any thread."""
+
+    def __init__(self, engine: Engine, job: Job) -> None:
+        self.answers: list[Answer] = []
+        self._over = threading.Event()
+        self._left = len(job.writing.seeds) if job.writing else 1
+        self.ticket = engine.submit(job, self._tell)
+
+    def _tell(self, answer: Answer) -> None:
+        self.answers.append(answer)
+        if isinstance(answer, Piece):
+            self.ticket.n_ahead -= 1
+        self._left -= isinstance(answer, End)
+        if isinstance(answer, Problem) or self._left == 0:
+            self._over.set()
+
+    def wait(self) -> list[Answer]:
+        assert self._over.wait(60), "the engine does not answer"
+        if isinstance(self.answers[-1], Problem):
+            raise self.answers[-1].refusal
+        return self.answers
+
+    def tokens(self, index: int = 0) -> list[int]:
+        return [each.token.token for each in self.wait() if isinstance(each, Piece) and each.index == index]
+
+
+class Oracle:
+    """A session as a decoder has it that does nothing else, in the row of its own; any row gives the same bits."""
+
+    def __init__(self, model: TransformerXL) -> None:
+        self.decoder: Decoder = decoder_of(model)
+        self.tokens: list[int] = []
+
+    def append(self, new: np.ndarray) -> None:
+        if len(new) == 1:
+            self.decoder.read([new.tolist(), *[[] for _ in range(ROWS - 1)]])
+        else:
+            for begin in range(0, len(new), PIECE):
+                self.decoder.advance(0, new[begin : begin + PIECE])
+        self.tokens += new.tolist()
+
+    def written(self, tokens: list[int]) -> None:
+        for token in tokens:
+            self.decoder.read([[token], *[[] for _ in range(ROWS - 1)]])
+        self.tokens += tokens
+
+    def rewind(self, n: int) -> None:
+        if n == len(self.tokens):
+            self.decoder.reset()
+            self.tokens = []
+            return
+        self.tokens = self.tokens[: len(self.tokens) - n]
+        self.decoder.rewind(0, n + 1)
+        self.decoder.read([[self.tokens[-1]], *[[] for _ in range(ROWS - 1)]])
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return self.decoder.take(0).tensors
+
+
+def same(engine: Engine, session: Session, oracle: Oracle) -> None:
+    state, text = engine.call(lambda: engine.snapshot(session)).result(30)
+    assert text.n_tokens == len(oracle.tokens)
+    assert list(text.tail) == oracle.tokens[-512:]
+    if not oracle.tokens:
+        assert state is None
+        return
+    assert state is not None
+    expected = oracle.state()
+    assert state.tensors.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(state.tensors[name], tensor), name
+
+
+def session_of(service: Any) -> Session:
+    return service.sessions.create(OWNER, ttl=None)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_programs_on_many_sessions_have_the_bits_of_one_alone(seed: int, start: Start, model: TransformerXL) -> None:
+    """Append, generate, ask, fork, rewind, park and save, on more sessions than rows, all at once."""
+    service = start(stored=True)
+    engine, draw = service.engine, np.random.default_rng(seed)
+    sessions = [session_of(service) for _ in range(2 * ROWS)]
+    oracles = [Oracle(model) for _ in sessions]
+    for _ in range(examples(300)):
+        chosen = draw.choice(len(sessions), ROWS, replace=False)
+        begun: list[tuple[int, str, Waiter, np.ndarray]] = []
+        for i in chosen.tolist():
+            what = str(draw.choice(["append", "generate", "ask"]))
+            prompt = draw.integers(0, 256, int(draw.choice([1, 3, 8, 21]))) if what != "generate" else np.empty(0, np.int64)
+            if what == "generate" and not oracles[i].tokens:
+                continue
+            writes = None if what == "append" else writing(int(draw.integers(1, 7)), seeds=(int(draw.integers(99)),))
+            job = Job(owner=OWNER, prompt=prompt, writing=writes, session=sessions[i], forks=what == "ask")
+            begun.append((i, what, Waiter(engine, job), prompt))
+        for i, what, waiter, prompt in begun:
+            tokens = waiter.tokens()
+            if what != "ask":
+                oracles[i].append(prompt) if len(prompt) else None
+                oracles[i].written(tokens)
+        i = int(draw.integers(len(sessions)))
+        what = str(draw.choice(["rewind", "park", "fork", "nothing", "restore"]))
+        if what == "rewind" and sessions[i].n_rewindable >= 1:
+            n = int(draw.integers(1, sessions[i].n_rewindable + 1))
+            engine.call(lambda s=sessions[i], n=n: engine.rewind(s, n)).result(30)
+            oracles[i].rewind(n)
+        elif what == "park":
+            engine.call(lambda s=sessions[i]: engine.park(s)).result(30)
+        elif what == "restore" and oracles[i].tokens:
+            asyncio.run(service.save(sessions[i], name="x"))
+            assert service.sessions.store is not None
+            state, note = service.sessions.store.read(service.sessions.store.path(OWNER, "x", saved=True))
+            engine.call(lambda s=sessions[i]: engine.park(s)).result(30)
+            sessions[i].parked = state
+            assert int(note["tokens"]) == len(oracles[i].tokens)
+        elif what == "fork":
+            j = int(draw.integers(len(sessions)))
+            source = oracles[j]
+            state, text = engine.call(lambda s=sessions[j]: engine.snapshot(s)).result(30)
+            sessions[i] = service.sessions.create(OWNER, ttl=None, text=text, parked=state)
+            oracles[i] = Oracle(model)
+            oracles[i].tokens = list(source.tokens)
+            if source.tokens:
+                oracles[i].decoder.put(0, source.decoder.take(0))
+    for session, oracle in zip(sessions, oracles, strict=True):
+        same(engine, session, oracle)
+    assert sum(len(oracle.tokens) for oracle in oracles) > 100
+
+
+def test_texts_of_a_prompt_are_those_of_the_scheduler_alone(start: Start) -> None:
+    engine = start().engine
+    together = Waiter(engine, Job(owner=OWNER, prompt=ids("once upon a time"), writing=writing(6, seeds=(1, 2, 3, 4, 5))))
+    for index, seed in enumerate((1, 2, 3, 4, 5)):
+        alone = Waiter(engine, Job(owner=OWNER, prompt=ids("once upon a time"), writing=writing(6, seeds=(seed,))))
+        assert together.tokens(index) == alone.tokens()
+    ends = [each for each in together.answers if isinstance(each, End)]
+    assert sum(end.n_read for end in ends) == 16 and [end.n_written for end in ends] == [6] * 5
+
+
+def test_scores_of_a_prompt_are_those_of_a_decoder(start: Start, model: TransformerXL) -> None:
+    engine, text = start().engine, ids("a text that is longer than a piece")
+    waiter = Waiter(engine, Job(owner=OWNER, prompt=text, score=True, likeliest=3))
+    scored = [chosen for each in waiter.wait() if isinstance(each, Progress) for chosen in each.scored]
+    assert [each.token for each in scored] == text.tolist() and scored[0].log_probability is None
+    (nats, *_) = decoder_of(model).score([text.tolist(), *[[] for _ in range(ROWS - 1)]])
+    assert [-each.log_probability for each in scored[1:] if each.log_probability] == pytest.approx(nats[1:].tolist(), abs=1e-6)
+    for each in scored[1:]:
+        assert len(each.likeliest) == 3 and max(value for _, value in each.likeliest) == each.likeliest[0][1]
+        assert dict(each.likeliest).get(each.token, each.log_probability) == each.log_probability, "the same float"
+
+
+def test_a_cancelled_text_is_remembered_as_far_as_it_was_shown(start: Start, model: TransformerXL) -> None:
+    service = start()
+    session = session_of(service)
+    oracle = Oracle(model)
+    for n in (1, 4, 9):
+        waiter = Waiter(service.engine, Job(owner=OWNER, prompt=ids("ab"), writing=writing(10_000), session=session))
+        while sum(isinstance(each, Piece) for each in waiter.answers) < n:
+            pass
+        service.engine.cancel(waiter.ticket, "stopped")
+        tokens = waiter.tokens()
+        assert n <= len(tokens) < 10_000
+        oracle.append(ids("ab"))
+        oracle.written(tokens)
+        same(service.engine, session, oracle)
+    assert session.busy is None and service.engine.is_idle
+
+
+def test_a_busy_session_refuses_another_call_and_answers_questions(start: Start) -> None:
+    service = start()
+    session = session_of(service)
+    waiter = Waiter(service.engine, Job(owner=OWNER, prompt=ids("ab"), writing=writing(100_000), session=session))
+    while len(waiter.answers) < 3:
+        pass
+    with pytest.raises(RefusalError, match="the session is busy; wait until its call has ended"):
+        service.engine.submit(Job(owner=OWNER, prompt=ids("x"), session=session), print)
+    asked = Waiter(service.engine, Job(owner=OWNER, prompt=ids("x?"), writing=writing(3), session=session, forks=True))
+    assert len(asked.tokens()) == 3
+    service.engine.cancel(waiter.ticket, "stopped")
+    waiter.wait()
+
+
+def test_more_than_the_queue_holds_is_refused_at_once(start: Start) -> None:
+    engine = start(queue=4, per_owner=3).engine
+    running = [Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(100_000))) for _ in range(ROWS)]
+    while any(len(each.answers) < 2 for each in running):
+        pass
+    waiting = [Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(2))) for _ in range(3)]
+    with pytest.raises(RefusalError, match="3 requests of this key wait already; ask again later") as caught:
+        engine.submit(Job(owner=OWNER, prompt=ids("a")), print)
+    assert (caught.value.status, 1 <= (caught.value.retry_after or 0) <= 60) == (429, True)
+    other = Waiter(engine, Job(owner="b" * 64, prompt=ids("a"), writing=writing(2)))
+    with pytest.raises(RefusalError, match=r"^4 requests wait already"):
+        engine.submit(Job(owner="c" * 64, prompt=ids("a")), print)
+    engine.cancel(running[0].ticket, "stopped")
+    other.wait()
+    assert all(not each.answers for each in waiting[1:]), "owners take turns"
+    for each in running[1:]:
+        engine.cancel(each.ticket, "stopped")
+    for each in (*running, *waiting):
+        each.wait()
+
+
+def test_a_text_that_fails_ends_alone(start: Start) -> None:
+    service = start()
+    long = Waiter(service.engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(300)))
+    session = session_of(service)
+    empty = Waiter(service.engine, Job(owner=OWNER, prompt=ids(""), writing=writing(3), session=session))
+    with pytest.raises(RefusalError, match="the prompt is empty"):
+        empty.wait()
+    banned = Waiter(service.engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(3, logit_bias={999: 1.0})))
+    with pytest.raises(RefusalError, match="token id 999"):
+        banned.wait()
+    assert len(long.tokens()) == 300 and session.busy is None
+
+
+def test_a_text_whose_reader_is_slow_pauses(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.server import engine as module
+
+    monkeypatch.setattr(module, "_AHEAD", 8)
+    engine = start().engine
+    waiter = Waiter.__new__(Waiter)
+    waiter.answers, waiter._over, waiter._left = [], threading.Event(), 1
+    ticket = engine.submit(Job(owner=OWNER, prompt=ids("a"), writing=writing(100)), waiter.answers.append)
+    other = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(200)))
+    assert len(other.tokens()) == 200
+    n = sum(isinstance(each, Piece) for each in waiter.answers)
+    assert 8 < n < 20, "it went on although nobody took its tokens"
+    monkeypatch.setattr(module, "_SLOW_SECONDS", 0.0)
+    while not any(isinstance(each, End) for each in waiter.answers):
+        pass
+    assert ticket.cancelled == "slow_reader"
+
+
+def test_what_takes_too_long_is_ended(start: Start) -> None:
+    engine = start().engine
+    waiter = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(10**6), timeout=0.2))
+    end = waiter.wait()[-1]
+    assert isinstance(end, End) and end.reason == "interrupted" and waiter.ticket.cancelled == "timeout"
+
+
+def test_rows_hold_nothing_of_texts_that_are_over(start: Start) -> None:
+    service = start()
+    session = session_of(service)
+    Waiter(service.engine, Job(owner=OWNER, prompt=ids("secret"), session=session)).wait()
+    Waiter(service.engine, Job(owner=OWNER, prompt=ids("another"), writing=writing(3))).wait()
+    asyncio.run(service._end(session))
+
+    def held() -> list[int]:
+        decoder = service.engine.decoder
+        return [int(decoder.take(row).tensors["n_valid"]) for row in range(ROWS)]
+
+    while any(service.engine.call(held).result(30)):
+        pass
+    assert session.parked is None and session.id not in service.sessions.live

@@ -1,0 +1,225 @@
+"""Who may ask, from where, how much and how slowly: all of it is decided before a route sees anything."""
+
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from tests.server.conftest import Start
+from transformer_xl.errors import ConfigError
+from transformer_xl.server.app import Server, make_app
+from transformer_xl.server.guard import OPEN, check_address, read_keys
+from transformer_xl.server.routes import make_routes
+from transformer_xl.server.service import Service
+
+Serve = Callable[..., Any]
+ONE, TWO = "first-key-of-sixteen-letters", "second-key-of-sixteen-letters"
+KEYS = tuple(hashlib.sha256(key.encode()).hexdigest() for key in (ONE, TWO))
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_every_route_but_the_open_ones_asks_for_a_key(serve: Serve) -> None:
+    client = serve(keys=KEYS)
+    paths = [
+        (route.path, sorted(route.methods)[0]) for route in make_routes(client.service).routes if isinstance(route, APIRoute)
+    ]
+    assert len(paths) > 20
+    for path, method in paths:
+        path = path.replace("{session_id}", "w1-" + "0" * 32).replace("{name:path}", "x").replace("{name}", "x")
+        status = client.request(method, path, headers={"content-type": "application/json"}).status_code
+        assert (status == 401) == (path not in OPEN), (path, status)
+        wrong = client.request(method, path, headers={"content-type": "application/json", **bearer("wrong" * 9)})
+        assert (wrong.status_code == 401) == (path not in OPEN)
+    assert client.get("/openapi.json").status_code == 401
+    assert client.get("/v1/models", headers=bearer(TWO)).status_code == 200
+    assert client.get("/v1/models", headers={"x-api-key": ONE}).status_code == 200
+    assert client.get(f"/v1/models?api_key={ONE}").status_code == 401
+
+
+def test_a_foreign_session_is_an_unknown_one(serve: Serve) -> None:
+    client = serve(keys=KEYS, stored=True)
+    own = client.post("/v1/sessions", json={}, headers=bearer(ONE)).json()["id"]
+    client.post(f"/v1/sessions/{own}/append", json={"text": "secret"}, headers=bearer(ONE))
+    client.post(f"/v1/sessions/{own}/save", json={"name": "x"}, headers=bearer(ONE))
+    client.post(f"/v1/sessions/{own}/save", json={}, headers=bearer(ONE))
+    unknown = f"w1-{'0' * 32}"
+    for name in (own, unknown):
+        for method, what, body in [
+            ("GET", "", None),
+            ("DELETE", "", None),
+            ("POST", "/append", {"text": "a"}),
+            ("POST", "/ask", {"text": "a"}),
+            ("POST", "/fork", {}),
+            ("DELETE", "/run", None),
+        ]:
+            answer = client.request(method, f"/v1/sessions/{name}{what}", json=body, headers=bearer(TWO))
+            assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such session"), (name, method, what)
+    assert client.get("/v1/sessions", headers=bearer(TWO)).json()["data"] == []
+    assert client.get("/v1/saved", headers=bearer(TWO)).json()["data"] == []
+    assert client.post("/v1/sessions", json={"from": {"saved": "x"}}, headers=bearer(TWO)).status_code == 404
+    assert client.post("/v1/sessions", json={"from": {"session": own}}, headers=bearer(TWO)).status_code == 404
+    assert client.get(f"/v1/sessions/{own}", headers=bearer(ONE)).json()["n_tokens"] == 6
+
+
+def test_foreign_pages_and_names_are_refused(serve: Serve) -> None:
+    client = serve(origins=("https://good.example",))
+    body = {"content": "a"}
+    assert client.post("/tokenize", json=body, headers={"origin": "http://localhost"}).status_code == 200
+    assert (
+        client.post("/tokenize", json=body, headers={"origin": "https://evil.example"}).json()["error"]["code"] == "bad_origin"
+    )
+    allowed = client.post("/tokenize", json=body, headers={"origin": "https://good.example"})
+    assert allowed.headers["access-control-allow-origin"] == "https://good.example"
+    asked = client.options("/tokenize", headers={"origin": "https://good.example", "access-control-request-method": "POST"})
+    assert asked.status_code == 204 and "authorization" in asked.headers["access-control-allow-headers"]
+    assert "access-control-allow-origin" not in client.get("/v1/models", headers={"origin": "https://evil.example"}).headers
+    for host in ("evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", ""):
+        assert client.get("/v1/models", headers={"host": host}).json()["error"]["code"] == "bad_host", host
+    for host in ("127.0.0.1:8080", "localhost", "[::1]:9"):
+        assert client.get("/v1/models", headers={"host": host}).status_code == 200, host
+
+
+def test_bodies_have_a_type_and_a_size(serve: Serve) -> None:
+    client = serve()
+    simple = client.post("/v1/completions", content='{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert (simple.status_code, simple.json()["error"]["code"]) == (415, "bad_type")
+    assert client.post("/tokenize", json={"content": "a" * (2 << 20)}).status_code == 413
+    chunks = (b"[" + b"1," * 10_000 for _ in range(200))
+    chunked = client.post("/tokenize", content=chunks, headers={"content-type": "application/json"})
+    assert chunked.status_code == 413
+    assert client.post("/tokenize", content="{", headers={"content-type": "application/json"}).status_code == 400
+
+
+def test_the_page_runs_nothing_foreign(serve: Serve) -> None:
+    client = serve(keys=KEYS)
+    for path in ("/", "/page.css", "/page.js"):
+        answer = client.get(path)
+        assert answer.status_code == 200 and "default-src 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert "http://" not in answer.text and "https://" not in answer.text
+    assert "innerHTML" not in client.get("/page.js").text
+    assert sum(len(client.get(path).content) for path in ("/", "/page.css", "/page.js")) < 60_000
+
+
+def test_both_languages_of_the_page_say_the_same_things(serve: Serve) -> None:
+    page = serve().get("/page.js").text
+    table = page[page.index("const WORDS = {") : page.index("\n};")]
+    english, chinese = table.split("  zh: {")
+    keys = [[word.split(":")[0].strip() for word in _pairs(part)] for part in (english.split("  en: {")[1], chinese)]
+    assert keys[0] == keys[1] and len(keys[0]) > 50
+    used = {part.split('"')[0] for part in serve().get("/").text.split('data-t="')[1:]}
+    assert used <= set(keys[0])
+
+
+def _pairs(text: str) -> list[str]:
+    import re
+
+    return re.findall(r'(\w+): "(?:[^"\\]|\\.)*"', text)
+
+
+def test_keys_are_read_from_a_file_of_ones_own(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# mine\n{ONE}\n\n{TWO}\n")
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"^--api-key-file '.*' can be read by others; chmod 600"):
+        read_keys(file)
+    file.chmod(0o600)
+    assert read_keys(file) == KEYS
+    file.write_text("short\n")
+    with pytest.raises(ConfigError, match="a key of fewer than 16 characters"):
+        read_keys(file)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        read_keys(tmp_path / "none")
+    with pytest.raises(ConfigError, match=r"^--host 0.0.0.0 lets other machines in; give --api-key-file FILE, or leave"):
+        check_address("0.0.0.0", ())
+    check_address("0.0.0.0", KEYS)
+
+
+@contextmanager
+def listening(service: Service, **more: Any) -> Iterator[tuple[str, int]]:
+    """A server with a socket of its own, in a thread."""
+    server = Server(service, make_app(service, **more), host="127.0.0.1", port=0, grace=1.0)
+    thread = threading.Thread(target=server.run_until_ended)
+    service.engine.start = lambda: None  # it has been started  # pyright: ignore[reportAttributeAccessIssue]
+    thread.start()
+    try:
+        yield server.socket.getsockname()[:2]
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def sent(address: tuple[str, int], data: bytes, *, seconds: float = 10.0) -> bytes:
+    with socket.create_connection(address, timeout=seconds) as connection:
+        connection.sendall(data)
+        found = b""
+        while part := connection.recv(1 << 16):
+            found += part
+        return found
+
+
+def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.server import app, guard
+
+    monkeypatch.setattr(app, "_HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "_BODY_SECONDS", 0.5)
+    with listening(start()) as address:
+        head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        begin = time.monotonic()
+        assert sent(address, b"GET / HTTP/1.1\r\nHost: localhost\r\nX-Slow: ") == b"", "closed without a word"
+        assert sent(address, b"") == b""
+        assert b" 408 " in sent(address, head + b"Content-Length: 100\r\n\r\n{").split(b"\r\n")[0]
+        assert time.monotonic() - begin < 8
+        endless = sent(address, b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 100_000)
+        assert b" 400 " in endless.split(b"\r\n")[0] or b" 431 " in endless.split(b"\r\n")[0]
+        huge = sent(address, head + b"Content-Length: 999999999999\r\n\r\n")
+        assert b" 413 " in huge.split(b"\r\n")[0]
+        body = json.dumps({"content": "abc"}).encode()
+        asked = head + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+        assert b"[97,98,99]" in sent(address, asked)
+
+
+def test_a_client_that_leaves_ends_its_text(start: Start) -> None:
+    service = start()
+    with listening(service) as address:
+        for body in ({"prompt": "a", "max_tokens": 10**6, "stream": True}, {"prompt": "a", "max_tokens": 10**6}):
+            data = json.dumps(body).encode()
+            connection = socket.create_connection(address)
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(data) + data)
+            while not service.engine.n_busy:
+                time.sleep(0.01)
+            connection.close()
+            begin = time.monotonic()
+            while not service.engine.is_idle:
+                assert time.monotonic() - begin < 5, "it goes on writing for nobody"
+                time.sleep(0.01)
+
+
+def test_lines_of_requests_hold_no_text(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    import io
+
+    from starlette.testclient import TestClient
+
+    service, log = start(), io.StringIO()
+    service.metrics._log = log
+    client = TestClient(make_app(service, keys=KEYS), base_url="http://localhost")
+    client.post("/v1/completions", json={"prompt": "secret text", "max_tokens": 2}, headers=bearer(ONE))
+    client.get("/v1/sessions/w1-forged%0D%0A{}", headers=bearer(ONE))
+    client.get("/%0a%0dforged", headers=bearer("secret-key-that-is-wrong"))
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [line["status"] for line in lines] == [200, 404, 401]
+    assert lines[0]["route"] == "/v1/completions" and lines[0]["owner"] == KEYS[0][:8]
+    assert "secret" not in log.getvalue() and "forged" not in log.getvalue()

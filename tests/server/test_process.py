@@ -1,0 +1,174 @@
+"""`txl serve` as a process: it says what fits, ends when it is told to, and loses nothing when it is killed."""
+
+import json
+import signal
+import socket
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from tests import forked
+from tests.server.conftest import BYTES
+from transformer_xl.model.transformer_xl import TransformerXL
+
+TEXT = "".join(f"{i} stories, " for i in range(3000))
+PART = 640  # bytes of an append: ten pieces
+
+
+@pytest.fixture
+def bench(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained(tmp_path / "tiny")
+    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
+    return tmp_path
+
+
+@contextmanager
+def served(*options: str) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
+    """A server, a client of it, and what it says."""
+    with forked.start("tests.world_cases:program", "serve", "tiny", "--port", "0", "--precision", "fp32", *options) as child:
+        said: list[str] = []
+        while not any(line.startswith("ready at ") for line in said):
+            line = child.stderr.readline().decode()
+            assert line, f"it ended: {said}"
+            said.append(line.rstrip("\n"))
+        threading.Thread(target=lambda: said.extend(line.decode() for line in child.stderr), daemon=True).start()
+        address = next(line for line in said if line.startswith("ready at ")).split()[2]
+        with httpx.Client(base_url=address, timeout=30) as client:
+            while client.get("/readyz").status_code != 200:
+                time.sleep(0.02)
+            yield child, client, said
+
+
+def test_it_says_what_fits_and_saves_everything_when_it_is_told_to_end(bench: Path) -> None:
+    with served("--sessions", "kept", "--rows", "2", "--session-memory", "0.001") as (child, client, said):
+        told = next(line for line in said if line.startswith("a session takes "))
+        each = client.get("/v1/models").json()["data"][0]["meta"]["session_bytes"]
+        assert f"a session takes {each:,} bytes, however much it reads: 2 in rows, {10**6 // each:,} in memory" in told
+        assert any(line.strip().startswith("curl http://127.0.0.1:") for line in said)
+        names = [client.post("/v1/sessions", json={}).json()["id"] for _ in range(3)]
+        for name in names:
+            client.post(f"/v1/sessions/{name}/append", json={"text": TEXT[:100]})
+        asked = client.post(f"/v1/sessions/{names[0]}/ask", json={"max_tokens": 8, "seed": 1}).json()["choices"]
+        child.send_signal(signal.SIGTERM)
+        assert child.wait() == 0
+    with served("--sessions", "kept") as (child, client, _):
+        listed = client.get("/v1/sessions").json()["data"]
+        assert {each["id"]: (each["n_tokens"], each["state"]) for each in listed} == dict.fromkeys(names, (100, "disk"))
+        again = client.post(f"/v1/sessions/{names[0]}/ask", json={"max_tokens": 8, "seed": 1}).json()["choices"]
+        assert again == asked
+        child.send_signal(signal.SIGINT)
+        assert child.wait() == 0
+
+
+def test_a_text_that_is_written_may_end_before_the_server_does(bench: Path) -> None:
+    with served("--grace", "30") as (child, client, _):
+        body = {"prompt": "a", "max_tokens": 400, "stream": True, "seed": 1}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            child.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=client.base_url) as other:
+                while other.get("/readyz").status_code != 503:
+                    time.sleep(0.01)
+                refused = other.post("/v1/completions", json={"prompt": "a"})
+                assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+                assert "retry-after" in refused.headers
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert child.wait() == 0
+
+
+def test_what_keeps_it_from_starting(bench: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert complaint("serve", "tiny", "--port", str(port)) == (
+            f"cannot listen at 127.0.0.1:{port}: Address already in use; choose another --port"
+        )
+    assert complaint("serve", "nope").startswith("'nope' is not a directory of a model")
+    assert complaint("serve", "tiny", "--host", "0.0.0.0").startswith("--host 0.0.0.0 lets other machines in; give --api-key")
+    Path("keys").write_text("a-key-of-sixteen-letters\n")
+    assert "can be read by others; chmod 600" in complaint("serve", "tiny", "--api-key-file", "keys")
+    Path("keys").chmod(stat.S_IRUSR)
+    assert complaint("serve", "tiny", "--sessions", "no/where").startswith("--sessions 'no/where' cannot be used: ")
+    assert "holds no session, which takes" in complaint("serve", "tiny", "--session-memory", "0.0000001")
+    Path("tiny/model.safetensors").write_bytes(b"damaged")
+    assert complaint("serve", "tiny").startswith("'tiny/model.safetensors'")
+
+
+def complaint(*command: str) -> str:
+    with forked.start("tests.world_cases:program", *command) as child:
+        _, err = child.communicate()
+        assert child.wait() == 1, err
+        (line,) = [line for line in err.decode().splitlines() if not line.startswith("warning: ")]
+        return line.removeprefix("txl: error: ")
+
+
+def killed(n_kill: int, n_session: int) -> None:
+    """Kill a server while sessions read, and look what the next one finds."""
+    draw = np.random.default_rng(0)
+    sessions: list[str] = []
+    for _ in range(n_kill):
+        with served("--sessions", "kept", "--save-every", "500", "--rows", "4", "--quiet") as (child, client, _):
+            found = {each["id"]: each for each in client.get("/v1/sessions").json()["data"]}
+            assert sorted(found) == sorted(sessions), "a session is lost, or there is one that nobody made"
+            for name in draw.permutation(sessions)[:2].tolist():
+                look(client, name, found[name]["n_tokens"])
+            while len(sessions) < n_session:
+                name = client.post("/v1/sessions", json={}).json()["id"]
+                client.post(f"/v1/sessions/{name}/append", json={"text": TEXT[:PART], "at": 0})
+                client.post(f"/v1/sessions/{name}/save", json={})
+                sessions.append(name)
+            threads = [threading.Thread(target=read_on, args=(str(client.base_url), name)) for name in sessions]
+            for thread in threads:
+                thread.start()
+            time.sleep(float(draw.uniform(0, 1.2)))
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            for thread in threads:
+                thread.join()
+    assert [path.name for path in Path("kept").rglob("*.tmp")] == []
+
+
+def read_on(address: str, name: str) -> None:
+    """Append the text from where the session is, until the server dies."""
+    with httpx.Client(base_url=address, timeout=30) as client:
+        try:
+            at = client.get(f"/v1/sessions/{name}").json()["n_tokens"]
+            while at + PART <= len(TEXT):
+                done = client.post(f"/v1/sessions/{name}/append", json={"text": TEXT[at : at + PART], "at": at}).json()
+                at = done["session"]["n_tokens"]
+        except (httpx.HTTPError, json.JSONDecodeError):
+            return
+
+
+def look(client: httpx.Client, name: str, n_tokens: int) -> None:
+    """Compare a session with one that has read as much of the text, and nothing else has happened to."""
+    assert n_tokens % 64 == 0 and n_tokens >= PART
+
+    def asked(session: str) -> Any:
+        body = {"max_tokens": 5, "seed": 1, "logprobs": 1}
+        return client.post(f"/v1/sessions/{session}/ask", json=body).json()["choices"]
+
+    fresh = client.post("/v1/sessions", json={}).json()["id"]
+    client.post(f"/v1/sessions/{fresh}/append", json={"text": TEXT[:n_tokens]})
+    assert client.get(f"/v1/sessions/{name}").json()["n_tokens"] == n_tokens
+    assert asked(name) == asked(fresh), f"the session at {n_tokens} tokens is not what it was"
+    assert client.delete(f"/v1/sessions/{fresh}").status_code == 204
+
+
+def test_kills_lose_nothing_that_was_saved(bench: Path) -> None:
+    killed(3, 4)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(1500)
+def test_200_kills_lose_nothing_that_was_saved(bench: Path) -> None:
+    killed(200, 8)

@@ -1,0 +1,299 @@
+"""What clients see: OpenAI's shapes, sessions, scores, and one line of JSON for everything that is refused."""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import BYTES, MEM_LEN, ROWS
+
+Serve = Callable[..., Any]
+PROMPT = "Once upon a time there was a memory."
+
+
+def complete(client: Any, **body: Any) -> Any:
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def session(client: Any, **body: Any) -> str:
+    answer = client.post("/v1/sessions", json=body)
+    assert answer.status_code == 201, answer.text
+    return f"/v1/sessions/{answer.json()['id']}"
+
+
+def events(text: str) -> list[Any]:
+    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part.startswith("data: ")]
+    return [part if part == "[DONE]" else json.loads(part) for part in parts]
+
+
+def test_a_completion_has_openais_shape(serve: Serve) -> None:
+    client = serve()
+    made = complete(client, model="tiny", prompt=PROMPT, max_tokens=7, seed=3, n=2, user="me")
+    assert made["object"] == "text_completion" and made["model"] == "tiny" and made["system_fingerprint"].endswith("-seed3")
+    assert [(each["index"], each["finish_reason"], each["logprobs"]) for each in made["choices"]] == [
+        (0, "length", None),
+        (1, "length", None),
+    ]
+    assert made["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 14, "total_tokens": len(PROMPT) + 14}
+    again = complete(client, prompt=PROMPT, max_tokens=7, seed=3, n=2)
+    assert again["choices"] == made["choices"], "the same seed, the same text"
+    several = complete(
+        client, prompt=[PROMPT, BYTES.encode("x").tolist()] if False else [PROMPT, "x"], max_tokens=2, seed=3, n=2
+    )
+    assert [each["index"] for each in several["choices"]] == [0, 1, 2, 3]
+    by_ids = complete(client, prompt=[BYTES.encode(PROMPT).tolist()], max_tokens=7, seed=3, n=2)
+    assert by_ids["choices"] == made["choices"]
+
+
+def test_a_stream_is_the_whole_in_parts(serve: Serve) -> None:
+    client = serve()
+    body = {"prompt": PROMPT, "max_tokens": 9, "seed": 5, "n": 2, "logprobs": 2}
+    whole = complete(client, **body)
+    answer = client.post("/v1/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage, done = events(answer.text)
+    assert done == "[DONE]" and usage["choices"] == [] and usage["usage"] == whole["usage"]
+    for expected in whole["choices"]:
+        own = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == expected["index"]]
+        assert "".join(each["text"] for each in own) == expected["text"]
+        assert [each["finish_reason"] for each in own] == [None] * (len(own) - 1) + ["length"]
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            assert [value for each in own if each["logprobs"] for value in each["logprobs"][name]] == expected["logprobs"][name]
+
+
+def test_echo_scores_a_prompt_as_the_harness_sums_it(serve: Serve) -> None:
+    """As lm-evaluation-harness asks: ids, echo, one token more; the greedy token is told by an equal float."""
+    client = serve()
+    ids = BYTES.encode(PROMPT).tolist()
+    made = complete(client, prompt=[ids], max_tokens=1, temperature=0, logprobs=1, echo=True, seed=1234)
+    logs = made["choices"][0]["logprobs"]
+    assert len(logs["tokens"]) == len(ids) + 1 and logs["token_logprobs"][0] is None and logs["top_logprobs"][0] is None
+    score = client.post("/v1/score", json={"tokens": ids, "per_token": True}).json()
+    assert -sum(logs["token_logprobs"][1:-1]) == pytest.approx(score["nats"], abs=1e-6)
+    assert score["tokens"] == len(ids) - 1 and score["ppl"] == pytest.approx(math.exp(score["nats"] / (len(ids) - 1)))
+    for token, value, top in list(zip(logs["tokens"], logs["token_logprobs"], logs["top_logprobs"], strict=True))[1:]:
+        assert top[token] == value and max(top.values()) >= value
+    assert max(logs["top_logprobs"][-1].values()) == logs["token_logprobs"][-1], "what is written greedily is greedy"
+    only = complete(client, prompt=PROMPT, max_tokens=0, echo=True, logprobs=0)
+    assert only["choices"][0]["text"] == PROMPT
+    assert only["choices"][0]["logprobs"]["token_logprobs"] == logs["token_logprobs"][:-1]
+
+
+def test_stops(serve: Serve) -> None:
+    client = serve()
+    free = complete(client, prompt=PROMPT, max_tokens=60, seed=1)["choices"][0]["text"]
+    stop = next(letter for letter in free[5:] if letter.isascii() and letter.isprintable())
+    ended = complete(client, prompt=PROMPT, max_tokens=60, seed=1, stop=[stop])["choices"][0]
+    assert ended["finish_reason"] == "stop" and ended["text"] == free[: free.index(stop)]
+    by_id = complete(client, prompt=PROMPT, max_tokens=60, seed=1, stop_token_ids=[ord(stop)])["choices"][0]
+    assert by_id["finish_reason"] == "stop" and by_id["text"] == ended["text"]
+
+
+def test_a_session_is_one_text(serve: Serve) -> None:
+    client = serve()
+    one, whole = session(client, seed=7), session(client, seed=7)
+    empty = client.get(one).json()
+    assert (empty["n_tokens"], empty["state"], empty["busy"], empty["mem_len"]) == (0, "parked", False, MEM_LEN)
+    read = client.post(f"{one}/append", json={"text": PROMPT, "at": 0, "score": "tokens"}).json()
+    assert read["session"]["n_tokens"] == len(PROMPT) and not read["session"]["busy"]
+    assert [each["id"] for each in read["tokens"]] == BYTES.encode(PROMPT).tolist()
+    first = client.post(f"{one}/generate", json={"max_tokens": 4, "at": len(PROMPT)}).json()["choices"][0]
+    second = client.post(f"{one}/generate", json={"max_tokens": 5}).json()["choices"][0]
+    client.post(f"{whole}/append", json={"tokens": BYTES.encode(PROMPT).tolist()})
+    together = client.post(f"{whole}/generate", json={"max_tokens": 9}).json()["choices"][0]
+    assert first["text"] + second["text"] == together["text"] or "\ufffd" in first["text"]
+    assert client.get(one).json()["bytes"] == empty["bytes"] and client.get(one).json()["n_remembered"] == MEM_LEN
+    end = client.get(f"{one}/tail").json()
+    assert end["n_tokens"] == len(PROMPT) + 9 and end["text"].startswith(PROMPT)
+    scored = client.post(f"{one}/append", json={"text": "!", "score": "sum"}).json()
+    assert scored["scored"] == 1, "the first token of an append has a score, too"
+    assert client.delete(one).status_code == 204 and client.get(one).status_code == 404
+
+
+def test_a_repeated_call_is_told_where_the_text_is(serve: Serve) -> None:
+    client = serve()
+    one = session(client)
+    client.post(f"{one}/append", json={"text": "abc", "at": 0})
+    for what, body in (("append", {"text": "abc"}), ("generate", {"max_tokens": 3}), ("rewind", {"n": 1})):
+        again = client.post(f"{one}/{what}", json={**body, "at": 0})
+        assert again.status_code == 409 and again.headers["x-should-retry"] == "false"
+        assert again.json()["error"]["n_tokens"] == 3 and again.json()["error"]["code"] == "moved"
+    assert client.get(one).json()["n_tokens"] == 3
+
+
+def test_a_question_leaves_no_trace_and_a_fork_goes_its_own_way(serve: Serve) -> None:
+    client = serve()
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    before = client.post(f"{one}/ask", json={"text": "?", "max_tokens": 5, "seed": 1, "n": 3}).json()
+    assert len(before["choices"]) == 3 and before["usage"]["prompt_tokens"] == 1
+    other = f"/v1/sessions/{client.post(f'{one}/fork').json()['id']}"
+    client.post(f"{other}/append", json={"text": "something else"})
+    assert client.get(one).json()["n_tokens"] == len(PROMPT)
+    after = client.post(f"{one}/ask", json={"text": "?", "max_tokens": 5, "seed": 1, "n": 3}).json()
+    assert after["choices"] == before["choices"]
+    assert client.get(other).json()["n_tokens"] == len(PROMPT) + 14
+
+
+def test_going_back(serve: Serve) -> None:
+    client = serve()
+    one, other = session(client), session(client)
+    for each, text in ((one, "abcdef"), (other, "abcd")):
+        client.post(f"{each}/append", json={"text": text})
+    assert client.post(f"{one}/rewind", json={"n": 2}).json()["n_tokens"] == 4
+    asked = [client.post(f"{each}/ask", json={"max_tokens": 6, "seed": 2}).json()["choices"] for each in (one, other)]
+    assert asked[0] == asked[1]
+    assert client.post(f"{one}/rewind", json={"n": 4}).json()["n_tokens"] == 0
+    assert client.post(f"{one}/rewind", json={"n": 1}).json()["error"]["code"] == "cannot_rewind"
+    client.post(f"{one}/append", json={"text": PROMPT * 5})
+    refused = client.post(f"{one}/rewind", json={"n": 100})
+    assert refused.status_code == 409 and refused.json()["error"]["n_rewindable"] == client.get(one).json()["n_rewindable"]
+
+
+def test_what_is_saved_comes_back_without_being_read_again(serve: Serve) -> None:
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    assert client.post(f"{one}/save", json={"name": "book.1"}).json()["n_tokens"] == len(PROMPT)
+    assert client.get("/v1/saved").json()["data"] == [{"object": "saved", "name": "book.1", "n_tokens": len(PROMPT)}]
+    expected = client.post(f"{one}/ask", json={"max_tokens": 6, "seed": 2}).json()["choices"]
+    client.post(f"{one}/append", json={"text": "more"})
+    n_read = counted(client, "txl_tokens_read_total")
+    other = session(client, **{"from": {"saved": "book.1"}})
+    assert client.get(other).json()["n_tokens"] == len(PROMPT)
+    assert counted(client, "txl_tokens_read_total") == n_read
+    assert client.post(f"{other}/ask", json={"max_tokens": 6, "seed": 2}).json()["choices"] == expected
+    assert client.delete("/v1/saved/book.1").status_code == 204
+    assert client.post("/v1/sessions", json={"from": {"saved": "book.1"}}).json()["error"]["code"] == "not_found"
+
+
+def counted(client: Any, name: str) -> float:
+    line = next(line for line in client.get("/metrics").text.splitlines() if line.startswith(f"{name} "))
+    return float(line.split()[1])
+
+
+def test_more_sessions_than_memory_holds_go_to_the_disk_and_back(serve: Serve) -> None:
+    client = serve(stored=True, most=4)
+    all_of_them = [session(client) for _ in range(4)]
+    for i, each in enumerate(all_of_them):
+        client.post(f"{each}/append", json={"text": f"text number {i}"})
+    more = [session(client) for _ in range(3)]
+    states = {each["id"]: each["state"] for each in client.get("/v1/sessions").json()["data"]}
+    assert len(states) == 7 and list(states.values()).count("disk") == 3
+    asked = {each: client.post(f"{each}/ask", json={"max_tokens": 4, "seed": 1}).json()["choices"] for each in all_of_them}
+    fresh = session(client)
+    client.post(f"{fresh}/append", json={"text": "text number 2"})
+    assert client.post(f"{fresh}/ask", json={"max_tokens": 4, "seed": 1}).json()["choices"] == asked[all_of_them[2]]
+    assert len(client.service.sessions.live) <= 4 and more
+    without = serve(stored=False, most=1)
+    session(without)
+    refused = without.post("/v1/sessions", json={})
+    assert refused.status_code == 503 and "fill --session-memory" in refused.json()["error"]["message"]
+
+
+def test_a_streamed_text_is_read_to_the_same_bits_however_it_comes(serve: Serve) -> None:
+    client = serve()
+    data = (("Grüße an alle, die lesen. " * 1300) + "Ende.").encode()
+    answers = []
+    for size in (70_000, 1_001):
+        one = session(client)
+        parts = (data[i : i + size] for i in range(0, len(data), size))
+        read = client.post(f"{one}/append?at=0&score=sum", content=parts, headers={"content-type": "text/plain"}).json()
+        assert read["n_read"] == len(data), read
+        answers.append(
+            (len(data), read["nats"], client.post(f"{one}/ask", json={"max_tokens": 9, "seed": 2}).json()["choices"])
+        )
+    assert answers[0] == answers[1]
+    bad = client.post(f"{session(client)}/append", content=b"abc\xff\xfe", headers={"content-type": "text/plain"})
+    assert bad.status_code == 400 and "not UTF-8" in bad.json()["error"]["message"]
+
+
+def test_progress_of_an_append(serve: Serve) -> None:
+    client = serve()
+    one = session(client)
+    answer = client.post(f"{one}/append", json={"text": PROMPT, "score": "sum"}, headers={"accept": "text/event-stream"})
+    *progress, last = events(answer.text)
+    assert [each["processed"] for each in progress] == [8, 16, 24, 32, len(PROMPT)]
+    assert all(each["total"] == len(PROMPT) for each in progress)
+    assert last["session"]["n_tokens"] == len(PROMPT) and last["nats"] == progress[-1]["nats"]
+
+
+def test_what_memory_is_worth(serve: Serve) -> None:
+    client = serve()
+    text = PROMPT * 4
+    both = client.post("/v1/score", json={"text": text, "memory": "both", "per_token": True}).json()
+    assert both["on"]["tokens"] == both["off"]["tokens"] == len(text) - 1
+    on, off = ([each["logprob"] for each in both[way]["per_token"]] for way in ("on", "off"))
+    assert on[:8] == off[:8] and on[30:] != off[30:]
+    alone = client.post("/v1/score", json={"text": text[16:32], "per_token": True}).json()
+    assert [each["logprob"] for each in alone["per_token"]][8:] == pytest.approx(off[24:32], abs=1e-5), "the piece before it"
+
+
+def test_tokens_and_text(serve: Serve) -> None:
+    client = serve()
+    assert client.post("/tokenize", json={"content": "aé"}).json() == {"tokens": [97, 195, 169], "count": 3}
+    pieces = client.post("/v1/tokenize", json={"prompt": "aé", "with_pieces": True}).json()["tokens"]
+    assert pieces == [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
+    assert client.post("/detokenize", json={"tokens": [97, 195, 169]}).json()["content"] == "aé"
+    model = client.get("/v1/models").json()["data"][0]
+    assert (model["id"], model["object"], model["meta"]["mem_len"]) == ("tiny", "model", MEM_LEN)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("completions", {"prompt": "a", "suffix": "b"}, 400, "suffix: this field is unknown or not supported; leave it out"),
+        ("completions", {"prompt": "a", "best_of": 3}, 400, "best_of is not supported"),
+        (
+            "completions",
+            {"prompt": "a", "frequency_penalty": 0.5},
+            400,
+            "frequency_penalty: Input should be less than or equal",
+        ),
+        ("completions", {"prompt": ""}, 400, "the prompt is empty; give at least one token"),
+        ("completions", {"prompt": [[300]]}, 400, "token id 300 is outside the vocabulary (256)"),
+        ("completions", {"prompt": "a", "model": "gpt"}, 404, "the model 'gpt' does not exist; this server has 'tiny'"),
+        ("completions", {"prompt": "a", "temperature": 3}, 400, "temperature: Input should be less than or equal to 2"),
+        ("completions", {"prompt": "a", "max_tokens": "7"}, 400, "max_tokens: Input should be a valid integer"),
+        ("completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens 0 scores a prompt, which needs echo"),
+        ("completions", {"prompt": "a", "stop": [""]}, 400, "a stop string ('') is empty"),
+        ("completions", {"prompt": "a", "logit_bias": {"999": 1}}, 400, "logit_bias has token id 999"),
+        ("completions", {"prompt": "a", "seed": -1}, 400, "seed: Input should be greater than or equal to 0"),
+        ("completions", {"prompt": "a", "session_id": "w1-" + "0" * 32}, 404, "no such session"),
+        ("completions", {"prompt": "\ud800"}, 400, "half of a character"),
+        ("chat/completions", {}, 501, "this is a base model without turns; use /v1/completions"),
+        ("sessions/nope/append", {"text": "a"}, 404, "no such session"),
+        ("sessions", {"ttl": 0}, 400, "ttl: Input should be greater than 0"),
+        ("sessions", {"from": {}}, 400, "from needs either a session or a saved name"),
+        ("sessions", {"from": {"saved": "../x"}}, 400, "this server keeps no files; start it with --sessions DIR"),
+        ("score", {"text": ""}, 400, "there is nothing to score; give text or tokens"),
+    ],
+)
+def test_what_is_refused_is_named(path: str, body: Any, status: int, message: str, serve: Serve) -> None:
+    answer = serve().post(f"/v1/{path}", content=json.dumps(body), headers={"content-type": "application/json"})
+    assert (answer.status_code, "error" in answer.json()) == (status, True), answer.text
+    assert message in answer.json()["error"]["message"]
+    assert "\n" not in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("name", ["../evil", "sub/x", "..", ".hidden", "a" * 65, "a\nb", "%2e%2e", "a b"])
+def test_names_are_no_paths(name: str, serve: Serve, tmp_path: Any) -> None:
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": "abc"})
+    before = sorted(tmp_path.rglob("*"))
+    assert client.post(f"{one}/save", json={"name": name}).status_code == 400
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before and path.suffix != ".session"] == []
+
+
+def test_rows_that_wait(serve: Serve) -> None:
+    """As many texts as rows at a time; all are written."""
+    client = serve(queue=40)
+    made = complete(client, prompt=[f"text {i}" for i in range(4 * ROWS)], max_tokens=3, seed=1)
+    assert [each["index"] for each in made["choices"]] == list(range(4 * ROWS))
+    alone = complete(client, prompt=["text 0", "text 1"], max_tokens=3, seed=1)
+    assert alone["choices"] == made["choices"][:2]
