@@ -25,7 +25,7 @@ ROWS, MEM_LEN, PIECE = 3, 40, 8
 @pytest.fixture(scope="session")
 def model() -> TransformerXL:
     torch.manual_seed(0)
-    sizes = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16}
+    sizes: dict[str, Any] = {"n_layer": 2, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 16}
     model = TransformerXL(TransformerXLConfig(vocab_size=256, mem_len=MEM_LEN, **sizes))
     with torch.no_grad():
         for parameter in model.parameters():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -79,14 +79,16 @@ class Job:
     timeout: float = LONGEST_SECONDS
 
 
-class Progress(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Progress:
     """A piece of the prompt was read: so many tokens, and these if they are scored."""
 
     n: int
     scored: tuple[Chosen, ...]
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Piece:
     """A token of a text, and the characters that are certain since."""
 
     index: int
@@ -94,7 +96,8 @@ class Piece(NamedTuple):
     text: str
 
 
-class End(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class End:
     """A text has ended; `rest` is certain only now. Of a job that writes nothing it says that all was read."""
 
     index: int
@@ -104,7 +107,8 @@ class End(NamedTuple):
     n_written: int
 
 
-class Problem(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Problem:
     """The job has failed; nothing more comes."""
 
     refusal: RefusalError

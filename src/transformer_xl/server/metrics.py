@@ -2,7 +2,7 @@
 
 import json
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -18,7 +18,7 @@ class Metrics:
 
     def __init__(self, *, log: TextIO | None = None) -> None:
         self.registry, self._log = CollectorRegistry(), log
-        own = {"registry": self.registry}
+        own: dict[str, Any] = {"registry": self.registry}
         self._requests = Counter("txl_requests", "requests that were answered", ["route", "status"], **own)
         self._seconds = Histogram("txl_request_seconds", "from request to the end of its answer", buckets=_SECONDS, **own)
         self._first = Histogram("txl_time_to_first_token_seconds", "from request to first token", buckets=_SECONDS, **own)

@@ -5,7 +5,7 @@ import codecs
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from importlib import resources
 from typing import Any, TypeVar
@@ -71,7 +71,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[dict[str, Any] | None], *, done: str = "") -> None:
+    def __init__(self, events: AsyncGenerator[dict[str, Any] | None, None], *, done: str = "") -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events, self._done = events, done
@@ -91,7 +91,7 @@ class EventStream(Response):
 
     async def _send(self, send: Any) -> None:
         events = aiter(self._events)
-        async with aclosing(self._events):  # pyright: ignore[reportArgumentType]  # all are generators
+        async with aclosing(self._events):
             try:
                 first = await anext(events, None)  # what is refused at once gets its own status
             except RefusalError as refusal:
@@ -342,7 +342,7 @@ def make_routes(service: Service) -> APIRouter:
         if not len(ids):
             raise RefusalError(400, "there is nothing to append; give text or tokens", code="invalid_request")
 
-        async def once() -> AsyncIterator[np.ndarray]:
+        async def once() -> AsyncGenerator[np.ndarray, None]:
             yield ids
 
         events = appended(session, once(), score=body.score, total=len(ids), timeout=body.timeout)
@@ -350,12 +350,12 @@ def make_routes(service: Service) -> APIRouter:
 
     async def appended(
         session: Session,
-        parts: AsyncIterator[np.ndarray | str],
+        parts: AsyncGenerator[np.ndarray | str, None],
         *,
         score: str,
         total: int | None = None,
         timeout: float = 600.0,
-    ) -> AsyncIterator[dict[str, Any] | None]:
+    ) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Read the parts of a text one after another, and yield how far it is; at last the session and its score.
 
         Ids are read in pieces that are counted from the beginning, in whatever parts the text comes.
@@ -363,7 +363,7 @@ def make_routes(service: Service) -> APIRouter:
         left, n_read, nats, n_scored, tokens = np.empty(0, np.int64), 0, 0.0, 0, list[dict[str, Any]]()
         length, begin = service.engine.decoder.tgt_len, asyncio.get_running_loop().time()
 
-        async def blocks() -> AsyncIterator[np.ndarray]:
+        async def blocks() -> AsyncGenerator[np.ndarray, None]:
             nonlocal left
             async for part in parts:
                 left = np.concatenate([left, await encode(part) if isinstance(part, str) else part])
@@ -536,7 +536,7 @@ class _Completion:
         ]
         return {"choices": choices, "usage": self._usage()}
 
-    async def chunks(self, about: dict[str, Any]) -> AsyncIterator[dict[str, Any] | None]:
+    async def chunks(self, about: dict[str, Any]) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield the bodies of a stream."""
         async for choice in self._choices():
             yield None if choice is None else about | {"choices": [choice]}
@@ -548,7 +548,7 @@ class _Completion:
         read, written = self._n_read, self._n_written
         return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
 
-    async def _choices(self) -> AsyncIterator[dict[str, Any] | None]:
+    async def _choices(self) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield what is new of any text, of as many jobs side by side as there are rows."""
         queue: asyncio.Queue[Any] = asyncio.Queue(64)
         side_by_side = asyncio.Semaphore(self._service.engine.decoder.batch_size)
@@ -578,7 +578,7 @@ class _Completion:
             with suppress(BaseException):
                 everything.exception()
 
-    async def _of_job(self, place: int) -> AsyncIterator[dict[str, Any] | None]:
+    async def _of_job(self, place: int) -> AsyncGenerator[dict[str, Any] | None, None]:
         job, first = self._jobs[place], self._first[place]
         n = self._body.logprobs
         logs = [None if n is None else Logprobs(self._service.tokenizer, n) for _ in range(self._n[place])]
@@ -649,7 +649,7 @@ def _require_at(session: Session, at: int | None) -> None:
         raise RefusalError(409, message, code="moved", extra={"n_tokens": session.text.n_tokens})
 
 
-async def _decoded(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
+async def _decoded(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
     """Yield a text in blocks whose borders depend on the text alone.
 
     Raises:
@@ -675,7 +675,7 @@ async def _decoded(chunks: AsyncIterator[bytes]) -> AsyncIterator[str]:
         yield held
 
 
-async def _last(events: AsyncIterator[dict[str, Any] | None]) -> dict[str, Any]:
+async def _last(events: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any]:
     last: dict[str, Any] = {}
     async for event in events:
         last = event or last

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -73,7 +73,7 @@ class Service:
 
     # jobs
 
-    async def run(self, job: Job) -> AsyncIterator[Answer | None]:
+    async def run(self, job: Job) -> AsyncGenerator[Answer | None, None]:
         """Run a job, and yield its answers; None where nothing has come for a while.
 
         Raises:
