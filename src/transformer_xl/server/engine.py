@@ -11,6 +11,7 @@ main memory. Back in a row, any row, it goes on to the last bit.
 import math
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -140,7 +141,7 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """How many jobs wait for a row."""
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, list(self._waiting.values())))
 
     @property
     def n_busy(self) -> int:
@@ -275,25 +276,32 @@ class Engine:
 
     def _run(self) -> None:
         torch.set_grad_enabled(False)
-        while True:
-            with self._wake:
-                calls, self._calls = self._calls, deque()
-                if self._stopping and not calls:
-                    break
-            for run in calls:
-                run()
-            self._end_cancelled()
-            self._give_rows()
-            self._mind_readers()
-            if self._scheduler.idle or all(part.paused_at is not None for part in self._parts.values()):
-                self._clear([row for row, dirty in enumerate(self._dirty) if dirty and row in self._scheduler.free_rows])
-                with self._wake:
-                    if not (self._calls or self._stopping or self._cancelled):
-                        self._wake.wait(_IDLE_SECONDS)
-                continue
-            self._tick()
+        while not self._stopping or self._calls:
+            try:
+                self._turn()
+            except Exception as error:  # a fault of ours: whoever waits is told, and the thread goes on
+                traceback.print_exc()
+                self.n_failed += 1
+                for part in list(self._parts.values()):
+                    self._fail(part.ticket, _refusal_of(error))
         for ticket in {part.ticket for part in [*self._parts.values(), *(p for q in self._waiting.values() for p in q)]}:
             self._fail(ticket, RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5))
+
+    def _turn(self) -> None:
+        with self._wake:
+            calls, self._calls = self._calls, deque()
+        for run in calls:
+            run()
+        self._end_cancelled()
+        self._give_rows()
+        self._mind_readers()
+        if not self._scheduler.idle and not all(part.paused_at is not None for part in self._parts.values()):
+            self._tick()
+            return
+        self._clear([row for row, dirty in enumerate(self._dirty) if dirty and row in self._scheduler.free_rows])
+        with self._wake:
+            if not (self._calls or self._stopping or self._cancelled):
+                self._wake.wait(_IDLE_SECONDS)
 
     def _tick(self) -> None:
         begin, events = time.monotonic(), list[Event]()
@@ -339,14 +347,13 @@ class Engine:
     def _begin(self, part: _Part) -> bool:
         """Give a row to a part, and return whether there was one."""
         session, job = part.session, part.ticket.job
-        if part.state is None and job.forks and job.session is not None:
-            part.state, text = self.snapshot(job.session)
-            part.turn = None
-            part.transcript = self._transcript(job, text, part.prompt)
-        row = session.row if session and session.row is not None else self._free_row()
-        if row is None:
-            return False
         try:
+            if part.state is None and job.forks and job.session is not None:
+                part.state, text = self.snapshot(job.session)
+                part.transcript = self._transcript(job, text, part.prompt)
+            row = session.row if session and session.row is not None else self._free_row()
+            if row is None:
+                return False
             self._submit(part, row)
         except Exception as error:
             self._fail(part.ticket, _refusal_of(error))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
 
 from transformer_xl.generation.requests import Chosen, fresh_seed
 from transformer_xl.server.engine import require_free
@@ -67,19 +68,22 @@ class EventStream(Response):
     Args:
         events: what is sent; each is a body of JSON, or None for a sign of life. A `RefusalError` becomes an event.
         done: the last line, as OpenAI's streams have it; empty: none.
+        is_read: set when the body has been read, by the same channel as word that the client has gone. None: it has been.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncGenerator[dict[str, Any] | None, None], *, done: str = "") -> None:
+    def __init__(
+        self, events: AsyncGenerator[dict[str, Any] | None, None], *, done: str = "", is_read: asyncio.Event | None = None
+    ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._done = events, done
+        self._events, self._done, self._is_read = events, done, is_read
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
         sending = asyncio.ensure_future(self._send(send))
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(_gone(receive, self._is_read))
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -117,7 +121,9 @@ class EventStream(Response):
         return {"type": "http.response.body", "body": text.encode(), "more_body": True}
 
 
-async def _gone(receive: Any) -> None:
+async def _gone(receive: Any, is_read: asyncio.Event | None = None) -> None:
+    if is_read:
+        await is_read.wait()
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -332,9 +338,10 @@ def make_routes(service: Service) -> APIRouter:
             if score not in ("no", "sum") or not (at is None or (at.isdecimal() and len(at) < 19)):
                 raise RefusalError(400, "at must be a number, and score of a streamed text no or sum", code="invalid_request")
             _require_at(session, None if at is None else int(at))
-            events = appended(session, _decoded(request.stream()), score=score)
+            is_read = asyncio.Event()
+            events = appended(session, _decoded(request.stream(), is_read), score=score)
             if streams:
-                return EventStream(events)
+                return EventStream(events, is_read=is_read)
             return JSONResponse(await _last(events))
         body = AppendRequest.model_validate_json(await request.body())
         _require_at(session, body.at)
@@ -649,14 +656,14 @@ def _require_at(session: Session, at: int | None) -> None:
         raise RefusalError(409, message, code="moved", extra={"n_tokens": session.text.n_tokens})
 
 
-async def _decoded(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
+async def _decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> AsyncGenerator[str, None]:
     """Yield a text in blocks whose borders depend on the text alone.
 
     Raises:
-        RefusalError: it is not UTF-8.
+        RefusalError: it is not UTF-8, or the client has gone.
     """
     decoder, held, n_byte = codecs.getincrementaldecoder("utf-8")(), "", 0
-    async for chunk in chunks:
+    async for chunk in _until_gone(chunks):
         try:
             held += decoder.decode(chunk)
         except UnicodeDecodeError as error:
@@ -667,12 +674,21 @@ async def _decoded(chunks: AsyncIterator[bytes]) -> AsyncGenerator[str, None]:
             border = max(held.rfind("\n", 0, _BLOCK), held.rfind(" ", 0, _BLOCK)) + 1 or _BLOCK
             yield held[:border]
             held = held[border:]
+    is_read.set()
     try:
         held += decoder.decode(b"", final=True)
     except UnicodeDecodeError:
         raise RefusalError(400, "the text ends inside a character", code="not_utf8") from None
     if held:
         yield held
+
+
+async def _until_gone(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except ClientDisconnect:
+        raise RefusalError(499, "the client has gone; what was read is kept", code="gone") from None
 
 
 async def _last(events: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any]:

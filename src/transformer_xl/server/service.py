@@ -12,7 +12,7 @@ from transformer_xl.generation.session import TextState
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import Session, Sessions, check_name, note_of, number_of
+from transformer_xl.server.sessions import Session, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -22,6 +22,7 @@ T = TypeVar("T")
 _SAVE_IDLE_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 _PING_SECONDS = 15.0
+_SWEEP_SECONDS = 60.0
 
 
 class Service:
@@ -49,7 +50,8 @@ class Service:
         self.engine, self.sessions, self.metrics = engine, sessions, metrics
         self.model, self.details, self._save_every = model, details, save_every
         self.began = int(time.time())
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._next_sweep = 0.0
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -164,17 +166,11 @@ class Service:
             RefusalError: there is none, or it cannot be read; foreign ones and unknown ones are the same.
         """
         session = self.sessions.find(owner, name)
-        if session:
-            return session
-        if self.sessions.file_of(owner, name) is None:
-            raise RefusalError(404, "no such session", code="not_found")
-        async with self._opening.setdefault(name, asyncio.Lock()):
-            try:
-                if session := self.sessions.find(owner, name):
-                    return session
-                return await self._adopt(owner, name)
-            finally:
-                self._opening.pop(name, None)
+        if session is None:
+            async with self._adopting:
+                session = self.sessions.find(owner, name) or await self._adopt(owner, name)
+        session.used = time.time()  # so that others make room before it does
+        return session
 
     async def _adopt(self, owner: str, name: str) -> Session:
         store, path = self.sessions.store, self.sessions.file_of(owner, name)
@@ -242,14 +238,17 @@ class Service:
             RefusalError: it cannot be written; the session goes on.
         """
         store = self._store()
-        state, text = await self.in_engine(lambda: self.engine.snapshot(session))
-        if state is None:
-            raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
-        note = note_of(session) | text.note() | ({} if name is None else {"name": name})
         path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
-        await asyncio.to_thread(store.write, path, state, note)
-        if name is None:
-            session.saved_at = text.n_tokens
+        async with self._writing:  # one at a time, or two would write the same file
+            if session.is_gone:
+                raise RefusalError(404, "no such session", code="not_found")
+            state, text = await self.in_engine(lambda: self.engine.snapshot(session))
+            if state is None:
+                raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
+            note = note_of(session) | text.note() | ({} if name is None else {"name": name})
+            await asyncio.to_thread(store.write, path, state, note)
+            if name is None:
+                session.saved_at = text.n_tokens
         return text.n_tokens
 
     async def delete(self, owner: str, name: str) -> None:
@@ -264,9 +263,12 @@ class Service:
             raise RefusalError(404, "no such session", code="not_found")
         if session is not None:
             await self._end(session)
-        if path is not None and self.sessions.store is not None:
-            with self.sessions.store.lease(path):
-                self.sessions.store.remove(path)
+        if self.sessions.store is not None:
+            async with self._writing:
+                path = self.sessions.file_of(owner, name)
+                if path is not None:
+                    with self.sessions.store.lease(path):
+                        self.sessions.store.remove(path)
 
     def delete_saved(self, owner: str, name: str) -> None:
         """Delete what was saved by a name.
@@ -319,6 +321,9 @@ class Service:
         for session in self.sessions.expired(now):
             await self.delete(session.owner, session.id)
             self.metrics.evicted("gone")
+        if self.sessions.store and now > self._next_sweep:
+            self._next_sweep = now + _SWEEP_SECONDS
+            await asyncio.to_thread(self._sweep, self.sessions.store, now)
         if self.sessions.store:
             for session in list(self.sessions.live.values()):
                 unsaved = session.text.n_tokens - (session.saved_at or 0)
@@ -334,6 +339,15 @@ class Service:
             self.metrics.sessions.labels(state).set(sum(each.state == state for each in self.sessions.live.values()))
         self.metrics.queue.set(self.engine.n_waiting)
         self.metrics.rows_busy.set(self.engine.n_busy)
+
+    def _sweep(self, store: Store, now: float) -> None:
+        """Delete files of sessions whose time is over and that nobody has open."""
+        for path, note in store.all_notes():
+            used, ttl = number_of(note, "used"), number_of(note, "ttl")
+            if used is not None and ttl is not None and used + ttl < now:
+                with suppress(RefusalError), store.lease(path):
+                    store.remove(path)
+                    self.metrics.evicted("gone")
 
     async def shut_down(self, grace: float) -> None:
         """Refuse new work, let texts end for a while, and save every session."""

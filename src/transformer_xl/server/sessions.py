@@ -229,7 +229,10 @@ class Sessions:
     def find(self, owner: str, name: str) -> Session | None:
         """Return a session that is in this process, if it is the owner's."""
         session = self.live.get(name)
-        return session if session and session.owner == owner and not session.is_gone else None
+        if session and session.is_gone:
+            self.forget(session)
+            return None
+        return session if session and session.owner == owner else None
 
     def file_of(self, owner: str, name: str) -> Path | None:
         """Return the file of a session that is not in this process; None: there is none, and so of names that are none."""
