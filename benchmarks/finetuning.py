@@ -61,6 +61,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beside", nargs="+", default=[], metavar="NAME=RUN", help="other pretrained models, for sst2")
     parser.add_argument("--rates", nargs="+", type=float, default=[1e-4, 3e-4, 1e-3], help="learning rates (%(default)s)")
     parser.add_argument("--memories", nargs="+", type=int, default=[512, 1024, 2048], help="of books (%(default)s)")
+    parser.add_argument("--passages", type=int, default=30, help="the most of each book (default: %(default)s)")
+    parser.add_argument("--book-epochs", type=float, default=10, help="passes over them (default: %(default)s)")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="directory with sst2, gutenberg and squad")
     parser.add_argument("--seeds", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--epochs", type=float, default=3, help="passes over the texts of sst2 and squad (default: 3)")
@@ -116,8 +118,14 @@ def books(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     data = directory / "texts"
     data.mkdir()
     _, tokenizer = txl.load(options.xlnet.format(seed=0))
-    passages(options.data / "gutenberg", tokenizer, data, n_book=8, n_piece=4000, most=30, seed=0)
-    how = ["train.max_epochs=10", "train.batch_size=8", "optim.warmup_steps=20", "train.eval_interval=100", "train.tgt_len=512"]
+    passages(options.data / "gutenberg", tokenizer, data, n_book=8, n_piece=4000, most=options.passages, seed=0)
+    how = [
+        f"train.max_epochs={options.book_epochs}",
+        "train.batch_size=8",
+        "optim.warmup_steps=20",
+        "train.eval_interval=100",
+        "train.tgt_len=512",
+    ]
     ways = {"the first 512 pieces alone": ["task.max_len=512", "model.mem_len=0"]}
     ways |= {f"all, memory of {n:,}": [f"model.mem_len={n}"] for n in options.memories}
     found: dict[str, Any] = {}
