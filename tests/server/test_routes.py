@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -287,7 +288,7 @@ def test_what_is_refused_is_named(path: str, body: Any, status: int, message: st
 
 
 @pytest.mark.parametrize("name", ["../evil", "sub/x", "..", ".hidden", "a" * 65, "a\nb", "%2e%2e", "a b"])
-def test_names_are_no_paths(name: str, serve: Serve, tmp_path: Any) -> None:
+def test_names_are_no_paths(name: str, serve: Serve, tmp_path: Path) -> None:
     client = serve(stored=True)
     one = session(client)
     client.post(f"{one}/append", json={"text": "abc"})
@@ -303,3 +304,58 @@ def test_rows_that_wait(serve: Serve) -> None:
     assert [each["index"] for each in made["choices"]] == list(range(4 * ROWS))
     alone = complete(client, prompt=["text 0", "text 1"], max_tokens=3, seed=1)
     assert alone["choices"] == made["choices"][:2]
+
+
+def test_a_damaged_file_is_refused_and_nothing_else_is_lost(serve: Serve, tmp_path: Path) -> None:
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    client.post(f"{one}/save", json={"name": "x"})
+    (file,) = tmp_path.rglob("saved-*.session")
+    whole = file.read_bytes()
+    for place in (0, 9, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        refused = client.post("/v1/sessions", json={"from": {"saved": "x"}})
+        assert refused.status_code == 409, place
+        message = refused.json()["error"]["message"]
+        assert message.startswith("the saved session cannot be used: ") and str(tmp_path) not in message and "\n" not in message
+    file.write_bytes(whole[:100])
+    assert client.post("/v1/sessions", json={"from": {"saved": "x"}}).status_code == 409
+    file.write_bytes(whole)
+    assert client.post("/v1/sessions", json={"from": {"saved": "x"}}).json()["n_tokens"] == len(PROMPT)
+    assert client.get(one).json()["n_tokens"] == len(PROMPT)
+
+
+def test_a_session_is_open_in_one_server_at_a_time(serve: Serve) -> None:
+    first, second = serve(stored=True), serve(stored=True)
+    one = session(first)
+    first.post(f"{one}/append", json={"text": PROMPT})
+    first.post(f"{one}/save", json={})
+    assert second.get(one).json()["state"] == "disk"
+    refused = second.post(f"{one}/append", json={"text": "a"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "leased")
+    assert (refused.headers["retry-after"], refused.headers["x-txl-owner"]) == ("1", "test")
+    assert second.delete(one).status_code == 503
+    first.service.sessions.live[one.rpartition("/")[2]].lease.close()  # as if the first had ended
+    assert second.post(f"{one}/append", json={"text": "a"}).json()["session"]["n_tokens"] == len(PROMPT) + 1
+
+
+def test_a_disk_that_is_full_costs_nothing_but_the_file(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformer_xl.generation import session_file
+
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    client.post(f"{one}/save", json={"name": "x"})
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session_file, "write_file", full)
+        client.post(f"{one}/append", json={"text": "more"})
+        refused = client.post(f"{one}/save", json={"name": "x"})
+        assert refused.status_code == 507 and "No space left on device" in refused.json()["error"]["message"]
+    assert client.get(one).json()["n_tokens"] == len(PROMPT) + 4
+    assert client.get("/v1/saved").json()["data"][0]["n_tokens"] == len(PROMPT)
+    assert client.post(f"{one}/save", json={"name": "x"}).status_code == 200
