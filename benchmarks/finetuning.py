@@ -122,7 +122,6 @@ def books(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     how = [
         f"train.max_epochs={options.book_epochs}",
         "train.batch_size=8",
-        "optim.warmup_steps=20",
         "train.eval_interval=100",
         "train.tgt_len=512",
     ]

@@ -285,3 +285,39 @@ def test_rows_hold_nothing_of_texts_that_are_over(start: Start) -> None:
     while any(service.engine.call(held).result(30)):
         pass
     assert session.parked is None and session.id not in service.sessions.live
+
+
+def test_a_call_that_nobody_waits_for_any_more_ends_nothing(start: Start) -> None:
+    engine = start().engine
+    engine.call(lambda: threading.Event().wait(0.1))
+    engine.call(lambda: 1).cancel()
+    assert engine.call(lambda: 2).result(30) == 2
+
+
+def test_a_session_that_waits_gives_its_row_to_who_is_first(start: Start, model: TransformerXL) -> None:
+    """Or all would wait for each other."""
+    service = start()
+    engine, sessions = service.engine, [session_of(service) for _ in range(ROWS)]
+    for session in sessions:
+        Waiter(engine, Job(owner=OWNER, prompt=ids("ab"), session=session)).wait()
+    held = engine.call(lambda: threading.Event().wait(0.2))
+    first = Waiter(engine, Job(owner=OWNER, prompt=ids("first"), writing=writing(3)))
+    after = [Waiter(engine, Job(owner=OWNER, prompt=ids("cd"), session=session)) for session in sessions]
+    held.result(30)
+    for each in (first, *after):
+        each.wait()
+    for session in sessions:
+        oracle = Oracle(model)
+        oracle.append(ids("ab"))
+        oracle.append(ids("cd"))
+        same(engine, session, oracle)
+
+
+def test_a_question_to_a_session_that_is_gone_has_no_answer(start: Start) -> None:
+    service = start()
+    session = session_of(service)
+    Waiter(service.engine, Job(owner=OWNER, prompt=ids("ab"), session=session)).wait()
+    service.engine.call(lambda: service.engine.release(session)).result(30)
+    asked = Waiter(service.engine, Job(owner=OWNER, prompt=ids("x"), session=session, forks=True, score=True))
+    with pytest.raises(RefusalError, match="no such session"):
+        asked.wait()

@@ -359,3 +359,44 @@ def test_a_disk_that_is_full_costs_nothing_but_the_file(serve: Serve, monkeypatc
     assert client.get(one).json()["n_tokens"] == len(PROMPT) + 4
     assert client.get("/v1/saved").json()["data"][0]["n_tokens"] == len(PROMPT)
     assert client.post(f"{one}/save", json={"name": "x"}).status_code == 200
+
+
+def test_a_fork_and_what_it_was_made_of_share_nothing(serve: Serve) -> None:
+    client = serve()
+    one = session(client)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    expected = client.post(f"{one}/ask", json={"max_tokens": 5, "seed": 1}).json()["choices"]
+    service = client.service
+    live = service.sessions.live[one.rpartition("/")[2]]
+    service.engine.call(lambda: service.engine.park(live)).result(30)
+    fork = f"/v1/sessions/{client.post(f'{one}/fork').json()['id']}"
+    assert client.delete(fork).status_code == 204
+    assert client.post(f"{one}/ask", json={"max_tokens": 5, "seed": 1}).json()["choices"] == expected
+
+
+def test_a_text_of_the_same_length_is_another_text(serve: Serve) -> None:
+    """What was undone and written anew is saved, and so is nothing at all."""
+    client = serve(stored=True)
+    one, other = session(client), session(client)
+    for each in (one, other):
+        client.post(f"{each}/append", json={"text": "abcdefghij"})
+        client.post(f"{each}/save", json={})
+    client.post(f"{one}/rewind", json={"n": 3})
+    client.post(f"{one}/append", json={"text": "XYZ"})
+    client.post(f"{other}/rewind", json={"n": 10})
+    assert client.get(other).json()["n_rewindable"] == 0
+    client.portal.call(client.service.shut_down, 0.0)
+    again = serve(stored=True)
+    assert again.get(f"{one}/tail").json()["text"] == "abcdefgXYZ"
+    assert again.get(other).status_code == 404, "it has read nothing, so there is no file"
+
+
+def test_a_batch_of_many_texts_has_all_of_them_or_an_error(serve: Serve) -> None:
+    client = serve(queue=12, per_owner=8)
+    made = complete(client, prompt=["a"] * 10, n=32, max_tokens=3, seed=1)
+    assert [each["index"] for each in made["choices"]] == list(range(320))
+    assert all(each["finish_reason"] == "length" for each in made["choices"])
+    late = client.post("/v1/completions", json={"prompt": ["a"] * 6, "max_tokens": 10**5, "timeout": 0.2})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    stream = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**5, "timeout": 0.2, "stream": True})
+    assert events(stream.text)[-1]["error"]["code"] == "timeout"

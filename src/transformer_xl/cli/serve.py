@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Opening, Precision, Repeated, check_least, check_run, mind_busy_cores
 from transformer_xl.console import say
-from transformer_xl.errors import ConfigError, room_for
+from transformer_xl.errors import CheckpointError, ConfigError, room_for
 
 _DEFAULT_ROWS = 8
 
@@ -136,4 +136,6 @@ def serve(
         + '-d \'{"prompt": "Once", "max_tokens": 40}\''
     )
     server.run_until_ended()
+    if service.n_unsaved:
+        raise CheckpointError(f"{service.n_unsaved} sessions could not be saved in '{sessions}'; free disk space, or check it")
     say("ended; every session is saved" if sessions else "ended", quiet=quiet)

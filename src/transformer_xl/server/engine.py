@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -63,6 +63,8 @@ class _Part:
         text: characters of the last token.
         n_read: tokens that an earlier part of the ticket has read.
         paused_at: since when it waits for its reader; None: it does not.
+        shares: it is one of several texts of a prompt that was read for all of them.
+        before: what a copy of a session is a copy of.
     """
 
     ticket: Ticket
@@ -76,6 +78,8 @@ class _Part:
     text: str = ""
     n_read: int = 0
     paused_at: float | None = None
+    shares: bool = False
+    before: TextState | None = None
 
     @property
     def session(self) -> Session | None:
@@ -141,7 +145,11 @@ class Engine:
     @property
     def n_waiting(self) -> int:
         """How many jobs wait for a row."""
-        return sum(map(len, list(self._waiting.values())))
+        return sum(self._n_waiting(owner) for owner in list(self._waiting))
+
+    def _n_waiting(self, owner: str) -> int:
+        """Return how many jobs of an owner wait; texts of one that has begun do not count."""
+        return sum(not part.shares for part in list(self._waiting.get(owner, ())))
 
     @property
     def n_busy(self) -> int:
@@ -173,7 +181,7 @@ class Engine:
         with self._wake:
             if self._stopping or self.is_draining:
                 raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=5)
-            own = len(self._waiting.get(job.owner, ()))
+            own = self._n_waiting(job.owner)
             if self.n_waiting >= self.queue or own >= self.per_owner:
                 whose = "of this key " if own >= self.per_owner else ""
                 message = f"{own or self.n_waiting} requests {whose}wait already; ask again later"
@@ -201,6 +209,8 @@ class Engine:
         future: Future[T] = Future()
 
         def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
             try:
                 future.set_result(function())
             except BaseException as error:
@@ -218,12 +228,21 @@ class Engine:
 
     def snapshot(self, session: Session) -> tuple[RowState | None, TextState]:
         """Return copies of what a session remembers now, also while it is read or written; None: nothing was read."""
-        state = session.parked if session.row is None else self.decoder.take(session.row)
+        if session.is_gone:
+            raise RefusalError(404, "no such session", code="not_found")
+        parked = session.parked
+        if session.row is not None:
+            state = self.decoder.take(session.row)
+        else:  # a copy, too, because a session that is deleted leaves zeros
+            state = parked and replace(parked, tensors={name: x.clone() for name, x in parked.tensors.items()})
         return state, session.text.copy()
 
     def release(self, session: Session) -> None:
         """Take a session out of its row and out of memory; nothing of it is left here."""
         session.is_gone = True
+        self._empty(session)
+
+    def _empty(self, session: Session) -> None:
         for part in [part for part in self._parts.values() if part.session is session]:
             self._dispatch([event for event in [self._scheduler.cancel(part.number)] if event])
         if session.row is not None:
@@ -243,8 +262,8 @@ class Engine:
         """
         require_free(session)
         if n == session.text.n_tokens:
-            self.release(session)
-            session.is_gone, session.text = False, TextState()
+            self._empty(session)
+            session.text, session.n_rewindable, session.is_changed = TextState(), 0, True
             return
         row = session.row
         if row is None or n > session.n_rewindable or n + 1 > len(session.text.tail):
@@ -260,14 +279,16 @@ class Engine:
 
     def spill(self, session: Session, state: RowState) -> bool:
         """Let go of a parked session whose file holds `state`; return False if it was used meanwhile."""
-        if session.busy or session.parked is not state:
+        parts = [*self._parts.values(), *(part for queue in list(self._waiting.values()) for part in queue)]
+        is_needed = any(part.ticket.job.session is session for part in parts)
+        if session.busy or is_needed or session.parked is not state or session.is_changed:
             return False
         session.parked, session.is_gone = None, True
         return True
 
     def park(self, session: Session) -> None:
-        """Copy what the row of a session remembers to main memory, and free the row."""
-        if session.row is not None:
+        """Copy what the row of a session remembers to main memory, and free the row, unless it reads or writes there."""
+        if session.row in self._scheduler.free_rows:
             session.parked, row = self.decoder.take(session.row), session.row
             self._residents[row], self._dirty[row] = None, True
             session.row, session.n_rewindable = None, 0
@@ -349,8 +370,8 @@ class Engine:
         session, job = part.session, part.ticket.job
         try:
             if part.state is None and job.forks and job.session is not None:
-                part.state, text = self.snapshot(job.session)
-                part.transcript = self._transcript(job, text, part.prompt)
+                part.state, part.before = self.snapshot(job.session)
+                part.transcript = self._transcript(job, part.before, part.prompt)
             row = session.row if session and session.row is not None else self._free_row()
             if row is None:
                 return False
@@ -365,10 +386,10 @@ class Engine:
         empty = [row for row in free if self._residents[row] is None]
         if empty:
             return empty[0]
-        idle = [session for row in free if (session := self._residents[row]) and not session.busy]
-        if not idle:
+        residents = [session for row in free if (session := self._residents[row])]
+        if not residents:
             return None
-        session = min(idle, key=lambda session: session.used)
+        session = min(residents, key=lambda session: (session.busy is not None, session.used))  # busy: its job waits, too
         row = session.row
         self.park(session)
         return row
@@ -399,8 +420,9 @@ class Engine:
 
     def _request(self, part: _Part) -> Request:
         job, writing, session, prompt = part.ticket.job, part.ticket.job.writing, part.session, part.prompt
-        history = tuple(job.session.text.tail) if job.session else ()
-        if part.state is not None and part.index is not None:  # the prompt was read before
+        text = session.text if session else part.before
+        history = tuple(text.tail) if text else ()
+        if part.shares:  # the prompt was read before
             history = (*history, *job.prompt.tolist()[-1024:])
         if part.index is None or writing is None:
             return Request(
@@ -474,12 +496,13 @@ class Engine:
     def _branch(self, prompt: _Part, n_read: int) -> None:
         """Let the texts of a ticket begin that share a prompt, before whatever else their owner waits for."""
         ticket, job = prompt.ticket, prompt.ticket.job
-        state, before = self.decoder.take(prompt.row), job.session.text if job.session else TextState()
+        state, before = self.decoder.take(prompt.row), prompt.before or TextState()
         with self._wake:
             queue = self._waiting.setdefault(job.owner, deque())
             for index in reversed(range(ticket.n_text)):
                 transcript = self._transcript(job, before, job.prompt)
-                part = _Part(ticket, np.empty(0, np.int64), index, state, transcript=transcript)
+                none = np.empty(0, np.int64)
+                part = _Part(ticket, none, index, state, transcript=transcript, shares=True, before=before)
                 part.n_read = 0 if index else n_read
                 queue.appendleft(part)
 
@@ -503,7 +526,7 @@ class Engine:
             self._used(session)
 
     def _used(self, session: Session) -> None:
-        session.used = time.time()
+        session.used, session.is_changed = time.time(), True
         if session.row is not None:
             session.n_rewindable = max(0, self.decoder.n_rewindable(session.row) - 1)
 

@@ -172,7 +172,8 @@ class Guard:
             seconds = time.monotonic() - begin
             left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - seconds
             try:
-                message = await asyncio.wait_for(receive(), max(left, 0.001))
+                async with asyncio.timeout(max(left, 0.001)):
+                    message = await receive()
             except TimeoutError:
                 refuse_body(408, "the body comes too slowly; send it again", "too_slow")
             n_byte += len(message.get("body", b""))

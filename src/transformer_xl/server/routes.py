@@ -20,7 +20,7 @@ from transformer_xl.server.engine import require_free
 from transformer_xl.server.guard import headers_of
 from transformer_xl.server.jobs import End, Job, Piece, Progress, RefusalError
 from transformer_xl.server.service import Service
-from transformer_xl.server.sessions import Session
+from transformer_xl.server.sessions import Session, Store
 from transformer_xl.server.wire import (
     AppendRequest,
     AskRequest,
@@ -301,10 +301,8 @@ def make_routes(service: Service) -> APIRouter:
     async def get(request: Request, session_id: str) -> dict[str, Any]:
         owner = owner_of(request)
         session, path = sessions.find(owner, session_id), sessions.file_of(owner, session_id)
-        if session is None and path is not None and sessions.store:
-            for each, note in await asyncio.to_thread(lambda: list(sessions.store.notes(owner)) if sessions.store else []):
-                if each == path:
-                    return service.described_file(path, note)
+        if session is None and path is not None and (note := await asyncio.to_thread(Store.note, path)) is not None:
+            return service.described_file(path, note)
         return service.describe(await service.open(owner, session_id))
 
     @router.get("/v1/sessions/{session_id}/tail")
@@ -322,9 +320,9 @@ def make_routes(service: Service) -> APIRouter:
     @router.delete("/v1/sessions/{session_id}/run")
     async def stop(request: Request, session_id: str) -> dict[str, Any]:
         session = await service.open(owner_of(request), session_id)
-        if session.busy:
-            service.engine.cancel(session.busy, "stopped")
-        while session.busy:
+        if ticket := session.busy:
+            service.engine.cancel(ticket, "stopped")
+        while ticket and session.busy is ticket:
             await asyncio.sleep(0.005)
         return service.describe(session)
 
@@ -381,7 +379,9 @@ def make_routes(service: Service) -> APIRouter:
             if len(left):
                 yield left
 
+        at = session.text.n_tokens
         async for ids in blocks():
+            _require_at(session, at + n_read)  # between two blocks, another call may have come
             job = Job(owner=session.owner, prompt=ids, session=session, score=score != "no", likeliest=None, timeout=timeout)
             async with aclosing(service.run(job)) as answers:
                 async for each in answers:
@@ -567,6 +567,7 @@ class _Completion:
 
         tasks = [asyncio.ensure_future(one(place)) for place in range(len(self._jobs))]
         everything = asyncio.gather(*tasks)
+        getting = None
         try:
             while not (everything.done() and queue.empty()):
                 getting = asyncio.ensure_future(queue.get())
@@ -578,8 +579,9 @@ class _Completion:
                 if not queue.empty():
                     continue
                 everything.result()  # raises what went wrong
+            everything.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, *([getting] if getting else [])):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             with suppress(BaseException):

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import traceback
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -52,6 +53,7 @@ class Service:
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._next_sweep = 0.0
+        self.n_unsaved = 0
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -93,7 +95,8 @@ class Service:
         try:
             while n_open:
                 try:
-                    answer = await asyncio.wait_for(answers.get(), _PING_SECONDS)
+                    async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
+                        answer = await answers.get()
                 except TimeoutError:
                     yield None
                     continue
@@ -192,20 +195,21 @@ class Service:
         Raises:
             RefusalError: no session can be left.
         """
-        while self.sessions.is_full and self.sessions.store:
-            idle = [each for each in self.sessions.live.values() if not each.busy and each.text.n_tokens]
-            if not idle:
+        idle = [each for each in self.sessions.live.values() if not each.busy and each.text.n_tokens]
+        for session in sorted(idle, key=lambda each: each.used) if self.sessions.store else ():
+            if not self.sessions.is_full:
                 break
-            session = min(idle, key=lambda each: each.used)
-            await self.in_engine(lambda session=session: self.engine.park(session))
-            state = session.parked
-            await self.save(session)
-            if state is not None and await self.in_engine(lambda s=session, x=state: self.engine.spill(s, x)):
-                self.sessions.forget(session)
-                self.metrics.evicted("disk")
-            else:
-                break  # it is used again; others may be, too
+            with suppress(RefusalError):  # it is used again, or deleted; another one may not be
+                await self._leave_to_file(session)
         self.sessions.require_room()
+
+    async def _leave_to_file(self, session: Session) -> None:
+        await self.in_engine(lambda: self.engine.park(session))
+        state = session.parked
+        await self.save(session)
+        if state is not None and await self.in_engine(lambda: self.engine.spill(session, state)):
+            self.sessions.forget(session)
+            self.metrics.evicted("disk")
 
     async def create(self, owner: str, *, ttl: float | None, seed: int | None, source: Any = None) -> Session:
         """Begin a session: empty, as a copy of another one, or from a saved file.
@@ -213,7 +217,6 @@ class Service:
         Raises:
             RefusalError: no such session or file, or no room.
         """
-        await self.make_room()
         state, text = None, TextState()
         if source is not None and source.session is not None:
             other = await self.open(owner, source.session)
@@ -229,7 +232,11 @@ class Service:
             text = TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
         if seed is not None:
             text.random = seed, seeded_generator(seed)
-        return self.sessions.create(owner, ttl=ttl, text=text, parked=state)
+        async with self._adopting:
+            await self.make_room()
+            session = self.sessions.create(owner, ttl=ttl, text=text, parked=state)
+        session.is_changed = text.n_tokens > 0
+        return session
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
         """Write a session to its file, or to one by another name, and return how many tokens that holds.
@@ -246,7 +253,14 @@ class Service:
             if state is None:
                 raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
             note = note_of(session) | text.note() | ({} if name is None else {"name": name})
-            await asyncio.to_thread(store.write, path, state, note)
+            is_whole = not session.busy
+            if name is None and is_whole:
+                session.is_changed = False  # what comes while it is written is a change again
+            try:
+                await asyncio.to_thread(store.write, path, state, note)
+            except BaseException:
+                session.is_changed = True
+                raise
             if name is None:
                 session.saved_at = text.n_tokens
         return text.n_tokens
@@ -311,8 +325,12 @@ class Service:
         """Save sessions that rest or have read much, and delete those whose time is over, for ever."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            with suppress(RefusalError):
+            try:
                 await self._look()
+            except RefusalError:
+                continue
+            except Exception:  # a fault of ours, which must not end all saving
+                traceback.print_exc()
 
     async def _look(self) -> None:
         now = time.time()
@@ -327,18 +345,25 @@ class Service:
         if self.sessions.store:
             for session in list(self.sessions.live.values()):
                 unsaved = session.text.n_tokens - (session.saved_at or 0)
-                rests = not session.busy and now - session.used > _SAVE_IDLE_SECONDS
-                if (
-                    session.text.n_tokens
-                    and session.text.n_tokens != session.saved_at
-                    and (rests or unsaved > self._save_every)
-                ):
+                rests = session.is_changed and not session.busy and now - session.used > _SAVE_IDLE_SECONDS
+                if rests or (session.busy and unsaved > self._save_every):
                     with suppress(RefusalError):
-                        await self.save(session)
+                        await self._keep(session)
         for state in ("row", "parked"):
             self.metrics.sessions.labels(state).set(sum(each.state == state for each in self.sessions.live.values()))
         self.metrics.queue.set(self.engine.n_waiting)
         self.metrics.rows_busy.set(self.engine.n_busy)
+
+    async def _keep(self, session: Session) -> None:
+        """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
+        if session.text.n_tokens:
+            await self.save(session)
+            return
+        async with self._writing:
+            path = self.sessions.file_of(session.owner, session.id)
+            if path is not None and self.sessions.store:
+                self.sessions.store.remove(path)
+            session.saved_at, session.is_changed = None, False
 
     def _sweep(self, store: Store, now: float) -> None:
         """Delete files of sessions whose time is over and that nobody has open."""
@@ -350,7 +375,7 @@ class Service:
                     self.metrics.evicted("gone")
 
     async def shut_down(self, grace: float) -> None:
-        """Refuse new work, let texts end for a while, and save every session."""
+        """Refuse new work, let texts end for a while, and save every session; `n_unsaved` could not be."""
         self.engine.drain()
         until = time.monotonic() + grace
         while not self.engine.is_idle and time.monotonic() < until:
@@ -360,8 +385,11 @@ class Service:
                 self.engine.cancel(session.busy, "shutdown")
         while any(session.busy for session in self.sessions.live.values()) and time.monotonic() < until + 2:
             await asyncio.sleep(0.02)
+        self.n_unsaved = 0
         for session in list(self.sessions.live.values()):
-            if self.sessions.store and session.text.n_tokens and session.text.n_tokens != session.saved_at:
-                with suppress(RefusalError):
-                    await self.save(session)
+            if self.sessions.store and session.is_changed and not session.is_gone:
+                try:
+                    await self._keep(session)
+                except RefusalError:
+                    self.n_unsaved += 1
             session.lease.close()

@@ -46,6 +46,7 @@ class Session:
         used: when it was used last, in seconds since 1970.
         saved_at: how many tokens the file holds; None: there is none.
         n_rewindable: by how many tokens it can go back now.
+        is_changed: it is not what its file holds.
         is_gone: it was deleted.
         lease: what keeps other processes away.
     """
@@ -61,6 +62,7 @@ class Session:
     used: float = field(default_factory=time.time)
     saved_at: int | None = None
     n_rewindable: int = 0
+    is_changed: bool = False
     is_gone: bool = False
     lease: ExitStack = field(default_factory=ExitStack)
 
@@ -129,14 +131,20 @@ class Store:
             raise RefusalError(409, "the saved session was read with another tokenizer; use that one", code="bad_session")
         return state, note
 
+    @staticmethod
+    def note(path: Path) -> dict[str, str] | None:
+        """Return the note of a file, which is not verified; None: it is none."""
+        try:
+            return peek_session(path)["note"]
+        except (CheckpointError, OSError):
+            return None
+
     def notes(self, owner: str, *, saved: bool = False) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the files of an owner with their notes, which are not verified; files that are none are left out."""
         for path in sorted((self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")):
-            if path.name.startswith("saved-") == saved and not path.name.startswith("."):
-                try:
-                    yield path, peek_session(path)["note"]
-                except (CheckpointError, OSError):
-                    continue
+            is_one = path.name.startswith("saved-") == saved and not path.name.startswith(".")
+            if is_one and (note := self.note(path)) is not None:
+                yield path, note
 
     def all_notes(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the sessions of all owners, not the saved ones."""
@@ -170,9 +178,12 @@ class Store:
     @staticmethod
     def remove(path: Path) -> None:
         """Delete a file, if it exists."""
-        path.unlink(missing_ok=True)
-        if path.parent.is_dir():
-            sync_directory(path.parent)
+        try:
+            path.unlink(missing_ok=True)
+            if path.parent.is_dir():
+                sync_directory(path.parent)
+        except OSError as error:
+            raise RefusalError(507, f"the file cannot be deleted ({error.strerror})", code="not_deleted") from error
 
 
 class Sessions:

@@ -284,7 +284,8 @@ class Logprobs:
             own = token_text(self._tokenizer, each.token)
             tokens.append(own)
             offsets.append(self._offset)
-            self._offset += len(own if texts is None else texts[i])
+            begun = sum((byte & 0xC0) != 0x80 for byte in self._tokenizer.piece(each.token))  # characters that begin in it
+            self._offset += begun if texts is None else len(texts[i])
             values.append(each.log_probability)
             if each.log_probability is None:
                 tops.append(None)

@@ -168,6 +168,9 @@ function sessionEntry(session) {
   return item;
 }
 async function choose(id) {
+  if (!state.running) await show(id);
+}
+async function show(id) {
   const known = state.texts.has(id);
   state.session = id;
   showText(); refresh();
@@ -240,17 +243,19 @@ $("ask").addEventListener("click", () => run("writing", async (signal) => {
 $("stop").addEventListener("click", () => state.running?.abort());
 $("undo").addEventListener("click", () => run("ready", async () => {
   const session = await json(`/v1/sessions/${state.session}`);
-  const own = log(), n = Math.min(session.n_rewindable, 20, own.tokens.length - 1);
+  const n = Math.min(session.n_rewindable, 20);
   if (n < 1) return status("needText");
   await json(path("rewind"), { body: { n, at: session.n_tokens } });
-  for (const [token] of own.tokens.splice(own.tokens.length - n)) own.characters -= token.text.length;
-  showText();
+  const { characters, points } = log();
+  state.texts.delete(state.session);
+  await show(state.session);  // the end of the text as the server has it
+  Object.assign(log(), { characters, points });
   status("undone", { n });
 }));
 $("fork").addEventListener("click", () => run("ready", async () => {
   const before = log(), made = await json(path("fork"), { method: "POST" });
   state.texts.set(made.id, structuredClone(before));
-  choose(made.id);
+  await show(made.id);
   status("forked");
 }));
 $("compare").addEventListener("click", () => run("writing", async (signal) => {
@@ -281,7 +286,7 @@ $("save").addEventListener("click", () => run("ready", async () => {
 $("delete").addEventListener("click", () => run("ready", async () => {
   await call(`/v1/sessions/${state.session}`, { method: "DELETE" });
   state.texts.delete(state.session);
-  choose((await json("/v1/sessions", { body: {} })).id);
+  await show((await json("/v1/sessions", { body: {} })).id);
   status("deleted");
 }));
 $("new").addEventListener("click", () => open());
