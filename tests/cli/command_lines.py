@@ -83,6 +83,7 @@ _SMALL = _words("""
 """Laid over every recipe before anything else."""
 
 _LIMITS = {
+    "serve": {"--port": ["99999"]},  # which no machine has: otherwise it serves until it is told to end
     "train": {"--set": ["train.max_minutes=0.003", "eval.max_tokens=50", "train.sample_tokens=2"]},
     "ablate": {"--steps": ["2"], "--tokens": ["50"], "--attention": ["transformer_xl"], "--loss": ["full"]},
     "generate": {"--tokens": ["5"]},
@@ -140,7 +141,7 @@ def _line(draw: random.Random, command: str, all_arguments: Iterable[Any]) -> Li
             value = _value(draw, argument, hostility)
             given += [f"{name}={value}"] if draw.random() < 0.3 else [name, value]
     for option, values in _LIMITS.get(command, {}).items():
-        if option == "--set" or not any(option in argument.names for argument in chosen):
+        if option in ("--set", "--port") or not any(option in argument.names for argument in chosen):
             given += [part for value in values for part in (option, value)]
     if draw.random() < 0.02:
         given.append(draw.choice(["--", "--frobnicate", "--help", "--version", _LONG, ""]))

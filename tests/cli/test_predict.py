@@ -201,7 +201,9 @@ def test_a_directory_is_texts_of_many_lines(txl: Txl, model: Callable[[str], Tas
     Path("letters/old").mkdir(parents=True)
     Path("letters/one.txt").write_text("a\n\nb\n")
     Path("letters/old/two.txt").write_text("c")
-    found = [json.loads(line) for line in txl("predict", "mood", "letters", "--json", "--precision", "fp32").out.splitlines()]
+    answer = txl("predict", "mood", "letters", "--json", "--precision", "fp32")
+    assert answer.status == 0, answer
+    found = [json.loads(line) for line in answer.out.splitlines()]
     assert [each["id"] for each in found] == ["old/two.txt", "one.txt"]
     for each, text in zip(found, ["c", "a\n\nb"], strict=True):
         (alone,) = transformer_xl.predict("mood", text)

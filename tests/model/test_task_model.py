@@ -82,11 +82,7 @@ def together(rows: list[Tensor], length: int | None = None, *, padding: int = 0)
 
 def read(model: SequenceModel, ids: Tensor, mems: Any, segments: Tensor | None = None, **other: Any) -> tuple[Tensor, Any]:
     if isinstance(model, XLNet):
-        before = other.pop("before", None)
-        if before is not None:
-            other["memory_segments"] = before[:, before.shape[1] - mems.length :]
         return model.read(ids, mems=mems, segments=segments, **other)
-    other.pop("before", None)
     assert isinstance(model, LanguageModel)
     return model.read(ids, mems=mems, **other)
 
@@ -102,9 +98,8 @@ def by_hand(model: TaskModel, row: Tensor, segments: Tensor | None = None) -> Te
     mems = model.backbone.init_mems(1, length=0) if isinstance(model.backbone, XLNet) else None
     states = []
     texts = [None] * len(pieces(row)) if segments is None else pieces(segments)
-    for i, (piece, text) in enumerate(zip(pieces(row), texts, strict=True)):
-        before = None if segments is None else segments[None, : sum(each.shape[1] for each in pieces(row)[:i])]
-        h, mems = read(model.backbone, piece, mems, text, before=before)
+    for piece, text in zip(pieces(row), texts, strict=True):
+        h, mems = read(model.backbone, piece, mems, text)
         states.append(h[0])
     h = torch.cat(states)
     assert model.config.head is not None
@@ -139,7 +134,7 @@ def test_what_stands_in_the_padding_makes_no_difference_at_all() -> None:
 
 
 def test_texts_of_a_row_are_told_apart_across_segments() -> None:
-    """Segments are cut like ids, and what is remembered belongs to the text that it is of."""
+    """Segments are cut like ids; what is remembered counts as the first text, as in Hugging Face's code."""
     for summary in ("last", "mean"):
         model = task_model(summary=summary)
         rows = [torch.randint(13, (n,)) for n in LENGTHS]

@@ -274,8 +274,7 @@ class TaskModel(SequenceModel):
             arguments: dict[str, Any] = {"mems": mems, "execution": execution}
             if isinstance(self.backbone, XLNet):
                 own_segments = torch.zeros_like(ids) if segments is None else segments
-                remembered = own_segments[:, begin - cast("Any", mems).length : begin]
-                arguments |= {"n_pad": own_pad, "segments": own_segments[:, begin:end], "memory_segments": remembered}
+                arguments |= {"n_pad": own_pad, "segments": own_segments[:, begin:end]}
             else:
                 arguments["rows"] = Rows(n_pad=own_pad)
             with torch.set_grad_enabled(torch.is_grad_enabled() and i >= first_learned):

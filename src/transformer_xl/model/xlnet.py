@@ -176,7 +176,6 @@ class XLNet(SequenceModel):
         *,
         mems: Mems | None = None,
         segments: Tensor | None = None,
-        memory_segments: Tensor | None = None,
         is_backward: Tensor | None = None,
         n_pad: Tensor | None = None,
         execution: Execution = Execution(),
@@ -187,11 +186,9 @@ class XLNet(SequenceModel):
         Args:
             ids: int64 (B, T), token ids.
             mems: memory returned by the last call, or `init_mems`; None: empty.
-            segments: int64 (B, T), the text that each token belongs to; None: all to the same.
-            memory_segments: int64 (B, M), the same of the positions of `mems`; None: all belong to text 0, as in pretraining.
+            segments: int64 (B, T), the text that each token belongs to; None: all to the same. Memory belongs to text 0.
             is_backward: bool (B,), rows whose tokens stand in reverse; None: none.
-            n_pad: int64 (B,), padding tokens at the left of each row; a row with padding remembers nothing if
-                `memory_segments` are given. None: none.
+            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
             execution: how to compute; the result is the same.
             keep_graph: the new memory keeps its gradients.
 
@@ -202,7 +199,7 @@ class XLNet(SequenceModel):
             ValueError: shapes that do not fit together.
         """
         return self._read(
-            ids, None, mems=mems, segments=segments, memory_segments=memory_segments, is_backward=is_backward, n_pad=n_pad,
+            ids, None, mems=mems, segments=segments, is_backward=is_backward, n_pad=n_pad,
             execution=execution, keep_graph=keep_graph,
         )  # fmt: skip
 
@@ -217,7 +214,6 @@ class XLNet(SequenceModel):
         n_pad: Tensor | None,
         execution: Execution,
         keep_graph: bool,
-        memory_segments: Tensor | None = None,
     ) -> tuple[Tensor, Mems]:
         """Return the last states of both streams, (B, T + K, D), content first, and the new memory."""
         B, T = _checked(ids, order=order, segments=segments)
@@ -227,9 +223,7 @@ class XLNet(SequenceModel):
         ext_len, reuse_len = self.ext_len, self.config.reuse_len
         if order is not None and reuse_len is not None and reuse_len < T:
             ext_len = max(T - reuse_len, ext_len)
-        if memory_segments is not None and memory_segments.shape != (B, mems.length):
-            raise ValueError(f"memory_segments {tuple(memory_segments.shape)} must have shape {(B, mems.length)}, as mems")
-        facts = {"segments": segments, "memory_segments": memory_segments, "is_backward": is_backward, "n_pad": n_pad}
+        facts = {"segments": segments, "is_backward": is_backward, "n_pad": n_pad}
         sight, n_own = _sight(order, mems, **facts, batch_size=B, tgt_len=T)
         backend = choose_ranked_backend(execution.backend, in_compiled=execution.run_layer is not run_layer)
         r_XPD = self._positions(mems.length + T, T, both=is_backward is not None)
@@ -291,7 +285,6 @@ def _sight(
     mems: Mems,
     *,
     segments: Tensor | None,
-    memory_segments: Tensor | None,
     is_backward: Tensor | None,
     n_pad: Tensor | None,
     batch_size: int,
@@ -316,6 +309,5 @@ def _sight(
     segment_BQ = segment_BS = None
     if segments is not None:
         segment_BQ = segments.gather(1, place_BQ)
-        segment_BM = torch.zeros(B, M, dtype=segments.dtype, device=device) if memory_segments is None else memory_segments
-        segment_BS = torch.cat([segment_BM, segments.where(own_BT, 0)], dim=1)
+        segment_BS = torch.cat([torch.zeros(B, M, dtype=segments.dtype, device=device), segments.where(own_BT, 0)], dim=1)
     return Sight(place_BQ, sees_BQ, rank_BS, segment_BQ, segment_BS, is_backward), M + T - first_B
