@@ -198,20 +198,20 @@ class TestProcess:
 
 def test_a_directory_is_texts_of_many_lines(txl: Txl, model: Callable[[str], TaskModel]) -> None:
     model("classification")
-    Path("letters/old").mkdir(parents=True)
-    Path("letters/one.txt").write_text("a\n\nb\n")
-    Path("letters/old/two.txt").write_text("c")
-    answer = txl("predict", "mood", "letters", "--json", "--precision", "fp32")
+    Path("documents/old").mkdir(parents=True)
+    Path("documents/one.txt").write_text("a\n\nb\n")
+    Path("documents/old/two.txt").write_text("c")
+    answer = txl("predict", "mood", "documents", "--json", "--precision", "fp32")
     assert answer.status == 0, answer
     found = [json.loads(line) for line in answer.out.splitlines()]
     assert [each["id"] for each in found] == ["old/two.txt", "one.txt"]
     for each, text in zip(found, ["c", "a\n\nb"], strict=True):
         (alone,) = transformer_xl.predict("mood", text)
         assert each["probability"] == pytest.approx(alone.probability, abs=1e-5)
-    assert txl("predict", "mood", "letters", "--out", "found.tsv").status == 0
-    Path("letters/one.txt").write_text("another")
-    assert txl("predict", "mood", "letters", "--out", "found.tsv", "--resume").complaint.startswith(
-        "'found.tsv' comes from the texts 'letters', which was another then"
+    assert txl("predict", "mood", "documents", "--out", "found.tsv").status == 0
+    Path("documents/one.txt").write_text("another")
+    assert txl("predict", "mood", "documents", "--out", "found.tsv", "--resume").complaint.startswith(
+        "'found.tsv' comes from the texts 'documents', which was another then"
     )
 
 
