@@ -105,7 +105,7 @@ def serve(
     limit = int(session_memory * 1e9) if session_memory is not None else (free_bytes(torch.device("cpu")) or 4 << 30) // 4
     if limit < each:
         raise ConfigError(f"--session-memory ({limit:,} bytes) holds no session, which takes {each:,} bytes; raise it")
-    store = Store(sessions, engine.format, opened.tokenizer, who=own_name()) if sessions else None
+    store = Store(sessions, engine.format, opened.tokenizer, who=f"{worker}@{own_name()}") if sessions else None
     kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl)
     parameters = sum(p.numel() for p in opened.model.parameters())
     details = {

@@ -291,9 +291,7 @@ def make_routes(service: Service) -> APIRouter:
         owner = owner_of(request)
         found = {each.id: service.describe(each) for each in sessions.live.values() if each.owner == owner and not each.is_gone}
         if sessions.store:
-            notes = await asyncio.to_thread(lambda: list(sessions.store.notes(owner)) if sessions.store else [])
-            for path, note in notes:
-                one = service.described_file(path, note)
+            for one in await asyncio.to_thread(service.described_files, owner):
                 found.setdefault(one["id"], one)
         return {"object": "list", "data": sorted(found.values(), key=lambda each: each["created"])}
 
