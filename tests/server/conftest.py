@@ -50,7 +50,8 @@ def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
         engine = Engine(decoder_of(model), BYTES, queue=queue, per_owner=per_owner, metrics=metrics)
         each = most_bytes(engine.format)
         store = Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None
-        sessions = Sessions(bytes_each=each, limit=each * most, store=store, worker="w1", ttl=more.pop("ttl", None))
+        worker, ttl = more.pop("worker", "w1"), more.pop("ttl", None)
+        sessions = Sessions(bytes_each=each, limit=each * most, store=store, worker=worker, ttl=ttl)
         engine.start()
         engines.append(engine)
         return Service(engine, sessions, metrics, model="tiny", details={"mem_len": MEM_LEN, "session_bytes": each}, **more)

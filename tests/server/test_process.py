@@ -32,9 +32,10 @@ def bench(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @contextmanager
-def served(*options: str) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
+def served(*options: str, port: int = 0) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
     """A server, a client of it, and what it says."""
-    with forked.start("tests.world_cases:program", "serve", "tiny", "--port", "0", "--precision", "fp32", *options) as child:
+    command = ["serve", "tiny", "--port", str(port), "--precision", "fp32", *options]
+    with forked.start("tests.world_cases:program", *command) as child:
         said: list[str] = []
         while not any(line.startswith("ready at ") for line in said):
             line = child.stderr.readline().decode()

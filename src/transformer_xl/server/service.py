@@ -25,6 +25,7 @@ _GUEST_SECONDS = 1.0
 """After which a session of another worker is left to its file, so that its worker can have it when that is back."""
 
 _LOOK_SECONDS = 0.5
+_LOOK_AGAIN_SECONDS = 0.05
 _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
 
@@ -209,7 +210,12 @@ class Service:
         if self.engine.is_draining:  # it would only be kept from others
             raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=1)
         await self.make_room()
-        begin, lease = time.perf_counter(), store.lease(path)
+        begin = time.perf_counter()
+        try:
+            lease = store.lease(path)
+        except RefusalError:  # perhaps another process only looks whether the lease is free
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            lease = store.lease(path)
         try:
             if not path.is_file():  # deleted by another process before we had the lease
                 raise RefusalError(404, "no such session", code="not_found")

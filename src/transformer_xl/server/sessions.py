@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.errors import CheckpointError, system_reason
-from transformer_xl.files import STRAY_SUFFIX, locked, make_directory, sync_directory
+from transformer_xl.files import STRAY_SUFFIX, is_locked, locked, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, peek_session
 from transformer_xl.server.jobs import RefusalError, Ticket
@@ -177,11 +177,7 @@ class Store:
 
     def holder(self, path: Path) -> str | None:
         """Return the name of the process that has a session open; None: none has."""
-        try:
-            self.require_free(path)
-        except RefusalError as refusal:
-            return str(refusal.extra.get("owner", ""))
-        return None
+        return _read_lease(_lease_of(path)) if is_locked(_lease_of(path)) else None
 
     def require_free(self, path: Path) -> None:
         """Refuse a session that is open in another process, and remove a lease that a killed one has left.
@@ -195,7 +191,8 @@ class Store:
     def tidy(self) -> None:
         """Delete what killed processes have left: half-written files, and leases that nobody holds."""
         for lease in self.directory.glob("*/*.lease"):
-            self.holder(lease.with_suffix(_SUFFIX))
+            with suppress(RefusalError):
+                self.require_free(lease)
         for stray in self.directory.glob(f"*/.*{_SUFFIX}{STRAY_SUFFIX}"):
             own = stray.name.removeprefix(".").removesuffix(f"{_SUFFIX}{STRAY_SUFFIX}")
             with suppress(RefusalError), self.lease(stray.with_name(own)):  # else it is being written
@@ -203,10 +200,7 @@ class Store:
 
     @staticmethod
     def _refuse_lease(lease: Path) -> None:
-        try:
-            who = lease.read_text(encoding="ascii")[:64]
-        except (OSError, UnicodeDecodeError):
-            who = ""
+        who = _read_lease(lease)
         message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
         raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who})
 
@@ -313,6 +307,13 @@ class Sessions:
 
 def _lease_of(path: Path) -> Path:
     return path.with_suffix(".lease")
+
+
+def _read_lease(lease: Path) -> str:
+    try:
+        return lease.read_text(encoding="ascii")[:64]
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def note_of(session: Session) -> dict[str, str]:
