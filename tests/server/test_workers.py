@@ -526,3 +526,28 @@ def test_workers_that_sweep_at_once_delete_what_is_over_and_nothing_else(start: 
         assert sorted(path.name for path in folder.iterdir()) == left, "what is open is another's"
 
     asyncio.run(main())
+
+
+def test_the_recipe_for_kubernetes_fits_the_server(tmp_path: Path) -> None:
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
+    parts = {
+        (part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all((SERVE / "kubernetes.yaml").read_text())
+    }
+    pod = parts["StatefulSet", "txl"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    (script,) = container["args"]
+    assert pod["terminationGracePeriodSeconds"] > int(script.split("--grace ")[1])
+    assert {each["name"] for each in container["volumeMounts"]} == {each["name"] for each in pod["volumes"]}
+    shown = f"HOSTNAME=txl-2; echo {script.split('--worker ')[1].split(' --')[0]}"
+    assert subprocess.run(["sh", "-c", shown], capture_output=True, text=True, timeout=PATIENCE).stdout == "w3\n"
+    config = parts["ConfigMap", "txl-haproxy"]["data"]["haproxy.cfg"]
+
+    def rules(text: str) -> list[str]:
+        lines = [" ".join(line.partition("#")[0].split()) for line in text.splitlines()]
+        return [line for line in lines if line and not line.startswith(("server ", "bind ", "resolvers ", "parse-", "hold "))]
+
+    assert rules(config) == rules((SERVE / "haproxy.cfg").read_text())
+    if HAPROXY:
+        (tmp_path / "haproxy.cfg").write_text(config)
+        command = [HAPROXY, "-c", "-f", tmp_path / "haproxy.cfg"]
+        assert subprocess.run(command, capture_output=True, timeout=PATIENCE).returncode == 0
