@@ -278,7 +278,7 @@ def compare(workers: Workers, readers: list[Reader], oracle: httpx.Client) -> No
         for each in readers:
             n_tokens = client.get(f"/v1/sessions/{each.id}").json()["n_tokens"]
             fresh, n_read = each.fresh
-            if n_read >= n_tokens:
+            if not fresh or n_read >= n_tokens:
                 fresh, n_read = f"/v1/sessions/{oracle.post('/v1/sessions', json={}).json()['id']}", 0
             oracle.post(f"{fresh}/append", json={"text": text_of(each.number, n_tokens)[n_read:], "at": n_read})
             each.fresh = fresh, n_tokens
@@ -530,9 +530,8 @@ def test_workers_that_sweep_at_once_delete_what_is_over_and_nothing_else(start: 
 
 def test_the_recipe_for_kubernetes_fits_the_server(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    parts = {
-        (part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all((SERVE / "kubernetes.yaml").read_text())
-    }
+    documents = yaml.safe_load_all((SERVE / "kubernetes.yaml").read_text())
+    parts = {(part["kind"], part["metadata"]["name"]): part for part in documents}
     pod = parts["StatefulSet", "txl"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (script,) = container["args"]
