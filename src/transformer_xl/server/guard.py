@@ -108,7 +108,7 @@ class Guard:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             owner = scope["state"].get("owner", "")[:8]
-            self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner, **scope["state"].get("noted", {}))
+            self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner)
 
     def _owner(self, scope: Any, headers: dict[str, str]) -> str:
         """Return whose the request is."""

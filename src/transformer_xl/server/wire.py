@@ -261,6 +261,11 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
+def printable(text: str) -> str:
+    """Return a text that JSON in UTF-8 can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class Logprobs:
     """Tokens of a text as OpenAI's legacy object: the same number for a token wherever it stands.
 
