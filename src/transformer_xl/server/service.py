@@ -6,6 +6,7 @@ import time
 import traceback
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -68,7 +69,14 @@ class Service:
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._next_sweep = 0.0
+        metrics.queue.set_function(lambda: engine.n_waiting)
+        metrics.rows_busy.set_function(lambda: engine.n_busy)
+        for state in ("row", "parked"):
+            metrics.sessions.labels(state).set_function(partial(self._n_sessions, state))
         self.n_unsaved = 0
+
+    def _n_sessions(self, state: str) -> int:
+        return sum(each.state == state for each in list(self.sessions.live.values()))
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -407,10 +415,6 @@ class Service:
                 if rests or (session.busy and unsaved > self._save_every):
                     with suppress(RefusalError):
                         await self._keep(session)
-        for state in ("row", "parked"):
-            self.metrics.sessions.labels(state).set(sum(each.state == state for each in self.sessions.live.values()))
-        self.metrics.queue.set(self.engine.n_waiting)
-        self.metrics.rows_busy.set(self.engine.n_busy)
 
     async def _keep(self, session: Session) -> None:
         """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
