@@ -4,6 +4,7 @@ import asyncio
 import os
 import time
 import traceback
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
@@ -68,6 +69,7 @@ class Service:
         self.files = SessionFiles(engine.format, engine.tokenizer)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
         self._next_sweep = 0.0
         metrics.queue.set_function(lambda: engine.n_waiting)
         metrics.rows_busy.set_function(lambda: engine.n_busy)
@@ -111,8 +113,10 @@ class Service:
         begin, last = time.perf_counter(), 0.0
 
         def tell(answer: Answer) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(answers.put_nowait, answer)
+            self._told.append((answers, answer))
+            if len(self._told) == 1:  # only the engine tells, and one call takes all that it has told by then
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._deliver)
 
         ticket = self.engine.submit(job, tell)
         self.tokens.spend(job.owner, len(job.prompt))
@@ -120,11 +124,14 @@ class Service:
         try:
             while n_open:
                 try:
-                    async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
-                        answer = await answers.get()
-                except TimeoutError:
-                    yield None
-                    continue
+                    answer = answers.get_nowait()
+                except asyncio.QueueEmpty:
+                    try:
+                        async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
+                            answer = await answers.get()
+                    except TimeoutError:
+                        yield None
+                        continue
                 if isinstance(answer, Piece):
                     ticket.n_ahead -= 1
                     self.tokens.spend(job.owner, 1)
@@ -146,6 +153,12 @@ class Service:
         finally:
             if n_open:
                 self.engine.cancel(ticket, "client")
+
+    def _deliver(self) -> None:
+        """Hand over what the engine has told since the last time."""
+        while self._told:
+            answers, answer = self._told.popleft()
+            answers.put_nowait(answer)
 
     # sessions
 
