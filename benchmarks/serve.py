@@ -4,7 +4,7 @@
 - victim: the gaps between the tokens of one text, alone and while another client appends a million tokens;
 - cancel: 500 calls that are left at random instants, and how long the next answer takes after each;
 - overload: how fast requests are refused while ten times as many come as there is room for;
-- sessions: 1,000 sessions through 8 rows, of which 100 fit into memory;
+- sessions: 1,000 sessions through 8 rows; 100 of them fit into memory;
 - soak: clients that do everything at random, for `--minutes`.
 
 Server and clients share this machine, so clients take a part of what is measured.
@@ -302,7 +302,7 @@ async def overload(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def sessions(options: argparse.Namespace) -> dict[str, Any]:
-    """Let sessions come and go through the rows, most of which lie on the disk."""
+    """Let sessions come and go through the rows; most of them lie on the disk."""
     n_kept, points = max(2 * ROWS, options.sessions // 10), list[list[float]]()
     async with served("--sessions", "sessions", "--session-memory", str(bytes_of(options) * (n_kept + 0.5) / 1e9)) as server:
         paths = list[str]()
