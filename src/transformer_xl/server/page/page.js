@@ -91,8 +91,9 @@ async function* events(path, options) {
     const parts = held.split("\n\n");
     held = parts.pop();
     for (const part of parts) {
-      if (!part.startsWith("data: ") || part === "data: [DONE]") continue;
-      const event = JSON.parse(part.slice(6));
+      const data = part.split("\n").find((line) => line.startsWith("data: "))?.slice(6) ?? "[DONE]";
+      if (data === "[DONE]") continue;
+      const event = JSON.parse(data);
       if (event.error) throw Object.assign(new Error(event.error.message), event.error);
       yield event;
     }
