@@ -400,3 +400,17 @@ def test_a_batch_of_many_texts_has_all_of_them_or_an_error(serve: Serve) -> None
     assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
     stream = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**5, "timeout": 0.2, "stream": True})
     assert events(stream.text)[-1]["error"]["code"] == "timeout"
+
+
+def test_a_fork_that_needs_the_room_of_what_it_is_made_of(serve: Serve) -> None:
+    client = serve(stored=True, most=1)
+    one = session(client, seed=3)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    made = client.post(f"{one}/fork")
+    assert made.status_code == 201 and made.json()["n_tokens"] == len(PROMPT), made.text
+    assert len(client.service.sessions.live) == 1 and client.get(one).json()["state"] == "disk"
+    asked = [
+        client.post(f"{path}/ask", json={"max_tokens": 9, "seed": 1}).json()["choices"]
+        for path in (f"/v1/sessions/{made.json()['id']}", one)
+    ]
+    assert asked[0] == asked[1]
