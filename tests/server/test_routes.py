@@ -400,3 +400,20 @@ def test_a_batch_of_many_texts_has_all_of_them_or_an_error(serve: Serve) -> None
     assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
     stream = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**5, "timeout": 0.2, "stream": True})
     assert events(stream.text)[-1]["error"]["code"] == "timeout"
+
+
+def test_what_would_be_refused_again_is_not_to_be_repeated(serve: Serve) -> None:
+    """openai-python repeats 409 and everything from 500 on by itself, unless it is told that this is of no use."""
+    client = serve()
+    chat = client.post("/v1/chat/completions", json={"messages": []})
+    late = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**5, "timeout": 0.1})
+    for answer, status in ((chat, 501), (late, 504)):
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (status, "false")
+
+
+def test_tokenizing_as_the_harness_and_others_ask_for_it(serve: Serve) -> None:
+    client = serve()
+    for more in ({"add_special_tokens": False}, {"model": "tiny", "add_special_tokens": True}):
+        assert client.post("/tokenize", json={"prompt": "ab", **more}).json() == {"tokens": [97, 98], "count": 2}
+    assert client.post("/tokenize", json={"content": "ab", "add_special": False}).json()["tokens"] == [97, 98]
+    assert client.post("/tokenize", json={"prompt": "ab", "model": "other"}).status_code == 404

@@ -32,7 +32,6 @@ from transformer_xl.server.wire import (
     Source,
     TokenizeRequest,
     WritingFields,
-    error_body,
     ids_of,
     printable,
     seeds_of,
@@ -102,6 +101,7 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        require_model(body.model)
         ids = (await encode(body.content if body.prompt is None else body.prompt)).tolist()
         if not body.with_pieces:
             return {"tokens": ids, "count": len(ids)}
@@ -120,8 +120,7 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions")
     async def chat() -> Response:
         message = "this is a base model without turns; use /v1/completions with the whole text as prompt"
-        refusal = RefusalError(501, message, code="not_supported")
-        return JSONResponse(error_body(refusal), refusal.status)
+        raise RefusalError(501, message, code="not_supported")
 
     # completions
 

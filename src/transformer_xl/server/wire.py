@@ -209,11 +209,14 @@ class ScoreRequest(TextFields):
 
 
 class TokenizeRequest(Body):
-    """`POST /tokenize`."""
+    """`POST /tokenize`: the text is `content` for clients of llama.cpp, and `prompt` for those of vLLM."""
 
     content: Text | None = None
     prompt: Text | None = None
     with_pieces: bool = False
+    model: Annotated[str, Field(max_length=256)] | None = None
+    add_special_tokens: bool = False
+    add_special: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> "TokenizeRequest":

@@ -1,0 +1,43 @@
+"""`txl serve` as a process of its own, for tests that need one."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from tests import forked
+
+
+@contextmanager
+def served(
+    *options: str, run: str = "tiny", port: int = 0, program: str = "tests.world_cases:program", key: str = ""
+) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
+    """Serve a model in fp32; the process ends with the block.
+
+    Args:
+        options: of `txl serve`.
+        run: the model.
+        port: 0: a free one.
+        program: what runs as `txl`.
+        key: of its clients.
+
+    Yields:
+        The process, a client of it, and the lines that it says, also later ones.
+    """
+    command = ("serve", run, "--port", str(port), "--precision", "fp32", *options)
+    with forked.start(program, *command) as child:
+        said: list[str] = []
+        while not any(line.startswith("ready at ") for line in said):
+            line = child.stderr.readline().decode()
+            assert line, f"it ended: {said}"
+            said.append(line.rstrip("\n"))
+        threading.Thread(target=lambda: said.extend(line.decode() for line in child.stderr), daemon=True).start()
+        address = next(line for line in said if line.startswith("ready at ")).split()[2]
+        with httpx.Client(base_url=address, timeout=30, headers={"authorization": f"Bearer {key}"} if key else {}) as client:
+            until = time.monotonic() + 30
+            while client.get("/readyz").status_code != 200:
+                assert time.monotonic() < until, "it does not become ready"
+                time.sleep(0.02)
+            yield child, client, said
