@@ -27,7 +27,7 @@ def session(client: Any, **body: Any) -> str:
 
 
 def events(text: str) -> list[Any]:
-    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part.startswith("data: ")]
+    parts = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [part if part == "[DONE]" else json.loads(part) for part in parts]
 
 

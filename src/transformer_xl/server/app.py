@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.errors import ConfigError, one_line, system_reason
+from transformer_xl.server.budget import Budget
 from transformer_xl.server.guard import Guard, headers_of
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.routes import make_routes
@@ -31,7 +32,13 @@ _LONGEST_VALUE = 60
 
 
 def make_app(
-    service: Service, *, keys: Collection[str] = (), origins: Collection[str] = (), hosts: Collection[str] = ()
+    service: Service,
+    *,
+    keys: Collection[str] = (),
+    origins: Collection[str] = (),
+    hosts: Collection[str] = (),
+    requests: Budget | None = None,
+    imports: bool = False,
 ) -> Any:
     """Return the ASGI application of a service, guarded.
 
@@ -40,6 +47,8 @@ def make_app(
         keys: SHA-256 of each key; empty: none is asked for.
         origins: foreign web pages that may send requests.
         hosts: names by which it may be called besides those of this machine.
+        requests: how many each key may send; None: any number.
+        imports: clients may send files of sessions.
     """
 
     @asynccontextmanager
@@ -58,7 +67,16 @@ def make_app(
     app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(Exception, _broken)
-    return Guard(app, keys=keys, origins=origins, metrics=service.metrics, hosts=hosts)
+    file_bytes = service.file_bytes if imports else 0
+    return Guard(
+        app,
+        keys=keys,
+        origins=origins,
+        metrics=service.metrics,
+        hosts=hosts,
+        requests=requests,
+        file_bytes=file_bytes,
+    )
 
 
 async def _refused(_: Request, refusal: RefusalError) -> JSONResponse:

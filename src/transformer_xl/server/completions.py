@@ -12,9 +12,18 @@ from transformer_xl.server.wire import Logprobs, WritingFields, printable
 
 
 class Completion:
-    """The texts of some jobs, as they come or whole."""
+    """The texts of some jobs, as they come or whole.
 
-    def __init__(self, service: Service, body: WritingFields, jobs: list[Job], echoes: list[str] | None) -> None:
+    Args:
+        service: runs them.
+        body: what was asked.
+        jobs: one for each prompt.
+        echoes: the prompts as texts, which come before what is written; None: they do not.
+    """
+
+    prefix, object, object_of_chunks = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, service: Service, body: WritingFields, jobs: list[Job], echoes: list[str] | None = None) -> None:
         self._service, self._body, self._jobs, self._echoes = service, body, jobs, echoes or []
         self._n = [len(job.writing.seeds) if job.writing else 1 for job in jobs]
         self._first = [sum(self._n[:i]) for i in range(len(jobs))]
@@ -42,15 +51,24 @@ class Completion:
             }
             for index in sorted(texts)
         ]
-        return {"choices": choices, "usage": self._usage()}
+        return {"object": self.object, "choices": [self._whole(each) for each in choices], "usage": self._usage()}
 
     async def chunks(self, about: dict[str, Any]) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield the bodies of a stream."""
+        about = about | {"object": self.object_of_chunks}
         async for choice in self._choices():
-            yield None if choice is None else about | {"choices": [choice]}
+            yield None if choice is None else about | {"choices": [self._part(choice)]}
         options = self._body.stream_options
         if options and options.include_usage:
             yield about | {"choices": [], "usage": self._usage()}
+
+    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a choice as it is shown when it is whole."""
+        return choice
+
+    def _part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return what is new of a choice as it is shown in a stream."""
+        return choice
 
     def _usage(self) -> dict[str, int]:
         read, written = self._n_read, self._n_written
@@ -90,7 +108,7 @@ class Completion:
 
     async def _of_job(self, place: int) -> AsyncGenerator[dict[str, Any] | None, None]:
         job, first = self._jobs[place], self._first[place]
-        n = self._body.logprobs
+        n = self._body.likeliest
         logs = [None if n is None else Logprobs(self._service.tokenizer, n) for _ in range(self._n[place])]
         scored: list[Chosen] = []
         echoed = not self._echoes
@@ -119,6 +137,46 @@ class Completion:
                     self._n_written += each.n_written
                     reason = "stop" if each.reason == "stop" else "length"
                     yield _choice(first + each.index, printable(each.rest), None, reason)
+
+
+class Chat(Completion):
+    """The same as messages of an assistant."""
+
+    prefix, object, object_of_chunks = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: WritingFields, jobs: list[Job]) -> None:
+        super().__init__(service, body, jobs)
+        self._named, self._begun = set[int](), set[int]()  # which choices have a role, and which have text
+
+    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice["text"].lstrip(), "refusal": None}
+        return {**_as_chat(choice), "message": message}
+
+    def _part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        index, text = choice["index"], choice["text"]
+        if index not in self._begun:  # the model writes a space after "assistant:"
+            text = text.lstrip()
+        if text:
+            self._begun.add(index)
+        delta = {"content": text} if index in self._named else {"role": "assistant", "content": text}
+        self._named.add(index)
+        return {**_as_chat(choice), "delta": delta}
+
+
+def _as_chat(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return what a choice has besides its text, in the shape of chats."""
+    logs = choice["logprobs"]
+    if logs is not None:
+        columns = (logs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+        logs = {"content": [_token(*each) for each in zip(*columns, strict=True)]}
+    return {"index": choice["index"], "logprobs": logs, "finish_reason": choice["finish_reason"]}
+
+
+def _token(text: str, value: float, top: dict[str, float] | None = None) -> dict[str, Any]:
+    """Return a token with its log-probability in the shape of chats."""
+    raw = bytes.fromhex(text.removeprefix("bytes:").replace("\\x", "")) if text.startswith("bytes:\\x") else text.encode()
+    own = {"token": text, "logprob": value, "bytes": list(raw)}
+    return own if top is None else own | {"top_logprobs": [_token(each, its) for each, its in top.items()]}
 
 
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None = None) -> dict[str, Any]:

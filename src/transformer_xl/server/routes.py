@@ -10,18 +10,22 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from transformer_xl.generation.requests import Chosen, fresh_seed
-from transformer_xl.server.completions import Completion
+from transformer_xl.server.completions import Chat, Completion
 from transformer_xl.server.engine import require_free
+from transformer_xl.server.guard import IMPORT
 from transformer_xl.server.jobs import Job, Progress, RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Store
-from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone
+from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone, until_gone
+from transformer_xl.server.watching import watch
 from transformer_xl.server.wire import (
+    CHAT_STOPS,
     AppendRequest,
     AskRequest,
+    ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
     GenerateRequest,
@@ -117,11 +121,6 @@ def make_routes(service: Service) -> APIRouter:
     async def tokenizer_info() -> dict[str, Any]:
         return {"tokenizer_class": tokenizer.kind, "vocab_size": tokenizer.vocab_size, "eos_token": None, "bos_token": None}
 
-    @router.post("/v1/chat/completions")
-    async def chat() -> Response:
-        message = "this is a base model without turns; use /v1/completions with the whole text as prompt"
-        raise RefusalError(501, message, code="not_supported")
-
     # completions
 
     @router.post("/v1/completions")
@@ -131,7 +130,7 @@ def make_routes(service: Service) -> APIRouter:
         if body.session_id is not None:
             session = await service.open(owner, body.session_id)
             job, seed = session_job(owner, session, body, await encode(body.prompts()[0]))
-            return await answer(request, body, [job], seed)
+            return await answer(request, body, Completion(service, body, [job]), seed)
         seed = fresh_seed() if body.seed is None else body.seed
         jobs, echoes = [], []
         for place, prompt in enumerate(body.prompts()):
@@ -140,13 +139,27 @@ def make_routes(service: Service) -> APIRouter:
                 raise RefusalError(400, "the prompt is empty; give at least one token", code="invalid_request")
             _, seeds = seeds_of(seed, place, body.n)
             writing = body.writing(seeds, vocab_size=tokenizer.vocab_size) if body.max_tokens else None
-            scores = body.echo and body.logprobs is not None
+            scores = body.echo and body.likeliest is not None
             jobs.append(
-                Job(owner=owner, prompt=ids, writing=writing, score=scores, likeliest=body.logprobs, timeout=body.timeout)
+                Job(owner=owner, prompt=ids, writing=writing, score=scores, likeliest=body.likeliest, timeout=body.timeout)
             )
             if body.echo:
                 echoes.append(prompt if isinstance(prompt, str) else printable(tokenizer.decode(prompt)))
-        return await answer(request, body, jobs, seed, echoes)
+        return await answer(request, body, Completion(service, body, jobs, echoes), seed)
+
+    async def chat(request: Request, body: ChatRequest) -> Response:
+        require_model(body.model)
+        seed, seeds = seeds_of(body.seed, 0, body.n)
+        writing = body.writing(seeds, vocab_size=tokenizer.vocab_size, stops=CHAT_STOPS)
+        prompt = await encode(body.prompt())
+        job = Job(owner=owner_of(request), prompt=prompt, writing=writing, likeliest=body.likeliest, timeout=body.timeout)
+        return await answer(request, body, Chat(service, body, [job]), seed)
+
+    async def no_chat() -> Response:
+        message = "this is a base model without turns; use /v1/completions with the whole text as prompt"
+        raise RefusalError(501, f"{message}, or start the server with --chat-template plain", code="not_supported")
+
+    router.add_api_route("/v1/chat/completions", chat if service.chats else no_chat, methods=["POST"])
 
     def session_job(
         owner: str, session: Session, body: WritingFields, prompt: np.ndarray, *, forks: bool = False, n: int = 1
@@ -167,23 +180,19 @@ def make_routes(service: Service) -> APIRouter:
             writing=writing,
             session=session,
             forks=forks,
-            likeliest=body.logprobs,
+            likeliest=body.likeliest,
             timeout=body.timeout,
         )
         return job, seed
 
-    async def answer(
-        request: Request, body: WritingFields, jobs: list[Job], seed: int, echoes: list[str] | None = None
-    ) -> Response:
+    async def answer(request: Request, body: WritingFields, made: Completion, seed: int) -> Response:
         """Answer with the texts of jobs, whole or as they come."""
         about = {
-            "id": f"cmpl-{fresh_seed():08x}{fresh_seed():08x}",
-            "object": "text_completion",
+            "id": f"{made.prefix}-{fresh_seed():08x}{fresh_seed():08x}",
             "created": int(time.time()),
             "model": service.model,
-            "system_fingerprint": service.fingerprint(seed),
+            "system_fingerprint": service.fingerprint(seed) + ("-chat-plain" if isinstance(made, Chat) else ""),
         }
-        made = Completion(service, body, jobs, echoes)
         if body.stream:
             return EventStream(made.chunks(about), done="[DONE]")
         return JSONResponse(about | await unless_gone(request, made.whole()))
@@ -212,6 +221,29 @@ def make_routes(service: Service) -> APIRouter:
         if session is None and path is not None and (note := await asyncio.to_thread(Store.note, path)) is not None:
             return service.described_file(path, note)
         return service.describe(await service.open(owner, session_id))
+
+    @router.post(IMPORT, status_code=201)
+    async def import_session(request: Request) -> dict[str, Any]:
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/octet-stream":
+            raise RefusalError(415, "send the file as application/octet-stream", code="bad_type")
+        return service.describe(await service.import_session(owner_of(request), until_gone(request.stream())))
+
+    @router.get("/v1/sessions/{session_id}/export")
+    async def export(request: Request, session_id: str) -> Response:
+        session = await service.open(owner_of(request), session_id)
+        size, content = await service.export_session(session)
+        named = {"content-length": str(size), "content-disposition": f'attachment; filename="{session.id}.session"'}
+        return StreamingResponse(content, media_type="application/octet-stream", headers=named)
+
+    @router.get("/v1/sessions/{session_id}/events")
+    async def events(request: Request, session_id: str) -> Response:
+        last_id = request.headers.get("last-event-id", "")
+        if last_id and not (last_id.isdecimal() and len(last_id) < 19):
+            raise RefusalError(400, "Last-Event-ID must be a number of tokens", code="invalid_request")
+        return EventStream(
+            watch(service, owner_of(request), session_id, int(last_id) if last_id else None), numbered="n_tokens"
+        )
 
     @router.get("/v1/sessions/{session_id}/tail")
     async def tail(request: Request, session_id: str) -> dict[str, Any]:
@@ -247,7 +279,7 @@ def make_routes(service: Service) -> APIRouter:
             is_read = asyncio.Event()
             events = appended(session, decoded(request.stream(), is_read), score=score)
             if streams:
-                return EventStream(events, is_read=is_read)
+                return EventStream(events, numbered="n_tokens", is_read=is_read)
             return JSONResponse(await last(events))
         body = AppendRequest.model_validate_json(await request.body())
         _require_at(session, body.at)
@@ -259,7 +291,7 @@ def make_routes(service: Service) -> APIRouter:
             yield ids
 
         events = appended(session, once(), score=body.score, total=len(ids), timeout=body.timeout)
-        return EventStream(events) if streams else JSONResponse(await unless_gone(request, last(events)))
+        return EventStream(events, numbered="n_tokens") if streams else JSONResponse(await unless_gone(request, last(events)))
 
     async def appended(
         session: Session,
@@ -289,6 +321,9 @@ def make_routes(service: Service) -> APIRouter:
 
         at = session.text.n_tokens
         async for ids in blocks():
+            while n_read and (seconds := service.tokens.wait(session.owner)):  # a long text waits for its next minute
+                await asyncio.sleep(min(seconds, 1.0))
+                yield None
             _require_at(session, at + n_read)  # between two blocks, another call may have come
             job = Job(owner=session.owner, prompt=ids, session=session, score=score != "no", likeliest=None, timeout=timeout)
             async with aclosing(service.run(job)) as answers:
@@ -319,7 +354,7 @@ def make_routes(service: Service) -> APIRouter:
         session = await service.open(owner, session_id)
         _require_at(session, body.at)
         job, seed = session_job(owner, session, body, np.empty(0, np.int64))
-        return await answer(request, body, [job], seed)
+        return await answer(request, body, Completion(service, body, [job]), seed)
 
     @router.post("/v1/sessions/{session_id}/ask")
     async def ask(request: Request, session_id: str, body: AskRequest) -> Response:
@@ -327,7 +362,7 @@ def make_routes(service: Service) -> APIRouter:
         session = await service.open(owner, session_id)
         prompt = await encode(body.text if body.tokens is None else body.tokens)
         job, seed = session_job(owner, session, body, prompt, forks=True, n=body.n)
-        return await answer(request, body, [job], seed)
+        return await answer(request, body, Completion(service, body, [job]), seed)
 
     @router.post("/v1/sessions/{session_id}/fork", status_code=201)
     async def fork(request: Request, session_id: str) -> dict[str, Any]:

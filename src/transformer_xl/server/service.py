@@ -1,19 +1,24 @@
 """What a server does for a request, between the routes and the engine: sessions opened, jobs run, files kept up to date."""
 
 import asyncio
+import os
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
+from transformer_xl.generation.session_file import RowState
+from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
+from transformer_xl.server.guard import require_budget
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import Session, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -24,6 +29,10 @@ _SAVE_IDLE_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
+_FILE_EXTRA = 1 << 16
+"""Bytes of a session's file besides its memory: names, the last tokens, random numbers, a hash."""
+
+_CHUNK_BYTES = 1 << 20
 
 
 class Service:
@@ -36,6 +45,8 @@ class Service:
         model: the name that clients give.
         details: what `/v1/models` says of it.
         save_every: tokens after which a session is saved while it is read or written.
+        chats: messages are read as lines of a text (`--chat-template plain`).
+        tokens: how many each owner may read and write; None: any number.
     """
 
     def __init__(
@@ -47,9 +58,13 @@ class Service:
         model: str,
         details: dict[str, Any],
         save_every: int = 65_536,
+        chats: bool = False,
+        tokens: Budget | None = None,
     ) -> None:
         self.engine, self.sessions, self.metrics = engine, sessions, metrics
         self.model, self.details, self._save_every = model, details, save_every
+        self.chats, self.tokens = chats, tokens or Budget(None)
+        self.files = SessionFiles(engine.format, engine.tokenizer)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._next_sweep = 0.0
@@ -83,6 +98,7 @@ class Service:
         Raises:
             RefusalError: it was refused, failed, or was cancelled; texts that ended before are answered.
         """
+        require_budget(self.tokens, job.owner, "tokens")
         loop, answers = asyncio.get_running_loop(), asyncio.Queue[Answer]()
         begin, last = time.perf_counter(), 0.0
 
@@ -91,6 +107,7 @@ class Service:
                 loop.call_soon_threadsafe(answers.put_nowait, answer)
 
         ticket = self.engine.submit(job, tell)
+        self.tokens.spend(job.owner, len(job.prompt))
         n_open = ticket.n_text
         try:
             while n_open:
@@ -102,6 +119,7 @@ class Service:
                     continue
                 if isinstance(answer, Piece):
                     ticket.n_ahead -= 1
+                    self.tokens.spend(job.owner, 1)
                     now = time.perf_counter()
                     self.metrics.next_token(now - last) if last else self.metrics.first_token(now - begin)
                     last = now
@@ -222,21 +240,59 @@ class Service:
             other = await self.open(owner, source.session)
             state, text = await self.in_engine(lambda: self.engine.snapshot(other))
         elif source is not None:
-            store = self._store()
-            path = store.path(owner, check_name(source.saved), saved=True)
+            path = self._store().path(owner, check_name(source.saved), saved=True)
             if not path.is_file():
                 raise RefusalError(404, "nothing is saved by that name", code="not_found")
-            begin = time.perf_counter()
-            state, note = await asyncio.to_thread(store.read, path)
-            self.metrics.restored(time.perf_counter() - begin)
-            text = TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
+            state, text = await self._restored(path)
         if seed is not None:
             text.random = seed, seeded_generator(seed)
+        return await self._begin(owner, ttl, text, state)
+
+    async def _restored(self, path: Path) -> tuple[RowState, TextState]:
+        begin = time.perf_counter()
+        state, note = await asyncio.to_thread(self.files.read, path)
+        self.metrics.restored(time.perf_counter() - begin)
+        return state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
+
+    async def _begin(self, owner: str, ttl: float | None, text: TextState, state: RowState | None) -> Session:
         async with self._adopting:
+            await asyncio.to_thread(self.sessions.require_quota, owner)
             await self.make_room()
             session = self.sessions.create(owner, ttl=ttl, text=text, parked=state)
         session.is_changed = text.n_tokens > 0
         return session
+
+    @property
+    def file_bytes(self) -> int:
+        """The most bytes that the file of a session has."""
+        return self.sessions.bytes_each + _FILE_EXTRA
+
+    async def import_session(self, owner: str, chunks: AsyncIterator[bytes]) -> Session:
+        """Begin a session with a file that a client sends; it is verified as a whole before it is believed.
+
+        Raises:
+            RefusalError: it is no file of this model and decoder, there is no room, or the client has gone.
+        """
+        with TemporaryDirectory(prefix="txl-serve-") as folder:
+            path = Path(folder, "session")
+            await _written(path, chunks)
+            state, text = await self._restored(path)
+        return await self._begin(owner, None, text, state)
+
+    async def export_session(self, session: Session) -> tuple[int, AsyncGenerator[bytes, None]]:
+        """Return the size of a session's file, and its bytes.
+
+        Raises:
+            RefusalError: it has read nothing, or there is no room for the file.
+        """
+        state, text = await self.in_engine(lambda: self.engine.snapshot(session))
+        if state is None:
+            raise RefusalError(409, "the session has read nothing, so there is nothing to export", code="empty")
+        with TemporaryDirectory(prefix="txl-serve-") as folder:
+            path = Path(folder, "session")
+            await asyncio.to_thread(self.files.write, path, state, note_of(session) | text.note())
+            file = path.open("rb")
+        return os.fstat(file.fileno()).st_size, _read(file)
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
         """Write a session to its file, or to one by another name, and return how many tokens that holds.
@@ -246,6 +302,8 @@ class Service:
         """
         store = self._store()
         path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
+        if name is not None and not path.exists():
+            await asyncio.to_thread(self.sessions.require_quota, session.owner)
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
                 raise RefusalError(404, "no such session", code="not_found")
@@ -314,7 +372,7 @@ class Service:
             raise RefusalError(400, message, code="cannot_rewind", extra={"n_tokens": session.text.n_tokens})
         await self.in_engine(lambda: self.engine.rewind(session, n))
 
-    def _store(self) -> Any:
+    def _store(self) -> Store:
         if self.sessions.store is None:
             raise RefusalError(400, "this server keeps no files; start it with --sessions DIR", code="no_store")
         return self.sessions.store
@@ -393,3 +451,20 @@ class Service:
                 except RefusalError:
                     self.n_unsaved += 1
             session.lease.close()
+
+
+async def _written(path: Path, chunks: AsyncIterator[bytes]) -> None:
+    """Write what comes to a file."""
+    try:
+        with path.open("wb") as file:
+            async for chunk in chunks:
+                await asyncio.to_thread(file.write, chunk)
+    except OSError as error:
+        raise RefusalError(507, f"the file cannot be kept ({error.strerror})", code="not_saved") from error
+
+
+async def _read(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a file, and close it."""
+    with file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield chunk

@@ -27,17 +27,23 @@ class EventStream(Response):
     Args:
         events: what is sent; each is a body of JSON, or None for a sign of life. A `RefusalError` becomes an event.
         done: the last line, as OpenAI's streams have it; empty: none.
+        numbered: the field that numbers events, so that a client who lost some can say from where to go on; empty: none.
         is_read: set when the body has been read, by the same channel as word that the client has gone. None: it has been.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, events: AsyncGenerator[dict[str, Any] | None, None], *, done: str = "", is_read: asyncio.Event | None = None
+        self,
+        events: AsyncGenerator[dict[str, Any] | None, None],
+        *,
+        done: str = "",
+        numbered: str = "",
+        is_read: asyncio.Event | None = None,
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._done, self._is_read = events, done, is_read
+        self._events, self._done, self._numbered, self._is_read = events, done, numbered, is_read
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send the events."""
@@ -58,7 +64,7 @@ class EventStream(Response):
             try:
                 first = await anext(events, None)  # what is refused at once gets its own status
             except RefusalError as refusal:
-                await JSONResponse(error_body(refusal), refusal.status, headers_of(refusal))({}, None, send)  # pyright: ignore
+                await JSONResponse(error_body(refusal), refusal.status, headers_of(refusal))({"type": "http"}, _never, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(self._chunk(first))
@@ -73,11 +79,18 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _chunk(self, event: dict[str, Any] | None) -> dict[str, Any]:
-        return self._body(": still here\n\n" if event is None else f"data: {json.dumps(event)}\n\n")
+        if event is None:
+            return self._body(": still here\n\n")
+        number = f"id: {event[self._numbered]}\n" if self._numbered in event else ""
+        return self._body(f"{number}data: {json.dumps(event)}\n\n")
 
     @staticmethod
     def _body(text: str) -> dict[str, Any]:
         return {"type": "http.response.body", "body": text.encode(), "more_body": True}
+
+
+async def _never() -> Any:
+    raise AssertionError("an answer that is whole waits for nothing")
 
 
 async def _gone(receive: Any, is_read: asyncio.Event | None = None) -> None:
@@ -112,7 +125,7 @@ async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> Async
         RefusalError: it is not UTF-8, or the client has gone.
     """
     decoder, held, n_byte = codecs.getincrementaldecoder("utf-8")(), "", 0
-    async for chunk in _until_gone(chunks):
+    async for chunk in until_gone(chunks):
         try:
             held += decoder.decode(chunk)
         except UnicodeDecodeError as error:
@@ -132,7 +145,12 @@ async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> Async
         yield held
 
 
-async def _until_gone(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def until_gone(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body.
+
+    Raises:
+        RefusalError: the client has gone.
+    """
     try:
         async for chunk in chunks:
             yield chunk
