@@ -417,3 +417,43 @@ def test_tokenizing_as_the_harness_and_others_ask_for_it(serve: Serve) -> None:
         assert client.post("/tokenize", json={"prompt": "ab", **more}).json() == {"tokens": [97, 98], "count": 2}
     assert client.post("/tokenize", json={"content": "ab", "add_special": False}).json()["tokens"] == [97, 98]
     assert client.post("/tokenize", json={"prompt": "ab", "model": "other"}).status_code == 404
+
+
+def test_a_wrong_method_is_told_the_right_ones(serve: Serve) -> None:
+    client = serve()
+    for path, allowed in [
+        ("/v1/sessions", "GET, POST"),
+        ("/v1/sessions/import", "POST"),
+        ("/v1/sessions/w1-x", "DELETE, GET"),
+        ("/openapi.json", "GET"),
+    ]:
+        answer = client.request("PATCH", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path
+
+
+def test_the_description_names_every_answer(serve: Serve) -> None:
+    """Each route says what it answers, and each of its errors has the one shape that errors have."""
+    described = serve().get("/openapi.json").json()
+    assert len(described["paths"]) > 20 and not any("Validation" in name for name in described["components"]["schemas"])
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            answers = operation["responses"]
+            good = [code for code in answers if code < "300"]
+            assert len(good) == 1 and ("400" in answers or path in ("/healthz", "/readyz")), (method, path)
+            for code in answers.keys() - set(good) - ({"503"} if path == "/readyz" else set()):
+                assert answers[code]["content"]["application/json"]["schema"]["$ref"].endswith("/Error"), (path, code)
+    for name in ("SessionAnswer", "CompletionAnswer", "AppendRequest", "CompletionRequest"):
+        assert described["components"]["schemas"][name]["additionalProperties"] is False
+
+
+def test_a_place_in_the_address_is_never_overlooked(serve: Serve) -> None:
+    """It would make a call safe to repeat, so it must not be ignored where it has no meaning."""
+    client = serve()
+    one = session(client)
+    plain = {"content-type": "text/plain"}
+    for answer, name in [
+        (client.post(f"{one}/append?at=0", json={"text": "a"}), "at"),
+        (client.post(f"{one}/append?at=0&score=sum&timeout=3", content=b"a", headers=plain), "timeout"),
+    ]:
+        assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{name}: "), answer.text
+    assert client.get(one).json()["n_tokens"] == 0
