@@ -1,13 +1,19 @@
-"""`txl serve` as a process of its own, for tests that need one."""
+"""`txl serve` as a process of its own, and programs of the clients' environment, for tests that need them."""
 
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 
 from tests import forked
+
+CLIENTS = Path(__file__).with_name("clients")
+PYTHON = Path(os.environ.get("TXL_CLIENTS_PYTHON", CLIENTS.parents[2] / ".venv-clients" / "bin" / "python"))
 
 
 @contextmanager
@@ -41,3 +47,12 @@ def served(
                 assert time.monotonic() < until, "it does not become ready"
                 time.sleep(0.02)
             yield child, client, said
+
+
+def run(folder: Path, *command: str, timeout: float = 240, **environment: str) -> str:
+    """Run a program of the clients' environment; return what it prints."""
+    variables = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout + done.stderr

@@ -5,8 +5,6 @@ its own there; nothing of them is imported here.
 """
 
 import json
-import os
-import subprocess
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,11 @@ import pytest
 import torch
 
 from tests.server.conftest import BYTES, MEM_LEN
-from tests.server.serving import served
+from tests.server.serving import CLIENTS, PYTHON, run, served
 from tests.world_cases import txl
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.model.transformer_xl import TransformerXL
 
-CLIENTS = Path(__file__).with_name("clients")
-PYTHON = Path(os.environ.get("TXL_CLIENTS_PYTHON", CLIENTS.parents[2] / ".venv-clients" / "bin" / "python"))
 KEY = "a-key-of-at-least-sixteen-letters"
 PIECE = 64
 
@@ -30,15 +26,6 @@ pytestmark = [
     pytest.mark.parity,
     pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing; `make clients` makes this environment"),
 ]
-
-
-def run(folder: Path, *command: str, **environment: str) -> str:
-    """Run a program of the environment; return what it prints."""
-    variables = {**os.environ, **environment}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout + done.stderr
 
 
 # openai-python
