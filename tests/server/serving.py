@@ -49,9 +49,9 @@ def served(
             yield child, client, said
 
 
-def run(folder: Path, *command: str, timeout: float = 240, **environment: str) -> str:
+def run(folder: Path, *command: str, timeout: float = 240, environment: dict[str, str] | None = None) -> str:
     """Run a program of the clients' environment; return what it prints."""
-    variables = {**os.environ, **environment}
+    variables = {**os.environ, **(environment or {})}
     done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "Traceback" not in done.stderr, done.stderr

@@ -163,7 +163,7 @@ def test_the_harness_gets_the_sums_of_txl_eval(
             *(str(PYTHON.with_name("lm_eval")), "--model", "local-completions", "--model_args", arguments),
             *("--include_path", ".", "--tasks", ",".join(f"our_{name}" for name in docs)),
             *("--output_path", "out", "--log_samples"),
-            **offline,
+            environment=offline,
         )
         assert "Using tokenizer remote" in said_there and "Retry" not in said_there, said_there
         assert not any("Traceback" in line for line in said), said

@@ -2,7 +2,9 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -457,3 +459,18 @@ def test_a_place_in_the_address_is_never_overlooked(serve: Serve) -> None:
     ]:
         assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{name}: "), answer.text
     assert client.get(one).json()["n_tokens"] == 0
+
+
+def test_who_is_cut_off_by_the_end_of_the_server_may_ask_again(serve: Serve) -> None:
+    """A call that somebody stopped is not to be repeated; one that the server ends is, when that has begun anew."""
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": "abc"})
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(client.post, f"{one}/generate", json={"max_tokens": 10**6})
+        while not client.get(one).json()["busy"]:
+            time.sleep(0.01)
+        client.portal.call(client.service.shut_down, 0.0)
+        answer = call.result(30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert answer.headers["retry-after"] == "5" and "x-should-retry" not in answer.headers
