@@ -20,7 +20,7 @@ from tests.server.serving import served
 from transformer_xl.model.transformer_xl import TransformerXL
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from playwright.sync_api import Browser, Page
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(280)]
 
@@ -54,7 +54,7 @@ def folder(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @contextmanager
 def opened(browser: "Browser", url: str, **options: Any) -> "Iterator[tuple[Page, list[str]]]":
     """Open the page, and note all that it says, asks of others, or may not do."""
-    context: BrowserContext = browser.new_context(**({"locale": "en-US"} | options))
+    context = browser.new_context(**{"locale": "en-US", **options})
     page, faults = context.new_page(), list[str]()
     page.on("console", lambda message: faults.append(f"console: {message.text}"))
     page.on("pageerror", lambda error: faults.append(f"error: {error}"))

@@ -1,9 +1,11 @@
 """`txl serve` as a process: it says what fits, ends when it is told to, and loses nothing when it is killed."""
 
 import json
+import runpy
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -170,6 +172,25 @@ def test_a_book_whose_reader_is_killed_goes_on_where_it_was(bench: Path) -> None
         client.post(f"{url}/append?at={at}", content=data[at:], headers={"content-type": "text/plain"})
         assert client.get(url).json()["n_tokens"] == len(data)
         look(client, url.rpartition("/")[2], len(data), whole=False)
+
+
+def test_the_example_reads_a_book_and_goes_on_with_it(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "serve_client.py"))["main"]
+    Path("book.txt").write_text(TEXT, encoding="utf-8")
+    with served("--sessions", "kept") as (_, client, _), pytest.MonkeyPatch.context() as patch:
+        common = ["serve_client.py", "book.txt", "So? ", "--server", str(client.base_url)]
+        patch.setattr(sys, "argv", common)
+        example()
+        said = capsys.readouterr().out
+        name = said.partition("\n")[0].removeprefix("session ")
+        assert "\nSo? " in said and client.get(f"/v1/sessions/{name}").json()["n_tokens"] == len(TEXT)
+        Path("book.txt").write_text(TEXT + "The end.", encoding="utf-8")
+        patch.setattr(sys, "argv", [*common, "--session", name])
+        example()
+        assert client.get(f"/v1/sessions/{name}").json()["n_tokens"] == len(TEXT) + 8, "what was read is not read again"
+        patch.setattr(sys, "argv", [*common, "--session", "w1-" + "0" * 32])
+        with pytest.raises(SystemExit, match="no such session"):
+            example()
 
 
 @pytest.mark.faults

@@ -76,6 +76,11 @@ class Completion:
 
     async def _choices(self) -> AsyncGenerator[dict[str, Any] | None, None]:
         """Yield what is new of any text, of as many jobs side by side as there are rows."""
+        if len(self._jobs) == 1:
+            async with aclosing(self._of_job(0)) as choices:
+                async for choice in choices:
+                    yield choice
+            return
         queue: asyncio.Queue[Any] = asyncio.Queue(64)
         side_by_side = asyncio.Semaphore(self._service.engine.decoder.batch_size)
 

@@ -4,8 +4,10 @@ import asyncio
 import os
 import time
 import traceback
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -67,8 +69,16 @@ class Service:
         self.files = SessionFiles(engine.format, engine.tokenizer)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
         self._next_sweep = 0.0
+        metrics.queue.set_function(lambda: engine.n_waiting)
+        metrics.rows_busy.set_function(lambda: engine.n_busy)
+        for state in ("row", "parked"):
+            metrics.sessions.labels(state).set_function(partial(self._n_sessions, state))
         self.n_unsaved = 0
+
+    def _n_sessions(self, state: str) -> int:
+        return sum(each.state == state for each in list(self.sessions.live.values()))
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -103,8 +113,10 @@ class Service:
         begin, last = time.perf_counter(), 0.0
 
         def tell(answer: Answer) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(answers.put_nowait, answer)
+            self._told.append((answers, answer))
+            if len(self._told) == 1:  # only the engine tells, and one call takes all that it has told by then
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._deliver)
 
         ticket = self.engine.submit(job, tell)
         self.tokens.spend(job.owner, len(job.prompt))
@@ -112,11 +124,14 @@ class Service:
         try:
             while n_open:
                 try:
-                    async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
-                        answer = await answers.get()
-                except TimeoutError:
-                    yield None
-                    continue
+                    answer = answers.get_nowait()
+                except asyncio.QueueEmpty:
+                    try:
+                        async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
+                            answer = await answers.get()
+                    except TimeoutError:
+                        yield None
+                        continue
                 if isinstance(answer, Piece):
                     ticket.n_ahead -= 1
                     self.tokens.spend(job.owner, 1)
@@ -138,6 +153,12 @@ class Service:
         finally:
             if n_open:
                 self.engine.cancel(ticket, "client")
+
+    def _deliver(self) -> None:
+        """Hand over what the engine has told since the last time."""
+        while self._told:
+            answers, answer = self._told.popleft()
+            answers.put_nowait(answer)
 
     # sessions
 
@@ -407,10 +428,6 @@ class Service:
                 if rests or (session.busy and unsaved > self._save_every):
                     with suppress(RefusalError):
                         await self._keep(session)
-        for state in ("row", "parked"):
-            self.metrics.sessions.labels(state).set(sum(each.state == state for each in self.sessions.live.values()))
-        self.metrics.queue.set(self.engine.n_waiting)
-        self.metrics.rows_busy.set(self.engine.n_busy)
 
     async def _keep(self, session: Session) -> None:
         """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
