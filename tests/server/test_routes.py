@@ -474,3 +474,16 @@ def test_who_is_cut_off_by_the_end_of_the_server_may_ask_again(serve: Serve) -> 
         answer = call.result(30)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
     assert answer.headers["retry-after"] == "5" and "x-should-retry" not in answer.headers
+
+
+def test_every_reason_is_one_line(serve: Serve) -> None:
+    client = serve()
+    name = "a\nb"
+    for answer in (
+        client.post("/v1/completions", json={"prompt": "a", "model": name}),
+        client.post("/v1/completions", json={"prompt": "a", name: 1}),
+        client.post(f"{session(client)}/append", params={name: 1}, json={"text": "a"}),
+    ):
+        assert answer.status_code in (400, 404) and "a b" in answer.json()["error"]["message"], answer.text
+    tiny = client.post("/v1/completions", json={"prompt": "a", "repetition_penalty": 1e-178})
+    assert tiny.json()["error"]["message"].startswith("repetition_penalty: "), "such a number makes all scores infinite"

@@ -95,10 +95,11 @@ async def _invalid(_: Request, error: RequestValidationError | ValidationError) 
         place = ".".join(
             str(part) for part in each["loc"] if part != "body" and not str(part).startswith(("function", "list["))
         )
+        place = one_line(ValueError(place[:_LONGEST_VALUE]))
         said = one_line(ValueError(each["msg"].removeprefix("Value error, ")))
         if each["type"] == "extra_forbidden":
             said = "this field is unknown or not supported; leave it out"
-        problems.append(f"{place[:_LONGEST_VALUE]}: {said}" if place else said)
+        problems.append(f"{place}: {said}" if place else said)
     more = f" (and {len(problems) - _MOST_PROBLEMS} more)" if len(problems) > _MOST_PROBLEMS else ""
     message = "; ".join(dict.fromkeys(problems[:_MOST_PROBLEMS])) + more
     return JSONResponse(error_body(RefusalError(400, message, code="invalid_request")), 400)
