@@ -487,3 +487,17 @@ def test_every_reason_is_one_line(serve: Serve) -> None:
         assert answer.status_code in (400, 404) and "a b" in answer.json()["error"]["message"], answer.text
     tiny = client.post("/v1/completions", json={"prompt": "a", "repetition_penalty": 1e-178})
     assert tiny.json()["error"]["message"].startswith("repetition_penalty: "), "such a number makes all scores infinite"
+
+
+def test_a_fork_that_needs_the_room_of_what_it_is_made_of(serve: Serve) -> None:
+    client = serve(stored=True, most=1)
+    one = session(client, seed=3)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    made = client.post(f"{one}/fork")
+    assert made.status_code == 201 and made.json()["n_tokens"] == len(PROMPT), made.text
+    assert len(client.service.sessions.live) == 1 and client.get(one).json()["state"] == "disk"
+    asked = [
+        client.post(f"{path}/ask", json={"max_tokens": 9, "seed": 1}).json()["choices"]
+        for path in (f"/v1/sessions/{made.json()['id']}", one)
+    ]
+    assert asked[0] == asked[1]

@@ -5,7 +5,7 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -256,32 +256,50 @@ class Service:
         Raises:
             RefusalError: no such session or file, or no room.
         """
-        state, text = None, TextState()
         if source is not None and source.session is not None:
-            other = await self.open(owner, source.session)
-            state, text = await self.in_engine(lambda: self.engine.snapshot(other))
-        elif source is not None:
+            await self.open(owner, source.session)
+        return await self._begin(owner, lambda: self._state_of(owner, source), ttl=ttl, seed=seed)
+
+    async def _begin(
+        self,
+        owner: str,
+        load: Callable[[], Awaitable[tuple[RowState | None, TextState]]],
+        *,
+        ttl: float | None = None,
+        seed: int | None = None,
+    ) -> Session:
+        """Begin a session with what `load` returns; one at a time, so that no more is in memory than what is accounted for."""
+        async with self._adopting:
+            await asyncio.to_thread(self.sessions.require_quota, owner)
+            await self.make_room()
+            state, text = await load()
+            if seed is not None:
+                text.random = seed, seeded_generator(seed)
+            session = self.sessions.create(owner, ttl=ttl, text=text, parked=state)
+        session.is_changed = text.n_tokens > 0
+        return session
+
+    async def _state_of(self, owner: str, source: Any) -> tuple[RowState | None, TextState]:
+        if source is None:
+            return None, TextState()
+        if source.session is None:
             path = self._store().path(owner, check_name(source.saved), saved=True)
             if not path.is_file():
                 raise RefusalError(404, "nothing is saved by that name", code="not_found")
-            state, text = await self._restored(path)
-        if seed is not None:
-            text.random = seed, seeded_generator(seed)
-        return await self._begin(owner, ttl, text, state)
+            return await self._restored(path)
+        session = self.sessions.find(owner, source.session)
+        if session is not None:
+            return await self.in_engine(lambda: self.engine.snapshot(session))
+        path = self.sessions.file_of(owner, source.session)  # it has just made room
+        if path is None:
+            raise RefusalError(404, "no such session", code="not_found")
+        return await self._restored(path)
 
     async def _restored(self, path: Path) -> tuple[RowState, TextState]:
         begin = time.perf_counter()
         state, note = await asyncio.to_thread(self.files.read, path)
         self.metrics.restored(time.perf_counter() - begin)
         return state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
-
-    async def _begin(self, owner: str, ttl: float | None, text: TextState, state: RowState | None) -> Session:
-        async with self._adopting:
-            await asyncio.to_thread(self.sessions.require_quota, owner)
-            await self.make_room()
-            session = self.sessions.create(owner, ttl=ttl, text=text, parked=state)
-        session.is_changed = text.n_tokens > 0
-        return session
 
     @property
     def file_bytes(self) -> int:
@@ -297,8 +315,7 @@ class Service:
         with TemporaryDirectory(prefix="txl-serve-") as folder:
             path = Path(folder, "session")
             await _written(path, chunks)
-            state, text = await self._restored(path)
-        return await self._begin(owner, None, text, state)
+            return await self._begin(owner, lambda: self._restored(path))
 
     async def export_session(self, session: Session) -> tuple[int, AsyncGenerator[bytes, None]]:
         """Return the size of a session's file, and its bytes.
