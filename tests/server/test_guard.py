@@ -194,6 +194,17 @@ def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pyt
         assert b"[97,98,99]" in sent(address, asked)
 
 
+def test_answers_are_sent_at_once(start: Start) -> None:
+    """A second small packet must not wait until the first is acknowledged, which takes 40 ms on a connection that is kept."""
+    service = start()
+    server = Server(service, make_app(service), host="127.0.0.1", port=0, grace=0.0)
+    with server.socket, socket.create_connection(server.socket.getsockname()):
+        server.socket.settimeout(10)
+        accepted, _ = server.socket.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP, "asyncio sets TCP_NODELAY only where a socket says that it is TCP's"
+
+
 def test_a_client_that_leaves_ends_its_text(start: Start) -> None:
     service = start()
     with listening(service) as address:

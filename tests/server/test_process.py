@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 
 from tests import forked
 from tests.server.conftest import BYTES
+from tests.server.serving import served
 from transformer_xl.model.transformer_xl import TransformerXL
 
 TEXT = "".join(f"{i} stories, " for i in range(3000))
@@ -31,23 +31,6 @@ def bench(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     model.save_pretrained(tmp_path / "tiny")
     BYTES.save(tmp_path / "tiny" / "tokenizer.json")
     return tmp_path
-
-
-@contextmanager
-def served(*options: str) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
-    """A server, a client of it, and what it says."""
-    with forked.start("tests.world_cases:program", "serve", "tiny", "--port", "0", "--precision", "fp32", *options) as child:
-        said: list[str] = []
-        while not any(line.startswith("ready at ") for line in said):
-            line = child.stderr.readline().decode()
-            assert line, f"it ended: {said}"
-            said.append(line.rstrip("\n"))
-        threading.Thread(target=lambda: said.extend(line.decode() for line in child.stderr), daemon=True).start()
-        address = next(line for line in said if line.startswith("ready at ")).split()[2]
-        with httpx.Client(base_url=address, timeout=30) as client:
-            while client.get("/readyz").status_code != 200:
-                time.sleep(0.02)
-            yield child, client, said
 
 
 def test_it_says_what_fits_and_saves_everything_when_it_is_told_to_end(bench: Path) -> None:

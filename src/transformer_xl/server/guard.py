@@ -236,7 +236,7 @@ def headers_of(refusal: RefusalError) -> dict[str, str]:
         headers["retry-after"] = str(refusal.retry_after)
     if refusal.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if refusal.status == 409:
+    if refusal.status in (409, 501, 504):  # the same call would be refused again, or take as long again
         headers["x-should-retry"] = "false"
     if owner := refusal.extra.get("owner"):
         headers["x-txl-owner"] = str(owner)

@@ -42,11 +42,6 @@ from transformer_xl.server.wire import (
     token_text,
 )
 
-_SERVER_ERRORS = (408, 409, 413, 415, 429, 500, 503, 504, 507)
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    status: {"description": "an error", "content": {"application/json": {}}} for status in (400, 401, 403, 404, *_SERVER_ERRORS)
-}
-
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'"
@@ -60,7 +55,7 @@ _ICON = (
 
 def make_routes(service: Service) -> APIRouter:
     """Return the routes of a service."""
-    router = APIRouter(responses=_ERRORS)
+    router = APIRouter()
     tokenizer, sessions = service.tokenizer, service.sessions
 
     def owner_of(request: Request) -> str:
@@ -105,6 +100,7 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     @router.post("/v1/tokenize")
     async def tokenize(body: TokenizeRequest) -> dict[str, Any]:
+        require_model(body.model)
         ids = (await encode(body.content if body.prompt is None else body.prompt)).tolist()
         if not body.with_pieces:
             return {"tokens": ids, "count": len(ids)}
@@ -270,6 +266,9 @@ def make_routes(service: Service) -> APIRouter:
         session = await service.open(owner_of(request), session_id)
         streams = "text/event-stream" in request.headers.get("accept", "")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if unknown := request.query_params.keys() - ({"at", "score"} if kind == "text/plain" else set()):
+            message = "in the address, at and score go with text/plain; give them in the body of JSON"
+            raise RefusalError(400, f"{min(unknown)[:40]}: {message}", code="invalid_request")
         if kind == "text/plain":
             at, score = request.query_params.get("at"), request.query_params.get("score", "no")
             if score not in ("no", "sum") or not (at is None or (at.isdecimal() and len(at) < 19)):

@@ -64,7 +64,7 @@ class WritingFields(Body):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1, le=1 << 31, strict=True)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     repetition_window: Annotated[int, Field(ge=1, le=512, strict=True)] = 64
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
@@ -296,11 +296,14 @@ class ScoreRequest(TextFields):
 
 
 class TokenizeRequest(Body):
-    """`POST /tokenize`."""
+    """`POST /tokenize`: the text is `content` for clients of llama.cpp, and `prompt` for those of vLLM."""
 
     content: Text | None = None
     prompt: Text | None = None
     with_pieces: bool = False
+    model: Annotated[str, Field(max_length=256)] | None = None
+    add_special_tokens: bool = False
+    add_special: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> "TokenizeRequest":
@@ -390,4 +393,4 @@ class Logprobs:
 def error_body(refusal: RefusalError) -> dict[str, Any]:
     """Return the body of an error, as OpenAI's clients read it."""
     kind = "invalid_request_error" if refusal.status < 500 else "server_error"
-    return {"error": {"message": refusal.message, "type": kind, "code": refusal.code, **refusal.extra}}
+    return {"error": {"message": one_line(refusal), "type": kind, "code": refusal.code, **refusal.extra}}
