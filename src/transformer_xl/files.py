@@ -149,6 +149,18 @@ def locked(path: Path, *, on_busy: Callable[[], object]) -> Iterator[Callable[[]
         time.sleep(_POLL_SECONDS)
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file, which need not exist; see `locked`."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # there is no such file, or there are no locks
+        return False
+    return False
+
+
 def _lock(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

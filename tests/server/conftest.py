@@ -63,7 +63,7 @@ def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
             bytes_each=each,
             limit=each * most,
             store=store,
-            worker="w1",
+            worker=more.pop("worker", "w1"),
             ttl=more.pop("ttl", None),
             quota=quota and each * quota,
         )

@@ -333,7 +333,7 @@ def test_a_session_is_open_in_one_server_at_a_time(serve: Serve) -> None:
     one = session(first)
     first.post(f"{one}/append", json={"text": PROMPT})
     first.post(f"{one}/save", json={})
-    assert second.get(one).json()["state"] == "disk"
+    assert second.get(one).json()["state"] == "elsewhere"
     refused = second.post(f"{one}/append", json={"text": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "leased")
     assert (refused.headers["retry-after"], refused.headers["x-txl-owner"]) == ("1", "test")

@@ -122,7 +122,7 @@ def serve(
     quota = None if key_quota is None else int(key_quota * 1e9)
     if quota is not None and quota < each:
         raise ConfigError(f"--key-quota ({quota:,} bytes) holds no session, which takes {each:,} bytes; raise it")
-    store = Store(sessions, engine.format, opened.tokenizer, who=own_name()) if sessions else None
+    store = Store(sessions, engine.format, opened.tokenizer, who=f"{worker}@{own_name()}") if sessions else None
     kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl, quota=quota)
     parameters = sum(p.numel() for p in opened.model.parameters())
     details = {

@@ -203,9 +203,7 @@ def make_routes(service: Service) -> APIRouter:
         owner = owner_of(request)
         found = {each.id: service.describe(each) for each in sessions.live.values() if each.owner == owner and not each.is_gone}
         if sessions.store:
-            notes = await asyncio.to_thread(lambda: list(sessions.store.notes(owner)) if sessions.store else [])
-            for path, note in notes:
-                one = service.described_file(path, note)
+            for one in await asyncio.to_thread(service.described_files, owner):
                 found.setdefault(one["id"], one)
         return {"object": "list", "data": sorted(found.values(), key=lambda each: each["created"])}
 
@@ -364,10 +362,7 @@ def make_routes(service: Service) -> APIRouter:
 
     @router.post("/v1/sessions/{session_id}/fork", status_code=201)
     async def fork(request: Request, session_id: str) -> dict[str, Any]:
-        owner = owner_of(request)
-        other = await service.open(owner, session_id)
-        made = await service.create(owner, ttl=other.ttl, seed=None, source=Source(session=session_id))
-        return service.describe(made)
+        return service.describe(await service.create(owner_of(request), source=Source(session=session_id)))
 
     @router.post("/v1/sessions/{session_id}/rewind")
     async def rewind(request: Request, session_id: str, body: RewindRequest) -> dict[str, Any]:

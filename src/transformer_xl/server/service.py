@@ -6,11 +6,11 @@ import time
 import traceback
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
@@ -20,7 +20,7 @@ from transformer_xl.server.engine import Engine, require_free, why_cancelled
 from transformer_xl.server.guard import require_budget
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import ID, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -28,13 +28,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SAVE_IDLE_SECONDS = 2.0
+_GUEST_SECONDS = 1.0
+"""After which a session of another worker is left to its file, so that its worker can have it when that is back."""
+
 _LOOK_SECONDS = 0.5
+_LOOK_AGAIN_SECONDS = 0.05
 _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
 _FILE_EXTRA = 1 << 16
 """Bytes of a session's file besides its memory: names, the last tokens, random numbers, a hash."""
 
 _CHUNK_BYTES = 1 << 20
+
+
+class _Loaded(NamedTuple):
+    """What a session begins with."""
+
+    state: RowState | None
+    text: TextState
+    ttl: float | None
 
 
 class Service:
@@ -195,11 +207,15 @@ class Service:
             "mem_len": self.mem_len,
             "n_remembered": min(text.n_tokens, self.mem_len),
             "bytes": self.sessions.bytes_each,
-            "state": "disk",
+            "state": "disk" if self._store().holder(path) is None else "elsewhere",
             "busy": False,
             "saved_at": text.n_tokens,
             "n_rewindable": 0,
         }
+
+    def described_files(self, owner: str) -> list[dict[str, Any]]:
+        """Return the same of all sessions of an owner that have files."""
+        return [self.described_file(path, note) for path, note in self._store().notes(owner)]
 
     async def open(self, owner: str, name: str) -> Session:
         """Return a session of an owner, from its file if it is not in memory.
@@ -208,19 +224,48 @@ class Service:
             RefusalError: there is none, or it cannot be read; foreign ones and unknown ones are the same.
         """
         session = self.sessions.find(owner, name)
-        if session is None:
+        if session is None or session.is_leaving:
             async with self._adopting:
                 session = self.sessions.find(owner, name) or await self._adopt(owner, name)
         session.used = time.time()  # so that others make room before it does
+        self._keep_here(session)
         return session
+
+    @staticmethod
+    def _keep_here(session: Session) -> None:
+        """Do not leave a session to its file before the request that runs now has ended."""
+        request = asyncio.current_task()
+        assert request
+
+        def end(_: object) -> None:
+            session.n_users -= 1
+
+        session.n_users += 1
+        request.add_done_callback(end)
+
+    def _missing(self, owner: str, name: str) -> RefusalError:
+        """Return why there is no such session here: there is none, or another process has it and has never saved it."""
+        store = self.sessions.store
+        if store and ID.fullmatch(name):
+            store.require_free(store.path(owner, name))
+        return RefusalError(404, "no such session", code="not_found")
 
     async def _adopt(self, owner: str, name: str) -> Session:
         store, path = self.sessions.store, self.sessions.file_of(owner, name)
         if store is None or path is None:
-            raise RefusalError(404, "no such session", code="not_found")
+            raise self._missing(owner, name)
+        if self.engine.is_draining:  # it would only be kept from others
+            raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=1)
         await self.make_room()
-        begin, lease = time.perf_counter(), store.lease(path)
+        begin = time.perf_counter()
         try:
+            lease = store.lease(path)
+        except RefusalError:  # perhaps another process only looks whether the lease is free
+            await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            lease = store.lease(path)
+        try:
+            if not path.is_file():  # deleted by another process before we had the lease
+                raise RefusalError(404, "no such session", code="not_found")
             state, note = await asyncio.to_thread(store.read, path)
         except BaseException:
             lease.close()
@@ -234,7 +279,7 @@ class Service:
         Raises:
             RefusalError: no session can be left.
         """
-        idle = [each for each in self.sessions.live.values() if not each.busy and each.text.n_tokens]
+        idle = [each for each in self.sessions.live.values() if each.is_idle and each.text.n_tokens]
         for session in sorted(idle, key=lambda each: each.used) if self.sessions.store else ():
             if not self.sessions.is_full:
                 break
@@ -243,27 +288,41 @@ class Service:
         self.sessions.require_room()
 
     async def _leave_to_file(self, session: Session) -> None:
-        await self.in_engine(lambda: self.engine.park(session))
-        state = session.parked
-        await self.save(session)
-        if state is not None and await self.in_engine(lambda: self.engine.spill(session, state)):
-            self.sessions.forget(session)
-            self.metrics.evicted("disk")
+        """Save a session and let go of it, with its lease; call this only with `_adopting`, and while it is idle."""
+        session.is_leaving = True
+        try:
+            if not session.text.n_tokens:  # no file can hold it, and nothing is lost
+                await self._keep(session)
+                await self._end(session)
+                return
+            await self.in_engine(lambda: self.engine.park(session))
+            state = session.parked
+            await self.save(session)
+            if state is not None and await self.in_engine(lambda: self.engine.spill(session, state)):
+                self.sessions.forget(session)
+                self.metrics.evicted("disk")
+        finally:
+            session.is_leaving = False
 
-    async def create(self, owner: str, *, ttl: float | None, seed: int | None, source: Any = None) -> Session:
+    async def _let_go(self, session: Session) -> None:
+        """Leave a session to its file, if nobody uses it and it can be saved."""
+        async with self._adopting:
+            if session.is_idle:
+                with suppress(RefusalError):
+                    await self._leave_to_file(session)
+
+    async def create(self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: Any = None) -> Session:
         """Begin a session: empty, as a copy of another one, or from a saved file.
 
         Raises:
             RefusalError: no such session or file, or no room.
         """
-        if source is not None and source.session is not None:
-            await self.open(owner, source.session)
         return await self._begin(owner, lambda: self._state_of(owner, source), ttl=ttl, seed=seed)
 
     async def _begin(
         self,
         owner: str,
-        load: Callable[[], Awaitable[tuple[RowState | None, TextState]]],
+        load: Callable[[], Awaitable[_Loaded]],
         *,
         ttl: float | None = None,
         seed: int | None = None,
@@ -272,16 +331,16 @@ class Service:
         async with self._adopting:
             await asyncio.to_thread(self.sessions.require_quota, owner)
             await self.make_room()
-            state, text = await load()
+            state, text, own_ttl = await load()
             if seed is not None:
                 text.random = seed, seeded_generator(seed)
-            session = self.sessions.create(owner, ttl=ttl, text=text, parked=state)
+            session = self.sessions.create(owner, ttl=own_ttl if ttl is None else ttl, text=text, parked=state)
         session.is_changed = text.n_tokens > 0
         return session
 
-    async def _state_of(self, owner: str, source: Any) -> tuple[RowState | None, TextState]:
+    async def _state_of(self, owner: str, source: Any) -> _Loaded:
         if source is None:
-            return None, TextState()
+            return _Loaded(None, TextState(), None)
         if source.session is None:
             path = self._store().path(owner, check_name(source.saved), saved=True)
             if not path.is_file():
@@ -289,17 +348,19 @@ class Service:
             return await self._restored(path)
         session = self.sessions.find(owner, source.session)
         if session is not None:
-            return await self.in_engine(lambda: self.engine.snapshot(session))
-        path = self.sessions.file_of(owner, source.session)  # it has just made room
+            session.used = time.time()
+            return _Loaded(*await self.in_engine(lambda: self.engine.snapshot(session)), session.ttl)
+        path = self.sessions.file_of(owner, source.session)
         if path is None:
-            raise RefusalError(404, "no such session", code="not_found")
+            raise self._missing(owner, source.session)
+        self._store().require_free(path)  # another process may have what the file does not hold yet
         return await self._restored(path)
 
-    async def _restored(self, path: Path) -> tuple[RowState, TextState]:
+    async def _restored(self, path: Path) -> _Loaded:
         begin = time.perf_counter()
         state, note = await asyncio.to_thread(self.files.read, path)
         self.metrics.restored(time.perf_counter() - begin)
-        return state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
+        return _Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
 
     @property
     def file_bytes(self) -> int:
@@ -350,13 +411,14 @@ class Service:
                 raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
             note = note_of(session) | text.note() | ({} if name is None else {"name": name})
             is_whole = not session.busy
-            if name is None and is_whole:
-                session.is_changed = False  # what comes while it is written is a change again
-            try:
-                await asyncio.to_thread(store.write, path, state, note)
-            except BaseException:
-                session.is_changed = True
-                raise
+            with ExitStack() if name is None else store.lease(path):  # another worker may save by the same name
+                if name is None and is_whole:
+                    session.is_changed = False  # what comes while it is written is a change again
+                try:
+                    await asyncio.to_thread(store.write, path, state, note)
+                except BaseException:
+                    session.is_changed = True
+                    raise
             if name is None:
                 session.saved_at = text.n_tokens
         return text.n_tokens
@@ -368,9 +430,12 @@ class Service:
             RefusalError: there is none.
         """
         session = self.sessions.find(owner, name)
+        if session is not None and session.is_leaving:
+            async with self._adopting:
+                session = self.sessions.find(owner, name)
         path = self.sessions.file_of(owner, name)
         if session is None and path is None:
-            raise RefusalError(404, "no such session", code="not_found")
+            raise self._missing(owner, name)
         if session is not None:
             await self._end(session)
         if self.sessions.store is not None:
@@ -445,6 +510,8 @@ class Service:
                 if rests or (session.busy and unsaved > self._save_every):
                     with suppress(RefusalError):
                         await self._keep(session)
+                if self.sessions.is_guest(session) and session.is_idle and now - session.used > _GUEST_SECONDS:
+                    await self._let_go(session)
 
     async def _keep(self, session: Session) -> None:
         """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
@@ -463,14 +530,20 @@ class Service:
             used, ttl = number_of(note, "used"), number_of(note, "ttl")
             if used is not None and ttl is not None and used + ttl < now:
                 with suppress(RefusalError), store.lease(path):
-                    store.remove(path)
-                    self.metrics.evicted("gone")
+                    if store.note(path) == note:  # else another worker has used or deleted it meanwhile
+                        store.remove(path)
+                        self.metrics.evicted("gone")
+        store.tidy()
 
     async def shut_down(self, grace: float) -> None:
         """Refuse new work, let texts end for a while, and save every session; `n_unsaved` could not be."""
         self.engine.drain()
-        until = time.monotonic() + grace
+        until, tried = time.monotonic() + grace, set[Session]()
         while not self.engine.is_idle and time.monotonic() < until:
+            for session in [each for each in self.sessions.live.values() if self.sessions.store and each.is_idle]:
+                if session not in tried:  # another worker may have it at once
+                    tried.add(session)
+                    await self._let_go(session)
             await asyncio.sleep(0.05)
         for session in list(self.sessions.live.values()):
             if session.busy:

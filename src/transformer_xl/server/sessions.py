@@ -9,13 +9,13 @@ import re
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformer_xl.errors import CheckpointError, system_reason
-from transformer_xl.files import locked, make_directory, sync_directory
+from transformer_xl.files import STRAY_SUFFIX, is_locked, locked, make_directory, sync_directory
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState, SessionFormat, peek_session
 from transformer_xl.server.jobs import RefusalError, Ticket
@@ -47,7 +47,9 @@ class Session:
         saved_at: how many tokens the file holds; None: there is none.
         n_rewindable: by how many tokens it can go back now.
         is_changed: it is not what its file holds.
-        is_gone: it was deleted.
+        is_gone: it was deleted, or left to its file.
+        is_leaving: it is being left to its file; whoever asks for it must wait.
+        n_users: requests that go on and have it in hand.
         lease: what keeps other processes away.
     """
 
@@ -64,12 +66,19 @@ class Session:
     n_rewindable: int = 0
     is_changed: bool = False
     is_gone: bool = False
+    is_leaving: bool = False
+    n_users: int = 0
     lease: ExitStack = field(default_factory=ExitStack)
 
     @property
     def expires_at(self) -> float | None:
         """When it is deleted, in seconds since 1970."""
         return None if self.ttl is None else self.used + self.ttl
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody uses it."""
+        return not (self.busy or self.n_users or self.is_gone)
 
     @property
     def state(self) -> str:
@@ -174,7 +183,7 @@ class Store(SessionFiles):
         Raises:
             RefusalError: another process has it.
         """
-        held, lease = ExitStack(), path.with_suffix(".lease")
+        held, lease = ExitStack(), _lease_of(path)
         try:
             make_directory(lease.parent)
             held.enter_context(locked(lease, on_busy=lambda: self._refuse_lease(lease)))
@@ -183,12 +192,32 @@ class Store(SessionFiles):
             raise RefusalError(507, f"no lease for the session ({error.strerror})", code="not_saved") from error
         return held
 
+    def holder(self, path: Path) -> str | None:
+        """Return the name of the process that has a session open; None: none has."""
+        return _read_lease(_lease_of(path)) if is_locked(_lease_of(path)) else None
+
+    def require_free(self, path: Path) -> None:
+        """Refuse a session that is open in another process, and remove a lease that a killed one has left.
+
+        Raises:
+            RefusalError: it is.
+        """
+        if _lease_of(path).exists():
+            self.lease(path).close()
+
+    def tidy(self) -> None:
+        """Delete what killed processes have left: half-written files, and leases that nobody holds."""
+        for lease in self.directory.glob("*/*.lease"):
+            with suppress(RefusalError):
+                self.require_free(lease)
+        for stray in self.directory.glob(f"*/.*{_SUFFIX}{STRAY_SUFFIX}"):
+            own = stray.name.removeprefix(".").removesuffix(f"{_SUFFIX}{STRAY_SUFFIX}")
+            with suppress(RefusalError), self.lease(stray.with_name(own)):  # else it is being written
+                stray.unlink(missing_ok=True)
+
     @staticmethod
     def _refuse_lease(lease: Path) -> None:
-        try:
-            who = lease.read_text(encoding="ascii")[:64]
-        except (OSError, UnicodeDecodeError):
-            who = ""
+        who = _read_lease(lease)
         message = f"the session is open in another process ({who or 'unknown'}); ask there, or again later"
         raise RefusalError(503, message, code="leased", retry_after=1, extra={"owner": who})
 
@@ -305,12 +334,28 @@ class Sessions:
 
     def forget(self, session: Session) -> None:
         """Leave a session to its file, or end it if it has none; the engine must have let it go."""
-        self.live.pop(session.id, None)
+        if self.live.get(session.id) is session:  # it may have come back from its file already
+            del self.live[session.id]
         session.lease.close()
+
+    def is_guest(self, session: Session) -> bool:
+        """Whether another worker made a session; requests for it come here only while that worker is away."""
+        return session.id.partition("-")[0] != self.worker
 
     def expired(self, now: float) -> list[Session]:
         """Return the sessions whose time is over; one that is used has time."""
         return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and not each.busy]
+
+
+def _lease_of(path: Path) -> Path:
+    return path.with_suffix(".lease")
+
+
+def _read_lease(lease: Path) -> str:
+    try:
+        return lease.read_text(encoding="ascii")[:64]
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def note_of(session: Session) -> dict[str, str]:
