@@ -337,6 +337,8 @@ def test_a_session_is_open_in_one_server_at_a_time(serve: Serve) -> None:
     refused = second.post(f"{one}/append", json={"text": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "leased")
     assert (refused.headers["retry-after"], refused.headers["x-txl-owner"]) == ("1", "test")
+    first.post(f"{one}/append", json={"text": "what no file holds yet"})
+    assert second.post(f"{one}/fork").json()["error"]["code"] == "leased"
     assert second.delete(one).status_code == 503
     first.service.sessions.live[one.rpartition("/")[2]].lease.close()  # as if the first had ended
     assert second.post(f"{one}/append", json={"text": "a"}).json()["session"]["n_tokens"] == len(PROMPT) + 1
