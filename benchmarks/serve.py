@@ -31,13 +31,14 @@ import psutil
 import torch
 from common.machine import describe
 from common.report import facts
-from long_session import MIDDLE, TINY
+from long_session import MIDDLE, TINY, Sizes
 
 from transformer_xl.console import say, table
 from transformer_xl.data.tokenizers import ByteTokenizer
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model_config import TransformerXLConfig
 
+PAPER = Sizes(n_layer=12, d_model=512, n_head=8, mem_len=2100)
 TXL = [sys.executable, "-c", "from transformer_xl.cli import main; main()"]
 ROWS = 8
 TEXT = {"content-type": "text/plain"}
@@ -46,7 +47,7 @@ TEXT = {"content-type": "text/plain"}
 def main() -> None:
     options = parse_arguments()
     threads = os.environ.setdefault("OMP_NUM_THREADS", "1")
-    sizes = TINY if options.tiny else MIDDLE
+    sizes = sizes_of(options)
     model = f"{sizes.n_layer} layers / {sizes.d_model}, mem_len {sizes.mem_len}"
     print(facts({**describe(), "torch": torch.__version__, "threads of the server": threads, "model": model}))
     found: dict[str, Any] = {}
@@ -67,9 +68,17 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--calls", type=int, default=500, help="that are cancelled, or refused (default: %(default)s)")
     parser.add_argument("--sessions", type=int, default=1000, help="default: %(default)s")
     parser.add_argument("--minutes", type=float, default=60, help="of the soak (default: %(default)s)")
+    parser.add_argument(
+        "--paper", action="store_true", help="the paper's 12-layer enwik8 model, for streams with 32 tokens each"
+    )
     parser.add_argument("--tiny", action="store_true", help="a model of no interest, to see whether this script works")
     parser.add_argument("--json", type=lambda name: Path(name).resolve(), metavar="FILE", help="write every figure there, too")
     return parser.parse_args()
+
+
+def sizes_of(options: argparse.Namespace) -> Sizes:
+    """Return the sizes of the model."""
+    return TINY if options.tiny else PAPER if options.paper else MIDDLE
 
 
 def save_model(sizes: Any, directory: Path) -> None:
@@ -157,11 +166,13 @@ async def served(*more: str) -> AsyncIterator[Served]:
 
 async def streams(options: argparse.Namespace) -> dict[str, Any]:
     """Let 64 clients write at once, in turns with a decoder that does nothing else."""
-    n_text, n_token = (16, 8) if options.tiny else (64, 128)
+    n_text, n_token = (16, 8) if options.tiny else (64, 32 if options.paper else 128)
     found: dict[str, list[float]] = {"decoder": [], "server": [], "busy": []}
     for _ in range(options.repeats):
         command = ["bench", "decode", "model", "--rows", str(ROWS), "--precision", "fp32", "--no-compile", "--json"]
-        done = subprocess.run([*TXL, *command, "--tokens", str(8 * n_token)], check=True, capture_output=True, text=True)
+        done = subprocess.run(
+            [*TXL, *command, "--tokens", str(100 if options.paper else 8 * n_token)], check=True, capture_output=True, text=True
+        )
         found["decoder"].append(json.loads(done.stdout)["figures"][0]["tokens_per_second"])
         async with served("--queue", str(n_text)) as server:
             seconds, busy = await write_all(server, n_text, n_token)
@@ -270,14 +281,13 @@ async def overload(options: argparse.Namespace) -> dict[str, Any]:
     """Fill every row and the queue, and ask for more."""
     waits, room = list[float](), ROWS + 4 * ROWS
     async with served() as server:
-        holding = [
-            asyncio.ensure_future(
-                server.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 100_000, "timeout": 600})
-            )
-            for _ in range(room)
-        ]
-        while await server.count("txl_queue_requests") < 4 * ROWS:
-            await asyncio.sleep(0.1)
+        holding = list[asyncio.Future[Any]]()
+        body = {"prompt": "x", "max_tokens": 100_000, "timeout": 600}
+        while (
+            await server.count("txl_queue_requests") < 4 * ROWS
+        ):  # one by one, because the queue is full before rows are given
+            holding.append(asyncio.ensure_future(server.client.post("/v1/completions", json=body)))
+            await asyncio.sleep(0.05)
 
         async def ask(n: int) -> None:
             for _ in range(n):
@@ -325,7 +335,7 @@ async def sessions(options: argparse.Namespace) -> dict[str, Any]:
 
 def bytes_of(options: argparse.Namespace) -> int:
     """Return what a session takes in memory: keys and values of each layer, and a little."""
-    sizes = TINY if options.tiny else MIDDLE
+    sizes = sizes_of(options)
     return sizes.n_layer * sizes.mem_len * 2 * sizes.d_model * 4 + 4 * sizes.d_model + 16
 
 
