@@ -401,11 +401,11 @@ class Service:
         """
         store = self._store()
         path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
-        if name is not None and not path.exists():
-            await asyncio.to_thread(self.sessions.require_quota, session.owner)
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
                 raise RefusalError(404, "no such session", code="not_found")
+            if name is not None and not path.exists():
+                await asyncio.to_thread(self.sessions.require_quota, session.owner)
             state, text = await self.in_engine(lambda: self.engine.snapshot(session))
             if state is None:
                 raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
