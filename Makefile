@@ -3,13 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 PEER := .venv-peer
+CLIENTS := .venv-clients
 WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients test-browser lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -42,11 +43,17 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.test $(PEER)/.ready  ## faults, test-data, test-benchmarks, parity, slow tests, and Hypothesis with many examples
-	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or gpu' tests
+test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready  ## faults, test-data, test-benchmarks, parity, clients, test-browser, slow tests, and Hypothesis with many examples
+	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals
 	$(PYTEST) -m parity tests/parity
+
+clients: $(BIN)/.test $(CLIENTS)/.ready  ## txl serve with openai-python and lm-evaluation-harness, and with schemathesis' requests
+	$(PYTEST) -m 'parity or faults' tests/server/test_clients.py tests/server/test_fuzz.py
+
+test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROWSER, or the Chromium of this machine
+	$(PYTEST) -m browser tests/server
 
 lint: $(BIN)/.lint  ## style and types
 	$(BIN)/ruff check .
@@ -65,6 +72,7 @@ bench: $(BIN)/.test $(PEER)/.ready  ## the figures of docs/results.md, against H
 	$(BIN)/python benchmarks/decode.py
 	$(BIN)/python benchmarks/evaluate.py
 	$(BIN)/python benchmarks/long_session.py
+	$(BIN)/python benchmarks/serve.py
 	$(BIN)/python benchmarks/explain_page.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/prepare_memory.py
@@ -87,8 +95,12 @@ $(BIN)/.test: $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -e '.[test]'
 	@touch $@
 
+$(BIN)/.browser: $(BIN)/.test
+	$(PIP) -e '.[test,browser]'
+	@touch $@
+
 $(BIN)/.lint: $(BIN)/.test
-	$(PIP) -e '.[test,lint]'
+	$(PIP) -e '.[test,browser,lint]'
 	@touch $@
 
 $(PEER)/.ready: benchmarks/peer-requirements.txt
@@ -96,5 +108,10 @@ $(PEER)/.ready: benchmarks/peer-requirements.txt
 	$(PEER)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
 	@touch $@
 
+$(CLIENTS)/.ready: tests/server/clients/requirements.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
+	@touch $@
+
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(PEER) $(CLIENTS) .pytest_cache .ruff_cache .hypothesis build dist

@@ -142,7 +142,8 @@ def squad(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     how = [f"train.max_epochs={options.epochs}", "train.tgt_len=256", "train.eval_interval=200", "task.patience=none"]
     data = options.data / "squad" / "dev-v1.1.json.xz"
     found = repeated(options, options.xlnet, "squad", data, directory, how, "XLNet, pretrained")
-    show("SQuAD 1.1, articles not learned from, F1 in %", ("model", "F1", "±"), [("XLNet", *spread(found["valid"]))])
+    rows = [(name, *spread([each[name] for each in found["metrics"]])) for name in ("exact", "f1")]
+    show("SQuAD 1.1, articles not learned from, %", ("official score", "reached", "±"), rows)
     return found
 
 
@@ -192,6 +193,7 @@ def repeated(
     return {
         "rate": rate,
         "valid": [each.valid.main for each in tuned if each.valid],
+        "metrics": [each.valid.metrics for each in tuned if each.valid],
         "test": [each.test.main for each in tuned if each.test],
         "runs": [str(each.directory) for each in tuned],
     }

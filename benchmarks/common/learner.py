@@ -82,7 +82,7 @@ class OurLearner:
 
 
 def full_memory(config: TransformerXLConfig, rows: int, device: torch.device) -> Mems:
-    """Return a memory of random states, the same for all, all of which are attended to."""
+    """Return a memory of random states, the same for all; every state is attended to."""
     generator = torch.Generator().manual_seed(1)
     hidden = (torch.randn(rows, config.mem_len, config.d_model, generator=generator) for _ in range(config.n_layer))
     return Mems(tuple(h.to(device) for h in hidden), torch.full((rows,), config.mem_len, device=device))

@@ -51,7 +51,7 @@ class Remote:
         """Call a method as `ask` does, but do not wait: for processes that work together. `answer` returns what it returned."""
         assert self._process.stdin is not None
         self._method = method
-        with contextlib.suppress(BrokenPipeError):  # it died, of which `answer` tells
+        with contextlib.suppress(BrokenPipeError):  # it died, and `answer` says so
             self._process.stdin.write(json.dumps({"method": method, "arguments": arguments}) + "\n")
             self._process.stdin.flush()
 

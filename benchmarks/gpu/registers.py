@@ -29,17 +29,18 @@ def main() -> None:
     except ImportError:
         print("skipped: Triton is not installed; pip install triton")
         return
-    from transformer_xl.model.backends import fused_kernels
+    from transformer_xl.model.backends import fused_kernels, fused_ranked_kernels
     from transformer_xl.model.backends.fused import tile_of
 
-    kernels = [getattr(fused_kernels, name) for name in dir(fused_kernels) if name.endswith("_kernel")]
+    modules = (fused_kernels, fused_ranked_kernels)  # of Transformer-XL, and of XLNet
+    kernels = [getattr(module, name) for module in modules for name in dir(module) if name.endswith("_kernel")]
     rows = []
     for dtype in options.dtypes:
         chosen = tile_of(options.d_head, {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
         for tile in options.tiles or [f"{chosen.width}x{chosen.warps}x{chosen.key_warps}"]:
             width, warps, *key_warps = map(int, tile.split("x"))
             for kernel in kernels:
-                own = key_warps[0] if key_warps and kernel is fused_kernels.key_gradient_kernel else warps
+                own = key_warps[0] if key_warps and kernel.fn.__name__.endswith("key_gradient_kernel") else warps
                 row = measure(kernel, dtype, options.d_head, width, own, options.capability, drops=options.dropout)
                 say(", ".join(row))
                 rows.append(row)
@@ -91,7 +92,9 @@ def kind_of(name: str, dtype: str, constants: dict[str, Any]) -> str:
     """Return the type of a kernel's argument, as Triton writes it."""
     if name in constants:
         return "constexpr"
-    kinds = {"first": "*i32", "last": "*i32", "seed_at": "*i64", "log_sum": "*fp32", "mean": "*fp32", "dropatt": "fp32"}
+    kinds = {"seed_at": "*i64", "dropatt": "fp32"}
+    kinds |= dict.fromkeys(("first", "last", "queries", "keys"), "*i32")
+    kinds |= dict.fromkeys(("log_sum", "mean", "more", "grad_more"), "*fp32")
     if name in kinds:
         return kinds[name]
     return "i32" if name.split("_")[-1] in (*COUNTS, *STRIDES) else f"*{dtype}"

@@ -298,6 +298,14 @@ def test_generate(tmp_path):
 
 
 @pytest.mark.benchmarks
+def test_serve():
+    small = ["--tiny", "--repeats", 1, "--tokens", 2000, "--calls", 5, "--sessions", 40, "--minutes", 0.05]
+    done = run("serve.py", *small, "--parts", "streams", "victim", "cancel", "overload", "sessions", "soak")
+    assert "rows busy" in done.stdout and "0 of 100 came back with another text; 0 tokens were read again" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(" calls of 12 clients, 0 errors")
+
+
+@pytest.mark.benchmarks
 def test_long_session():
     done = run("long_session.py", "--tiny", "--tokens", 200, "--no-compile", "--threads", 1)
     assert "(+0.00%)" in done.stdout

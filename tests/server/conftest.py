@@ -13,6 +13,7 @@ from transformer_xl.model_config import TransformerXLConfig
 pytest.importorskip("fastapi", reason="the extra 'serve' is not installed")
 
 from transformer_xl.server.app import make_app
+from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.service import Service
@@ -45,13 +46,27 @@ def start(model: TransformerXL, tmp_path: Path) -> Iterator[Start]:
     """Start a service; its engine ends with the test."""
     engines: list[Engine] = []
 
-    def start(*, stored: bool = False, most: int = 50, queue: int = 12, per_owner: int | None = None, **more: Any) -> Service:
+    def start(
+        *,
+        stored: bool = False,
+        most: int = 50,
+        queue: int = 12,
+        per_owner: int | None = None,
+        quota: int | None = None,
+        **more: Any,
+    ) -> Service:
         metrics = Metrics()
         engine = Engine(decoder_of(model), BYTES, queue=queue, per_owner=per_owner, metrics=metrics)
         each = most_bytes(engine.format)
         store = Store(tmp_path / "sessions", engine.format, BYTES, who="test") if stored else None
-        worker, ttl = more.pop("worker", "w1"), more.pop("ttl", None)
-        sessions = Sessions(bytes_each=each, limit=each * most, store=store, worker=worker, ttl=ttl)
+        sessions = Sessions(
+            bytes_each=each,
+            limit=each * most,
+            store=store,
+            worker=more.pop("worker", "w1"),
+            ttl=more.pop("ttl", None),
+            quota=quota and each * quota,
+        )
         engine.start()
         engines.append(engine)
         return Service(engine, sessions, metrics, model="tiny", details={"mem_len": MEM_LEN, "session_bytes": each}, **more)
@@ -68,9 +83,17 @@ def serve(start: Start) -> Iterator[Callable[..., Any]]:
 
     clients: list[Any] = []
 
-    def serve(*, keys: tuple[str, ...] = (), origins: tuple[str, ...] = (), **more: Any) -> Any:
+    def serve(
+        *,
+        keys: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+        requests: Budget | None = None,
+        imports: bool = False,
+        **more: Any,
+    ) -> Any:
         service = start(**more)
-        client = TestClient(make_app(service, keys=keys, origins=origins), base_url="http://localhost")
+        app = make_app(service, keys=keys, origins=origins, requests=requests, imports=imports)
+        client = TestClient(app, base_url="http://localhost")
         client.__enter__()
         clients.append(client)
         client.service = service  # pyright: ignore[reportAttributeAccessIssue]

@@ -16,7 +16,8 @@ from fastapi.routing import APIRoute
 from tests.server.conftest import Start
 from transformer_xl.errors import ConfigError
 from transformer_xl.server.app import Server, make_app
-from transformer_xl.server.guard import OPEN, check_address, read_keys
+from transformer_xl.server.budget import Budget
+from transformer_xl.server.guard import IMPORT, LOCAL_OWNER, OPEN, check_address, read_keys
 from transformer_xl.server.routes import make_routes
 from transformer_xl.server.service import Service
 
@@ -193,6 +194,17 @@ def test_slow_and_endless_requests_hold_up_nobody(start: Start, monkeypatch: pyt
         assert b"[97,98,99]" in sent(address, asked)
 
 
+def test_answers_are_sent_at_once(start: Start) -> None:
+    """A second small packet must not wait until the first is acknowledged, which takes 40 ms on a connection that is kept."""
+    service = start()
+    server = Server(service, make_app(service), host="127.0.0.1", port=0, grace=0.0)
+    with server.socket, socket.create_connection(server.socket.getsockname()):
+        server.socket.settimeout(10)
+        accepted, _ = server.socket.accept()
+        with accepted:
+            assert accepted.proto == socket.IPPROTO_TCP, "asyncio sets TCP_NODELAY only where a socket says that it is TCP's"
+
+
 def test_a_client_that_leaves_ends_its_text(start: Start) -> None:
     service = start()
     with listening(service) as address:
@@ -225,3 +237,79 @@ def test_lines_of_requests_hold_no_text(start: Start, capsys: pytest.CaptureFixt
     assert [line["status"] for line in lines] == [200, 404, 401]
     assert lines[0]["route"] == "/v1/completions" and lines[0]["owner"] == KEYS[0][:8]
     assert "secret" not in log.getvalue() and "forged" not in log.getvalue()
+
+
+def test_a_minute_has_so_many_requests_and_tokens(serve: Serve) -> None:
+    now = [0.0]
+    requests, tokens = Budget(4, clock=lambda: now[0]), Budget(60, clock=lambda: now[0])
+    client = serve(keys=KEYS, requests=requests, tokens=tokens)
+    body = {"prompt": "x" * 50, "max_tokens": 20}
+    made = client.post("/v1/completions", json=body, headers=bearer(ONE))
+    assert made.status_code == 200, "whoever has something left may ask for more"
+    made = client.post("/v1/completions", json=body, headers=bearer(ONE))
+    error = made.json()["error"]
+    assert made.status_code == 429 and made.headers["retry-after"] == "11" and "tokens" in error["message"]
+    assert client.post("/v1/completions", json=body, headers=bearer(TWO)).status_code == 200, "each key has its own"
+    now[0] = 11.0
+    assert client.post("/v1/completions", json=body, headers=bearer(ONE)).status_code == 200
+    client.get("/v1/models", headers=bearer(ONE))
+    refused = client.get("/v1/models", headers=bearer(ONE))
+    assert refused.status_code == 429 and "requests" in refused.json()["error"]["message"]
+    assert client.get("/healthz").status_code == 200
+
+
+def test_a_streamed_text_waits_for_its_tokens(serve: Serve) -> None:
+    client = serve(tokens=Budget(60 * 40_000))
+    one = client.post("/v1/sessions", json={}).json()["id"]
+    client.service.tokens.spend(LOCAL_OWNER, 60 * 40_000 - 100)
+    text = "read on " * 5_000
+    answer = client.post(f"/v1/sessions/{one}/append", content=text.encode(), headers={"content-type": "text/plain"})
+    assert answer.status_code == 200 and answer.json()["n_read"] == len(text)
+
+
+def test_a_quota_counts_all_that_a_key_has(serve: Serve) -> None:
+    client = serve(keys=KEYS, stored=True, quota=3)
+
+    def create(key: str = ONE) -> Any:
+        return client.post("/v1/sessions", json={}, headers=bearer(key))
+
+    first = create().json()["id"]
+    client.post(f"/v1/sessions/{first}/append", json={"text": "a text"}, headers=bearer(ONE))
+    save = {"json": {"name": "kept"}, "headers": bearer(ONE)}
+    assert client.post(f"/v1/sessions/{first}/save", **save).status_code == 200
+    assert create().status_code == 201
+    refused = create()
+    assert refused.status_code == 403 and refused.json()["error"]["code"] == "quota"
+    assert client.post(f"/v1/sessions/{first}/save", **save).status_code == 200, "another time to the same name"
+    other = client.post(f"/v1/sessions/{first}/save", json={"name": "other"}, headers=bearer(ONE))
+    assert other.status_code == 403
+    assert create(TWO).status_code == 201, "each key has its own"
+    assert client.delete("/v1/saved/kept", headers=bearer(ONE)).status_code == 204
+    assert create().status_code == 201
+
+
+def test_a_session_goes_from_one_server_to_another(serve: Serve) -> None:
+    here, there, closed = serve(), serve(imports=True), serve()
+    one = here.post("/v1/sessions", json={"seed": 5}).json()["id"]
+    assert here.get(f"/v1/sessions/{one}/export").status_code == 409, "it has read nothing"
+    here.post(f"/v1/sessions/{one}/append", json={"text": "Once upon a time"})
+    file = here.get(f"/v1/sessions/{one}/export")
+    assert file.status_code == 200 and len(file.content) == int(file.headers["content-length"])
+    binary = {"content-type": "application/octet-stream"}
+    made = there.post(IMPORT, content=file.content, headers=binary)
+    assert made.status_code == 201 and made.json()["n_tokens"] == 16, made.text
+    texts = [
+        client.post(f"/v1/sessions/{name}/generate", json={"max_tokens": 20, "logprobs": 0}).json()["choices"]
+        for client, name in ((here, one), (there, made.json()["id"]))
+    ]
+    assert texts[0] == texts[1], "bit for bit, random numbers included"
+    assert closed.post(IMPORT, content=file.content, headers=binary).json()["error"]["code"] == "no_import"
+    damaged = bytearray(file.content)
+    damaged[len(damaged) // 2] ^= 1
+    for content, status in [(bytes(damaged), 409), (b"", 409), (b"x" * 200, 409), (b"x" * (there.service.file_bytes + 1), 413)]:
+        answer = there.post(IMPORT, content=content, headers=binary)
+        assert answer.status_code == status and answer.json()["error"]["message"], answer.text
+    chunks = (b"x" * 65536 for _ in range(100))
+    assert there.post(IMPORT, content=chunks, headers=binary).status_code == 413, "whatever its length is said to be"
+    assert there.post(IMPORT, content=b"{}", headers={"content-type": "application/json"}).status_code == 415
+    assert len(there.service.sessions.live) == 1, "what is refused leaves nothing"

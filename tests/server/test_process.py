@@ -1,13 +1,14 @@
 """`txl serve` as a process: it says what fits, ends when it is told to, and loses nothing when it is killed."""
 
 import json
+import runpy
 import signal
 import socket
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from tests import forked
 from tests.server.conftest import BYTES
+from tests.server.serving import served
 from transformer_xl.model.transformer_xl import TransformerXL
 
 TEXT = "".join(f"{i} stories, " for i in range(3000))
@@ -29,24 +31,6 @@ def bench(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     model.save_pretrained(tmp_path / "tiny")
     BYTES.save(tmp_path / "tiny" / "tokenizer.json")
     return tmp_path
-
-
-@contextmanager
-def served(*options: str, port: int = 0) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
-    """A server, a client of it, and what it says."""
-    command = ["serve", "tiny", "--port", str(port), "--precision", "fp32", *options]
-    with forked.start("tests.world_cases:program", *command) as child:
-        said: list[str] = []
-        while not any(line.startswith("ready at ") for line in said):
-            line = child.stderr.readline().decode()
-            assert line, f"it ended: {said}"
-            said.append(line.rstrip("\n"))
-        threading.Thread(target=lambda: said.extend(line.decode() for line in child.stderr), daemon=True).start()
-        address = next(line for line in said if line.startswith("ready at ")).split()[2]
-        with httpx.Client(base_url=address, timeout=30) as client:
-            while client.get("/readyz").status_code != 200:
-                time.sleep(0.02)
-            yield child, client, said
 
 
 def test_it_says_what_fits_and_saves_everything_when_it_is_told_to_end(bench: Path) -> None:
@@ -188,6 +172,25 @@ def test_a_book_whose_reader_is_killed_goes_on_where_it_was(bench: Path) -> None
         client.post(f"{url}/append?at={at}", content=data[at:], headers={"content-type": "text/plain"})
         assert client.get(url).json()["n_tokens"] == len(data)
         look(client, url.rpartition("/")[2], len(data), whole=False)
+
+
+def test_the_example_reads_a_book_and_goes_on_with_it(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "serve_client.py"))["main"]
+    Path("book.txt").write_text(TEXT, encoding="utf-8")
+    with served("--sessions", "kept") as (_, client, _), pytest.MonkeyPatch.context() as patch:
+        common = ["serve_client.py", "book.txt", "So? ", "--server", str(client.base_url)]
+        patch.setattr(sys, "argv", common)
+        example()
+        said = capsys.readouterr().out
+        name = said.partition("\n")[0].removeprefix("session ")
+        assert "\nSo? " in said and client.get(f"/v1/sessions/{name}").json()["n_tokens"] == len(TEXT)
+        Path("book.txt").write_text(TEXT + "The end.", encoding="utf-8")
+        patch.setattr(sys, "argv", [*common, "--session", name])
+        example()
+        assert client.get(f"/v1/sessions/{name}").json()["n_tokens"] == len(TEXT) + 8, "what was read is not read again"
+        patch.setattr(sys, "argv", [*common, "--session", "w1-" + "0" * 32])
+        with pytest.raises(SystemExit, match="no such session"):
+            example()
 
 
 @pytest.mark.faults

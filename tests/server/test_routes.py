@@ -2,7 +2,9 @@
 
 import json
 import math
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ def session(client: Any, **body: Any) -> str:
 
 
 def events(text: str) -> list[Any]:
-    parts = [part.removeprefix("data: ") for part in text.split("\n\n") if part.startswith("data: ")]
+    parts = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [part if part == "[DONE]" else json.loads(part) for part in parts]
 
 
@@ -335,6 +337,8 @@ def test_a_session_is_open_in_one_server_at_a_time(serve: Serve) -> None:
     refused = second.post(f"{one}/append", json={"text": "a"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "leased")
     assert (refused.headers["retry-after"], refused.headers["x-txl-owner"]) == ("1", "test")
+    first.post(f"{one}/append", json={"text": "what no file holds yet"})
+    assert second.post(f"{one}/fork").json()["error"]["code"] == "leased"
     assert second.delete(one).status_code == 503
     first.service.sessions.live[one.rpartition("/")[2]].lease.close()  # as if the first had ended
     assert second.post(f"{one}/append", json={"text": "a"}).json()["session"]["n_tokens"] == len(PROMPT) + 1
@@ -400,3 +404,102 @@ def test_a_batch_of_many_texts_has_all_of_them_or_an_error(serve: Serve) -> None
     assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
     stream = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**5, "timeout": 0.2, "stream": True})
     assert events(stream.text)[-1]["error"]["code"] == "timeout"
+
+
+def test_what_would_be_refused_again_is_not_to_be_repeated(serve: Serve) -> None:
+    """openai-python repeats 409 and everything from 500 on by itself, unless it is told that this is of no use."""
+    client = serve()
+    chat = client.post("/v1/chat/completions", json={"messages": []})
+    late = client.post("/v1/completions", json={"prompt": "a", "max_tokens": 10**5, "timeout": 0.1})
+    for answer, status in ((chat, 501), (late, 504)):
+        assert (answer.status_code, answer.headers["x-should-retry"]) == (status, "false")
+
+
+def test_tokenizing_as_the_harness_and_others_ask_for_it(serve: Serve) -> None:
+    client = serve()
+    for more in ({"add_special_tokens": False}, {"model": "tiny", "add_special_tokens": True}):
+        assert client.post("/tokenize", json={"prompt": "ab", **more}).json() == {"tokens": [97, 98], "count": 2}
+    assert client.post("/tokenize", json={"content": "ab", "add_special": False}).json()["tokens"] == [97, 98]
+    assert client.post("/tokenize", json={"prompt": "ab", "model": "other"}).status_code == 404
+
+
+def test_a_wrong_method_is_told_the_right_ones(serve: Serve) -> None:
+    client = serve()
+    for path, allowed in [
+        ("/v1/sessions", "GET, POST"),
+        ("/v1/sessions/import", "POST"),
+        ("/v1/sessions/w1-x", "DELETE, GET"),
+        ("/openapi.json", "GET"),
+    ]:
+        answer = client.request("PATCH", path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed), path
+
+
+def test_the_description_names_every_answer(serve: Serve) -> None:
+    """Each route says what it answers, and each of its errors has the one shape that errors have."""
+    described = serve().get("/openapi.json").json()
+    assert len(described["paths"]) > 20 and not any("Validation" in name for name in described["components"]["schemas"])
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            answers = operation["responses"]
+            good = [code for code in answers if code < "300"]
+            assert len(good) == 1 and ("400" in answers or path in ("/healthz", "/readyz")), (method, path)
+            for code in answers.keys() - set(good) - ({"503"} if path == "/readyz" else set()):
+                assert answers[code]["content"]["application/json"]["schema"]["$ref"].endswith("/Error"), (path, code)
+    for name in ("SessionAnswer", "CompletionAnswer", "AppendRequest", "CompletionRequest"):
+        assert described["components"]["schemas"][name]["additionalProperties"] is False
+
+
+def test_a_place_in_the_address_is_never_overlooked(serve: Serve) -> None:
+    """It would make a call safe to repeat, so it must not be ignored where it has no meaning."""
+    client = serve()
+    one = session(client)
+    plain = {"content-type": "text/plain"}
+    for answer, name in [
+        (client.post(f"{one}/append?at=0", json={"text": "a"}), "at"),
+        (client.post(f"{one}/append?at=0&score=sum&timeout=3", content=b"a", headers=plain), "timeout"),
+    ]:
+        assert answer.status_code == 400 and answer.json()["error"]["message"].startswith(f"{name}: "), answer.text
+    assert client.get(one).json()["n_tokens"] == 0
+
+
+def test_who_is_cut_off_by_the_end_of_the_server_may_ask_again(serve: Serve) -> None:
+    """A call that somebody stopped is not to be repeated; one that the server ends is, when that has begun anew."""
+    client = serve(stored=True)
+    one = session(client)
+    client.post(f"{one}/append", json={"text": "abc"})
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(client.post, f"{one}/generate", json={"max_tokens": 10**6})
+        while not client.get(one).json()["busy"]:
+            time.sleep(0.01)
+        client.portal.call(client.service.shut_down, 0.0)
+        answer = call.result(30)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert answer.headers["retry-after"] == "5" and "x-should-retry" not in answer.headers
+
+
+def test_every_reason_is_one_line(serve: Serve) -> None:
+    client = serve()
+    name = "a\nb"
+    for answer in (
+        client.post("/v1/completions", json={"prompt": "a", "model": name}),
+        client.post("/v1/completions", json={"prompt": "a", name: 1}),
+        client.post(f"{session(client)}/append", params={name: 1}, json={"text": "a"}),
+    ):
+        assert answer.status_code in (400, 404) and "a b" in answer.json()["error"]["message"], answer.text
+    tiny = client.post("/v1/completions", json={"prompt": "a", "repetition_penalty": 1e-178})
+    assert tiny.json()["error"]["message"].startswith("repetition_penalty: "), "such a number makes all scores infinite"
+
+
+def test_a_fork_that_needs_the_room_of_what_it_is_made_of(serve: Serve) -> None:
+    client = serve(stored=True, most=1)
+    one = session(client, seed=3)
+    client.post(f"{one}/append", json={"text": PROMPT})
+    made = client.post(f"{one}/fork")
+    assert made.status_code == 201 and made.json()["n_tokens"] == len(PROMPT), made.text
+    assert len(client.service.sessions.live) == 1 and client.get(one).json()["state"] == "disk"
+    asked = [
+        client.post(f"{path}/ask", json={"max_tokens": 9, "seed": 1}).json()["choices"]
+        for path in (f"/v1/sessions/{made.json()['id']}", one)
+    ]
+    assert asked[0] == asked[1]

@@ -19,8 +19,8 @@ import pytest
 
 from tests import forked
 from tests.server.conftest import BYTES, Start
+from tests.server.serving import served
 from tests.server.stand_in import StandIn
-from tests.server.test_process import served
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.server import service
 from transformer_xl.server.engine import Engine
@@ -280,7 +280,8 @@ def compare(workers: Workers, readers: list[Reader], oracle: httpx.Client) -> No
             fresh, n_read = each.fresh
             if not fresh or n_read >= n_tokens:
                 fresh, n_read = f"/v1/sessions/{oracle.post('/v1/sessions', json={}).json()['id']}", 0
-            oracle.post(f"{fresh}/append", json={"text": text_of(each.number, n_tokens)[n_read:], "at": n_read})
+            read = oracle.post(f"{fresh}/append", json={"text": text_of(each.number, n_tokens)[n_read:], "at": n_read})
+            assert read.status_code == 200, read.text
             each.fresh = fresh, n_tokens
             expected = oracle.post(f"{fresh}/ask", json=body).json()["choices"]
             assert client.post(f"/v1/sessions/{each.id}/ask", json=body).json()["choices"] == expected

@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -30,6 +30,11 @@ def serve(
     ttl: float = 86_400,
     save_every: int = 65_536,
     queue: int | None = None,
+    requests_per_minute: float | None = None,
+    tokens_per_minute: float | None = None,
+    key_quota: float | None = None,
+    chat_template: Literal["plain"] | None = None,
+    allow_import: Flag = False,
     grace: float = 30.0,
     worker: str = "w1",
     name: str | None = None,
@@ -60,6 +65,11 @@ def serve(
         ttl: seconds after its last use when a session is deleted.
         save_every: tokens after which a session is saved while it is used.
         queue: requests that wait for a row. Default: four for each row.
+        requests_per_minute: that each key may send. Default: any number.
+        tokens_per_minute: that each key may have read and written. Default: any number.
+        key_quota: gigabytes that the sessions and saved files of each key may take. Default: no limit.
+        chat_template: answer chats, too: plain reads messages as lines of a text that begin with who speaks.
+        allow_import: take files of sessions from clients (POST /v1/sessions/import).
         grace: seconds that texts have to end when the server is stopped.
         worker: begins the ids of this server's sessions; another one for each server with the same directory.
         name: of the model, for clients. Default: that of the directory.
@@ -71,8 +81,12 @@ def serve(
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
     if ttl <= 0 or grace < 0:
         raise ConfigError(f"--ttl ({ttl:g}) must be above 0 and --grace ({grace:g}) at least 0")
+    for option, value in (("requests", requests_per_minute), ("tokens", tokens_per_minute)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{option}-per-minute ({value:g}) must be at least 1")
     check_run(run)
     try:
+        from transformer_xl.server.budget import Budget
         from transformer_xl.server.guard import check_address, own_name, read_keys
     except ImportError as error:
         raise ConfigError(f"txl serve needs {error.name}: pip install 'transformer_xl[serve]'") from None
@@ -105,8 +119,11 @@ def serve(
     limit = int(session_memory * 1e9) if session_memory is not None else (free_bytes(torch.device("cpu")) or 4 << 30) // 4
     if limit < each:
         raise ConfigError(f"--session-memory ({limit:,} bytes) holds no session, which takes {each:,} bytes; raise it")
+    quota = None if key_quota is None else int(key_quota * 1e9)
+    if quota is not None and quota < each:
+        raise ConfigError(f"--key-quota ({quota:,} bytes) holds no session, which takes {each:,} bytes; raise it")
     store = Store(sessions, engine.format, opened.tokenizer, who=f"{worker}@{own_name()}") if sessions else None
-    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl)
+    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl, quota=quota)
     parameters = sum(p.numel() for p in opened.model.parameters())
     details = {
         "mem_len": decoder.mem_len,
@@ -121,8 +138,24 @@ def serve(
     metrics.rows.set(rows)
     metrics.session_bytes.set(each)
     own_model = name or Path(run).resolve().name
-    service = Service(engine, kept, metrics, model=own_model, details=details, save_every=save_every)
-    app = make_app(service, keys=keys, origins=cors_origin or (), hosts=public_name or ())
+    service = Service(
+        engine,
+        kept,
+        metrics,
+        model=own_model,
+        details=details,
+        save_every=save_every,
+        chats=chat_template == "plain",
+        tokens=Budget(tokens_per_minute),
+    )
+    app = make_app(
+        service,
+        keys=keys,
+        origins=cors_origin or (),
+        hosts=public_name or (),
+        requests=Budget(requests_per_minute),
+        imports=allow_import,
+    )
     server = Server(service, app, host=host, port=port, grace=grace)
     if opened.device.type == "cpu" and torch.get_num_threads() > 1 and not os.environ.get("OMP_NUM_THREADS"):
         torch.set_num_threads(torch.get_num_threads() - 1)  # one core answers requests

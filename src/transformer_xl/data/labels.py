@@ -29,7 +29,7 @@ _MOST_LETTERS = 1 << 18
 
 @dataclass(frozen=True)
 class Example:
-    """A text with what is to be said of it.
+    """A text and its label.
 
     Attributes:
         text: the text; of a choice: what is common to all choices.

@@ -489,7 +489,7 @@ class LabelledWindows:
         n_lost: questions whose answer begins or ends inside of a piece, so that no prediction can be exactly the answer.
 
     Raises:
-        CorpusError: no questions, or a passage of which nothing can be encoded.
+        CorpusError: no questions, or a passage without anything that can be encoded.
         TokenizerError: a character that the tokenizer cannot represent.
     """
 

@@ -36,7 +36,7 @@ class TextState:
     random: "_Random | None" = None
 
     def remember(self, *tokens: int, n: int = 1) -> None:
-        """Add `n` tokens, of which the last ones are given."""
+        """Add `n` tokens; only the last ones are given."""
         self.tail.extend(tokens)
         self.n_tokens += n
 

@@ -122,7 +122,7 @@ class PretrainedMixin:
 
         Args:
             config: the settings.
-            source: where they are from, for the message.
+            source: named in the message.
 
         Raises:
             CheckpointError: they are of another class.

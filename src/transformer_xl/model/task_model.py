@@ -73,7 +73,7 @@ class TaskModel(SequenceModel):
 
         Args:
             config: the settings, of any kind of model.
-            source: where they are from, for the message.
+            source: named in the message.
 
         Raises:
             CheckpointError: there is no head.
@@ -296,7 +296,7 @@ def _is_real(h_BTD: Tensor, n_pad: Tensor | None) -> Tensor:
 
 
 def _check_head(config: ModelConfig) -> None:
-    """Refuse a head that reads segments which the model cannot read, or texts of which it forgets the beginning."""
+    """Refuse a head whose segments the model cannot read, or that would forget how a text begins."""
     head = cast("Any", config.head)
     room = config.longest_segment
     if config.learns_positions:

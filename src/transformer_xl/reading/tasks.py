@@ -89,7 +89,7 @@ def head_of(model: Any, source: object = "the model") -> HeadConfig:
 
     Args:
         model: any model.
-        source: where it comes from, for the message.
+        source: named in the message.
 
     Raises:
         ConfigError: it has none.

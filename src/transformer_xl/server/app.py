@@ -14,12 +14,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.errors import ConfigError, one_line, system_reason
+from transformer_xl.server.budget import Budget
 from transformer_xl.server.guard import Guard, headers_of
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.routes import make_routes
+from transformer_xl.server.schema import describe
 from transformer_xl.server.service import Service
 from transformer_xl.server.wire import error_body
 from transformer_xl.version import __version__
@@ -31,7 +34,13 @@ _LONGEST_VALUE = 60
 
 
 def make_app(
-    service: Service, *, keys: Collection[str] = (), origins: Collection[str] = (), hosts: Collection[str] = ()
+    service: Service,
+    *,
+    keys: Collection[str] = (),
+    origins: Collection[str] = (),
+    hosts: Collection[str] = (),
+    requests: Budget | None = None,
+    imports: bool = False,
 ) -> Any:
     """Return the ASGI application of a service, guarded.
 
@@ -40,6 +49,8 @@ def make_app(
         keys: SHA-256 of each key; empty: none is asked for.
         origins: foreign web pages that may send requests.
         hosts: names by which it may be called besides those of this machine.
+        requests: how many each key may send; None: any number.
+        imports: clients may send files of sessions.
     """
 
     @asynccontextmanager
@@ -52,13 +63,25 @@ def make_app(
             await asyncio.gather(looking_after, return_exceptions=True)
 
     app = FastAPI(title="txl serve", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    app.include_router(make_routes(service))
+    router = make_routes(service)
+    app.include_router(router)
+    app.state.routes = router.routes
+    describe(app)
     app.add_exception_handler(RefusalError, _refused)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(RequestValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(Exception, _broken)
-    return Guard(app, keys=keys, origins=origins, metrics=service.metrics, hosts=hosts)
+    file_bytes = service.file_bytes if imports else 0
+    return Guard(
+        app,
+        keys=keys,
+        origins=origins,
+        metrics=service.metrics,
+        hosts=hosts,
+        requests=requests,
+        file_bytes=file_bytes,
+    )
 
 
 async def _refused(_: Request, refusal: RefusalError) -> JSONResponse:
@@ -72,19 +95,30 @@ async def _invalid(_: Request, error: RequestValidationError | ValidationError) 
         place = ".".join(
             str(part) for part in each["loc"] if part != "body" and not str(part).startswith(("function", "list["))
         )
+        place = one_line(ValueError(place[:_LONGEST_VALUE]))
         said = one_line(ValueError(each["msg"].removeprefix("Value error, ")))
         if each["type"] == "extra_forbidden":
             said = "this field is unknown or not supported; leave it out"
-        problems.append(f"{place[:_LONGEST_VALUE]}: {said}" if place else said)
+        problems.append(f"{place}: {said}" if place else said)
     more = f" (and {len(problems) - _MOST_PROBLEMS} more)" if len(problems) > _MOST_PROBLEMS else ""
     message = "; ".join(dict.fromkeys(problems[:_MOST_PROBLEMS])) + more
     return JSONResponse(error_body(RefusalError(400, message, code="invalid_request")), 400)
 
 
-async def _unknown(_: Request, error: HTTPException) -> JSONResponse:
+async def _unknown(request: Request, error: HTTPException) -> JSONResponse:
     codes = {404: "not_found", 405: "method_not_allowed"}
     refusal = RefusalError(error.status_code, str(error.detail), code=codes.get(error.status_code, "invalid_request"))
-    return JSONResponse(error_body(refusal), error.status_code, dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(_methods(request))
+    return JSONResponse(error_body(refusal), error.status_code, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Return the methods of a path: a route that is written out goes before those that match it by a parameter."""
+    routes = [each for each in request.app.state.routes if each.matches(request.scope)[0] != Match.NONE]
+    exact = [each for each in routes if each.path == request.url.path]
+    return sorted({method for each in exact or routes for method in each.methods or ()}) or ["GET"]
 
 
 async def _broken(_: Request, error: Exception) -> JSONResponse:
@@ -190,7 +224,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ConfigError: the port is taken, or there is no such address.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # asyncio sends at once (no delay) if it says TCP
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))

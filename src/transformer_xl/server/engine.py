@@ -607,6 +607,9 @@ def why_cancelled(ticket: Ticket) -> RefusalError:
         return RefusalError(504, message, code="timeout")
     if ticket.cancelled == "slow_reader":
         return RefusalError(504, "the answer was not read; what was shown is kept", code="slow_reader")
+    if ticket.cancelled == "shutdown":
+        message = "the server is shutting down; what was shown is kept"
+        return RefusalError(503, message, code="shutting_down", retry_after=5)
     return RefusalError(409, "the call was stopped; what was shown is kept", code="stopped")
 
 

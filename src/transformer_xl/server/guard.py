@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import math
 import os
 import stat
 import time
@@ -12,12 +13,16 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from transformer_xl.errors import ConfigError, system_reason
+from transformer_xl.server.budget import Budget
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.metrics import Metrics
 from transformer_xl.server.wire import MOST_BODY_BYTES, error_body
 
 OPEN = frozenset({"/healthz", "/readyz", "/", "/page.css", "/page.js", "/icon.svg"})
 """Paths that need no key: they hold no data."""
+
+IMPORT = "/v1/sessions/import"
+"""Where a file of a session comes in."""
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
@@ -60,13 +65,24 @@ class Guard:
         origins: foreign web pages that may send requests.
         metrics: counts requests.
         hosts: names besides those of this machine by which it may be called where no key is asked for.
+        requests: how many each owner may send; None: any number.
+        file_bytes: the largest file of a session that may come in; 0: none may.
     """
 
     def __init__(
-        self, app: Any, *, keys: Collection[str], origins: Collection[str], metrics: Metrics, hosts: Collection[str] = ()
+        self,
+        app: Any,
+        *,
+        keys: Collection[str],
+        origins: Collection[str],
+        metrics: Metrics,
+        hosts: Collection[str] = (),
+        requests: Budget | None = None,
+        file_bytes: int = 0,
     ) -> None:
         self._app, self._keys, self._origins, self._metrics = app, tuple(keys), frozenset(origins), metrics
         self._hosts = LOOPBACK | set(hosts)
+        self._requests, self._file_bytes = requests or Budget(None), file_bytes
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or refuse it."""
@@ -100,7 +116,10 @@ class Guard:
             if allowed and scope["method"] == "OPTIONS":
                 await self._preflight(answer)
                 return
-            scope["state"]["owner"] = self._owner(scope, headers)
+            scope["state"]["owner"] = owner = self._owner(scope, headers)
+            if scope["path"] not in OPEN:
+                require_budget(self._requests, owner, "requests")
+                self._requests.spend(owner, 1)
             await self._app(scope, self._limited(scope, headers, receive), answer)
         except RefusalError as refusal:
             if status == 0:
@@ -108,7 +127,7 @@ class Guard:
         finally:
             route = getattr(scope.get("route"), "path", "none")
             owner = scope["state"].get("owner", "")[:8]
-            self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner, **scope["state"].get("noted", {}))
+            self._metrics.answered(route, status, time.perf_counter() - begin, owner=owner)
 
     def _owner(self, scope: Any, headers: dict[str, str]) -> str:
         """Return whose the request is."""
@@ -142,7 +161,7 @@ class Guard:
     async def _preflight(send: Any) -> None:
         allow = [
             (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", b"authorization, content-type, x-api-key, x-session-id"),
+            (b"access-control-allow-headers", b"authorization, content-type, last-event-id, x-api-key, x-session-id"),
         ]
         await send({"type": "http.response.start", "status": 204, "headers": allow})
         await send({"type": "http.response.body", "body": b""})
@@ -150,14 +169,19 @@ class Guard:
     def _limited(self, scope: Any, headers: dict[str, str], receive: Any) -> Any:
         """Return a `receive` that refuses bodies of another type, too large, or too slow."""
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-        is_stream = kind == "text/plain" and scope["path"].endswith("/append")
+        is_file = kind == "application/octet-stream" and scope["path"] == IMPORT
+        is_stream = is_file or (kind == "text/plain" and scope["path"].endswith("/append"))
         length = headers.get("content-length", "0" if "transfer-encoding" not in headers else "1")
         has_body = length != "0" and scope["method"] == "POST"
         if has_body and not is_stream and kind != "application/json":
             shown = kind[:40] or "none"
             raise RefusalError(415, f"content type '{shown}' must be application/json", code="bad_type")
-        if not is_stream and length.isdecimal() and int(length[:20]) > MOST_BODY_BYTES:
-            raise RefusalError(413, _TOO_LARGE, code="too_large")
+        if is_file and not self._file_bytes:
+            raise RefusalError(403, "files of sessions are not taken; the server needs --allow-import", code="no_import")
+        most = self._file_bytes if is_file else math.inf if is_stream else MOST_BODY_BYTES
+        too_large = f"a file of a session has at most {self._file_bytes:,} bytes here" if is_file else _TOO_LARGE
+        if length.isdecimal() and int(length[:20]) > most:
+            raise RefusalError(413, too_large, code="too_large")
 
         def refuse_body(status: int, message: str, code: str) -> NoReturn:
             scope["state"]["refused"] = refusal = RefusalError(status, message, code=code)
@@ -178,11 +202,22 @@ class Guard:
                 refuse_body(408, "the body comes too slowly; send it again", "too_slow")
             n_byte += len(message.get("body", b""))
             is_over = message["type"] != "http.request" or not message.get("more_body", False)
-            if not is_stream and n_byte > MOST_BODY_BYTES:
-                refuse_body(413, _TOO_LARGE, "too_large")
+            if n_byte > most:
+                refuse_body(413, too_large, "too_large")
             return message
 
         return limited
+
+
+def require_budget(budget: Budget, owner: str, what: str) -> None:
+    """Refuse an owner whose budget is used up.
+
+    Raises:
+        RefusalError: it is.
+    """
+    if seconds := budget.wait(owner):
+        message = f"the {what} of this minute are used up; ask again in {math.ceil(seconds)} s"
+        raise RefusalError(429, message, code="rate_limited", retry_after=math.ceil(seconds))
 
 
 async def refuse(send: Any, refusal: RefusalError) -> None:
@@ -201,7 +236,7 @@ def headers_of(refusal: RefusalError) -> dict[str, str]:
         headers["retry-after"] = str(refusal.retry_after)
     if refusal.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if refusal.status == 409:
+    if refusal.status in (409, 501, 504):  # the same call would be refused again, or take as long again
         headers["x-should-retry"] = "false"
     if owner := refusal.extra.get("owner"):
         headers["x-txl-owner"] = str(owner)

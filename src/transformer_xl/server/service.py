@@ -1,19 +1,26 @@
 """What a server does for a request, between the routes and the engine: sessions opened, jobs run, files kept up to date."""
 
 import asyncio
+import os
 import time
 import traceback
-from collections.abc import AsyncGenerator, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
 
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
+from transformer_xl.generation.session_file import RowState
+from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
+from transformer_xl.server.guard import require_budget
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import ID, Session, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import ID, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -28,6 +35,18 @@ _LOOK_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 0.05
 _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
+_FILE_EXTRA = 1 << 16
+"""Bytes of a session's file besides its memory: names, the last tokens, random numbers, a hash."""
+
+_CHUNK_BYTES = 1 << 20
+
+
+class _Loaded(NamedTuple):
+    """What a session begins with."""
+
+    state: RowState | None
+    text: TextState
+    ttl: float | None
 
 
 class Service:
@@ -40,6 +59,8 @@ class Service:
         model: the name that clients give.
         details: what `/v1/models` says of it.
         save_every: tokens after which a session is saved while it is read or written.
+        chats: messages are read as lines of a text (`--chat-template plain`).
+        tokens: how many each owner may read and write; None: any number.
     """
 
     def __init__(
@@ -51,13 +72,25 @@ class Service:
         model: str,
         details: dict[str, Any],
         save_every: int = 65_536,
+        chats: bool = False,
+        tokens: Budget | None = None,
     ) -> None:
         self.engine, self.sessions, self.metrics = engine, sessions, metrics
         self.model, self.details, self._save_every = model, details, save_every
+        self.chats, self.tokens = chats, tokens or Budget(None)
+        self.files = SessionFiles(engine.format, engine.tokenizer)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
         self._next_sweep = 0.0
+        metrics.queue.set_function(lambda: engine.n_waiting)
+        metrics.rows_busy.set_function(lambda: engine.n_busy)
+        for state in ("row", "parked"):
+            metrics.sessions.labels(state).set_function(partial(self._n_sessions, state))
         self.n_unsaved = 0
+
+    def _n_sessions(self, state: str) -> int:
+        return sum(each.state == state for each in list(self.sessions.live.values()))
 
     @property
     def tokenizer(self) -> "Tokenizer":
@@ -87,25 +120,33 @@ class Service:
         Raises:
             RefusalError: it was refused, failed, or was cancelled; texts that ended before are answered.
         """
+        require_budget(self.tokens, job.owner, "tokens")
         loop, answers = asyncio.get_running_loop(), asyncio.Queue[Answer]()
         begin, last = time.perf_counter(), 0.0
 
         def tell(answer: Answer) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(answers.put_nowait, answer)
+            self._told.append((answers, answer))
+            if len(self._told) == 1:  # only the engine tells, and one call takes all that it has told by then
+                with suppress(RuntimeError):  # the loop has ended
+                    loop.call_soon_threadsafe(self._deliver)
 
         ticket = self.engine.submit(job, tell)
+        self.tokens.spend(job.owner, len(job.prompt))
         n_open = ticket.n_text
         try:
             while n_open:
                 try:
-                    async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
-                        answer = await answers.get()
-                except TimeoutError:
-                    yield None
-                    continue
+                    answer = answers.get_nowait()
+                except asyncio.QueueEmpty:
+                    try:
+                        async with asyncio.timeout(_PING_SECONDS):  # wait_for may lose a cancellation
+                            answer = await answers.get()
+                    except TimeoutError:
+                        yield None
+                        continue
                 if isinstance(answer, Piece):
                     ticket.n_ahead -= 1
+                    self.tokens.spend(job.owner, 1)
                     now = time.perf_counter()
                     self.metrics.next_token(now - last) if last else self.metrics.first_token(now - begin)
                     last = now
@@ -124,6 +165,12 @@ class Service:
         finally:
             if n_open:
                 self.engine.cancel(ticket, "client")
+
+    def _deliver(self) -> None:
+        """Hand over what the engine has told since the last time."""
+        while self._told:
+            answers, answer = self._told.popleft()
+            answers.put_nowait(answer)
 
     # sessions
 
@@ -264,32 +311,87 @@ class Service:
                 with suppress(RefusalError):
                     await self._leave_to_file(session)
 
-    async def create(self, owner: str, *, ttl: float | None, seed: int | None, source: Any = None) -> Session:
+    async def create(self, owner: str, *, ttl: float | None = None, seed: int | None = None, source: Any = None) -> Session:
         """Begin a session: empty, as a copy of another one, or from a saved file.
 
         Raises:
             RefusalError: no such session or file, or no room.
         """
-        state, text = None, TextState()
-        if source is not None and source.session is not None:
-            other = await self.open(owner, source.session)
-            state, text = await self.in_engine(lambda: self.engine.snapshot(other))
-        elif source is not None:
-            store = self._store()
-            path = store.path(owner, check_name(source.saved), saved=True)
-            if not path.is_file():
-                raise RefusalError(404, "nothing is saved by that name", code="not_found")
-            begin = time.perf_counter()
-            state, note = await asyncio.to_thread(store.read, path)
-            self.metrics.restored(time.perf_counter() - begin)
-            text = TextState.of_note(note, vocab_size=self.tokenizer.vocab_size)
-        if seed is not None:
-            text.random = seed, seeded_generator(seed)
+        return await self._begin(owner, lambda: self._state_of(owner, source), ttl=ttl, seed=seed)
+
+    async def _begin(
+        self,
+        owner: str,
+        load: Callable[[], Awaitable[_Loaded]],
+        *,
+        ttl: float | None = None,
+        seed: int | None = None,
+    ) -> Session:
+        """Begin a session with what `load` returns; one at a time, so that no more is in memory than what is accounted for."""
         async with self._adopting:
+            await asyncio.to_thread(self.sessions.require_quota, owner)
             await self.make_room()
-            session = self.sessions.create(owner, ttl=ttl, text=text, parked=state)
+            state, text, own_ttl = await load()
+            if seed is not None:
+                text.random = seed, seeded_generator(seed)
+            session = self.sessions.create(owner, ttl=own_ttl if ttl is None else ttl, text=text, parked=state)
         session.is_changed = text.n_tokens > 0
         return session
+
+    async def _state_of(self, owner: str, source: Any) -> _Loaded:
+        if source is None:
+            return _Loaded(None, TextState(), None)
+        if source.session is None:
+            path = self._store().path(owner, check_name(source.saved), saved=True)
+            if not path.is_file():
+                raise RefusalError(404, "nothing is saved by that name", code="not_found")
+            return await self._restored(path)
+        session = self.sessions.find(owner, source.session)
+        if session is not None:
+            session.used = time.time()
+            return _Loaded(*await self.in_engine(lambda: self.engine.snapshot(session)), session.ttl)
+        path = self.sessions.file_of(owner, source.session)
+        if path is None:
+            raise self._missing(owner, source.session)
+        self._store().require_free(path)  # another process may have what the file does not hold yet
+        return await self._restored(path)
+
+    async def _restored(self, path: Path) -> _Loaded:
+        begin = time.perf_counter()
+        state, note = await asyncio.to_thread(self.files.read, path)
+        self.metrics.restored(time.perf_counter() - begin)
+        return _Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
+
+    @property
+    def file_bytes(self) -> int:
+        """The most bytes that the file of a session has."""
+        return self.sessions.bytes_each + _FILE_EXTRA
+
+    async def import_session(self, owner: str, chunks: AsyncIterator[bytes]) -> Session:
+        """Begin a session with a file that a client sends; it is verified as a whole before it is believed.
+
+        Raises:
+            RefusalError: it is no file of this model and decoder, there is no room, or the client has gone.
+        """
+        with TemporaryDirectory(prefix="txl-serve-") as folder:
+            path = Path(folder, "session")
+            await _written(path, chunks)
+            return await self._begin(owner, lambda: self._restored(path))
+
+    async def export_session(self, session: Session) -> tuple[int, AsyncGenerator[bytes, None]]:
+        """Return the size of a session's file, and its bytes.
+
+        Raises:
+            RefusalError: it has read nothing, or there is no room for the file.
+        """
+        state, text = await self.in_engine(lambda: self.engine.snapshot(session))
+        if state is None:
+            raise RefusalError(409, "the session has read nothing, so there is nothing to export", code="empty")
+        with TemporaryDirectory(prefix="txl-serve-") as folder:
+            path = Path(folder, "session")
+            await asyncio.to_thread(self.files.write, path, state, note_of(session) | text.note())
+            file = path.open("rb")
+        return os.fstat(file.fileno()).st_size, _read(file)
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
         """Write a session to its file, or to one by another name, and return how many tokens that holds.
@@ -302,6 +404,8 @@ class Service:
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
                 raise RefusalError(404, "no such session", code="not_found")
+            if name is not None and not path.exists():
+                await asyncio.to_thread(self.sessions.require_quota, session.owner)
             state, text = await self.in_engine(lambda: self.engine.snapshot(session))
             if state is None:
                 raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
@@ -371,7 +475,7 @@ class Service:
             raise RefusalError(400, message, code="cannot_rewind", extra={"n_tokens": session.text.n_tokens})
         await self.in_engine(lambda: self.engine.rewind(session, n))
 
-    def _store(self) -> Any:
+    def _store(self) -> Store:
         if self.sessions.store is None:
             raise RefusalError(400, "this server keeps no files; start it with --sessions DIR", code="no_store")
         return self.sessions.store
@@ -408,10 +512,6 @@ class Service:
                         await self._keep(session)
                 if self.sessions.is_guest(session) and session.is_idle and now - session.used > _GUEST_SECONDS:
                     await self._let_go(session)
-        for state in ("row", "parked"):
-            self.metrics.sessions.labels(state).set(sum(each.state == state for each in self.sessions.live.values()))
-        self.metrics.queue.set(self.engine.n_waiting)
-        self.metrics.rows_busy.set(self.engine.n_busy)
 
     async def _keep(self, session: Session) -> None:
         """Let the file of a session hold what it is now; one that has gone back to its beginning has none."""
@@ -458,3 +558,20 @@ class Service:
                 except RefusalError:
                     self.n_unsaved += 1
             session.lease.close()
+
+
+async def _written(path: Path, chunks: AsyncIterator[bytes]) -> None:
+    """Write what comes to a file."""
+    try:
+        with path.open("wb") as file:
+            async for chunk in chunks:
+                await asyncio.to_thread(file.write, chunk)
+    except OSError as error:
+        raise RefusalError(507, f"the file cannot be kept ({error.strerror})", code="not_saved") from error
+
+
+async def _read(file: BinaryIO) -> AsyncGenerator[bytes, None]:
+    """Yield the bytes of a file, and close it."""
+    with file:
+        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
+            yield chunk

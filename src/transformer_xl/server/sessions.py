@@ -86,29 +86,16 @@ class Session:
         return "row" if self.row is not None else "parked"
 
 
-class Store:
-    """Files of sessions, a directory for each owner.
+class SessionFiles:
+    """Writes and reads files of sessions.
 
     Args:
-        directory: made if it is missing; its parent must exist.
         format: of the decoder.
         tokenizer: of the model.
-        who: names this process in leases.
     """
 
-    def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
-        self.directory, self._format, self._tokenizer, self._who = directory, format, tokenizer, who
-        try:
-            make_directory(directory)
-        except OSError as error:
-            raise CheckpointError(
-                f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
-            ) from None
-
-    def path(self, owner: str, name: str, *, saved: bool = False) -> Path:
-        """Return the file of a session, or of a saved one; a saved name is hashed, so it cannot lead anywhere."""
-        own = f"saved-{hashlib.sha256(name.encode()).hexdigest()}" if saved else name
-        return self.directory / owner[:_OWNER_LETTERS] / f"{own}{_SUFFIX}"
+    def __init__(self, format: SessionFormat, tokenizer: "Tokenizer") -> None:
+        self._format, self._tokenizer = format, tokenizer
 
     def write(self, path: Path, state: RowState, note: dict[str, str]) -> None:
         """Write a file whole, and force it to the disk.
@@ -140,6 +127,32 @@ class Store:
             raise RefusalError(409, "the saved session was read with another tokenizer; use that one", code="bad_session")
         return state, note
 
+
+class Store(SessionFiles):
+    """Files of sessions, a directory for each owner.
+
+    Args:
+        directory: made if it is missing; its parent must exist.
+        format: of the decoder.
+        tokenizer: of the model.
+        who: names this process in leases.
+    """
+
+    def __init__(self, directory: Path, format: SessionFormat, tokenizer: "Tokenizer", *, who: str) -> None:
+        super().__init__(format, tokenizer)
+        self.directory, self._who = directory, who
+        try:
+            make_directory(directory)
+        except OSError as error:
+            raise CheckpointError(
+                f"--sessions '{directory}' cannot be used: {system_reason(error, 'choose another place')}"
+            ) from None
+
+    def path(self, owner: str, name: str, *, saved: bool = False) -> Path:
+        """Return the file of a session, or of a saved one; a saved name is hashed, so it cannot lead anywhere."""
+        own = f"saved-{hashlib.sha256(name.encode()).hexdigest()}" if saved else name
+        return self.directory / owner[:_OWNER_LETTERS] / f"{own}{_SUFFIX}"
+
     @staticmethod
     def note(path: Path) -> dict[str, str] | None:
         """Return the note of a file, which is not verified; None: it is none."""
@@ -154,6 +167,10 @@ class Store:
             is_one = path.name.startswith("saved-") == saved and not path.name.startswith(".")
             if is_one and (note := self.note(path)) is not None:
                 yield path, note
+
+    def names(self, owner: str) -> list[str]:
+        """Return the names of an owner's files, sessions and saved ones."""
+        return [path.name.removesuffix(_SUFFIX) for path in (self.directory / owner[:_OWNER_LETTERS]).glob(f"*{_SUFFIX}")]
 
     def all_notes(self) -> Iterator[tuple[Path, dict[str, str]]]:
         """Yield the sessions of all owners, not the saved ones."""
@@ -224,10 +241,21 @@ class Sessions:
         store: None: sessions end with the process.
         worker: begins the ids of this process's sessions.
         ttl: of sessions that do not say.
+        quota: bytes that the sessions and saved files of one owner may take, in memory and on the disk; None: no limit.
     """
 
-    def __init__(self, *, bytes_each: int, limit: int, store: Store | None, worker: str, ttl: float | None) -> None:
+    def __init__(
+        self,
+        *,
+        bytes_each: int,
+        limit: int,
+        store: Store | None,
+        worker: str,
+        ttl: float | None,
+        quota: int | None = None,
+    ) -> None:
         self.bytes_each, self.limit, self.store, self.worker, self.ttl = bytes_each, limit, store, worker, ttl
+        self.quota = quota
         self.live: dict[str, Session] = {}
 
     @property
@@ -265,6 +293,20 @@ class Sessions:
         if self.is_full:
             message = f"{len(self.live):,} sessions of {self.bytes_each:,} bytes fill --session-memory; delete one"
             raise RefusalError(503, message, code="no_room", retry_after=5)
+
+    def require_quota(self, owner: str) -> None:
+        """Refuse an owner another session or saved file.
+
+        Raises:
+            RefusalError: those that there are fill the quota.
+        """
+        if self.quota is None:
+            return
+        files = set(self.store.names(owner)) if self.store else set[str]()
+        n = len(files | {name for name, each in list(self.live.items()) if each.owner == owner})
+        if (n + 1) * self.bytes_each > self.quota:
+            message = f"{n:,} sessions and saved files of {self.bytes_each:,} bytes fill the quota ({self.quota:,}); delete one"
+            raise RefusalError(403, message, code="quota")
 
     def find(self, owner: str, name: str) -> Session | None:
         """Return a session that is in this process, if it is the owner's."""

@@ -1,6 +1,7 @@
 """Requests and answers as JSON. Unknown and unsupported fields are refused by name; every number has a range."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -35,27 +36,40 @@ Seed = Annotated[int, Field(ge=0, lt=1 << 64, strict=True)]
 Place = Annotated[int, Field(ge=0, lt=1 << 62, strict=True)]
 
 
-class Body(BaseModel):
-    """A body of JSON without unknown fields."""
+def _show_nulls(schema: dict[str, Any]) -> None:
+    """Let the schema say that a field that may be left out may be null."""
+    for name in schema.get("properties", {}).keys() - set(schema.get("required", [])):
+        schema["properties"][name] = {"anyOf": [schema["properties"][name], {"type": "null"}]}
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+class Body(BaseModel):
+    """A body of JSON without unknown fields. A field that is null was left out, as in OpenAI's API."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, json_schema_extra=_show_nulls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {name: value for name, value in values.items() if value is not None or name not in known}
 
 
 class WritingFields(Body):
-    """How a text is written: the fields that completions, generate and ask have in common."""
+    """How a text is written: the fields that all calls which write have in common."""
 
     max_tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS, strict=True)] = 16
     temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1, le=1 << 31, strict=True)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     repetition_window: Annotated[int, Field(ge=1, le=512, strict=True)] = 64
     logit_bias: dict[Annotated[str, Field(pattern=r"^\d{1,10}$")], Annotated[float, Field(ge=-100, le=100)]] | None = None
     seed: Seed | None = None
     stop: Text | Annotated[list[Text], Field(max_length=4)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] = []
-    logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
     stream: bool = False
     stream_options: "StreamOptions | None" = None
     timeout: Annotated[float, Field(gt=0, le=LONGEST_SECONDS)] = LONGEST_SECONDS
@@ -69,15 +83,22 @@ class WritingFields(Body):
             raise ValueError("stream_options goes with stream")
         return self
 
-    def writing(self, seeds: tuple[int, ...], *, vocab_size: int, keeps_drawing: bool = False) -> Writing:
-        """Return how texts are written.
+    @property
+    def likeliest(self) -> int | None:
+        """How many of the likeliest tokens are listed with each token; None: no log-probabilities."""
+        return None
+
+    def writing(
+        self, seeds: tuple[int, ...], *, vocab_size: int, keeps_drawing: bool = False, stops: Sequence[str] = ()
+    ) -> Writing:
+        """Return how texts are written; `stops` end them besides what the client asked for.
 
         Raises:
             RefusalError: settings that contradict each other or do not fit the vocabulary.
         """
         bias = {int(token): -math.inf if value <= -100 else value for token, value in (self.logit_bias or {}).items()}
         greedy = self.temperature == 0
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        stops = [*stops, *([self.stop] if isinstance(self.stop, str) else self.stop or [])]
         try:
             sampling = Sampling(
                 temperature=self.temperature,
@@ -104,7 +125,18 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class CompletionRequest(WritingFields):
+class CompletionFields(WritingFields):
+    """The same with log-probabilities as completions ask for them."""
+
+    logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
+
+    @property
+    def likeliest(self) -> int | None:
+        """See `WritingFields`."""
+        return self.logprobs
+
+
+class CompletionRequest(CompletionFields):
     """`POST /v1/completions`."""
 
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -120,6 +152,8 @@ class CompletionRequest(WritingFields):
             raise ValueError("best_of is not supported; leave it out, or give it as n")
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens 0 scores a prompt, which needs echo")
+        if self.max_tokens == 0 and self.n > 1:
+            raise ValueError("n above 1 writes several texts, which needs max_tokens above 0")
         if self.session_id is not None and (self.n > 1 or self.echo or not isinstance(self.prompt, str)):
             raise ValueError("session_id goes with a prompt of one text, n 1 and without echo; use /v1/sessions/…/ask for more")
         return self
@@ -130,6 +164,59 @@ class CompletionRequest(WritingFields):
         if isinstance(prompt, str) or not prompt or isinstance(prompt[0], int):
             return [prompt]
         return prompt
+
+
+class TextPart(Body):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(Body):
+    """What somebody says in a chat."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | Annotated[list[TextPart], Field(max_length=64)] = ""
+    name: Annotated[str, Field(max_length=64)] | None = None
+
+    def line(self) -> str:
+        """Return it as a line of a text."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return f"{self.role}: {text}\n"
+
+
+class ChatRequest(WritingFields):
+    """`POST /v1/chat/completions`."""
+
+    model: Annotated[str, Field(max_length=256)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)] = 256
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS, strict=True)] | None = None
+    n: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20, strict=True)] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs goes with logprobs")
+        if self.max_completion_tokens is not None:
+            self.max_tokens = self.max_completion_tokens
+        return self
+
+    @property
+    def likeliest(self) -> int | None:
+        """See `WritingFields`."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def prompt(self) -> str:
+        """Return the messages as a text that the assistant goes on with."""
+        return "".join(message.line() for message in self.messages) + "assistant:"
+
+
+CHAT_STOPS = ("\nsystem:", "\ndeveloper:", "\nuser:", "\nassistant:")
+"""Where somebody else speaks."""
 
 
 class SessionRequest(Body):
@@ -174,13 +261,13 @@ class AppendRequest(TextFields):
     timeout: Annotated[float, Field(gt=0, le=LONGEST_SECONDS)] = LONGEST_SECONDS
 
 
-class GenerateRequest(WritingFields):
+class GenerateRequest(CompletionFields):
     """`POST /v1/sessions/{id}/generate`."""
 
     at: Place | None = None
 
 
-class AskRequest(TextFields, WritingFields):
+class AskRequest(TextFields, CompletionFields):
     """`POST /v1/sessions/{id}/ask`."""
 
     n: Annotated[int, Field(ge=1, le=64, strict=True)] = 1
@@ -209,11 +296,14 @@ class ScoreRequest(TextFields):
 
 
 class TokenizeRequest(Body):
-    """`POST /tokenize`."""
+    """`POST /tokenize`: the text is `content` for clients of llama.cpp, and `prompt` for those of vLLM."""
 
     content: Text | None = None
     prompt: Text | None = None
     with_pieces: bool = False
+    model: Annotated[str, Field(max_length=256)] | None = None
+    add_special_tokens: bool = False
+    add_special: bool = False
 
     @model_validator(mode="after")
     def _one(self) -> "TokenizeRequest":
@@ -261,6 +351,11 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
 
 
+def printable(text: str) -> str:
+    """Return a text that JSON in UTF-8 can hold."""
+    return text.encode("utf-8", "replace").decode()
+
+
 class Logprobs:
     """Tokens of a text as OpenAI's legacy object: the same number for a token wherever it stands.
 
@@ -298,4 +393,4 @@ class Logprobs:
 def error_body(refusal: RefusalError) -> dict[str, Any]:
     """Return the body of an error, as OpenAI's clients read it."""
     kind = "invalid_request_error" if refusal.status < 500 else "server_error"
-    return {"error": {"message": refusal.message, "type": kind, "code": refusal.code, **refusal.extra}}
+    return {"error": {"message": one_line(refusal), "type": kind, "code": refusal.code, **refusal.extra}}

@@ -21,16 +21,6 @@ def compiling(monkeypatch):
     monkeypatch.setattr(backends, "_is_interpreted", lambda: False)
 
 
-@pytest.fixture
-def gpu(monkeypatch):
-    """As if there were one; nothing is sent to it."""
-    pytest.importorskip("triton", reason="Triton is not installed")
-    capability = [8, 0]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: tuple(capability))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Old GPU")
-    return capability
-
-
 def test_names():
     assert choose_backend("equation", CPU) is relative_attention
     assert choose_backend("auto", CPU) is choose_backend("matmul", CPU) is matmul_attention
@@ -46,15 +36,15 @@ def test_model_says_that_its_backend_is_unknown():
         model(torch.zeros(1, 2, dtype=torch.int64), execution=Execution("flash"))
 
 
-def test_a_gpu_gets_the_fused_kernels(gpu):
+def test_a_gpu_gets_the_fused_kernels(capability):
     from transformer_xl.model.backends.fused import fused_attention
 
     assert choose_backend("auto", GPU) is choose_backend("triton", GPU) is fused_attention
 
 
-def test_an_old_gpu_or_fp64_gets_matmul(gpu):
+def test_an_old_gpu_or_fp64_gets_matmul(capability):
     assert choose_backend("auto", GPU, dtype=torch.float64) is matmul_attention
-    gpu[:] = [7, 5]
+    capability[:] = [7, 5]
     assert choose_backend("auto", GPU) is matmul_attention
     with pytest.raises(
         ConfigError, match=r"'triton' cannot run here: it needs compute capability 8\.0 .* Old GPU is older; use 'auto'"
@@ -62,8 +52,8 @@ def test_an_old_gpu_or_fp64_gets_matmul(gpu):
         choose_backend("triton", GPU)
 
 
-def test_other_makers_count_their_capabilities_otherwise(gpu, monkeypatch):
-    gpu[:] = [7, 5]
+def test_other_makers_count_their_capabilities_otherwise(capability, monkeypatch):
+    capability[:] = [7, 5]
     monkeypatch.setattr(torch.version, "hip", "6.4")
     assert choose_backend("auto", GPU) is choose_backend("triton", GPU)
 
@@ -89,7 +79,7 @@ def test_triton_has_no_fp64():
 
 
 @pytest.mark.parametrize(("dtype", "widest"), [(torch.float32, 128), (torch.bfloat16, 256)])
-def test_triton_has_no_room_for_very_wide_heads(gpu, dtype, widest):
+def test_triton_has_no_room_for_very_wide_heads(capability, dtype, widest):
     choose_backend("triton", GPU, dtype=dtype, d_head=widest)
     with pytest.raises(ConfigError, match=rf"cannot run here: .* d_head \({widest + 1}\) does not fit .*; {widest} do"):
         choose_backend("triton", GPU, dtype=dtype, d_head=widest + 1)

@@ -14,11 +14,14 @@ from transformer_xl.model.attention.equation import hidden_keys, relative_attent
 
 pytest.importorskip("triton", reason="the fused kernels are written in Triton, which is not installed")
 
-from transformer_xl.model.backends import fused, fused_kernels
-from transformer_xl.model.backends.fused import Tile, fused_attention, tile_of
+from transformer_xl.model.backends import fused, fused_kernels, fused_ranked_kernels
+from transformer_xl.model.backends.fused import fused_attention, tile_of
 
 # where there is a GPU, `make test-gpu` runs the kernels on it
-pytestmark = [pytest.mark.gpu] if torch.cuda.is_available() else []
+pytestmark = [
+    pytest.mark.usefixtures("on_the_gpu", "small_tiles"),
+    *([pytest.mark.gpu] if torch.cuda.is_available() else []),
+]
 
 SHAPES = {
     "one tile": {"B": 1, "T": 16, "M": 0, "N": 1, "H": 16},
@@ -32,17 +35,6 @@ SHAPES = {
     "documents": {"B": 3, "T": 37, "M": 5, "N": 1, "H": 4, "ages": "documents"},
     "wide heads": {"B": 1, "T": 17, "M": 3, "N": 1, "H": 41},
 }
-
-
-@pytest.fixture(autouse=True)
-def on_the_gpu():
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        yield
-
-
-@pytest.fixture(autouse=True)
-def small_tiles(monkeypatch):
-    monkeypatch.setattr(fused, "tile_of", lambda d_head, dtype: Tile(16, 4, 4))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -59,15 +51,14 @@ def test_rows_and_heads_are_computed_in_parts(n_byte, n_part, monkeypatch):
     case = Case.draw(B=5, T=19, M=23, N=2, H=5, ages="documents")
     expected = case.run(relative_attention)
     monkeypatch.setattr(fused, "SCRATCH_BYTES", n_byte)
-    assert len(list(fused._parts(case.inputs["q"], 48))) == n_part
+    assert len(list(fused.parts(case.inputs["q"], 48))) == n_part
     for what, actual in case.run(fused_attention).items():
         assert_close(what, actual, expected[what], 1e-5)
 
 
+@pytest.mark.usefixtures("true_bf16")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_narrow_types_are_as_close_as_the_equation_in_them(dtype):
-    if dtype == torch.bfloat16 and os.environ.get("TRITON_INTERPRET") == "1":
-        pytest.skip("Triton's interpreter multiplies the bits of bf16 as integers; on a GPU this test runs")
     case = Case.draw(B=2, T=19, M=14, N=1, H=16, dtype=dtype)
     exact = Case(
         {name: x.detach().float().requires_grad_() for name, x in case.inputs.items()}, case.first_BT, case.grad.float()
@@ -147,12 +138,12 @@ def test_rows_and_heads_are_counted_where_a_grid_has_room(monkeypatch):
     """A GPU takes 65,535 programs along the second and third axis, and 2^31 along the first."""
     grids = []
     for name in ("forward_kernel", "key_gradient_kernel", "query_gradient_kernel"):
-        monkeypatch.setattr(fused_kernels, name, _Noted(grids))
+        monkeypatch.setattr(fused_kernels, name, Noted(grids))
     Case.draw(B=7, T=40, M=20, N=3, H=4).run(fused_attention)
     assert grids == [(63,), (84,), (63,)]
 
 
-class _Noted:
+class Noted:
     """Stands for a kernel, and notes its grid."""
 
     def __init__(self, grids):
@@ -169,7 +160,7 @@ def test_products_in_fp32_are_as_exact_as_pytorchs(set_as, expected):
     q, before = torch.zeros(1, 1, 1, 1), torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = set_as
     try:
-        assert fused._Launch.of(q, q, 0.0).precision == expected
+        assert fused.Launch.of(q, q, 0.0, n_distance=1).precision == expected
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
 
@@ -196,6 +187,6 @@ def test_kernels_compile_for_gpus():
     command = [sys.executable, "-W", "ignore", str(script), "--dtypes", "bf16", "--dropout"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    names = [name for name in dir(fused_kernels) if name.endswith("_kernel")]
-    assert len(names) == 3
+    names = [name for module in (fused_kernels, fused_ranked_kernels) for name in dir(module) if name.endswith("_kernel")]
+    assert len(names) == 6
     assert all(name.removesuffix("_kernel") in done.stdout for name in names)

@@ -1,6 +1,6 @@
 """Every backend of XLNet's attention against its equation: outputs, every gradient, dropout, and what is kept."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from tests.helpers import assert_close, tiny_xlnet
+from tests.model.backends.ranked_case import Case
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.attention.two_streams import Sight, ranked_attention
-from transformer_xl.model.backends import Attention, choose_ranked_backend, ranked
+from transformer_xl.model.attention.two_streams import ranked_attention
+from transformer_xl.model.backends import choose_ranked_backend, ranked
 from transformer_xl.model.backends.ranked import matmul_ranked_attention
 from transformer_xl.model.call import Execution, run_layer
 
-UNSEEN = torch.iinfo(torch.int64).max
+CPU = torch.device("cpu")
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
 SHAPES: dict[str, dict[str, Any]] = {
     "odd sizes": {"B": 2, "T": 7, "M": 6, "K": 3, "N": 3, "H": 5},
@@ -27,47 +28,6 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass
-class Case:
-    """Arguments of one call, and the gradient of its result."""
-
-    inputs: dict[str, Tensor]
-    sight: Sight
-    grad: Tensor
-
-    @classmethod
-    def draw(
-        cls, B: int, T: int, M: int, K: int, N: int, H: int, *, sees: str = "some", n_text: int = 3, both: bool = True,
-        dtype: torch.dtype = torch.float64,
-    ) -> "Case":  # fmt: skip
-        """Draw a case; `sees` some, all, or for many queries nothing; `both` directions of reading in one batch."""
-        S, Q = M + T, T + K
-        shapes = {"q": (B, Q, N, H), "k": (B, S, N, H), "v": (B, S, N, H), "r": (1 + both, S + T - 1, N, H)}
-        shapes |= {"r_w_bias": (N, H), "r_r_bias": (N, H), "r_s_bias": (N, H), "seg_embed": (2, N, H)}
-        inputs = {name: torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for name, shape in shapes.items()}
-        rank, below = torch.randint(-1, 4, (B, S)), torch.randint(-1 if sees == "nothing" else 0, 5, (B, Q))
-        rank[:, -1] = -1  # so that those who see anything of a rank below 0 exist
-        if sees == "all":
-            rank, below = torch.full((B, S), -1), torch.zeros(B, Q, dtype=torch.int64)
-        rank[:, : M // 2] = UNSEEN  # padding
-        place = torch.cat([torch.arange(T).expand(B, T), torch.randint(0, T, (B, K))], dim=1)
-        texts = (torch.randint(n_text, (B, Q)) * 3 - 1, torch.randint(n_text, (B, S)) * 3 - 1) if n_text else (None, None)
-        is_backward = torch.arange(B) % 3 == 1 if both else None
-        return cls(inputs, Sight(place, below, rank, *texts, is_backward), torch.randn(B, Q, N, H).to(dtype))
-
-    def attend(self, attend: Attention, *, dropatt: float = 0.0) -> Tensor:
-        """Return the output."""
-        biases = {name: x for name, x in self.inputs.items() if len(name) > 1}
-        return attend(*(self.inputs[name] for name in "qkvr"), **biases, sight=self.sight, dropatt=dropatt)
-
-    def run(self, attend: Attention) -> dict[str, Tensor]:
-        """Return the output, and the gradients of all inputs that have one."""
-        out = self.attend(attend)
-        grads = torch.autograd.grad(out, list(self.inputs.values()), self.grad, allow_unused=True)
-        found = {name: grad for name, grad in zip(self.inputs, grads, strict=True) if grad is not None}
-        return {"out": out.detach(), **found}
-
-
 @pytest.mark.parametrize("n_text", [0, 1, 3])
 @pytest.mark.parametrize("both", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,7 +38,7 @@ def test_backend_equals_the_equation(name: str, shape: str, both: bool, n_text: 
         expected = case.run(ranked_attention)
         for n_bytes in (1, 1 << 12, 4 << 20):  # a head at a time, some rows, everything
             monkeypatch.setattr(ranked, "_CACHED_BYTES", n_bytes)
-            found = case.run(choose_ranked_backend(name))
+            found = case.run(choose_ranked_backend(name, CPU))
             assert found.keys() == expected.keys()
             for what, actual in found.items():
                 assert_close(f"{what} of {name}", actual, expected[what], tolerance)
@@ -88,10 +48,9 @@ def test_backend_equals_the_equation(name: str, shape: str, both: bool, n_text: 
 def test_bf16_rounds_no_more_than_the_equation(name: str) -> None:
     case = Case.draw(B=2, T=40, M=20, K=9, N=2, H=16)
     exact = case.run(ranked_attention)
-    case.inputs = {name: x.detach().bfloat16().requires_grad_() for name, x in case.inputs.items()}
-    case.grad = case.grad.bfloat16()
+    case = case.to(torch.bfloat16)
     for what, equation in case.run(ranked_attention).items():
-        actual = case.run(choose_ranked_backend(name))[what]
+        actual = case.run(choose_ranked_backend(name, CPU))[what]
         allowed = 1.3 * (equation - exact[what]).norm()
         assert (actual - exact[what]).norm() < allowed, what
 
@@ -114,7 +73,7 @@ def test_dropout_keeps_the_mean_and_drops_the_share_asked_for(name: str) -> None
     S = 12
     case = Case.draw(B=2, T=6, M=S - 6, K=2, N=2, H=S)
     case.inputs["v"] = torch.eye(S, dtype=torch.float64)[:, None].expand(2, S, 2, S)
-    attend = choose_ranked_backend(name)
+    attend = choose_ranked_backend(name, CPU)
     with torch.no_grad():
         kept = case.attend(attend)
         drawn = torch.stack([case.attend(attend, dropatt=0.4) for _ in range(2000)])
@@ -151,13 +110,15 @@ def test_facts_are_computed_once_for_all_layers(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_names() -> None:
-    assert choose_ranked_backend("equation") is ranked_attention
-    assert choose_ranked_backend("auto") is choose_ranked_backend("matmul") is matmul_ranked_attention
+    assert choose_ranked_backend("equation", CPU) is ranked_attention
+    assert choose_ranked_backend("auto", CPU) is choose_ranked_backend("matmul", CPU) is matmul_ranked_attention
     model, ids = tiny_xlnet(), torch.randint(13, (1, 4))
     by_sdpa, by_equation = (model.read(ids, execution=Execution(name))[0] for name in ("sdpa", "equation"))
     assert_close("states", by_sdpa, by_equation, 1e-5)
-    with pytest.raises(ConfigError, match="an xlnet has no attention backend 'triton'; known: auto, equation, matmul, sdpa"):
-        model.check_backend("triton", torch.device("cpu"))
+    with pytest.raises(
+        ConfigError, match="an xlnet has no attention backend 'flex'; known: auto, equation, matmul, sdpa, triton"
+    ):
+        model.check_backend("flex", CPU)
     with pytest.raises(ConfigError, match="an xlnet has no attention backend 'matmull'; did you mean 'matmul'"):
         model.read(ids, execution=Execution("matmull"))
 

@@ -73,7 +73,7 @@ def is_xlnet(names: Iterable[str]) -> bool:
 
 
 def key_map(config: XLNetConfig, *, names: Iterable[str] = ()) -> KeyMap:
-    """Return the table of a model's tensors; the names are those of all variables, of which one is that of a task."""
+    """Return the table of a model's tensors; the names are those of all variables; one of them may belong to a task."""
     sizes = Sizes(config)
     entries = [
         Entry(("embedding.weight",), (Part(f"{_ROOT}word_embedding/lookup_table", sizes.shape("V D")),)),

@@ -29,6 +29,7 @@ _RANKED_FUNCTIONS = {
     "equation": ("attention.two_streams", "ranked_attention"),
     "matmul": ("backends.ranked", "matmul_ranked_attention"),
     "sdpa": ("backends.ranked", "sdpa_ranked_attention"),
+    "triton": ("backends.fused_ranked", "fused_ranked_attention"),
 }
 """The same for the attention of XLNet."""
 
@@ -53,31 +54,41 @@ def choose_backend(
         "triton": lambda: _triton_problem(device, dtype, d_head),
         "flex": lambda: _flex_problem(device, dropatt),
     }
-    if name == "auto":
-        name = "triton" if device.type == "cuda" and problems["triton"]() is None else "matmul"
-    elif name in problems and (problem := problems[name]()):
-        raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
-    return _load(*_FUNCTIONS[name])
+    return _load(*_FUNCTIONS[_runnable(name, device, problems)])
 
 
-def choose_ranked_backend(name: str, *, in_compiled: bool = False) -> Attention:
+def choose_ranked_backend(
+    name: str, device: torch.device, *, dtype: torch.dtype = torch.float32, d_head: int = 64, in_compiled: bool = False
+) -> Attention:
     """Return the attention function of a name for an XLNet; its arguments are those of `ranked_attention`.
 
-    The names mean what they mean in `choose_backend`. Each runs on every device.
+    The names mean what they mean in `choose_backend`, and `auto` takes what it takes there.
 
     Args:
         name: of the backend.
+        device: where the model is.
+        dtype: of its weights.
+        d_head: width of its heads.
         in_compiled: compiled layers call it. `matmul`, a long list of library calls, then runs as it is between compiled parts.
 
     Raises:
-        ConfigError: no backend of that name computes this attention.
+        ConfigError: no backend of that name computes this attention, or it cannot run here.
     """
     known = ("auto", *_RANKED_FUNCTIONS)
     if name not in known:
         raise ConfigError(f"an xlnet has no attention backend '{name}'; {did_you_mean(name, known)}")
-    chosen = "matmul" if name == "auto" else name
+    chosen = _runnable(name, device, {"triton": lambda: _triton_problem(device, dtype, d_head)})
     attend = _load(*_RANKED_FUNCTIONS[chosen])
     return _uncompiled(attend) if in_compiled and chosen == "matmul" else attend
+
+
+def _runnable(name: str, device: torch.device, problems: dict[str, Callable[[], str | None]]) -> str:
+    """Return a name, or for `auto` the fastest that works on the device; refuse a name whose backend has a problem here."""
+    if name == "auto":
+        return "triton" if device.type == "cuda" and problems["triton"]() is None else "matmul"
+    if name in problems and (problem := problems[name]()):
+        raise ConfigError(f"attention backend '{name}' cannot run here: {problem}; use 'auto'")
+    return name
 
 
 @cache

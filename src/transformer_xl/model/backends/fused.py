@@ -78,11 +78,10 @@ class _FusedAttention(torch.autograd.Function):
         qu, qv = qu.contiguous(), qv.contiguous()
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
         first = first_BT.to(torch.int32).contiguous().expand(B, T)
-        # the seed stays on the device, so that the host does not wait for it and a graph can be captured
-        seed = torch.randint(2**62, (1,), device=qu.device) if dropatt else torch.zeros(1, dtype=torch.int64, device=qu.device)
+        seed = drawn_seed(dropatt, qu.device)
         out, log_sum = torch.empty_like(qu), torch.empty(B, N, T, dtype=torch.float32, device=qu.device)
-        ctx.launch = _Launch.of(qu, k, dropatt)
-        for part in _parts(qu, ctx.launch.n_column):
+        ctx.launch = Launch.of(qu, k, dropatt, n_distance=k.shape[1])
+        for part in parts(qu, ctx.launch.n_column):
             qu_, qv_, k_, v_, out_ = (x[part.rows, :, part.heads] for x in (qu, qv, k, v, out))
             position = _heads_first(qv_) @ _padded(r[:, part.heads], ctx.launch.n_column).transpose(1, 2)
             tensors = (qu_, k_, v_, position, first[part.rows], out_, log_sum[part.rows, part.heads])
@@ -101,7 +100,7 @@ class _FusedAttention(torch.autograd.Function):
         grad_k, grad_v = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
         grad_r = torch.zeros(r.shape, dtype=torch.float32, device=r.device)
         last = _last_queries(first, launch)
-        for part in _parts(qu, launch.n_column):
+        for part in parts(qu, launch.n_column):
             of_rows = (qu, qv, k, v, grad, grad_qu, grad_qv, grad_k, grad_v)
             qu_, qv_, k_, v_, grad_, grad_qu_, grad_qv_, grad_k_, grad_v_ = (x[part.rows, :, part.heads] for x in of_rows)
             first_, log_sum_, mean_ = first[part.rows], log_sum[part.rows, part.heads], mean[part.rows, part.heads]
@@ -109,7 +108,8 @@ class _FusedAttention(torch.autograd.Function):
             position = qv_NXH @ r_NCH.transpose(1, 2)
             grad_position = torch.zeros_like(position)  # kernels write what is seen
             tensors = (qu_, k_, v_, position, first_, last[part.rows], grad_, log_sum_, mean_, grad_k_, grad_v_, grad_position)
-            launch(kernels.key_gradient_kernel, launch.n_key, part, tensors, (qu, k, v, log_sum, first, last, grad_k), seed)
+            strided = (qu, k, v, log_sum, first, last, grad_k)
+            launch(kernels.key_gradient_kernel, launch.n_key, part, tensors, strided, seed, by_key=True)
             tensors = (k_, grad_position, first_, grad_qu_)
             launch(kernels.query_gradient_kernel, launch.tgt_len, part, tensors, (qu, k, first), seed)
             _heads_first(grad_qv_).copy_(grad_position @ r_NCH)
@@ -117,14 +117,22 @@ class _FusedAttention(torch.autograd.Function):
         return grad_qu, grad_qv, grad_k, grad_v, grad_r.to(r.dtype), None, None
 
 
-def _last_queries(first_BT: Tensor, launch: "_Launch") -> Tensor:
+def drawn_seed(dropatt: float, device: torch.device) -> Tensor:
+    """Return what decides which weights are dropped, int64 (1,).
+
+    It stays on the device, so that the host does not wait for it and a graph can be captured.
+    """
+    return torch.randint(2**62, (1,), device=device) if dropatt else torch.zeros(1, dtype=torch.int64, device=device)
+
+
+def _last_queries(first_BT: Tensor, launch: "Launch") -> Tensor:
     """Return, for each row and tile of keys, the number of queries up to the last one that sees any of these keys; int32."""
     T, W, device = launch.tgt_len, launch.tile.width, first_BT.device
     highest = torch.arange(W, launch.n_key + W, W, device=device)[:, None] - 1
     return (first_BT[:, None] <= highest).mul(torch.arange(1, T + 1, device=device)).amax(-1).int()
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Rows and heads whose scores of positions are computed together."""
 
     number: int
@@ -134,14 +142,14 @@ class _Part(NamedTuple):
     n_head: int
 
 
-def _parts(q_BTNH: Tensor, n_column: int) -> Iterator[_Part]:
+def parts(q_BTNH: Tensor, n_column: int) -> Iterator[Part]:
     """Divide rows, or the heads of each row if one row is too large, into parts whose scores of positions fit the scratch."""
     B, T, N, _ = q_BTNH.shape
     n_fit = max(1, SCRATCH_BYTES // (T * n_column * q_BTNH.element_size()))
     n_row, n_head = max(1, n_fit // N), min(n_fit, N)
     slices = itertools.product(_slices(B, n_row), _slices(N, n_head))
     for number, (rows, heads) in enumerate(slices):
-        yield _Part(number, rows, heads, rows.stop - rows.start, heads.stop - heads.start)
+        yield Part(number, rows, heads, rows.stop - rows.start, heads.stop - heads.start)
 
 
 def _slices(n: int, most: int) -> list[slice]:
@@ -161,8 +169,8 @@ def _padded(r_SNH: Tensor, n_column: int) -> Tensor:
     return F.pad(r_SNH.transpose(0, 1), (0, 0, 0, n_column - len(r_SNH)))
 
 
-class _Launch(NamedTuple):
-    """The arguments that all kernels of one call have in common."""
+class Launch(NamedTuple):
+    """The arguments that all kernels of one call have in common; `tgt_len` is the number of queries."""
 
     tile: Tile
     tgt_len: int
@@ -174,14 +182,23 @@ class _Launch(NamedTuple):
     device: torch.device
 
     @classmethod
-    def of(cls, q: Tensor, k: Tensor, dropatt: float) -> "_Launch":
+    def of(cls, q: Tensor, k: Tensor, dropatt: float, *, n_distance: int) -> "Launch":
+        """Return those for queries (B, T, N, H) and keys (B, S, N, H), whose positions are scored at so many distances."""
         (_, T, _, H), S = q.shape, k.shape[1]
-        n_column = -(-S // 8) * 8  # products of other widths are slower
+        n_column = -(-n_distance // 8) * 8  # products of other widths are slower
         precision = "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
         return cls(tile_of(H, q.dtype), T, S, n_column, H, dropatt, precision, q.device)
 
     def __call__(
-        self, kernel: Any, length: int, part: _Part, tensors: tuple[Tensor, ...], strided: tuple[Tensor, ...], seed: Tensor
+        self,
+        kernel: Any,
+        length: int,
+        part: Part,
+        tensors: tuple[Tensor | None, ...],
+        strided: tuple[Tensor, ...],
+        seed: Tensor,
+        *,
+        by_key: bool = False,
     ) -> None:
         """Launch a kernel for all tiles along `length` of the rows and heads of a part, with the strides of some tensors."""
         grid = (triton.cdiv(length, self.tile.width) * part.n_row * part.n_head,)
@@ -202,7 +219,7 @@ class _Launch(NamedTuple):
                 W=self.tile.width,
                 DROPS=self.dropatt > 0,
                 PRECISION=self.precision,
-                num_warps=self.tile.key_warps if kernel is kernels.key_gradient_kernel else self.tile.warps,
+                num_warps=self.tile.key_warps if by_key else self.tile.warps,
             )
 
 

@@ -19,11 +19,11 @@ W edge of a tile, P H rounded up to a power of two.
 import triton
 import triton.language as tl
 
-_jit = triton.jit(do_not_specialize=["T", "S", "C", "B", "part"])
+jit = triton.jit(do_not_specialize=["T", "S", "C", "B", "part"])
 
 
 @triton.jit
-def _load(matrix, at, n, stride, H: tl.constexpr, P: tl.constexpr):
+def load(matrix, at, n, stride, H: tl.constexpr, P: tl.constexpr):
     """Load the rows `at` of a matrix (n, H), with zeros for those outside."""
     h = tl.arange(0, P)
     inside = (at < n)[:, None] & (h < H)[None, :]
@@ -31,7 +31,7 @@ def _load(matrix, at, n, stride, H: tl.constexpr, P: tl.constexpr):
 
 
 @triton.jit
-def _store(matrix, tile, at, n, stride, H: tl.constexpr, P: tl.constexpr):
+def store(matrix, tile, at, n, stride, H: tl.constexpr, P: tl.constexpr):
     """Store a tile as the rows `at` of a matrix (n, H)."""
     h = tl.arange(0, P)
     inside = (at < n)[:, None] & (h < H)[None, :]
@@ -66,7 +66,40 @@ def _kept(seed, row, t, s, dropatt):
     return tl.where(tl.uint_to_uniform_float(draw) >= dropatt, 1 / (1 - dropatt), 0.0)
 
 
-@_jit
+@triton.jit
+def begun(W: tl.constexpr, P: tl.constexpr):
+    """Return the highest score, the sum of weights and what was gathered, before any key was looked at."""
+    # finite, so that a row that sees nothing in a tile has no NaN
+    return tl.full([W], -1e30, tl.float32), tl.zeros([W], tl.float32), tl.zeros([W, P], tl.float32)
+
+
+@triton.jit
+def gathered(score, v_tile, highest, total, attended, seed, row, t, s, dropatt, DROPS: tl.constexpr, PRECISION: tl.constexpr):
+    """Go on with the softmax over a tile of keys, whose score is -inf where they are hidden."""
+    new_highest = tl.maximum(highest, tl.max(score, 1))
+    weight, faded = tl.exp(score - new_highest[:, None]), tl.exp(highest - new_highest)
+    total = total * faded + tl.sum(weight, 1)
+    if DROPS:
+        weight *= _kept(seed, row, t, s, dropatt)
+    attended = attended * faded[:, None] + tl.dot(weight.to(v_tile.dtype), v_tile, input_precision=PRECISION)
+    return new_highest, total, attended
+
+
+@triton.jit
+def score_gradient(
+    score, visible, v_tile, grad_tile, log_sum, mean, seed, row, t, s, dropatt, DROPS: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Return the gradients of a tile of scores, and the weights with which values were gathered; keys come first in both."""
+    weight = tl.exp(tl.where(visible, score - log_sum[None, :], float("-inf")))
+    grad_weight = tl.dot(v_tile, tl.trans(grad_tile), input_precision=PRECISION)
+    dropped = weight
+    if DROPS:
+        kept = tl.trans(_kept(seed, row, t, s, dropatt))
+        grad_weight, dropped = grad_weight * kept, weight * kept
+    return (weight * (grad_weight - mean[None, :])).to(grad_tile.dtype), dropped
+
+
+@jit
 def forward_kernel(
     qu, k, v, position, first, out, log_sum, seed_at,
     q_row, q_head, q_t, k_row, k_head, k_s, v_row, v_head, v_s, sum_row, sum_head, first_row,
@@ -81,32 +114,25 @@ def forward_kernel(
     k, v = k + batch * k_row + head * k_head, v + batch * v_row + head * v_head
     a = tl.arange(0, W)
     t = t0 + a
-    qu_tile = _load(qu + q_at, t, T, q_t, H, P)
+    qu_tile = load(qu + q_at, t, T, q_t, H, P)
     lowest = _lowest(first + batch * first_row, t, T)
     seed = tl.load(seed_at) + part if DROPS else 0
 
-    highest = tl.full([W], -1e30, tl.float32)  # finite, so that a row that sees nothing in a tile has no NaN
-    total = tl.zeros([W], tl.float32)
-    attended = tl.zeros([W, P], tl.float32)
+    highest, total, attended = begun(W, P)
     for s0 in range(tl.min(lowest) // W * W, tl.minimum(S, M + t0 + W), W):
         s = s0 + a
         visible = _is_visible(s, t, lowest, M)
         by_position = tl.load(_shifted(position, batch, head, t0, s0, T, C, B, W), mask=visible, other=0.0)
-        score = tl.dot(qu_tile, tl.trans(_load(k, s, S, k_s, H, P)), input_precision=PRECISION) + by_position
+        score = tl.dot(qu_tile, tl.trans(load(k, s, S, k_s, H, P)), input_precision=PRECISION) + by_position
         score = tl.where(visible, score, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(score, 1))
-        weight, faded = tl.exp(score - new_highest[:, None]), tl.exp(highest - new_highest)
-        highest, total = new_highest, total * faded + tl.sum(weight, 1)
-        if DROPS:
-            weight *= _kept(seed, row, t, s, dropatt)
-        v_tile = _load(v, s, S, v_s, H, P)
-        attended = attended * faded[:, None] + tl.dot(weight.to(v_tile.dtype), v_tile, input_precision=PRECISION)
+        v_tile = load(v, s, S, v_s, H, P)
+        highest, total, attended = gathered(score, v_tile, highest, total, attended, seed, row, t, s, dropatt, DROPS, PRECISION)
     total = tl.where(t < T, total, 1.0)
-    _store(out + q_at, attended / total[:, None], t, T, q_t, H, P)
+    store(out + q_at, attended / total[:, None], t, T, q_t, H, P)
     tl.store(log_sum + batch * sum_row + head * sum_head + t, highest + tl.log(total), mask=t < T)
 
 
-@_jit
+@jit
 def key_gradient_kernel(
     qu, k, v, position, first, last, grad, log_sum, mean, grad_k, grad_v, grad_position, seed_at,
     q_row, q_head, q_t, k_row, k_head, k_s, v_row, v_head, v_s, sum_row, sum_head, first_row,
@@ -123,35 +149,31 @@ def key_gradient_kernel(
     qu, grad, log_sum, mean = qu + q_at, grad + q_at, log_sum + sum_at, mean + sum_at
     a = tl.arange(0, W)
     s = s0 + a
-    k_tile, v_tile = _load(k, s, S, k_s, H, P), _load(v, s, S, v_s, H, P)
+    k_tile, v_tile = load(k, s, S, k_s, H, P), load(v, s, S, v_s, H, P)
     seed = tl.load(seed_at) + part if DROPS else 0
     grad_k_tile, grad_v_tile = tl.zeros([W, P], tl.float32), tl.zeros([W, P], tl.float32)
     last = tl.load(last + batch * last_row + s0 // W)
     for t0 in range(tl.maximum(s0 - M, 0) // W * W, last, W):
         t = t0 + a
-        qu_tile, grad_tile = _load(qu, t, T, q_t, H, P), _load(grad, t, T, q_t, H, P)
+        qu_tile, grad_tile = load(qu, t, T, q_t, H, P), load(grad, t, T, q_t, H, P)
         log_sum_W = tl.load(log_sum + t, mask=t < T, other=0.0)
         mean_W = tl.load(mean + t, mask=t < T, other=0.0)
         # keys come first here, so that the products with queries and gradients below take tiles as they are
         visible = tl.trans(_is_visible(s, t, _lowest(first + batch * first_row, t, T), M))
         by_position = tl.load(tl.trans(_shifted(position, batch, head, t0, s0, T, C, B, W)), mask=visible, other=0.0)
         score = tl.dot(k_tile, tl.trans(qu_tile), input_precision=PRECISION) + by_position
-        weight = tl.exp(tl.where(visible, score - log_sum_W[None, :], float("-inf")))
-        grad_weight = tl.dot(v_tile, tl.trans(grad_tile), input_precision=PRECISION)
-        dropped = weight
-        if DROPS:
-            kept = tl.trans(_kept(seed, row, t, s, dropatt))
-            grad_weight, dropped = grad_weight * kept, weight * kept
-        grad_score = (weight * (grad_weight - mean_W[None, :])).to(qu_tile.dtype)
+        grad_score, dropped = score_gradient(
+            score, visible, v_tile, grad_tile, log_sum_W, mean_W, seed, row, t, s, dropatt, DROPS, PRECISION
+        )
         tl.store(tl.trans(_shifted(grad_position, batch, head, t0, s0, T, C, B, W)), grad_score, mask=visible)
         grad_k_tile += tl.dot(grad_score, qu_tile, input_precision=PRECISION)
         grad_v_tile += tl.dot(dropped.to(grad_tile.dtype), grad_tile, input_precision=PRECISION)
     own = batch * grad_k_row + head * grad_k_head
-    _store(grad_k + own, grad_k_tile, s, S, grad_k_s, H, P)
-    _store(grad_v + own, grad_v_tile, s, S, grad_k_s, H, P)
+    store(grad_k + own, grad_k_tile, s, S, grad_k_s, H, P)
+    store(grad_v + own, grad_v_tile, s, S, grad_k_s, H, P)
 
 
-@_jit
+@jit
 def query_gradient_kernel(
     k, grad_position, first, grad_qu, seed_at,
     q_row, q_head, q_t, k_row, k_head, k_s, first_row,
@@ -171,5 +193,5 @@ def query_gradient_kernel(
         s = s0 + a
         visible = _is_visible(s, t, lowest, M)
         grad_score = tl.load(_shifted(grad_position, batch, head, t0, s0, T, C, B, W), mask=visible, other=0.0)
-        grad_qu_tile += tl.dot(grad_score, _load(k, s, S, k_s, H, P), input_precision=PRECISION)
-    _store(grad_qu + batch * q_row + head * q_head, grad_qu_tile, t, T, q_t, H, P)
+        grad_qu_tile += tl.dot(grad_score, load(k, s, S, k_s, H, P), input_precision=PRECISION)
+    store(grad_qu + batch * q_row + head * q_head, grad_qu_tile, t, T, q_t, H, P)

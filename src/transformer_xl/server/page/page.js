@@ -18,6 +18,7 @@ const WORDS = {
     chart: "{c} characters read and written (dashed), {b} of memory (solid): it does not grow.", token: "“{t}”: {n} nats",
     needText: "Give a text, or read one first.", needKey: "This server asks for a key.", paused: "Paused.", empty: "(empty)",
     chars: "{n} tokens", notText: "This is not UTF-8 text.",
+    behind: "The session has gone back to before this book.", again: "The connection is lost; trying again. ({e})",
   },
   zh: {
     title: "txl serve", language: "语言", key: "密钥", keepKey: "保留到标签页关闭", useKey: "使用此密钥",
@@ -35,9 +36,10 @@ const WORDS = {
     chart: "已读写 {c} 个字符（虚线），占用内存 {b}（实线）：它不增长。", token: "“{t}”：{n} 奈特",
     needText: "请输入文本，或先读一段。", needKey: "此服务器需要密钥。", paused: "已暂停。", empty: "（空）",
     chars: "{n} 个词元", notText: "这不是 UTF-8 文本。",
+    behind: "会话已退回到读这本书之前。", again: "连接已断开，正在重试。（{e}）",
   },
 };
-const KEPT_TOKENS = 4000, SLICE = 1 << 18, WITHOUT = 64;
+const KEPT_TOKENS = 4000, SLICE = 1 << 16, WITHOUT = 64;
 const $ = (id) => document.getElementById(id);
 const state = { language: "en", key: "", session: null, texts: new Map(), running: null, meta: null, reading: null };
 
@@ -68,12 +70,12 @@ function fail(error) {
 
 // --- the server ----------------------------------------------------------------------------------------------------------
 
-async function call(path, { method = "GET", body, signal, accept, raw } = {}) {
+async function call(path, { method = "GET", body, signal, accept } = {}) {
   const headers = {};
   if (state.key) headers.Authorization = `Bearer ${state.key}`;
-  if (body !== undefined) headers["Content-Type"] = raw ? "text/plain" : "application/json";
+  if (body !== undefined) headers["Content-Type"] = "application/json";
   if (accept) headers.Accept = accept;
-  const sent = body === undefined ? undefined : raw ? body : JSON.stringify(body);
+  const sent = body === undefined ? undefined : JSON.stringify(body);
   const answer = await fetch(path, { method: body === undefined ? method : "POST", headers, body: sent, signal });
   if (answer.ok) return answer;
   const told = await answer.json().catch(() => ({ error: { message: `${answer.status}` } }));
@@ -91,8 +93,9 @@ async function* events(path, options) {
     const parts = held.split("\n\n");
     held = parts.pop();
     for (const part of parts) {
-      if (!part.startsWith("data: ") || part === "data: [DONE]") continue;
-      const event = JSON.parse(part.slice(6));
+      const data = part.split("\n").find((line) => line.startsWith("data: "))?.slice(6);  // before it may be its id
+      if (!data || data === "[DONE]") continue;
+      const event = JSON.parse(data);
       if (event.error) throw Object.assign(new Error(event.error.message), event.error);
       yield event;
     }
@@ -189,6 +192,7 @@ async function open(body = {}) {
 async function run(name, work) {
   if (state.running) return;
   state.running = new AbortController();
+  const focused = document.activeElement;
   for (const id of ["continue", "ask", "undo", "fork", "compare", "bought", "save", "delete", "new"]) $(id).disabled = true;
   $("stop").disabled = false;
   status(name);
@@ -196,6 +200,7 @@ async function run(name, work) {
     state.running = null;
     for (const id of ["continue", "ask", "undo", "fork", "compare", "bought", "save", "delete", "new"]) $(id).disabled = false;
     $("stop").disabled = true;
+    if (document.activeElement === document.body) focused?.focus();  // a button that is disabled loses it
     mark(); refresh();
   }
 }
@@ -291,46 +296,95 @@ $("delete").addEventListener("click", () => run("ready", async () => {
 }));
 $("new").addEventListener("click", () => open());
 $("text").addEventListener("mouseover", (event) => { if (event.target.title) $("token").textContent = event.target.title; });
+$("text").addEventListener("keydown", (event) => {  // the arrows go from token to token, as the mouse does
+  const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key], tokens = $("text").children;
+  if (!step || !tokens.length) return;
+  event.preventDefault();
+  const before = $("text").querySelector(".at");
+  const place = before ? [...tokens].indexOf(before) + step : tokens.length - 1;
+  const token = tokens[Math.min(Math.max(place, 0), tokens.length - 1)];
+  before?.classList.remove("at");
+  token.classList.add("at");
+  token.scrollIntoView({ block: "nearest" });
+  $("token").textContent = token.title || token.textContent;
+});
 
 // --- a book --------------------------------------------------------------------------------------------------------------
 
+// A book is read in slices, each as token ids, so that `at` says exactly which of them the session still lacks when the connection
+// was lost, or the server begins anew with what it had saved.
+
+async function slice(file, begin) {
+  const bytes = new Uint8Array(await file.slice(begin, begin + SLICE + 1).arrayBuffer());
+  let n = Math.min(SLICE, bytes.length);
+  while (n > 0 && n < bytes.length && (bytes[n] & 0xc0) === 0x80) n -= 1;  // not in the middle of a character
+  return { text: new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes.subarray(0, n)), end: begin + n };
+}
+const wait = (ms) => new Promise((go) => setTimeout(go, ms));
+const isLost = (error) => error instanceof TypeError || ["busy", "moved", "overloaded", "shutting_down", "leased", "rate_limited"].includes(error.code);
+
 async function readBook(file) {
   if (state.running) return;
-  const book = { file, place: 0, nats: 0, characters: 0, began: performance.now(), tokens: 0, paused: false };
+  const book = { file, place: 0, nats: 0, scored: 0, before: log().characters, began: performance.now(), paused: false, lost: 0, marks: [] };
   state.reading = book;
   $("pause").disabled = false;
   await run("reading", async (signal) => {
-    const decoder = new TextDecoder("utf-8", { fatal: true });
+    const url = `/v1/sessions/${state.session}`;
     while (book.place < file.size) {
-      while (book.paused) { await new Promise((go) => setTimeout(go, 100)); if (signal.aborted) return; }
-      const end = Math.min(book.place + SLICE, file.size);
-      let text;
-      try { text = decoder.decode(await file.slice(book.place, end).arrayBuffer(), { stream: end < file.size }); } catch { return status("notText"); }
-      const at = (await json(`/v1/sessions/${state.session}`)).n_tokens;
-      for await (const event of events(`${path("append")}?score=sum&at=${at}`, { body: text, raw: true, accept: "text/event-stream", signal })) {
-        if (event.session) { book.nats += event.nats; book.tokens += event.n_read; continue; }
-        const share = Math.min(1, (book.place + ((end - book.place) * event.processed) / Math.max(1, text.length / 4)) / file.size);
-        showReading(book, event, Math.max(share, book.place / file.size));
+      while (book.paused && !signal.aborted) await wait(100);
+      if (signal.aborted) return status("stopped");
+      try { await readSlice(book, url, signal); } catch (error) {
+        if (signal.aborted || !isLost(error) || book.lost >= 60) throw error;
+        book.lost += 1;  // in a row
+        status("again", { e: error.message });
+        await wait(1000);
       }
-      book.place = end;
-      book.characters += text.length;
-      log().characters += text.length;
-      mark();
-      showReading(book, null, book.place / file.size);
-      add({ text: text.slice(-200), nats: null }, false);
     }
-    status("readingDone", { d: size(file.size), b: (book.nats / Math.LN2 / Math.max(1, book.characters)).toFixed(3) });
+    status("readingDone", { d: size(file.size), b: perCharacter(book, { nats: 0, characters: 0 }).toFixed(3) });
   });
   $("pause").disabled = true;
+  $("pause").textContent = t("pause");
   state.reading = null;
 }
-function showReading(book, event, share) {
+async function readSlice(book, url, signal) {
+  const at = (await json(url, { signal })).n_tokens, { marks } = book;
+  if (book.lost) { book.lost = 0; status("reading"); }
+  if (marks.length && at < marks[0].at) throw new Error(t("behind"));
+  while (marks.length && marks.at(-1).at > at) marks.pop();  // a server that begins anew may have saved less
+  const last = marks.at(-1), isOpen = last && at < last.at + last.n;
+  const place = isOpen ? last.place : last?.end ?? 0;
+  let part;
+  try { part = await slice(book.file, place); } catch { throw new Error(t("notText")); }
+  const ids = (await json("/v1/tokenize", { body: { content: part.text }, signal })).tokens;
+  const now = isOpen ? last : { at, n: ids.length, place, end: part.end, characters: last ? last.characters + last.length : 0, length: part.text.length };
+  if (!isOpen) marks.push(now);
+  let seen = null;
+  const body = { tokens: ids.slice(at - now.at), at, score: "sum" };
+  try {
+    for await (const event of events(`${url}/append`, { body, accept: "text/event-stream", signal })) {
+      if (event.session) continue;
+      seen = event;
+      const n = at - now.at + event.processed;
+      showReading(book, (place + ((part.end - place) * n) / ids.length) / book.file.size, now.at + n, { nats: event.nats, characters: (now.length * event.processed) / ids.length });
+    }
+  } finally {
+    book.nats += seen?.nats ?? 0;
+    book.scored += seen ? (now.length * seen.processed) / ids.length : 0;
+  }
+  book.place = part.end;
+  const shown = part.text.slice(-200), own = log(), before = own.characters;
+  add({ text: shown, nats: null }, false);
+  own.characters = Math.max(before, book.before + now.characters + now.length);  // what is read again counts once
+  mark();
+  showReading(book, part.end / book.file.size, now.at + ids.length);
+}
+const perCharacter = (book, more) => (book.nats + more.nats) / Math.LN2 / Math.max(1, book.scored + more.characters);
+function showReading(book, share, nTokens, more = { nats: 0, characters: 0 }) {
   const seconds = (performance.now() - book.began) / 1000;
-  const bits = ((book.nats + (event?.nats ?? 0)) / Math.LN2) / Math.max(1, event ? share * book.file.size : book.characters);
   $("bar").value = share;
   $("reading").textContent = t("readingLine", {
-    d: size(share * book.file.size), t: size(book.file.size), s: number(Math.round((book.tokens + (event?.processed ?? 0)) / seconds)),
-    b: bits.toFixed(2), l: `${Math.round((seconds * (1 - share)) / Math.max(share, 0.001))} s`,
+    d: size(share * book.file.size), t: size(book.file.size), s: number(Math.round((nTokens - book.marks[0].at) / seconds)),
+    b: perCharacter(book, more).toFixed(2), l: `${Math.round((seconds * (1 - share)) / Math.max(share, 0.001))} s`,
   });
 }
 $("file").addEventListener("change", (event) => { if (event.target.files[0]) readBook(event.target.files[0]); });

@@ -1,0 +1,80 @@
+"""Let a server read a text of any length in one session, and ask about it; a connection that breaks loses nothing.
+
+txl serve runs/mine --sessions sessions          # in another terminal
+python examples/serve_client.py book.txt "In the end, "
+python examples/serve_client.py book.txt "In the end, " --session w1-…    # goes on where it was
+"""
+
+import argparse
+import json
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+SLICE = 1 << 17  # bytes of a call
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("file", type=Path, help="UTF-8 text")
+    parser.add_argument("question", help="what the model goes on with; the session does not remember it")
+    parser.add_argument("--session", help="id of one that has begun to read this file; default: a new one")
+    parser.add_argument("--server", default="http://127.0.0.1:8080", help="default: %(default)s")
+    parser.add_argument("--key", help="of the server, if it asks for one")
+    options = parser.parse_args()
+
+    def call(path: str, body: Any = None) -> Any:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {options.key}"} if options.key else {})
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(options.server + path, data, headers)
+        try:
+            with urllib.request.urlopen(request, timeout=600) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code in (409, 429) or error.code >= 500:  # another time, or from another place, it may work
+                raise
+            raise SystemExit(f"error: {json.load(error)['error']['message']}") from None
+
+    name = options.session or call("/v1/sessions", {})["id"]
+    print(f"session {name}")
+    read(call, f"/v1/sessions/{name}", options.file.read_text(encoding="utf-8"))
+    answer = call(f"/v1/sessions/{name}/ask", {"text": options.question, "max_tokens": 80})
+    print(options.question + answer["choices"][0]["text"])
+
+
+def read(call: Any, session: str, text: str) -> None:
+    """Append a text slice by slice.
+
+    `at` says where a slice belongs, so that none is read twice. After an error the session itself says how far it came.
+    """
+    slices = [text[at : at + SLICE] for at in range(0, len(text), SLICE)]
+    n_tokens = call(session)["n_tokens"]
+    end = 0
+    for number, part in enumerate(slices):
+        tokens = call("/tokenize", {"content": part})["tokens"]
+        begin, end = end, end + len(tokens)
+        while n_tokens < end:
+            try:
+                body = {"tokens": tokens[n_tokens - begin :], "at": n_tokens, "score": "sum"}
+                done = call(f"{session}/append", body)
+                bits = done["nats"] / 0.6931 / max(1, done["scored"])
+                size = done["session"]["bytes"]
+                print(f"{number + 1} of {len(slices)}: {end:,} tokens, {bits:.3f} bits per token, {size:,} bytes of memory")
+            except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+                print(f"again in a second: {error}")
+                time.sleep(1)
+            n_tokens = known(call, session, n_tokens)
+
+
+def known(call: Any, session: str, n_tokens: int) -> int:
+    """Return how much a session has read; what it was before, if the server cannot be reached."""
+    try:
+        return call(session)["n_tokens"]
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return n_tokens
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Texts of jobs in OpenAI's shapes: completions, whole or as they come."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from typing import Any
+
+from transformer_xl.generation.requests import Chosen
+from transformer_xl.server.jobs import End, Job, Piece, Progress
+from transformer_xl.server.service import Service
+from transformer_xl.server.wire import Logprobs, WritingFields, printable
+
+
+class Completion:
+    """The texts of some jobs, as they come or whole.
+
+    Args:
+        service: runs them.
+        body: what was asked.
+        jobs: one for each prompt.
+        echoes: the prompts as texts, which come before what is written; None: they do not.
+    """
+
+    prefix, object, object_of_chunks = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, service: Service, body: WritingFields, jobs: list[Job], echoes: list[str] | None = None) -> None:
+        self._service, self._body, self._jobs, self._echoes = service, body, jobs, echoes or []
+        self._n = [len(job.writing.seeds) if job.writing else 1 for job in jobs]
+        self._first = [sum(self._n[:i]) for i in range(len(jobs))]
+        self._n_read = self._n_written = 0
+
+    async def whole(self) -> dict[str, Any]:
+        """Return the choices and the usage."""
+        texts: dict[int, list[str]] = {}
+        logs: dict[int, list[dict[str, Any]]] = {}
+        reasons: dict[int, str] = {}
+        async for choice in self._choices():
+            if choice is None:
+                continue
+            index = choice["index"]
+            texts.setdefault(index, []).append(choice["text"])
+            if choice["logprobs"]:
+                logs.setdefault(index, []).append(choice["logprobs"])
+            reasons[index] = choice["finish_reason"] or ""
+        choices = [
+            {
+                "index": index,
+                "text": "".join(texts[index]),
+                "logprobs": _joined(logs[index]) if index in logs else None,
+                "finish_reason": reasons[index],
+            }
+            for index in sorted(texts)
+        ]
+        return {"object": self.object, "choices": [self._whole(each) for each in choices], "usage": self._usage()}
+
+    async def chunks(self, about: dict[str, Any]) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """Yield the bodies of a stream."""
+        about = about | {"object": self.object_of_chunks}
+        async for choice in self._choices():
+            yield None if choice is None else about | {"choices": [self._part(choice)]}
+        options = self._body.stream_options
+        if options and options.include_usage:
+            yield about | {"choices": [], "usage": self._usage()}
+
+    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a choice as it is shown when it is whole."""
+        return choice
+
+    def _part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return what is new of a choice as it is shown in a stream."""
+        return choice
+
+    def _usage(self) -> dict[str, int]:
+        read, written = self._n_read, self._n_written
+        return {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+
+    async def _choices(self) -> AsyncGenerator[dict[str, Any] | None, None]:
+        """Yield what is new of any text, of as many jobs side by side as there are rows."""
+        if len(self._jobs) == 1:
+            async with aclosing(self._of_job(0)) as choices:
+                async for choice in choices:
+                    yield choice
+            return
+        queue: asyncio.Queue[Any] = asyncio.Queue(64)
+        side_by_side = asyncio.Semaphore(self._service.engine.decoder.batch_size)
+
+        async def one(place: int) -> None:
+            async with side_by_side, aclosing(self._of_job(place)) as choices:
+                async for choice in choices:
+                    await queue.put(choice)
+
+        tasks = [asyncio.ensure_future(one(place)) for place in range(len(self._jobs))]
+        everything = asyncio.gather(*tasks)
+        getting = None
+        try:
+            while not (everything.done() and queue.empty()):
+                getting = asyncio.ensure_future(queue.get())
+                await asyncio.wait({getting, everything}, return_when=asyncio.FIRST_COMPLETED)
+                if getting.done():
+                    yield getting.result()
+                    continue
+                getting.cancel()
+                if not queue.empty():
+                    continue
+                everything.result()  # raises what went wrong
+            everything.result()
+        finally:
+            for task in (*tasks, *([getting] if getting else [])):
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with suppress(BaseException):
+                everything.exception()
+
+    async def _of_job(self, place: int) -> AsyncGenerator[dict[str, Any] | None, None]:
+        job, first = self._jobs[place], self._first[place]
+        n = self._body.likeliest
+        logs = [None if n is None else Logprobs(self._service.tokenizer, n) for _ in range(self._n[place])]
+        scored: list[Chosen] = []
+        echoed = not self._echoes
+
+        def echo() -> list[dict[str, Any]]:
+            return [
+                _choice(first + i, self._echoes[place], log.of(scored) if log and job.score else None)
+                for i, log in enumerate(logs)
+            ]
+
+        async with aclosing(self._service.run(job)) as answers:
+            async for each in answers:
+                if each is None:
+                    yield None
+                elif isinstance(each, Progress):
+                    scored += each.scored
+                elif isinstance(each, (Piece, End)) and not echoed:
+                    echoed = True
+                    for choice in echo():
+                        yield choice
+                if isinstance(each, Piece):
+                    log = logs[each.index]
+                    yield _choice(first + each.index, printable(each.text), log.of([each.token], [each.text]) if log else None)
+                elif isinstance(each, End):
+                    self._n_read += each.n_read
+                    self._n_written += each.n_written
+                    reason = "stop" if each.reason == "stop" else "length"
+                    yield _choice(first + each.index, printable(each.rest), None, reason)
+
+
+class Chat(Completion):
+    """The same as messages of an assistant."""
+
+    prefix, object, object_of_chunks = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, service: Service, body: WritingFields, jobs: list[Job]) -> None:
+        super().__init__(service, body, jobs)
+        self._named, self._begun = set[int](), set[int]()  # which choices have a role, and which have text
+
+    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        message = {"role": "assistant", "content": choice["text"].lstrip(), "refusal": None}
+        return {**_as_chat(choice), "message": message}
+
+    def _part(self, choice: dict[str, Any]) -> dict[str, Any]:
+        index, text = choice["index"], choice["text"]
+        if index not in self._begun:  # the model writes a space after "assistant:"
+            text = text.lstrip()
+        if text:
+            self._begun.add(index)
+        delta = {"content": text} if index in self._named else {"role": "assistant", "content": text}
+        self._named.add(index)
+        return {**_as_chat(choice), "delta": delta}
+
+
+def _as_chat(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return what a choice has besides its text, in the shape of chats."""
+    logs = choice["logprobs"]
+    if logs is not None:
+        columns = (logs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+        logs = {"content": [_token(*each) for each in zip(*columns, strict=True)]}
+    return {"index": choice["index"], "logprobs": logs, "finish_reason": choice["finish_reason"]}
+
+
+def _token(text: str, value: float, top: dict[str, float] | None = None) -> dict[str, Any]:
+    """Return a token with its log-probability in the shape of chats."""
+    raw = bytes.fromhex(text.removeprefix("bytes:").replace("\\x", "")) if text.startswith("bytes:\\x") else text.encode()
+    own = {"token": text, "logprob": value, "bytes": list(raw)}
+    return own if top is None else own | {"top_logprobs": [_token(each, its) for each, its in top.items()]}
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, reason: str | None = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+
+
+def _joined(logs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: [value for log in logs for value in log[name]] for name in logs[0]}

@@ -1,0 +1,166 @@
+"""What goes and comes piece by piece: answers as events, long texts as bodies, and clients that leave meanwhile."""
+
+import asyncio
+import codecs
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect
+
+from transformer_xl.server.guard import headers_of
+from transformer_xl.server.jobs import RefusalError
+from transformer_xl.server.wire import error_body
+
+T = TypeVar("T")
+
+_BLOCK = 1 << 14
+"""Characters of a streamed text that are encoded together; they end at a space or line end where there is one."""
+
+
+class EventStream(Response):
+    """Server-sent events, ended as soon as the client has gone.
+
+    Args:
+        events: what is sent; each is a body of JSON, or None for a sign of life. A `RefusalError` becomes an event.
+        done: the last line, as OpenAI's streams have it; empty: none.
+        numbered: the field that numbers events, so that a client who lost some can say from where to go on; empty: none.
+        is_read: set when the body has been read, by the same channel as word that the client has gone. None: it has been.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[dict[str, Any] | None, None],
+        *,
+        done: str = "",
+        numbered: str = "",
+        is_read: asyncio.Event | None = None,
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._done, self._numbered, self._is_read = events, done, numbered, is_read
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Send the events."""
+        sending = asyncio.ensure_future(self._send(send))
+        leaving = asyncio.ensure_future(_gone(receive, self._is_read))
+        try:
+            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.gather(sending, leaving, return_exceptions=True)
+        if not sending.cancelled() and (error := sending.exception()):
+            raise error
+
+    async def _send(self, send: Any) -> None:
+        events = aiter(self._events)
+        async with aclosing(self._events):
+            try:
+                first = await anext(events, None)  # what is refused at once gets its own status
+            except RefusalError as refusal:
+                await JSONResponse(error_body(refusal), refusal.status, headers_of(refusal))({"type": "http"}, _never, send)
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await send(self._chunk(first))
+            try:
+                async for event in events:
+                    await send(self._chunk(event))
+            except RefusalError as refusal:
+                await send(self._chunk(error_body(refusal)))
+            else:
+                if self._done:
+                    await send(self._body(f"data: {self._done}\n\n"))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _chunk(self, event: dict[str, Any] | None) -> dict[str, Any]:
+        if event is None:
+            return self._body(": still here\n\n")
+        number = f"id: {event[self._numbered]}\n" if self._numbered in event else ""
+        return self._body(f"{number}data: {json.dumps(event)}\n\n")
+
+    @staticmethod
+    def _body(text: str) -> dict[str, Any]:
+        return {"type": "http.response.body", "body": text.encode(), "more_body": True}
+
+
+async def _never() -> Any:
+    raise AssertionError("an answer that is whole waits for nothing")
+
+
+async def _gone(receive: Any, is_read: asyncio.Event | None = None) -> None:
+    if is_read:
+        await is_read.wait()
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """Return what work gives; end it when the client goes.
+
+    Raises:
+        RefusalError: the client has gone.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request.receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise RefusalError(499, "the client has gone", code="gone")
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def decoded(chunks: AsyncIterator[bytes], is_read: asyncio.Event) -> AsyncGenerator[str, None]:
+    """Yield a text in blocks whose borders depend on the text alone.
+
+    Raises:
+        RefusalError: it is not UTF-8, or the client has gone.
+    """
+    decoder, held, n_byte = codecs.getincrementaldecoder("utf-8")(), "", 0
+    async for chunk in until_gone(chunks):
+        try:
+            held += decoder.decode(chunk)
+        except UnicodeDecodeError as error:
+            place = n_byte + error.start
+            raise RefusalError(400, f"byte {place} or near it is not UTF-8; convert the text first", code="not_utf8") from None
+        n_byte += len(chunk)
+        while len(held) >= _BLOCK:
+            border = max(held.rfind("\n", 0, _BLOCK), held.rfind(" ", 0, _BLOCK)) + 1 or _BLOCK
+            yield held[:border]
+            held = held[border:]
+    is_read.set()
+    try:
+        held += decoder.decode(b"", final=True)
+    except UnicodeDecodeError:
+        raise RefusalError(400, "the text ends inside a character", code="not_utf8") from None
+    if held:
+        yield held
+
+
+async def until_gone(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of a body.
+
+    Raises:
+        RefusalError: the client has gone.
+    """
+    try:
+        async for chunk in chunks:
+            yield chunk
+    except ClientDisconnect:
+        raise RefusalError(499, "the client has gone; what was read is kept", code="gone") from None
+
+
+async def last(events: AsyncGenerator[dict[str, Any] | None, None]) -> dict[str, Any]:
+    """Return the last event."""
+    found: dict[str, Any] = {}
+    async for event in events:
+        found = event or found
+    return found

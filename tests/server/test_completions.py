@@ -1,0 +1,95 @@
+"""Chats: messages become lines of a text, and what is written becomes a message."""
+
+from typing import Any
+
+import pytest
+
+from tests.server.test_routes import PROMPT, Serve, complete, events
+
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be short."},
+    {"role": "user", "content": [{"type": "text", "text": "Who "}, {"type": "text", "text": "are you?"}]},
+]
+AS_TEXT = "system: Be short.\nuser: Who are you?\nassistant:"
+
+
+def test_a_chat_is_a_completion_of_its_lines(serve: Serve) -> None:
+    client = serve(chats=True)
+    body = {"messages": MESSAGES, "max_tokens": 20, "seed": 4, "n": 2, "model": "tiny"}
+    made = client.post("/v1/chat/completions", json=body)
+    assert made.status_code == 200, made.text
+    made = made.json()
+    plain = complete(client, prompt=AS_TEXT, max_tokens=20, seed=4, n=2)
+    assert [each["message"]["content"] for each in made["choices"]] == [each["text"].lstrip() for each in plain["choices"]]
+    assert made["object"] == "chat.completion" and made["id"].startswith("chatcmpl-") and made["usage"] == plain["usage"]
+    assert {each["message"]["role"] for each in made["choices"]} == {"assistant"}
+    assert made["system_fingerprint"] == plain["system_fingerprint"] + "-chat-plain", (
+        "the client can see that a template was used"
+    )
+
+
+def test_a_chat_streams(serve: Serve) -> None:
+    client = serve(chats=True)
+    body = {"messages": MESSAGES, "max_completion_tokens": 12, "seed": 4, "logprobs": True, "top_logprobs": 2}
+    whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]
+    answer = client.post("/v1/chat/completions", json={**body, "stream": True, "stream_options": {"include_usage": True}})
+    *chunks, usage, done = events(answer.text)
+    assert done == "[DONE]" and usage["usage"]["completion_tokens"] == 12
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    deltas = [chunk["choices"][0] for chunk in chunks]
+    assert deltas[0]["delta"]["role"] == "assistant" and all("role" not in each["delta"] for each in deltas[1:])
+    assert "".join(each["delta"]["content"] for each in deltas) == whole["message"]["content"]
+    assert [each["finish_reason"] for each in deltas] == [None] * (len(deltas) - 1) + ["length"]
+    tokens = [token for each in deltas if each["logprobs"] for token in each["logprobs"]["content"]]
+    assert tokens == whole["logprobs"]["content"] and len(tokens) == 12
+    for token in tokens:
+        assert token["token"] in [each["token"] for each in token["top_logprobs"]] and len(token["bytes"]) == 1
+
+
+def test_a_chat_ends_where_somebody_else_speaks(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve(chats=True)
+    free = complete(client, prompt=AS_TEXT, max_tokens=60, seed=4)["choices"][0]["text"]
+    mark = next(letter for letter in free[5:] if letter.isascii() and letter.isprintable())
+    monkeypatch.setattr("transformer_xl.server.routes.CHAT_STOPS", (mark,))
+    made = client.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 60, "seed": 4}).json()["choices"][0]
+    assert made["finish_reason"] == "stop" and made["message"]["content"] == free[: free.index(mark)].lstrip()
+
+
+def test_what_a_chat_refuses(serve: Serve) -> None:
+    client = serve(chats=True)
+    for body, name in [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "type"),
+        ({"messages": MESSAGES, "tools": []}, "tools"),
+        ({"messages": MESSAGES, "top_logprobs": 2}, "logprobs"),
+        ({"messages": MESSAGES, "logprobs": 2}, "logprobs"),
+    ]:
+        answer = client.post("/v1/chat/completions", json=body)
+        assert answer.status_code == 400 and name in answer.json()["error"]["message"], answer.text
+    answer = serve().post("/v1/chat/completions", json={"messages": MESSAGES})
+    assert answer.status_code == 501 and "--chat-template plain" in answer.json()["error"]["message"]
+
+
+def test_null_is_what_was_left_out(serve: Serve) -> None:
+    client = serve()
+    plain = complete(client, prompt=PROMPT, max_tokens=5, seed=2)
+    nulls = dict.fromkeys(("n", "stream", "stop", "echo", "logprobs", "temperature", "best_of", "logit_bias", "user", "suffix"))
+    nulls.pop("suffix")
+    assert complete(client, prompt=PROMPT, max_tokens=5, seed=2, **nulls)["choices"] == plain["choices"]
+    for body, name in [({"prompt": None}, "prompt"), ({"prompt": "x", "suffix": None}, "suffix")]:
+        answer = client.post("/v1/completions", json=body)
+        assert answer.status_code == 400 and name in answer.json()["error"]["message"]
+    answer = client.post("/v1/completions", json={"prompt": "x", "max_tokens": 0, "echo": True, "n": 2})
+    assert answer.status_code == 400 and "n above 1" in answer.json()["error"]["message"]
+
+
+def test_a_chat_leaves_out_the_space_after_who_speaks(serve: Serve) -> None:
+    client = serve(chats=True)
+    plain = complete(client, prompt=AS_TEXT, max_tokens=6, seed=0, n=64)["choices"]
+    index = next(i for i, each in enumerate(plain) if each["text"] != each["text"].lstrip() != "")
+    body = {"messages": MESSAGES, "max_tokens": 6, "seed": 0, "n": 64}
+    made = client.post("/v1/chat/completions", json=body).json()["choices"][index]
+    chunks = events(client.post("/v1/chat/completions", json={**body, "stream": True}).text)[:-1]
+    streamed = [chunk["choices"][0]["delta"]["content"] for chunk in chunks if chunk["choices"][0]["index"] == index]
+    assert made["message"]["content"] == "".join(streamed) == plain[index]["text"].lstrip()

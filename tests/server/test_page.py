@@ -1,0 +1,322 @@
+"""The page in a real browser, with a real server: what people see, hear and press.
+
+Not part of the suite: `make test-browser`. TXL_BROWSER names a Chromium; else that of this machine or of playwright is taken.
+"""
+
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.server.conftest import BYTES
+from tests.server.serving import served
+from transformer_xl.model.transformer_xl import TransformerXL
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(280)]
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BOOK = "".join(f"{i} stories are told in this book, and none of them is long.\n" for i in range(17_000))[: 1 << 20]
+CONTROLS = r"- (button|textbox|combobox|spinbutton|checkbox|link|progressbar|img|slider|option)\b(.*)"
+LONG = 60_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; make test-browser does that")
+    path = os.environ.get("TXL_BROWSER") or next(filter(None, map(shutil.which, NAMES)), None)
+    with playwright.sync_playwright() as running:
+        if path is None and not Path(running.chromium.executable_path).exists():
+            pytest.skip("there is no Chromium; install one, or name one in TXL_BROWSER")
+        as_root = ["--no-sandbox"] if os.getuid() == 0 else []
+        browser = running.chromium.launch(executable_path=path, args=as_root)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def folder(model: TransformerXL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    model.save_pretrained(tmp_path / "tiny")
+    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
+    return tmp_path
+
+
+@contextmanager
+def opened(browser: "Browser", url: str, **options: Any) -> "Iterator[tuple[Page, list[str]]]":
+    """Open the page, and note all that it says, asks of others, or may not do."""
+    context = browser.new_context(**{"locale": "en-US", **options})
+    page, faults = context.new_page(), list[str]()
+    page.on("console", lambda message: faults.append(f"console: {message.text}"))
+    page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+    page.on("request", lambda request: None if request.url.startswith(url) else faults.append(f"foreign: {request.url}"))
+    page.add_init_script("addEventListener('securitypolicyviolation', (e) => console.error('CSP', e.violatedDirective))")
+    try:
+        page.goto(url)
+        yield page, faults
+    finally:
+        context.close()
+
+
+def status(page: "Page", text: str | re.Pattern[str], timeout: float = 15_000) -> None:
+    from playwright.sync_api import expect
+
+    expect(page.get_by_role("status")).to_have_text(text, timeout=timeout)
+
+
+def press(page: "Page", name: str) -> None:
+    """Go to a button by the Tab key, and press it."""
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if page.evaluate("() => document.activeElement.textContent") == name:
+            page.keyboard.press("Enter")
+            return
+    raise AssertionError(f"the Tab key does not reach '{name}'")
+
+
+def test_everything_by_keyboard_alone(browser: "Browser", folder: Path) -> None:
+    from playwright.sync_api import expect
+
+    with served("--sessions", "kept", "--rows", "2", "--quiet") as (_, client, said):
+        with opened(browser, str(client.base_url)) as (page, faults):
+            status(page, "Ready.")
+            expect(page.locator("#model")).to_contain_text("tiny: ")
+            for _ in range(60):
+                page.keyboard.press("Tab")
+                if page.evaluate("() => document.activeElement.id") == "input":
+                    break
+            page.keyboard.type("Once upon a time")
+            press(page, "Continue")
+            status(page, "Done: 100 tokens.")
+            text = page.locator("#text")
+            expect(text).to_contain_text("Once upon a time")
+            assert page.evaluate("() => document.activeElement.id") == "continue", "the place of the keyboard is kept"
+            session = client.get("/v1/sessions").json()["data"][0]
+            assert session["n_tokens"] == 116
+            levels = {each.get_attribute("class") for each in text.locator("span").all()}
+            assert {"s3", "s4", "s5"} & {kind for each in levels for kind in str(each).split()}, (
+                "tokens are colored by surprise"
+            )
+            assert any(" w" in str(each) for each in levels), "what was written is marked"
+            text.locator("span").nth(40).hover()
+            expect(page.locator("#token")).to_contain_text("nats")
+            text.focus()
+            page.keyboard.press("ArrowLeft")
+            page.keyboard.press("ArrowLeft")
+            expect(page.locator("#token")).to_contain_text("nats")
+
+            press(page, "Ask")
+            status(page, "Done: 100 tokens.")
+            expect(page.locator("#answer-left span")).not_to_have_count(0)
+            assert client.get("/v1/sessions").json()["data"][0]["n_tokens"] == 116, "a question leaves no trace"
+            press(page, "Undo")
+            status(page, "Went back by 20 tokens.")
+            assert client.get("/v1/sessions").json()["data"][0]["n_tokens"] == 96
+            press(page, "Fork")
+            status(page, "A copy of the session is open.")
+            expect(page.locator("#sessions button")).to_have_count(2)
+            expect(page.locator('#sessions [aria-current="true"]')).to_have_count(1)
+            page.get_by_label("Name").focus()
+            page.keyboard.type("mine")
+            press(page, "Save")
+            status(page, "Saved as mine.")
+            expect(page.locator("#saved button")).to_have_text("mine · 96 tokens")
+
+            press(page, "With and without memory")
+            status(page, "Ready.")
+            expect(page.locator("#answer-left span")).not_to_have_count(0)
+            expect(page.locator("#answer-right span")).not_to_have_count(0)
+            press(page, "What memory bought")
+            expect(page.locator("#answer-title")).to_contain_text("Nats that memory saved")
+            press(page, "mine · 96 tokens")
+            expect(page.locator("#sessions button")).to_have_count(3)
+            assert not faults, faults
+        assert not any("Traceback" in line for line in said), said
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_control_has_a_name_and_every_word_can_be_read(
+    browser: "Browser", folder: Path, language: str, scheme: str
+) -> None:
+    from playwright.sync_api import expect
+
+    with served("--sessions", "kept", "--quiet") as (_, client, _said):
+        name = client.post("/v1/sessions", json={}).json()["id"]
+        client.post(f"/v1/sessions/{name}/append", json={"text": "A text that is read. " * 20})
+        client.post(f"/v1/sessions/{name}/save", json={"name": "mine"})
+        size = {"width": 360, "height": 740}
+        options: dict[str, Any] = {"locale": f"{language}-XX", "color_scheme": scheme, "viewport": size}
+        with opened(browser, str(client.base_url), **options) as (page, faults):
+            expect(page.locator("html")).to_have_attribute("lang", language)
+            expect(page.locator("#saved button")).to_have_count(1)
+            page.locator("#input").fill("What is read is colored: surprising 123 !?")
+            page.locator("#continue").click()
+            expect(page.locator("#stop")).to_be_disabled(timeout=LONG)
+            page.locator("#bought").click()
+            expect(page.locator("#answer-left span")).not_to_have_count(0)
+            expect(page.locator("#stop")).to_be_disabled(timeout=LONG)
+            tree = page.locator("body").aria_snapshot()
+            found = re.findall(CONTROLS, tree)
+            assert len(found) > 20 and all('"' in rest for _, rest in found), tree
+            assert "undefined" not in page.locator("body").inner_text()
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= size["width"], "no scrolling sideways"
+            assert page.evaluate(_CONTRASTS) == []
+            other = {"en": "zh", "zh": "en"}[language]
+            before = page.locator("main").inner_text()
+            page.locator("#language").select_option(other)
+            expect(page.locator("html")).to_have_attribute("lang", other)
+            assert page.locator("main").inner_text() != before
+            assert page.locator("[data-t]:empty").count() == 0
+            assert not faults, faults
+
+
+_CONTRASTS = """() => {
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const over = (top, below) => top.slice(0, 3).map((value, i) => value * (top[3] ?? 1) + below[i] * (1 - (top[3] ?? 1)));
+  const linear = (value) => { value /= 255; return value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4; };
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const poor = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!own || !element.getClientRects().length || element.disabled) continue;
+    const chain = [];
+    for (let each = element; each; each = each.parentElement) chain.unshift(numbers(getComputedStyle(each).backgroundColor));
+    const paper = chain.reduce((below, top) => over(top, below), [255, 255, 255]);
+    const ink = over(numbers(getComputedStyle(element).color), paper);
+    const [high, low] = [light(ink), light(paper)].sort((a, b) => b - a);
+    const ratio = (high + 0.05) / (low + 0.05);
+    if (ratio < 4.5) poor.push([element.tagName, element.className, element.textContent.slice(0, 20), ratio]);
+  }
+  return poor;
+}"""
+
+
+@pytest.mark.parametrize("way", ["choose", "drop"])
+def test_a_book_is_read_to_its_end_and_takes_no_more_memory(browser: "Browser", folder: Path, way: str) -> None:
+    from playwright.sync_api import expect
+
+    book = BOOK if way == "choose" else "Grüße an alle! " * 9_000  # of which some slices would end inside a character
+    (folder / "book.txt").write_text(book, encoding="utf-8")
+    n_byte = len(book.encode())
+    with served("--quiet") as (_, client, _said), opened(browser, str(client.base_url)) as (page, faults):
+        status(page, "Ready.")
+        (before,) = client.get("/v1/sessions").json()["data"]
+        if way == "choose":
+            page.get_by_label("Drop a text file here, or choose one.").set_input_files(folder / "book.txt")
+        else:
+            make = "(text) => { const d = new DataTransfer(); d.items.add(new File([text], 'book.txt')); return d; }"
+            page.dispatch_event("body", "drop", {"dataTransfer": page.evaluate_handle(make, book)})
+        bar, seen = page.get_by_role("progressbar"), list[float]()
+        words = page.locator("#chart-words").inner_text()
+        until = time.monotonic() + 200
+        while "Read " not in page.get_by_role("status").inner_text():
+            assert time.monotonic() < until, page.get_by_role("status").inner_text()
+            seen.append(float(bar.evaluate("(bar) => bar.value")))
+            assert _memory(page.locator("#chart-words").inner_text()) == _memory(words), "the bytes stay what they were"
+            time.sleep(0.05)
+        assert seen == sorted(seen) and len({*seen}) > 5, "the bar goes on, and never back"
+        status(page, re.compile(rf"^Read {_size(n_byte)}: \d+\.\d+ bits per character\.$"))
+        expect(page.locator("#reading")).to_contain_text("tokens/s")
+        (after,) = client.get("/v1/sessions").json()["data"]
+        assert after["n_tokens"] == n_byte and after["bytes"] == before["bytes"]
+        assert page.locator("#bytes").get_attribute("points") == "10,70 310,70"
+        assert client.get(f"/v1/sessions/{after['id']}/tail").json()["text"] == book.encode()[-512:].decode(errors="replace")
+        assert f"{len(book):,} characters" in page.locator("#chart-words").inner_text()
+        scored = client.post("/v1/score", json={"text": book[: 1 << 16]}).json()["bpc"]
+        bits = float(re.findall(r": ([\d.]+) bits", page.get_by_role("status").inner_text())[0])
+        assert bits == pytest.approx(scored, rel=0.05)
+        assert not faults, faults
+
+
+def _memory(words: str) -> str:
+    return words.split("(dashed), ")[1]
+
+
+def _size(n_byte: int) -> str:
+    return re.escape(f"{n_byte / 1e6:.1f} MB" if n_byte >= 1e6 else f"{n_byte / 1e3:.1f} kB")
+
+
+def test_a_book_and_a_session_outlive_the_server(browser: "Browser", folder: Path) -> None:
+    """The server is killed in the middle of a book, and begins anew: the page goes on where the session is."""
+    from playwright.sync_api import expect
+
+    (folder / "book.txt").write_text(BOOK)
+    with served("--sessions", "kept", "--quiet", "--save-every", "20000") as (child, client, _said):
+        url, port = str(client.base_url), client.base_url.port or 0
+        with opened(browser, url) as (page, faults):
+            status(page, "Ready.")
+            (session,) = client.get("/v1/sessions").json()["data"]
+            page.locator("#file").set_input_files(folder / "book.txt")
+            expect(page.locator("#reading")).to_contain_text("tokens/s", timeout=LONG)
+            _until(lambda: client.get(f"/v1/sessions/{session['id']}").json()["n_tokens"] > 200_000)
+            child.send_signal(signal.SIGKILL)
+            child.wait()
+            status(page, re.compile(r"^The connection is lost; trying again\."))
+            with served("--sessions", "kept", "--quiet", port=port) as (child, client, _said):
+                (found,) = client.get("/v1/sessions").json()["data"]
+                assert found["id"] == session["id"] and 20_000 <= found["n_tokens"] < len(BOOK)
+                status(page, re.compile(r"^Read "), timeout=200_000)
+                end = client.get(f"/v1/sessions/{session['id']}/tail").json()
+                assert end["n_tokens"] == len(BOOK) and end["text"] == BOOK[-512:]
+                foreign = [each for each in faults if not each.startswith("console: Failed to load resource")]
+                assert not [each for each in foreign if "ERR_INCOMPLETE_CHUNKED" not in each], foreign
+                page.get_by_label("Name").fill("book")
+                page.get_by_role("button", name="Save").click()
+                status(page, "Saved as book.")
+                asked = client.post(f"/v1/sessions/{session['id']}/ask", json={"max_tokens": 8, "seed": 1}).json()["choices"]
+                child.send_signal(signal.SIGTERM)
+                assert child.wait() == 0
+            with served("--sessions", "kept", "--quiet", port=port) as (_, client, _said):
+                page.reload()
+                expect(page.locator("#text")).to_contain_text(BOOK[-100:-1])
+                page.get_by_role("button", name="book · ").click()
+                expect(page.locator("#sessions button")).to_have_count(2)
+                both = client.get("/v1/sessions").json()["data"]
+                for each in both:
+                    again = client.post(f"/v1/sessions/{each['id']}/ask", json={"max_tokens": 8, "seed": 1}).json()["choices"]
+                    assert again == asked, "the same next words"
+                page.get_by_label("Your text").fill("And then")
+                page.get_by_role("button", name="Continue").click()
+                status(page, "Done: 100 tokens.")
+
+
+def _until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_a_key_is_asked_for_and_kept_only_on_request(browser: "Browser", folder: Path) -> None:
+    from playwright.sync_api import expect
+
+    key = "a-key-of-at-least-sixteen-letters"
+    (folder / "keys").write_text(key + "\n")
+    (folder / "keys").chmod(0o600)
+    options = ("--quiet", "--api-key-file", "keys")
+    with served(*options, key=key) as (_, client, _said), opened(browser, str(client.base_url)) as (page, faults):
+        status(page, "This server asks for a key.")
+        page.get_by_label("Key").fill(key)
+        page.keyboard.press("Enter")
+        status(page, "Ready.")
+        assert key not in page.evaluate("() => JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])")
+        page.reload()
+        status(page, "This server asks for a key.")
+        page.get_by_label("Key").fill(key)
+        page.get_by_label("keep it until the tab is closed").check()
+        page.get_by_role("button", name="Use this key").click()
+        status(page, "Ready.")
+        page.reload()
+        status(page, "Ready.")
+        expect(page.locator("#key-form")).to_be_hidden()
+        assert all("401" in each for each in faults), faults
