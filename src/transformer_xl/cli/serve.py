@@ -101,7 +101,7 @@ def serve(
     from transformer_xl.server.engine import Engine
     from transformer_xl.server.metrics import Metrics, standard_log
     from transformer_xl.server.service import Service
-    from transformer_xl.server.sessions import Sessions, Store, most_bytes
+    from transformer_xl.server.sessions import Sessions, Store, most_bytes, most_leases
 
     opened = opening.open(run)
     mind_busy_cores(opened, quiet=quiet)
@@ -122,8 +122,9 @@ def serve(
     quota = None if key_quota is None else int(key_quota * 1e9)
     if quota is not None and quota < each:
         raise ConfigError(f"--key-quota ({quota:,} bytes) holds no session, which takes {each:,} bytes; raise it")
+    most_open = most_leases() if sessions else None
     store = Store(sessions, engine.format, opened.tokenizer, who=f"{worker}@{own_name()}") if sessions else None
-    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl, quota=quota)
+    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl, quota=quota, most_open=most_open)
     parameters = sum(p.numel() for p in opened.model.parameters())
     details = {
         "mem_len": decoder.mem_len,

@@ -369,6 +369,8 @@ class Engine:
         """Give a row to a part, and return whether there was one."""
         session, job = part.session, part.ticket.job
         try:
+            if job.session and job.session.is_gone and part.state is None:
+                raise RefusalError(404, "no such session", code="not_found")
             if part.state is None and job.forks and job.session is not None:
                 part.state, part.before = self.snapshot(job.session)
                 part.transcript = self._transcript(job, part.before, part.prompt)

@@ -187,19 +187,20 @@ class Guard:
             scope["state"]["refused"] = refusal = RefusalError(status, message, code=code)
             raise refusal
 
-        begin, n_byte, is_over = time.monotonic(), 0, False
+        waited, n_byte, is_over = 0.0, 0, False  # seconds: only those that the client takes
 
         async def limited() -> Any:
-            nonlocal n_byte, is_over
+            nonlocal waited, n_byte, is_over
             if is_over:
                 return await receive()
-            seconds = time.monotonic() - begin
-            left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - seconds
+            left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - waited
+            begin = time.monotonic()
             try:
                 async with asyncio.timeout(max(left, 0.001)):
                     message = await receive()
             except TimeoutError:
                 refuse_body(408, "the body comes too slowly; send it again", "too_slow")
+            waited += time.monotonic() - begin
             n_byte += len(message.get("body", b""))
             is_over = message["type"] != "http.request" or not message.get("more_body", False)
             if n_byte > most:
