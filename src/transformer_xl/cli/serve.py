@@ -11,6 +11,8 @@ from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ConfigError, room_for
 
 _DEFAULT_ROWS = 8
+_MOST = 1e9
+"""Of seconds, gigabytes, and what happens in a minute."""
 
 
 def serve(
@@ -79,11 +81,14 @@ def serve(
     check_least({"rows": (rows, 1), "queue": (queue, 1), "save-every": (save_every, 1), "port": (port, 0)})
     if not (worker.isalnum() and worker.isascii() and len(worker) <= 16):
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
-    if ttl <= 0 or grace < 0:
-        raise ConfigError(f"--ttl ({ttl:g}) must be above 0 and --grace ({grace:g}) at least 0")
-    for option, value in (("requests", requests_per_minute), ("tokens", tokens_per_minute)):
-        if value is not None and value < 1:
-            raise ConfigError(f"--{option}-per-minute ({value:g}) must be at least 1")
+    numbers = {"ttl": ttl, "grace": grace, "session-memory": session_memory, "key-quota": key_quota}
+    numbers |= {"requests-per-minute": requests_per_minute, "tokens-per-minute": tokens_per_minute}
+    for option, value in numbers.items():
+        least = 1 if option.endswith("minute") else 0
+        if value is not None and not least <= value <= _MOST:
+            raise ConfigError(f"--{option} ({value:g}) must be from {least} to {_MOST:g}")
+    if ttl == 0:
+        raise ConfigError("--ttl (0) must be above 0, or no session lives")
     check_run(run)
     try:
         from transformer_xl.server.budget import Budget
