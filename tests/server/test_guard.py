@@ -30,6 +30,9 @@ ONE, TWO = "first-key-of-sixteen-letters", "second-key-of-sixteen-letters"
 KEYS = tuple(hashlib.sha256(key.encode()).hexdigest() for key in (ONE, TWO))
 
 
+GONE = "no such session; GET /v1/sessions lists yours"
+
+
 def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
@@ -71,7 +74,7 @@ def test_a_foreign_session_is_an_unknown_one(serve: Serve) -> None:
             ("DELETE", "/run", None),
         ]:
             answer = client.request(method, f"/v1/sessions/{name}{what}", json=body, headers=bearer(TWO))
-            assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such session"), (name, method, what)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (404, GONE), (name, method, what)
     assert client.get("/v1/sessions", headers=bearer(TWO)).json()["data"] == []
     assert client.get("/v1/saved", headers=bearer(TWO)).json()["data"] == []
     assert client.post("/v1/sessions", json={"from": {"saved": "x"}}, headers=bearer(TWO)).status_code == 404

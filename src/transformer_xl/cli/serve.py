@@ -23,7 +23,7 @@ def serve(
     port: int = 8080,
     rows: int = _DEFAULT_ROWS,
     mem_len: int | None = None,
-    precision: Precision = "auto",
+    precision: Precision = "fp32",
     api_key_file: Path | None = None,
     cors_origin: Repeated = None,
     public_name: Repeated = None,
@@ -58,7 +58,7 @@ def serve(
         port: of it; 0 is a free one.
         rows: texts that are read and written side by side.
         mem_len: positions of memory. Default: the model's.
-        precision: of weights and memory; auto takes what steps fastest.
+        precision: of weights and memory; auto takes what steps fastest. Sessions fit the precision that they were read with.
         api_key_file: file with a key on each line, which only you can read.
         cors_origin: web page that may send requests, such as https://example.org; may be repeated.
         public_name: name by which clients call the server, besides localhost; may be repeated.
@@ -89,6 +89,10 @@ def serve(
             raise ConfigError(f"--{option} ({value:g}) must be from {least} to {_MOST:g}")
     if ttl == 0:
         raise ConfigError("--ttl (0) must be above 0, or no session lives")
+    if precision == "auto" and sessions:
+        raise ConfigError(
+            "--precision auto may choose another one at the next start, which fits no session; name one, such as bf16"
+        )
     check_run(run)
     try:
         from transformer_xl.server.budget import Budget

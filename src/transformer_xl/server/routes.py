@@ -374,10 +374,10 @@ def make_routes(service: Service) -> APIRouter:
         return service.describe(session)
 
     @router.post("/v1/sessions/{session_id}/save")
-    async def save(request: Request, session_id: str, body: SaveRequest) -> dict[str, Any]:
-        session = await service.open(owner_of(request), session_id)
-        n_tokens = await service.save(session, name=body.name)
-        return {"object": "saved", "name": body.name, "n_tokens": n_tokens, "session": service.describe(session)}
+    async def save(request: Request, session_id: str, body: SaveRequest | None = None) -> dict[str, Any]:
+        session, name = await service.open(owner_of(request), session_id), body.name if body else None
+        n_tokens = await service.save(session, name=name)
+        return {"object": "saved", "name": name, "n_tokens": n_tokens, "session": service.describe(session)}
 
     @router.get("/v1/saved")
     async def saved(request: Request) -> dict[str, Any]:

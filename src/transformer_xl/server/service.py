@@ -254,7 +254,7 @@ class Service:
         store = self.sessions.store
         if store and ID.fullmatch(name):
             store.require_free(store.path(owner, name))
-        return RefusalError(404, "no such session", code="not_found")
+        return RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
 
     async def _adopt(self, owner: str, name: str) -> Session:
         store, path = self.sessions.store, self.sessions.file_of(owner, name)
@@ -270,7 +270,7 @@ class Service:
             lease = store.lease(path)
         try:
             if not path.is_file():  # deleted by another process before we had the lease
-                raise RefusalError(404, "no such session", code="not_found")
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             state, note = await asyncio.to_thread(store.read, path)
         except BaseException:
             lease.close()
@@ -451,7 +451,7 @@ class Service:
         path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
-                raise RefusalError(404, "no such session", code="not_found")
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             if name is not None and not path.exists():
                 await asyncio.to_thread(self.sessions.require_quota, session.owner)
             state, text, is_whole = await self.in_engine(lambda: (*self.engine.snapshot(session), not session.busy))

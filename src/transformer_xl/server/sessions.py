@@ -129,6 +129,7 @@ class SessionFiles:
             (state, *more), note = self._format.load(path)
         except (CheckpointError, ValueError) as error:
             reason = str(error).replace(repr(str(path)), "").replace("  ", " ")
+            reason = re.sub(r"open it with Decoder\(model, (.*)\)", lambda found: _as_options(found[1]), reason)
             message = f"the saved session cannot be used: {' '.join(reason.split())}"
             raise RefusalError(409, message, code="bad_session") from error
         if more or note.get("tokenizer") != self._tokenizer.fingerprint:
@@ -359,6 +360,12 @@ class Sessions:
     def expired(self, now: float) -> list[Session]:
         """Return the sessions whose time is over; one that is used has time."""
         return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and each.is_idle]
+
+
+def _as_options(settings: str) -> str:
+    """Return settings of a decoder, as a message has them, as options of the server."""
+    pairs = (setting.partition("=") for setting in settings.split(", "))
+    return "start the server with " + " ".join(f"--{name.replace('_', '-')} {value.strip(chr(39))}" for name, _, value in pairs)
 
 
 def _lease_of(path: Path) -> Path:

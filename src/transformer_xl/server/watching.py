@@ -87,7 +87,7 @@ async def _news(service: Service, owner: str, name: str, watcher: Watcher) -> As
             path, pause = service.sessions.file_of(owner, name), _FILE_SECONDS
             note = None if path is None else await asyncio.to_thread(Store.note, path)
             if note is None:
-                raise RefusalError(404, "no such session", code="not_found")
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             text = TextState.of_note(note, vocab_size=service.tokenizer.vocab_size)
             news = watcher.look(text.n_tokens, text.tail)
         yield news
