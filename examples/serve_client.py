@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--server", default="http://127.0.0.1:8080", help="default: %(default)s")
     parser.add_argument("--key", help="of the server, if it asks for one")
     options = parser.parse_args()
+    if not options.file.is_file():
+        parser.error(f"there is no file '{options.file}'")
 
     def call(path: str, body: Any = None) -> Any:
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {options.key}"} if options.key else {})
@@ -33,11 +35,18 @@ def main() -> None:
             with urllib.request.urlopen(request, timeout=600) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
-            if error.code in (409, 429) or error.code >= 500:  # another time, or from another place, it may work
+            told = json.load(error)["error"]
+            if error.code in (429, 503) or told["code"] in (
+                "busy",
+                "moved",
+            ):  # another time, or from another place, it may work
                 raise
-            raise SystemExit(f"error: {json.load(error)['error']['message']}") from None
+            raise SystemExit(f"error: {told['message']}") from None
 
-    name = options.session or call("/v1/sessions", {})["id"]
+    try:
+        name = options.session or call("/v1/sessions", {})["id"]
+    except (urllib.error.URLError, ConnectionError) as error:
+        parser.error(f"no server answers at {options.server} ({error}); start one with txl serve")
     print(f"session {name}")
     read(call, f"/v1/sessions/{name}", options.file.read_text(encoding="utf-8"))
     answer = call(f"/v1/sessions/{name}/ask", {"text": options.question, "max_tokens": 80})

@@ -20,7 +20,7 @@ PYTHON = Path(os.environ.get("TXL_CLIENTS_PYTHON", CLIENTS.parents[2] / ".venv-c
 def served(
     *options: str, run: str = "tiny", port: int = 0, program: str = "tests.world_cases:program", key: str = ""
 ) -> Iterator[tuple[forked.Child, httpx.Client, list[str]]]:
-    """Serve a model in fp32; the process ends with the block.
+    """Serve a model; the process ends with the block.
 
     Args:
         options: of `txl serve`.
@@ -32,7 +32,7 @@ def served(
     Yields:
         The process, a client of it, and the lines that it says, also later ones.
     """
-    command = ("serve", run, "--port", str(port), "--precision", "fp32", *options)
+    command = ("serve", run, "--port", str(port), *options)
     with forked.start(program, *command) as child:
         said: list[str] = []
         while not any(line.startswith("ready at ") for line in said):

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -33,11 +34,13 @@ class Waiter:
 
     def __init__(self, engine: Engine, job: Job) -> None:
         self.answers: list[Answer] = []
+        self.began = 0.0
         self._over = threading.Event()
         self._left = len(job.writing.seeds) if job.writing else 1
         self.ticket = engine.submit(job, self._tell)
 
     def _tell(self, answer: Answer) -> None:
+        self.began = self.began or time.monotonic()
         self.answers.append(answer)
         if isinstance(answer, Piece):
             self.ticket.n_ahead -= 1
@@ -244,11 +247,11 @@ def test_more_than_the_queue_holds_is_refused_at_once(start: Start) -> None:
         engine.submit(Job(owner="c" * 64, prompt=ids("a")), print)
     engine.cancel(running[0].ticket, "stopped")
     other.wait()
-    assert all(not each.answers for each in waiting[1:]), "owners take turns"
     for each in running[1:]:
         engine.cancel(each.ticket, "stopped")
     for each in (*running, *waiting):
         each.wait()
+    assert all(other.began < each.began for each in waiting[1:]), "owners take turns"
 
 
 def test_a_text_that_fails_ends_alone(start: Start) -> None:
@@ -339,3 +342,19 @@ def test_a_question_to_a_session_that_is_gone_has_no_answer(start: Start) -> Non
     asked = Waiter(service.engine, Job(owner=OWNER, prompt=ids("x"), session=session, forks=True, score=True))
     with pytest.raises(RefusalError, match="no such session"):
         asked.wait()
+
+
+def test_what_waits_for_a_session_that_is_deleted_is_told_so(start: Start) -> None:
+    service = start()
+    engine, session = service.engine, session_of(service)
+    running = [Waiter(engine, Job(owner=OWNER, prompt=ids("a"), writing=writing(100_000))) for _ in range(ROWS)]
+    while any(len(each.answers) < 2 for each in running):
+        time.sleep(0.001)
+    waiting = Waiter(engine, Job(owner=OWNER, prompt=ids("a"), session=session))
+    engine.call(lambda: engine.release(session)).result(30)
+    engine.cancel(running[0].ticket, "stopped")
+    with pytest.raises(RefusalError, match="no such session"):
+        waiting.wait()
+    assert session.row is None, "it does not come back"
+    for each in running:
+        engine.cancel(each.ticket, "stopped")

@@ -1,7 +1,9 @@
 """Who may ask, from where, how much and how slowly: all of it is decided before a route sees anything."""
 
+import asyncio
 import hashlib
 import json
+import os
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi.routing import APIRoute
 
@@ -18,12 +21,16 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.server.app import Server, make_app
 from transformer_xl.server.budget import Budget
 from transformer_xl.server.guard import IMPORT, LOCAL_OWNER, OPEN, check_address, read_keys
+from transformer_xl.server.jobs import Job, RefusalError
 from transformer_xl.server.routes import make_routes
 from transformer_xl.server.service import Service
 
 Serve = Callable[..., Any]
 ONE, TWO = "first-key-of-sixteen-letters", "second-key-of-sixteen-letters"
 KEYS = tuple(hashlib.sha256(key.encode()).hexdigest() for key in (ONE, TWO))
+
+
+GONE = "no such session; GET /v1/sessions lists yours"
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -67,7 +74,7 @@ def test_a_foreign_session_is_an_unknown_one(serve: Serve) -> None:
             ("DELETE", "/run", None),
         ]:
             answer = client.request(method, f"/v1/sessions/{name}{what}", json=body, headers=bearer(TWO))
-            assert (answer.status_code, answer.json()["error"]["message"]) == (404, "no such session"), (name, method, what)
+            assert (answer.status_code, answer.json()["error"]["message"]) == (404, GONE), (name, method, what)
     assert client.get("/v1/sessions", headers=bearer(TWO)).json()["data"] == []
     assert client.get("/v1/saved", headers=bearer(TWO)).json()["data"] == []
     assert client.post("/v1/sessions", json={"from": {"saved": "x"}}, headers=bearer(TWO)).status_code == 404
@@ -144,6 +151,9 @@ def test_keys_are_read_from_a_file_of_ones_own(tmp_path: Path) -> None:
         read_keys(file)
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
         read_keys(tmp_path / "none")
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with pytest.raises(ConfigError, match="cannot be read: "):
+        read_keys(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"^--host 0.0.0.0 lets other machines in; give --api-key-file FILE, or leave"):
         check_address("0.0.0.0", ())
     check_address("0.0.0.0", KEYS)
@@ -258,10 +268,12 @@ def test_a_minute_has_so_many_requests_and_tokens(serve: Serve) -> None:
     assert client.get("/healthz").status_code == 200
 
 
-def test_a_streamed_text_waits_for_its_tokens(serve: Serve) -> None:
+def test_a_streamed_text_waits_for_its_tokens(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.server.guard._BODY_SECONDS", 0.2)  # our own waiting does not count
+    monkeypatch.setattr("transformer_xl.server.guard._LEAST_RATE", 1e9)
     client = serve(tokens=Budget(60 * 40_000))
     one = client.post("/v1/sessions", json={}).json()["id"]
-    client.service.tokens.spend(LOCAL_OWNER, 60 * 40_000 - 100)
+    client.service.tokens.spend(LOCAL_OWNER, 60 * 40_000 - 100)  # a second's worth is missing for what comes
     text = "read on " * 5_000
     answer = client.post(f"/v1/sessions/{one}/append", content=text.encode(), headers={"content-type": "text/plain"})
     assert answer.status_code == 200 and answer.json()["n_read"] == len(text)
@@ -288,7 +300,7 @@ def test_a_quota_counts_all_that_a_key_has(serve: Serve) -> None:
     assert create().status_code == 201
 
 
-def test_a_session_goes_from_one_server_to_another(serve: Serve) -> None:
+def test_a_session_goes_from_one_server_to_another(serve: Serve, tmp_path: Path) -> None:
     here, there, closed = serve(), serve(imports=True), serve()
     one = here.post("/v1/sessions", json={"seed": 5}).json()["id"]
     assert here.get(f"/v1/sessions/{one}/export").status_code == 409, "it has read nothing"
@@ -306,10 +318,71 @@ def test_a_session_goes_from_one_server_to_another(serve: Serve) -> None:
     assert closed.post(IMPORT, content=file.content, headers=binary).json()["error"]["code"] == "no_import"
     damaged = bytearray(file.content)
     damaged[len(damaged) // 2] ^= 1
-    for content, status in [(bytes(damaged), 409), (b"", 409), (b"x" * 200, 409), (b"x" * (there.service.file_bytes + 1), 413)]:
+    state, text = there.service.engine.call(
+        lambda: there.service.engine.snapshot(next(iter(there.service.sessions.live.values())))
+    ).result(9)
+    state.tensors["last"][0] = float("nan")
+    there.service.files.write(tmp_path / "made up", state, text.note())
+    made_up = (tmp_path / "made up").read_bytes()
+    for content, status in [
+        (made_up, 400),
+        (bytes(damaged), 400),
+        (b"", 400),
+        (b"x" * 200, 400),
+        (b"x" * (there.service.file_bytes + 1), 413),
+    ]:
         answer = there.post(IMPORT, content=content, headers=binary)
         assert answer.status_code == status and answer.json()["error"]["message"], answer.text
     chunks = (b"x" * 65536 for _ in range(100))
     assert there.post(IMPORT, content=chunks, headers=binary).status_code == 413, "whatever its length is said to be"
     assert there.post(IMPORT, content=b"{}", headers={"content-type": "application/json"}).status_code == 415
     assert len(there.service.sessions.live) == 1, "what is refused leaves nothing"
+
+
+def test_a_request_of_several_jobs_is_asked_for_its_tokens_once(serve: Serve) -> None:
+    client = serve(tokens=Budget(60, clock=lambda: 0.0))
+    answer = client.post("/v1/score", json={"text": "x" * 50, "memory": "both"})
+    assert answer.status_code == 200, answer.text
+    assert client.post("/v1/score", json={"text": "x"}).status_code == 429
+
+
+def test_who_watches_holds_a_connection(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+    one = client.post("/v1/sessions", json={}).json()["id"]
+    monkeypatch.setattr("transformer_xl.server.service._MOST_WATCHERS", 0)
+    refused = client.get(f"/v1/sessions/{one}/events")
+    assert refused.status_code == 429 and refused.headers["retry-after"] == "10"
+
+
+def test_empty_sessions_give_way(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve(stored=True, most=1)
+    one = client.post("/v1/sessions", json={}).json()["id"]
+    assert client.post("/v1/sessions", json={}).json()["error"]["code"] == "no_room", "it may be used in a moment"
+    monkeypatch.setattr("transformer_xl.server.service._EMPTY_SECONDS", -1.0)
+    assert client.post("/v1/sessions", json={}).status_code == 201
+    assert client.get(f"/v1/sessions/{one}").status_code == 404
+
+
+def test_a_session_in_use_does_not_expire(start: Start) -> None:
+    sessions = start(ttl=5.0).sessions
+    session = sessions.create(LOCAL_OWNER, ttl=None)
+    assert sessions.expired(time.time() + 9) == [session]
+    session.n_users = 1
+    assert not sessions.expired(time.time() + 9)
+
+
+def test_a_server_that_has_ended_changes_no_session(start: Start) -> None:
+    first, second = start(stored=True), start(stored=True)
+
+    async def end_one() -> None:
+        session = await first.create(LOCAL_OWNER)
+        async for _ in first.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
+            pass
+        await first.shut_down(0)
+        assert not first.sessions.live and session.is_gone
+        assert (await second.open(LOCAL_OWNER, session.id)).text.n_tokens == 9
+        for call in (first.create(LOCAL_OWNER), first.rewind(session, 1), first.save(session)):
+            with pytest.raises(RefusalError):
+                await call
+
+    asyncio.run(end_one())

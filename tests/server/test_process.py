@@ -83,9 +83,24 @@ def test_what_keeps_it_from_starting(bench: Path) -> None:
     assert "can be read by others; chmod 600" in complaint("serve", "tiny", "--api-key-file", "keys")
     Path("keys").chmod(stat.S_IRUSR)
     assert complaint("serve", "tiny", "--sessions", "no/where").startswith("--sessions 'no/where' cannot be used: ")
+    assert complaint("serve", "tiny", "--sessions", "kept", "--precision", "auto").startswith(
+        "--precision auto may choose another"
+    )
+    assert complaint("serve", "tiny", "--session-memory", "inf") == "--session-memory (inf) must be from 0 to 1e+09"
     assert "holds no session, which takes" in complaint("serve", "tiny", "--session-memory", "0.0000001")
     Path("tiny/model.safetensors").write_bytes(b"damaged")
     assert complaint("serve", "tiny").startswith("'tiny/model.safetensors'")
+
+
+def test_a_session_of_another_precision_is_refused_with_what_to_do(bench: Path) -> None:
+    with served("--sessions", "kept") as (_, client, _):
+        name = client.post("/v1/sessions", json={}).json()["id"]
+        client.post(f"/v1/sessions/{name}/append", json={"text": "a text"})
+        assert client.post(f"/v1/sessions/{name}/save").status_code == 200
+    with served("--sessions", "kept", "--precision", "bf16") as (_, client, _):
+        refused = client.post(f"/v1/sessions/{name}/append", json={"text": "and on"})
+        assert refused.status_code == 409
+        assert refused.json()["error"]["message"].endswith("start the server with --precision fp32"), refused.text
 
 
 def complaint(*command: str) -> str:

@@ -11,6 +11,8 @@ from transformer_xl.console import say
 from transformer_xl.errors import CheckpointError, ConfigError, room_for
 
 _DEFAULT_ROWS = 8
+_MOST = 1e9
+"""Of seconds, gigabytes, and what happens in a minute."""
 
 
 def serve(
@@ -21,7 +23,7 @@ def serve(
     port: int = 8080,
     rows: int = _DEFAULT_ROWS,
     mem_len: int | None = None,
-    precision: Precision = "auto",
+    precision: Precision = "fp32",
     api_key_file: Path | None = None,
     cors_origin: Repeated = None,
     public_name: Repeated = None,
@@ -56,7 +58,7 @@ def serve(
         port: of it; 0 is a free one.
         rows: texts that are read and written side by side.
         mem_len: positions of memory. Default: the model's.
-        precision: of weights and memory; auto takes what steps fastest.
+        precision: of weights and memory; auto takes what steps fastest. Sessions fit the precision that they were read with.
         api_key_file: file with a key on each line, which only you can read.
         cors_origin: web page that may send requests, such as https://example.org; may be repeated.
         public_name: name by which clients call the server, besides localhost; may be repeated.
@@ -79,11 +81,18 @@ def serve(
     check_least({"rows": (rows, 1), "queue": (queue, 1), "save-every": (save_every, 1), "port": (port, 0)})
     if not (worker.isalnum() and worker.isascii() and len(worker) <= 16):
         raise ConfigError(f"--worker '{worker[:40]}' must be 1 to 16 letters and digits")
-    if ttl <= 0 or grace < 0:
-        raise ConfigError(f"--ttl ({ttl:g}) must be above 0 and --grace ({grace:g}) at least 0")
-    for option, value in (("requests", requests_per_minute), ("tokens", tokens_per_minute)):
-        if value is not None and value < 1:
-            raise ConfigError(f"--{option}-per-minute ({value:g}) must be at least 1")
+    numbers = {"ttl": ttl, "grace": grace, "session-memory": session_memory, "key-quota": key_quota}
+    numbers |= {"requests-per-minute": requests_per_minute, "tokens-per-minute": tokens_per_minute}
+    for option, value in numbers.items():
+        least = 1 if option.endswith("minute") else 0
+        if value is not None and not least <= value <= _MOST:
+            raise ConfigError(f"--{option} ({value:g}) must be from {least} to {_MOST:g}")
+    if ttl == 0:
+        raise ConfigError("--ttl (0) must be above 0, or no session lives")
+    if precision == "auto" and sessions:
+        raise ConfigError(
+            "--precision auto may choose another one at the next start, which fits no session; name one, such as bf16"
+        )
     check_run(run)
     try:
         from transformer_xl.server.budget import Budget
@@ -101,7 +110,7 @@ def serve(
     from transformer_xl.server.engine import Engine
     from transformer_xl.server.metrics import Metrics, standard_log
     from transformer_xl.server.service import Service
-    from transformer_xl.server.sessions import Sessions, Store, most_bytes
+    from transformer_xl.server.sessions import Sessions, Store, most_bytes, most_leases
 
     opened = opening.open(run)
     mind_busy_cores(opened, quiet=quiet)
@@ -122,8 +131,9 @@ def serve(
     quota = None if key_quota is None else int(key_quota * 1e9)
     if quota is not None and quota < each:
         raise ConfigError(f"--key-quota ({quota:,} bytes) holds no session, which takes {each:,} bytes; raise it")
+    most_open = most_leases() if sessions else None
     store = Store(sessions, engine.format, opened.tokenizer, who=f"{worker}@{own_name()}") if sessions else None
-    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl, quota=quota)
+    kept = Sessions(bytes_each=each, limit=limit, store=store, worker=worker, ttl=ttl, quota=quota, most_open=most_open)
     parameters = sum(p.numel() for p in opened.model.parameters())
     details = {
         "mem_len": decoder.mem_len,

@@ -97,6 +97,8 @@ async def _invalid(_: Request, error: RequestValidationError | ValidationError) 
         )
         place = one_line(ValueError(place[:_LONGEST_VALUE]))
         said = one_line(ValueError(each["msg"].removeprefix("Value error, ")))
+        if each["type"] == "json_invalid":
+            said, place = f"the body is no JSON (at character {place})", ""
         if each["type"] == "extra_forbidden":
             said = "this field is unknown or not supported; leave it out"
         problems.append(f"{place}: {said}" if place else said)

@@ -229,7 +229,7 @@ class Engine:
     def snapshot(self, session: Session) -> tuple[RowState | None, TextState]:
         """Return copies of what a session remembers now, also while it is read or written; None: nothing was read."""
         if session.is_gone:
-            raise RefusalError(404, "no such session", code="not_found")
+            raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
         parked = session.parked
         if session.row is not None:
             state = self.decoder.take(session.row)
@@ -369,6 +369,8 @@ class Engine:
         """Give a row to a part, and return whether there was one."""
         session, job = part.session, part.ticket.job
         try:
+            if job.session and job.session.is_gone and part.state is None:
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             if part.state is None and job.forks and job.session is not None:
                 part.state, part.before = self.snapshot(job.session)
                 part.transcript = self._transcript(job, part.before, part.prompt)
@@ -594,7 +596,7 @@ def require_free(session: Session) -> None:
         RefusalError: it is.
     """
     if session.is_gone:
-        raise RefusalError(404, "no such session", code="not_found")
+        raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
     if session.busy:
         message = "the session is busy; wait until its call has ended, or stop that by DELETE …/run"
         raise RefusalError(409, message, code="busy", extra={"n_tokens": session.text.n_tokens})

@@ -12,7 +12,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from transformer_xl.errors import ConfigError, system_reason
+from transformer_xl.errors import ConfigError, one_line, system_reason
+from transformer_xl.files import regular_size
 from transformer_xl.server.budget import Budget
 from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.metrics import Metrics
@@ -33,6 +34,7 @@ _TOO_LARGE = f"a body has at most {MOST_BODY_BYTES:,} bytes; append longer texts
 _BODY_SECONDS = 30.0
 _LEAST_RATE = 1000  # bytes per second of a body of any length, after a while
 _LEAST_KEY = 16
+_MOST_KEY_BYTES = 1 << 20
 
 
 def read_keys(path: Path) -> tuple[str, ...]:
@@ -42,10 +44,14 @@ def read_keys(path: Path) -> tuple[str, ...]:
         ConfigError: no such file, one that others can read, or without a key of at least 16 characters.
     """
     try:
-        mode = path.stat().st_mode
+        mode, size = path.stat().st_mode, regular_size(path)  # nobody may write to a pipe
+        if size > _MOST_KEY_BYTES:
+            raise ValueError(f"it has {size:,} bytes, which are no keys")
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = system_reason(error, "name another file") if isinstance(error, OSError) else "it is no text"
+    except UnicodeDecodeError:
+        raise ConfigError(f"--api-key-file '{path}' cannot be read: it is no text") from None
+    except (OSError, ValueError) as error:
+        reason = system_reason(error, "name another file") if isinstance(error, OSError) else one_line(error)
         raise ConfigError(f"--api-key-file '{path}' cannot be read: {reason}") from None
     if stat.S_IMODE(mode) & 0o077:
         raise ConfigError(f"--api-key-file '{path}' can be read by others; chmod 600 '{path}'")
@@ -187,19 +193,20 @@ class Guard:
             scope["state"]["refused"] = refusal = RefusalError(status, message, code=code)
             raise refusal
 
-        begin, n_byte, is_over = time.monotonic(), 0, False
+        waited, n_byte, is_over = 0.0, 0, False  # seconds: only those that the client takes
 
         async def limited() -> Any:
-            nonlocal n_byte, is_over
+            nonlocal waited, n_byte, is_over
             if is_over:
                 return await receive()
-            seconds = time.monotonic() - begin
-            left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - seconds
+            left = (_BODY_SECONDS + n_byte / _LEAST_RATE if is_stream else _BODY_SECONDS) - waited
+            begin = time.monotonic()
             try:
                 async with asyncio.timeout(max(left, 0.001)):
                     message = await receive()
             except TimeoutError:
                 refuse_body(408, "the body comes too slowly; send it again", "too_slow")
+            waited += time.monotonic() - begin
             n_byte += len(message.get("body", b""))
             is_over = message["type"] != "http.request" or not message.get("more_body", False)
             if n_byte > most:

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from transformer_xl.generation.requests import Chosen, fresh_seed
 from transformer_xl.server.completions import Chat, Completion
 from transformer_xl.server.engine import require_free
-from transformer_xl.server.guard import IMPORT
+from transformer_xl.server.guard import IMPORT, require_budget
 from transformer_xl.server.jobs import Job, Progress, RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Store
@@ -182,6 +182,7 @@ def make_routes(service: Service) -> APIRouter:
 
     async def answer(request: Request, body: WritingFields, made: Completion, seed: int) -> Response:
         """Answer with the texts of jobs, whole or as they come."""
+        require_budget(service.tokens, owner_of(request), "tokens")
         about = {
             "id": f"{made.prefix}-{fresh_seed():08x}{fresh_seed():08x}",
             "created": int(time.time()),
@@ -242,8 +243,8 @@ def make_routes(service: Service) -> APIRouter:
     async def tail(request: Request, session_id: str) -> dict[str, Any]:
         """Return the end of the text: what it was is not kept, but for its last tokens."""
         session = await service.open(owner_of(request), session_id)
-        ids = list(session.text.tail)
-        return {"n_tokens": session.text.n_tokens, "tokens": ids, "text": printable(tokenizer.decode(ids))}
+        n_tokens, ids = await service.end_of(session)
+        return {"n_tokens": n_tokens, "tokens": ids, "text": printable(tokenizer.decode(ids))}
 
     @router.delete("/v1/sessions/{session_id}", status_code=204)
     async def delete(request: Request, session_id: str) -> Response:
@@ -262,6 +263,7 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/sessions/{session_id}/append")
     async def append(request: Request, session_id: str) -> Response:
         session = await service.open(owner_of(request), session_id)
+        require_budget(service.tokens, session.owner, "tokens")
         streams = "text/event-stream" in request.headers.get("accept", "")
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if unknown := request.query_params.keys() - ({"at", "score"} if kind == "text/plain" else set()):
@@ -372,10 +374,10 @@ def make_routes(service: Service) -> APIRouter:
         return service.describe(session)
 
     @router.post("/v1/sessions/{session_id}/save")
-    async def save(request: Request, session_id: str, body: SaveRequest) -> dict[str, Any]:
-        session = await service.open(owner_of(request), session_id)
-        n_tokens = await service.save(session, name=body.name)
-        return {"object": "saved", "name": body.name, "n_tokens": n_tokens, "session": service.describe(session)}
+    async def save(request: Request, session_id: str, body: SaveRequest | None = None) -> dict[str, Any]:
+        session, name = await service.open(owner_of(request), session_id), body.name if body else None
+        n_tokens = await service.save(session, name=name)
+        return {"object": "saved", "name": name, "n_tokens": n_tokens, "session": service.describe(session)}
 
     @router.get("/v1/saved")
     async def saved(request: Request) -> dict[str, Any]:
@@ -394,6 +396,7 @@ def make_routes(service: Service) -> APIRouter:
     @router.post("/v1/score")
     async def score(request: Request, body: ScoreRequest) -> Response:
         owner = owner_of(request)
+        require_budget(service.tokens, owner, "tokens")
         ids = await encode(body.text if body.tokens is None else body.tokens)
         if not len(ids):
             raise RefusalError(400, "there is nothing to score; give text or tokens", code="invalid_request")

@@ -299,7 +299,7 @@ _COMPUTING = ("completions", "append", "generate", "ask", "score")
 _REASONS = {
     400: "a field does not fit; the message names it",
     401: "a valid key is needed",
-    403: "the origin or the name of the host is not allowed, or files are not taken",
+    403: "the origin or the name of the host is not allowed, files are not taken, or the quota is full",
     404: "there is no such model, session or name",
     408: "the body comes too slowly",
     409: "the session is elsewhere (`at`), busy, or not what the call needs",

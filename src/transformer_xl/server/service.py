@@ -1,12 +1,13 @@
 """What a server does for a request, between the routes and the engine: sessions opened, jobs run, files kept up to date."""
 
 import asyncio
+import math
 import os
 import time
 import traceback
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack, suppress
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,10 +18,9 @@ from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
-from transformer_xl.server.guard import require_budget
 from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import ID, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import ID, TRANSFER, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -39,6 +39,10 @@ _FILE_EXTRA = 1 << 16
 """Bytes of a session's file besides its memory: names, the last tokens, random numbers, a hash."""
 
 _CHUNK_BYTES = 1 << 20
+_MOST_TRANSFERS = 4
+_MOST_WATCHERS = 32
+_EMPTY_SECONDS = 60.0
+"""After which a session that has read nothing is ended, if its memory is needed."""
 
 
 class _Loaded(NamedTuple):
@@ -81,8 +85,9 @@ class Service:
         self.files = SessionFiles(engine.format, engine.tokenizer)
         self.began = int(time.time())
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
+        self._watchers = Counter[str]()
         self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
-        self._next_sweep = 0.0
+        self._next_sweep, self._n_transfer = 0.0, 0
         metrics.queue.set_function(lambda: engine.n_waiting)
         metrics.rows_busy.set_function(lambda: engine.n_busy)
         for state in ("row", "parked"):
@@ -120,7 +125,6 @@ class Service:
         Raises:
             RefusalError: it was refused, failed, or was cancelled; texts that ended before are answered.
         """
-        require_budget(self.tokens, job.owner, "tokens")
         loop, answers = asyncio.get_running_loop(), asyncio.Queue[Answer]()
         begin, last = time.perf_counter(), 0.0
 
@@ -144,6 +148,8 @@ class Service:
                     except TimeoutError:
                         yield None
                         continue
+                if isinstance(answer, (Piece, Progress)):
+                    _require_numbers(answer)
                 if isinstance(answer, Piece):
                     ticket.n_ahead -= 1
                     self.tokens.spend(job.owner, 1)
@@ -248,14 +254,13 @@ class Service:
         store = self.sessions.store
         if store and ID.fullmatch(name):
             store.require_free(store.path(owner, name))
-        return RefusalError(404, "no such session", code="not_found")
+        return RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
 
     async def _adopt(self, owner: str, name: str) -> Session:
         store, path = self.sessions.store, self.sessions.file_of(owner, name)
         if store is None or path is None:
             raise self._missing(owner, name)
-        if self.engine.is_draining:  # it would only be kept from others
-            raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=1)
+        self._require_time()
         await self.make_room()
         begin = time.perf_counter()
         try:
@@ -265,7 +270,7 @@ class Service:
             lease = store.lease(path)
         try:
             if not path.is_file():  # deleted by another process before we had the lease
-                raise RefusalError(404, "no such session", code="not_found")
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             state, note = await asyncio.to_thread(store.read, path)
         except BaseException:
             lease.close()
@@ -273,16 +278,28 @@ class Service:
         self.metrics.restored(time.perf_counter() - begin)
         return self.sessions.adopt(owner, name, state, note, lease, self.tokenizer.vocab_size)
 
+    def _require_time(self) -> None:
+        """Refuse what would keep a session from others while the server ends.
+
+        Raises:
+            RefusalError: it ends.
+        """
+        if self.engine.is_draining:
+            raise RefusalError(503, "the server is shutting down; ask again later", code="shutting_down", retry_after=1)
+
     async def make_room(self) -> None:
         """Leave the session that was used least recently to its file, if memory is full.
 
         Raises:
             RefusalError: no session can be left.
         """
-        idle = [each for each in self.sessions.live.values() if each.is_idle and each.text.n_tokens]
-        for session in sorted(idle, key=lambda each: each.used) if self.sessions.store else ():
+        now = time.time()
+        old = [each for each in self.sessions.live.values() if each.text.n_tokens or now - each.used > _EMPTY_SECONDS]
+        for session in sorted(old, key=lambda each: each.used) if self.sessions.store else ():
             if not self.sessions.is_full:
                 break
+            if not session.is_idle:
+                continue
             with suppress(RefusalError):  # it is used again, or deleted; another one may not be
                 await self._leave_to_file(session)
         self.sessions.require_room()
@@ -328,6 +345,7 @@ class Service:
         seed: int | None = None,
     ) -> Session:
         """Begin a session with what `load` returns; one at a time, so that no more is in memory than what is accounted for."""
+        self._require_time()
         async with self._adopting:
             await asyncio.to_thread(self.sessions.require_quota, owner)
             await self.make_room()
@@ -373,10 +391,40 @@ class Service:
         Raises:
             RefusalError: it is no file of this model and decoder, there is no room, or the client has gone.
         """
-        with TemporaryDirectory(prefix="txl-serve-") as folder:
-            path = Path(folder, "session")
+        await asyncio.to_thread(self.sessions.require_quota, owner)
+
+        async def load() -> _Loaded:
+            try:
+                loaded = await self._restored(path)
+            except RefusalError as refusal:
+                raise RefusalError(400, refusal.message, code=refusal.code) from refusal
+            if loaded.state and not all(x.isfinite().all() for x in loaded.state.tensors.values() if x.is_floating_point()):
+                raise RefusalError(400, "the file holds numbers that are not finite", code="bad_session")
+            return loaded._replace(ttl=None)  # it is for us to say how long we keep it
+
+        with self._transfer() as folder:
+            path = folder / "session"
             await _written(path, chunks)
-            return await self._begin(owner, lambda: self._restored(path))
+            return await self._begin(owner, load)
+
+    @contextmanager
+    def _transfer(self) -> Iterator[Path]:
+        """Make a directory for a file that comes or goes, a few at a time, because nobody else counts what they take.
+
+        Raises:
+            RefusalError: there are enough of them.
+        """
+        if self._n_transfer >= _MOST_TRANSFERS:
+            raise RefusalError(429, "other files of sessions come or go; ask again later", code="overloaded", retry_after=1)
+        store = self.sessions.store
+        self._n_transfer += 1
+        try:
+            with TemporaryDirectory(prefix=TRANSFER, dir=store.directory if store else None) as folder:
+                yield Path(folder)
+        except OSError as error:
+            raise RefusalError(507, f"the file cannot be kept ({error.strerror})", code="not_saved") from error
+        finally:
+            self._n_transfer -= 1
 
     async def export_session(self, session: Session) -> tuple[int, AsyncGenerator[bytes, None]]:
         """Return the size of a session's file, and its bytes.
@@ -387,8 +435,8 @@ class Service:
         state, text = await self.in_engine(lambda: self.engine.snapshot(session))
         if state is None:
             raise RefusalError(409, "the session has read nothing, so there is nothing to export", code="empty")
-        with TemporaryDirectory(prefix="txl-serve-") as folder:
-            path = Path(folder, "session")
+        with self._transfer() as folder:
+            path = folder / "session"
             await asyncio.to_thread(self.files.write, path, state, note_of(session) | text.note())
             file = path.open("rb")
         return os.fstat(file.fileno()).st_size, _read(file)
@@ -403,16 +451,15 @@ class Service:
         path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
-                raise RefusalError(404, "no such session", code="not_found")
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             if name is not None and not path.exists():
                 await asyncio.to_thread(self.sessions.require_quota, session.owner)
-            state, text = await self.in_engine(lambda: self.engine.snapshot(session))
+            state, text, is_whole = await self.in_engine(lambda: (*self.engine.snapshot(session), not session.busy))
             if state is None:
                 raise RefusalError(409, "the session has read nothing, so there is nothing to save", code="empty")
             note = note_of(session) | text.note() | ({} if name is None else {"name": name})
-            is_whole = not session.busy
             with ExitStack() if name is None else store.lease(path):  # another worker may save by the same name
-                if name is None and is_whole:
+                if name is None and is_whole and session.text.n_tokens == text.n_tokens:
                     session.is_changed = False  # what comes while it is written is a change again
                 try:
                     await asyncio.to_thread(store.write, path, state, note)
@@ -429,21 +476,18 @@ class Service:
         Raises:
             RefusalError: there is none.
         """
-        session = self.sessions.find(owner, name)
-        if session is not None and session.is_leaving:
-            async with self._adopting:
-                session = self.sessions.find(owner, name)
-        path = self.sessions.file_of(owner, name)
-        if session is None and path is None:
-            raise self._missing(owner, name)
-        if session is not None:
-            await self._end(session)
-        if self.sessions.store is not None:
-            async with self._writing:
-                path = self.sessions.file_of(owner, name)
-                if path is not None:
-                    with self.sessions.store.lease(path):
-                        self.sessions.store.remove(path)
+        async with self._adopting:  # or somebody might open the file again before it is deleted
+            session, path = self.sessions.find(owner, name), self.sessions.file_of(owner, name)
+            if session is None and path is None:
+                raise self._missing(owner, name)
+            if session is not None:
+                await self._end(session)
+            if self.sessions.store is not None:
+                async with self._writing:
+                    path = self.sessions.file_of(owner, name)
+                    if path is not None:
+                        with self.sessions.store.lease(path):
+                            self.sessions.store.remove(path)
 
     def delete_saved(self, owner: str, name: str) -> None:
         """Delete what was saved by a name.
@@ -469,6 +513,7 @@ class Service:
         Raises:
             RefusalError: it is busy, or cannot.
         """
+        self._require_time()
         require_free(session)
         if n > session.text.n_tokens:
             message = f"the session has {session.text.n_tokens} tokens, so it cannot go back by {n}"
@@ -479,6 +524,25 @@ class Service:
         if self.sessions.store is None:
             raise RefusalError(400, "this server keeps no files; start it with --sessions DIR", code="no_store")
         return self.sessions.store
+
+    async def end_of(self, session: Session) -> tuple[int, list[int]]:
+        """Return how many tokens a session has and the last of them, both of one moment."""
+        return await self.in_engine(lambda: (session.text.n_tokens, list(session.text.tail)))
+
+    @contextmanager
+    def watching(self, owner: str) -> Iterator[None]:
+        """Count who watches, because each of them holds a connection.
+
+        Raises:
+            RefusalError: enough do.
+        """
+        if self._watchers[owner] >= _MOST_WATCHERS or self._watchers.total() >= 4 * _MOST_WATCHERS:
+            raise RefusalError(429, "too many watch sessions already", code="overloaded", retry_after=10)
+        self._watchers[owner] += 1
+        try:
+            yield
+        finally:
+            self._watchers[owner] -= 1
 
     # what goes on by itself
 
@@ -557,7 +621,20 @@ class Service:
                     await self._keep(session)
                 except RefusalError:
                     self.n_unsaved += 1
-            session.lease.close()
+                    continue  # it stays for another try
+            session.is_gone = True  # whoever asks now must not change what others may read
+            self.sessions.forget(session)
+
+
+def _require_numbers(answer: Piece | Progress) -> None:
+    """Refuse to go on where log-probabilities are no numbers, as after a file whose memory was made up.
+
+    Raises:
+        RefusalError: one is not finite.
+    """
+    tokens = [answer.token] if isinstance(answer, Piece) else answer.scored
+    if not all(math.isfinite(each.log_probability) for each in tokens if each.log_probability is not None):
+        raise RefusalError(409, "what the session remembers gives no numbers; delete it", code="not_finite")
 
 
 async def _written(path: Path, chunks: AsyncIterator[bytes]) -> None:

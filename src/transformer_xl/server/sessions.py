@@ -6,7 +6,9 @@ keeps other processes with the same directory away. No text of a user is ever a 
 
 import hashlib
 import re
+import resource
 import secrets
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -23,11 +25,17 @@ from transformer_xl.server.jobs import RefusalError, Ticket
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
 
+TRANSFER = ".transfer-"
+"""Begins the names of directories for files that come and go."""
+
 ID = re.compile(r"[A-Za-z0-9]{1,16}-[0-9a-f]{32}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _SUFFIX = ".session"
 _OWNER_LETTERS = 16
+_TRANSFER_SECONDS = 86_400.0
+_OTHER_FILES = 640
+"""Connections, and what else is open."""
 
 
 @dataclass(eq=False)
@@ -121,6 +129,7 @@ class SessionFiles:
             (state, *more), note = self._format.load(path)
         except (CheckpointError, ValueError) as error:
             reason = str(error).replace(repr(str(path)), "").replace("  ", " ")
+            reason = re.sub(r"open it with Decoder\(model, (.*)\)", lambda found: _as_options(found[1]), reason)
             message = f"the saved session cannot be used: {' '.join(reason.split())}"
             raise RefusalError(409, message, code="bad_session") from error
         if more or note.get("tokenizer") != self._tokenizer.fingerprint:
@@ -210,6 +219,9 @@ class Store(SessionFiles):
         for lease in self.directory.glob("*/*.lease"):
             with suppress(RefusalError):
                 self.require_free(lease)
+        for folder in self.directory.glob(f"{TRANSFER}*"):
+            if time.time() - folder.stat().st_mtime > _TRANSFER_SECONDS:  # nothing takes so long
+                shutil.rmtree(folder, ignore_errors=True)
         for stray in self.directory.glob(f"*/.*{_SUFFIX}{STRAY_SUFFIX}"):
             own = stray.name.removeprefix(".").removesuffix(f"{_SUFFIX}{STRAY_SUFFIX}")
             with suppress(RefusalError), self.lease(stray.with_name(own)):  # else it is being written
@@ -241,6 +253,7 @@ class Sessions:
         store: None: sessions end with the process.
         worker: begins the ids of this process's sessions.
         ttl: of sessions that do not say.
+        most_open: how many sessions in memory the process can keep a lease of; None: any number.
         quota: bytes that the sessions and saved files of one owner may take, in memory and on the disk; None: no limit.
     """
 
@@ -253,15 +266,17 @@ class Sessions:
         worker: str,
         ttl: float | None,
         quota: int | None = None,
+        most_open: int | None = None,
     ) -> None:
         self.bytes_each, self.limit, self.store, self.worker, self.ttl = bytes_each, limit, store, worker, ttl
-        self.quota = quota
+        self.quota, self._most_open = quota, most_open
         self.live: dict[str, Session] = {}
 
     @property
     def most(self) -> int:
         """How many sessions fit into memory."""
-        return self.limit // self.bytes_each
+        most = self.limit // self.bytes_each
+        return most if self._most_open is None else min(most, self._most_open)
 
     @property
     def is_full(self) -> bool:
@@ -344,7 +359,13 @@ class Sessions:
 
     def expired(self, now: float) -> list[Session]:
         """Return the sessions whose time is over; one that is used has time."""
-        return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and not each.busy]
+        return [each for each in self.live.values() if each.expires_at is not None and each.expires_at < now and each.is_idle]
+
+
+def _as_options(settings: str) -> str:
+    """Return settings of a decoder, as a message has them, as options of the server."""
+    pairs = (setting.partition("=") for setting in settings.split(", "))
+    return "start the server with " + " ".join(f"--{name.replace('_', '-')} {value.strip(chr(39))}" for name, _, value in pairs)
 
 
 def _lease_of(path: Path) -> Path:
@@ -392,3 +413,14 @@ def most_bytes(format: SessionFormat) -> int:
         x.shape[0] * mem_len * x.shape[2] * x.element_size() if name in format.by_position else x.nbytes
         for name, x in format.own.tensors.items()
     )
+
+
+def most_leases() -> int:
+    """Let this process open as many files as it may, and return how many of them sessions in memory may keep as leases."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most == resource.RLIM_INFINITY:
+        most = 1 << 20
+    with suppress(ValueError, OSError):  # some systems name more than they allow
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, soft - _OTHER_FILES)

@@ -67,21 +67,28 @@ async def watch(
         RefusalError: there is no such session, or no more.
     """
     watcher, quiet = Watcher(service.tokenizer, since), 0.0
+    with service.watching(owner):
+        async for news in _news(service, owner, name, watcher):
+            if news or quiet >= _PING_SECONDS:
+                yield news
+                quiet = 0.0
+            quiet += _LOOK_SECONDS
+
+
+async def _news(service: Service, owner: str, name: str, watcher: Watcher) -> AsyncGenerator[dict[str, Any] | None, None]:
+    """Look again and again."""
     while True:
         if service.engine.is_draining:
             raise RefusalError(503, "the server is shutting down", code="shutting_down", retry_after=5)
         session, pause = service.sessions.find(owner, name), _LOOK_SECONDS
         if session is not None:
-            news = watcher.look(session.text.n_tokens, session.text.tail)
+            news = watcher.look(*await service.end_of(session))
         else:
             path, pause = service.sessions.file_of(owner, name), _FILE_SECONDS
             note = None if path is None else await asyncio.to_thread(Store.note, path)
             if note is None:
-                raise RefusalError(404, "no such session", code="not_found")
+                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
             text = TextState.of_note(note, vocab_size=service.tokenizer.vocab_size)
             news = watcher.look(text.n_tokens, text.tail)
-        if news or quiet >= _PING_SECONDS:
-            yield news
-            quiet = 0.0
+        yield news
         await asyncio.sleep(pause)
-        quiet += pause

@@ -64,7 +64,9 @@ def ranked_forward_kernel(
     t = t0 + a
     qu_tile = load(qu + q_at, t, T, q_t, H, P)
     column, sees, own, text = _of_queries(queries + batch * 4 * T, t, T)
-    more_W = tl.load(more + sum_at + t, mask=t < T, other=0.0) if more is not None else tl.zeros([W], tl.float32)
+    more_W = tl.zeros([W], tl.float32)
+    if more is not None:
+        more_W = tl.load(more + sum_at + t, mask=t < T, other=0.0)
     seed = tl.load(seed_at) + part if DROPS else 0
 
     highest, total, attended = begun(W, P)

@@ -321,7 +321,7 @@ async function slice(file, begin) {
   return { text: new TextDecoder("utf-8", { fatal: true, ignoreBOM: true }).decode(bytes.subarray(0, n)), end: begin + n };
 }
 const wait = (ms) => new Promise((go) => setTimeout(go, ms));
-const isLost = (error) => error instanceof TypeError || ["busy", "moved", "overloaded", "shutting_down", "leased", "rate_limited"].includes(error.code);
+const isLost = (error) => error instanceof TypeError || ["busy", "moved", "overloaded", "shutting_down", "leased", "no_room", "rate_limited"].includes(error.code);
 
 async function readBook(file) {
   if (state.running) return;
