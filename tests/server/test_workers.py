@@ -531,9 +531,8 @@ def test_workers_that_sweep_at_once_delete_what_is_over_and_nothing_else(start: 
 
 def test_the_recipe_for_kubernetes_fits_the_server(tmp_path: Path) -> None:
     yaml = pytest.importorskip("yaml", reason="PyYAML is not installed")
-    parts = {
-        (part["kind"], part["metadata"]["name"]): part for part in yaml.safe_load_all((SERVE / "kubernetes.yaml").read_text())
-    }
+    documents = yaml.safe_load_all((SERVE / "kubernetes.yaml").read_text())
+    parts = {(part["kind"], part["metadata"]["name"]): part for part in documents}
     pod = parts["StatefulSet", "txl"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     (script,) = container["args"]
