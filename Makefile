@@ -43,7 +43,7 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready  ## faults, test-data, test-benchmarks, parity, clients, test-browser, slow tests, and Hypothesis with many examples
+test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals

@@ -79,7 +79,8 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def open_decoder(sizes: Sizes, options: argparse.Namespace) -> Decoder:
+def make_model(sizes: Sizes) -> TransformerXL:
+    """Return a model with random weights that reads bytes."""
     config = TransformerXLConfig(
         vocab_size=VOCAB_SIZE,
         n_layer=sizes.n_layer,
@@ -89,9 +90,13 @@ def open_decoder(sizes: Sizes, options: argparse.Namespace) -> Decoder:
         d_inner=4 * sizes.d_model,
         mem_len=sizes.mem_len,
     )
+    return TransformerXL(config)
+
+
+def open_decoder(sizes: Sizes, options: argparse.Namespace) -> Decoder:
     compile = options.chunk == 1 and not options.no_compile
     return Decoder(
-        TransformerXL(config),
+        make_model(sizes),
         precision=options.precision,
         compile="auto" if compile else False,
         expected_tokens=options.tokens,

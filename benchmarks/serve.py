@@ -31,12 +31,10 @@ import psutil
 import torch
 from common.machine import describe
 from common.report import facts
-from long_session import MIDDLE, TINY, Sizes
+from long_session import MIDDLE, TINY, Sizes, make_model
 
 from transformer_xl.console import say, table
 from transformer_xl.data.tokenizers import ByteTokenizer
-from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model_config import TransformerXLConfig
 
 PAPER = Sizes(n_layer=12, d_model=512, n_head=8, mem_len=2100)
 TXL = [sys.executable, "-c", "from transformer_xl.cli import main; main()"]
@@ -81,19 +79,10 @@ def sizes_of(options: argparse.Namespace) -> Sizes:
     return TINY if options.tiny else PAPER if options.paper else MIDDLE
 
 
-def save_model(sizes: Any, directory: Path) -> None:
+def save_model(sizes: Sizes, directory: Path) -> None:
     """Write a model with random weights that reads bytes."""
     torch.manual_seed(0)
-    config = TransformerXLConfig(
-        vocab_size=256,
-        n_layer=sizes.n_layer,
-        d_model=sizes.d_model,
-        n_head=sizes.n_head,
-        d_head=sizes.d_model // sizes.n_head,
-        d_inner=4 * sizes.d_model,
-        mem_len=sizes.mem_len,
-    )
-    TransformerXL(config).save_pretrained(directory)
+    make_model(sizes).save_pretrained(directory)
     ByteTokenizer().save(directory / "tokenizer.json")
 
 

@@ -7,13 +7,15 @@ python examples/serve_client.py book.txt "In the end, " --session w1-…    # go
 
 import argparse
 import json
+import math
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
-SLICE = 1 << 17  # bytes of a call
+SLICE = 1 << 17  # characters of a call
+AGAIN = ("busy", "moved")  # errors that pass: another time, or from another place, it may work
 
 
 def main() -> None:
@@ -36,10 +38,7 @@ def main() -> None:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             told = json.load(error)["error"]
-            if error.code in (429, 503) or told["code"] in (
-                "busy",
-                "moved",
-            ):  # another time, or from another place, it may work
+            if error.code in (429, 503) or told["code"] in AGAIN:
                 raise
             raise SystemExit(f"error: {told['message']}") from None
 
@@ -56,33 +55,27 @@ def main() -> None:
 def read(call: Any, session: str, text: str) -> None:
     """Append a text slice by slice.
 
-    `at` says where a slice belongs, so that none is read twice. After an error the session itself says how far it came.
+    `at` says where a slice belongs, so that none is read twice. The session itself says how far it is: a server that was killed
+    begins anew with what it had saved.
     """
     slices = [text[at : at + SLICE] for at in range(0, len(text), SLICE)]
-    n_tokens = call(session)["n_tokens"]
-    end = 0
-    for number, part in enumerate(slices):
-        tokens = call("/tokenize", {"content": part})["tokens"]
-        begin, end = end, end + len(tokens)
-        while n_tokens < end:
-            try:
-                body = {"tokens": tokens[n_tokens - begin :], "at": n_tokens, "score": "sum"}
-                done = call(f"{session}/append", body)
-                bits = done["nats"] / 0.6931 / max(1, done["scored"])
-                size = done["session"]["bytes"]
-                print(f"{number + 1} of {len(slices)}: {end:,} tokens, {bits:.3f} bits per token, {size:,} bytes of memory")
-            except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-                print(f"again in a second: {error}")
-                time.sleep(1)
-            n_tokens = known(call, session, n_tokens)
-
-
-def known(call: Any, session: str, n_tokens: int) -> int:
-    """Return how much a session has read; what it was before, if the server cannot be reached."""
-    try:
-        return call(session)["n_tokens"]
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return n_tokens
+    number, begins = 0, [0]  # tokens before each slice
+    while number < len(slices):
+        try:
+            n_tokens = call(session)["n_tokens"]
+            if n_tokens < begins[number]:
+                number -= 1
+                continue
+            tokens = call("/tokenize", {"content": slices[number]})["tokens"]
+            begins[number + 1 :] = [begins[number] + len(tokens)]
+            if missing := tokens[n_tokens - begins[number] :]:
+                done = call(f"{session}/append", {"tokens": missing, "at": n_tokens, "score": "sum"})
+                bits, size = done["nats"] / math.log(2) / max(1, done["scored"]), done["session"]["bytes"]
+                print(f"{number + 1} of {len(slices)}: {bits:.3f} bits per token, {size:,} bytes of memory")
+            number += 1
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            print(f"again in a second: {error}")
+            time.sleep(1)
 
 
 if __name__ == "__main__":

@@ -21,9 +21,11 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.server.app import Server, make_app
 from transformer_xl.server.budget import Budget
 from transformer_xl.server.guard import IMPORT, LOCAL_OWNER, OPEN, check_address, read_keys
-from transformer_xl.server.jobs import Job, RefusalError
+from transformer_xl.server.jobs import Job, RefusalError, Ticket
 from transformer_xl.server.routes import make_routes
 from transformer_xl.server.service import Service
+from transformer_xl.server.sessions import Session, Sessions, most_leases
+from transformer_xl.server.transfers import Transfers
 
 Serve = Callable[..., Any]
 ONE, TWO = "first-key-of-sixteen-letters", "second-key-of-sixteen-letters"
@@ -41,7 +43,7 @@ def test_every_route_but_the_open_ones_asks_for_a_key(serve: Serve) -> None:
     client = serve(keys=KEYS)
     paths = [
         (route.path, sorted(route.methods or ())[0])
-        for route in make_routes(client.service).routes
+        for route in make_routes(client.service, Transfers(client.service)).routes
         if isinstance(route, APIRoute)
     ]
     assert len(paths) > 20
@@ -329,7 +331,7 @@ def test_a_session_goes_from_one_server_to_another(serve: Serve, tmp_path: Path)
         (bytes(damaged), 400),
         (b"", 400),
         (b"x" * 200, 400),
-        (b"x" * (there.service.file_bytes + 1), 413),
+        (b"x" * (Transfers(there.service).most_bytes + 1), 413),
     ]:
         answer = there.post(IMPORT, content=content, headers=binary)
         assert answer.status_code == status and answer.json()["error"]["message"], answer.text
@@ -386,3 +388,66 @@ def test_a_server_that_has_ended_changes_no_session(start: Start) -> None:
                 await call
 
     asyncio.run(end_one())
+
+
+def test_a_few_files_come_and_go_at_a_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve(stored=True, imports=True)
+    one = client.post("/v1/sessions", json={}).json()["id"]
+    client.post(f"/v1/sessions/{one}/append", json={"text": "a text"})
+    for _ in range(9):
+        assert client.get(f"/v1/sessions/{one}/export").status_code == 200, "one that is over counts no more"
+    assert not list(client.service.sessions.store.directory.glob(".transfer-*"))
+    monkeypatch.setattr("transformer_xl.server.transfers._MOST", 0)
+    assert client.get(f"/v1/sessions/{one}/export").status_code == 429
+
+
+def test_open_files_bound_sessions_in_memory(start: Start) -> None:
+    sessions = start(most=50).sessions
+    assert sessions.most == 50
+    assert Sessions(bytes_each=1, limit=50, store=None, worker="w1", ttl=None, most_open=7).most == 7
+    assert most_leases() >= 1
+
+
+def test_a_session_that_is_deleted_does_not_come_back_from_its_file(start: Start) -> None:
+    service = start(stored=True)
+
+    async def race() -> None:
+        for _ in range(60):
+            session = await service.create(LOCAL_OWNER)
+            async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
+                pass
+            await service.save(session)
+            asks = [service.open(LOCAL_OWNER, session.id) for _ in range(3)]
+            deleted, *_ = await asyncio.gather(service.delete(LOCAL_OWNER, session.id), *asks, return_exceptions=True)
+            assert deleted is None and service.sessions.file_of(LOCAL_OWNER, session.id) is None
+            assert session.id not in service.sessions.live
+
+    asyncio.run(race())
+
+
+def test_what_was_busy_when_it_was_saved_has_changed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job may end between the copy and the file."""
+    service = start(stored=True)
+    engine = service.engine
+
+    async def save() -> None:
+        session = await service.create(LOCAL_OWNER)
+        async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
+            pass
+        snapshot, in_engine = engine.snapshot, service.in_engine
+
+        def busy(session: Session) -> Any:
+            session.busy = Ticket(Job(owner=LOCAL_OWNER, prompt=np.arange(1)), print, 0.0)
+            return snapshot(session)
+
+        async def then_free(function: Callable[[], Any]) -> Any:
+            found = await in_engine(function)
+            session.busy = None
+            return found
+
+        monkeypatch.setattr(engine, "snapshot", busy)
+        monkeypatch.setattr(service, "in_engine", then_free)
+        await service.save(session)
+        assert session.is_changed
+
+    asyncio.run(save())

@@ -22,6 +22,7 @@ from tests.server.serving import served
 from transformer_xl.model.transformer_xl import TransformerXL
 
 TEXT = "".join(f"{i} stories, " for i in range(3000))
+EXAMPLE = Path(__file__).parents[2] / "examples" / "serve_client.py"
 PART = 640  # bytes of an append: ten pieces
 
 
@@ -86,7 +87,7 @@ def test_what_keeps_it_from_starting(bench: Path) -> None:
     assert complaint("serve", "tiny", "--sessions", "kept", "--precision", "auto").startswith(
         "--precision auto may choose another"
     )
-    assert complaint("serve", "tiny", "--session-memory", "inf") == "--session-memory (inf) must be from 0 to 1e+09"
+    assert complaint("serve", "tiny", "--session-memory", "inf") == "--session-memory (inf) must be from 0 to 1,000,000,000"
     assert "holds no session, which takes" in complaint("serve", "tiny", "--session-memory", "0.0000001")
     Path("tiny/model.safetensors").write_bytes(b"damaged")
     assert complaint("serve", "tiny").startswith("'tiny/model.safetensors'")
@@ -189,8 +190,32 @@ def test_a_book_whose_reader_is_killed_goes_on_where_it_was(bench: Path) -> None
         look(client, url.rpartition("/")[2], len(data), whole=False)
 
 
+def test_the_example_reads_again_what_a_killed_server_has_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    example = runpy.run_path(str(EXAMPLE))
+    text = "".join(chr(97 + i % 26) for i in range(5 * 131_072))
+    kept, n_call, lost = list[str](), 0, {3: 200_000, 5: 0}  # at which append, and what was saved
+
+    def call(path: str, body: Any = None) -> Any:
+        nonlocal kept, n_call
+        if path == "/tokenize":
+            return {"tokens": list(body["content"])}
+        if body is None:
+            return {"n_tokens": len(kept)}
+        n_call += 1
+        if n_call in lost:
+            kept = kept[: lost[n_call]]
+            raise ConnectionError("killed")
+        assert body["at"] == len(kept)
+        kept += body["tokens"]
+        return {"nats": 1.0, "scored": 1, "session": {"bytes": 1}}
+
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    example["read"](call, "/v1/sessions/w1-0", text)
+    assert "".join(kept) == text and n_call > 5
+
+
 def test_the_example_reads_a_book_and_goes_on_with_it(bench: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    example = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "serve_client.py"))["main"]
+    example = runpy.run_path(str(EXAMPLE))["main"]
     Path("book.txt").write_text(TEXT, encoding="utf-8")
     with served("--sessions", "kept") as (_, client, _), pytest.MonkeyPatch.context() as patch:
         common = ["serve_client.py", "book.txt", "So? ", "--server", str(client.base_url)]

@@ -86,7 +86,7 @@ def serve(
     for option, value in numbers.items():
         least = 1 if option.endswith("minute") else 0
         if value is not None and not least <= value <= _MOST:
-            raise ConfigError(f"--{option} ({value:g}) must be from {least} to {_MOST:g}")
+            raise ConfigError(f"--{option} ({value:g}) must be from {least} to {_MOST:,.0f}")
     if ttl == 0:
         raise ConfigError("--ttl (0) must be above 0, or no session lives")
     if precision == "auto" and sessions:

@@ -24,6 +24,7 @@ from transformer_xl.server.jobs import RefusalError
 from transformer_xl.server.routes import make_routes
 from transformer_xl.server.schema import describe
 from transformer_xl.server.service import Service
+from transformer_xl.server.transfers import Transfers
 from transformer_xl.server.wire import error_body
 from transformer_xl.version import __version__
 
@@ -63,7 +64,8 @@ def make_app(
             await asyncio.gather(looking_after, return_exceptions=True)
 
     app = FastAPI(title="txl serve", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
-    router = make_routes(service)
+    transfers = Transfers(service)
+    router = make_routes(service, transfers)
     app.include_router(router)
     app.state.routes = router.routes
     describe(app)
@@ -72,7 +74,6 @@ def make_app(
     app.add_exception_handler(ValidationError, _invalid)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(HTTPException, _unknown)  # pyright: ignore[reportArgumentType]
     app.add_exception_handler(Exception, _broken)
-    file_bytes = service.file_bytes if imports else 0
     return Guard(
         app,
         keys=keys,
@@ -80,7 +81,7 @@ def make_app(
         metrics=service.metrics,
         hosts=hosts,
         requests=requests,
-        file_bytes=file_bytes,
+        file_bytes=transfers.most_bytes if imports else 0,
     )
 
 

@@ -28,7 +28,7 @@ from transformer_xl.generation.session import TextState, Turn
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.stopping import Transcript
 from transformer_xl.generation.writing import Scheduler
-from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, Ticket, no_session
 from transformer_xl.server.sessions import Session
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Engine:
     def snapshot(self, session: Session) -> tuple[RowState | None, TextState]:
         """Return copies of what a session remembers now, also while it is read or written; None: nothing was read."""
         if session.is_gone:
-            raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+            raise no_session()
         parked = session.parked
         if session.row is not None:
             state = self.decoder.take(session.row)
@@ -370,7 +370,7 @@ class Engine:
         session, job = part.session, part.ticket.job
         try:
             if job.session and job.session.is_gone and part.state is None:
-                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+                raise no_session()
             if part.state is None and job.forks and job.session is not None:
                 part.state, part.before = self.snapshot(job.session)
                 part.transcript = self._transcript(job, part.before, part.prompt)
@@ -596,7 +596,7 @@ def require_free(session: Session) -> None:
         RefusalError: it is.
     """
     if session.is_gone:
-        raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+        raise no_session()
     if session.busy:
         message = "the session is busy; wait until its call has ended, or stop that by DELETE …/run"
         raise RefusalError(409, message, code="busy", extra={"n_tokens": session.text.n_tokens})

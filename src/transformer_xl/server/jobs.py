@@ -35,6 +35,11 @@ class RefusalError(Exception):
         self.status, self.message, self.code, self.retry_after, self.extra = status, message, code, retry_after, extra or {}
 
 
+def no_session() -> RefusalError:
+    """Return what is said of a session that does not exist, and of a foreign one."""
+    return RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Writing:
     """How texts are written.

@@ -20,6 +20,7 @@ from transformer_xl.server.jobs import Job, Progress, RefusalError
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Session, Store
 from transformer_xl.server.streaming import EventStream, decoded, last, unless_gone, until_gone
+from transformer_xl.server.transfers import Transfers
 from transformer_xl.server.watching import watch
 from transformer_xl.server.wire import (
     CHAT_STOPS,
@@ -53,7 +54,7 @@ _ICON = (
 )
 
 
-def make_routes(service: Service) -> APIRouter:
+def make_routes(service: Service, transfers: Transfers) -> APIRouter:
     """Return the routes of a service."""
     router = APIRouter()
     tokenizer, sessions = service.tokenizer, service.sessions
@@ -221,12 +222,12 @@ def make_routes(service: Service) -> APIRouter:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/octet-stream":
             raise RefusalError(415, "send the file as application/octet-stream", code="bad_type")
-        return service.describe(await service.import_session(owner_of(request), until_gone(request.stream())))
+        return service.describe(await transfers.take(owner_of(request), until_gone(request.stream())))
 
     @router.get("/v1/sessions/{session_id}/export")
     async def export(request: Request, session_id: str) -> Response:
         session = await service.open(owner_of(request), session_id)
-        size, content = await service.export_session(session)
+        size, content = await transfers.give(session)
         named = {"content-length": str(size), "content-disposition": f'attachment; filename="{session.id}.session"'}
         return StreamingResponse(content, media_type="application/octet-stream", headers=named)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from transformer_xl.server.wire import AppendRequest
 
@@ -328,8 +328,10 @@ def describe(app: FastAPI) -> None:
 
 def _complete(schema: dict[str, Any]) -> dict[str, Any]:
     models = {model for _, _, own, _ in _ANSWERS.values() for model in own} | {Error, AppendRequest}
-    wanted = [(model, "serialization") for model in sorted(models, key=lambda model: model.__name__)]
-    _, made = models_json_schema(wanted, ref_template=_REF + "{model}")  # type: ignore[arg-type]
+    wanted: list[tuple[type[BaseModel], JsonSchemaMode]] = [
+        (model, "serialization") for model in sorted(models, key=lambda model: model.__name__)
+    ]
+    _, made = models_json_schema(wanted, ref_template=_REF + "{model}")
     parts = schema.setdefault("components", {}).setdefault("schemas", {})
     for name, own in made["$defs"].items():
         parts.setdefault(name, own)

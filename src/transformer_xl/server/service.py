@@ -2,25 +2,23 @@
 
 import asyncio
 import math
-import os
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transformer_xl.generation.requests import seeded_generator
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.session_file import RowState
 from transformer_xl.server.budget import Budget
 from transformer_xl.server.engine import Engine, require_free, why_cancelled
-from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError
+from transformer_xl.server.jobs import Answer, End, Job, Piece, Problem, Progress, RefusalError, no_session
 from transformer_xl.server.metrics import Metrics
-from transformer_xl.server.sessions import ID, TRANSFER, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
+from transformer_xl.server.sessions import ID, Session, SessionFiles, Sessions, Store, check_name, note_of, number_of
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -35,17 +33,12 @@ _LOOK_SECONDS = 0.5
 _LOOK_AGAIN_SECONDS = 0.05
 _PING_SECONDS = 15.0
 _SWEEP_SECONDS = 60.0
-_FILE_EXTRA = 1 << 16
-"""Bytes of a session's file besides its memory: names, the last tokens, random numbers, a hash."""
-
-_CHUNK_BYTES = 1 << 20
-_MOST_TRANSFERS = 4
 _MOST_WATCHERS = 32
 _EMPTY_SECONDS = 60.0
 """After which a session that has read nothing is ended, if its memory is needed."""
 
 
-class _Loaded(NamedTuple):
+class Loaded(NamedTuple):
     """What a session begins with."""
 
     state: RowState | None
@@ -87,7 +80,7 @@ class Service:
         self._adopting, self._writing = asyncio.Lock(), asyncio.Lock()
         self._watchers = Counter[str]()
         self._told = deque[tuple[asyncio.Queue[Answer], Answer]]()
-        self._next_sweep, self._n_transfer = 0.0, 0
+        self._next_sweep = 0.0
         metrics.queue.set_function(lambda: engine.n_waiting)
         metrics.rows_busy.set_function(lambda: engine.n_busy)
         for state in ("row", "parked"):
@@ -254,7 +247,7 @@ class Service:
         store = self.sessions.store
         if store and ID.fullmatch(name):
             store.require_free(store.path(owner, name))
-        return RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+        return no_session()
 
     async def _adopt(self, owner: str, name: str) -> Session:
         store, path = self.sessions.store, self.sessions.file_of(owner, name)
@@ -270,7 +263,7 @@ class Service:
             lease = store.lease(path)
         try:
             if not path.is_file():  # deleted by another process before we had the lease
-                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+                raise no_session()
             state, note = await asyncio.to_thread(store.read, path)
         except BaseException:
             lease.close()
@@ -334,17 +327,21 @@ class Service:
         Raises:
             RefusalError: no such session or file, or no room.
         """
-        return await self._begin(owner, lambda: self._state_of(owner, source), ttl=ttl, seed=seed)
+        return await self.begin(owner, lambda: self._state_of(owner, source), ttl=ttl, seed=seed)
 
-    async def _begin(
+    async def begin(
         self,
         owner: str,
-        load: Callable[[], Awaitable[_Loaded]],
+        load: Callable[[], Awaitable[Loaded]],
         *,
         ttl: float | None = None,
         seed: int | None = None,
     ) -> Session:
-        """Begin a session with what `load` returns; one at a time, so that no more is in memory than what is accounted for."""
+        """Begin a session with what `load` returns; one at a time, so that no more is in memory than what is accounted for.
+
+        Raises:
+            RefusalError: there is no room, or the server ends.
+        """
         self._require_time()
         async with self._adopting:
             await asyncio.to_thread(self.sessions.require_quota, owner)
@@ -356,90 +353,34 @@ class Service:
         session.is_changed = text.n_tokens > 0
         return session
 
-    async def _state_of(self, owner: str, source: Any) -> _Loaded:
+    async def _state_of(self, owner: str, source: Any) -> Loaded:
         if source is None:
-            return _Loaded(None, TextState(), None)
+            return Loaded(None, TextState(), None)
         if source.session is None:
             path = self._store().path(owner, check_name(source.saved), saved=True)
             if not path.is_file():
                 raise RefusalError(404, "nothing is saved by that name", code="not_found")
-            return await self._restored(path)
+            return await self.restored(path)
         session = self.sessions.find(owner, source.session)
         if session is not None:
             session.used = time.time()
-            return _Loaded(*await self.in_engine(lambda: self.engine.snapshot(session)), session.ttl)
+            return Loaded(*await self.in_engine(lambda: self.engine.snapshot(session)), session.ttl)
         path = self.sessions.file_of(owner, source.session)
         if path is None:
             raise self._missing(owner, source.session)
         self._store().require_free(path)  # another process may have what the file does not hold yet
-        return await self._restored(path)
+        return await self.restored(path)
 
-    async def _restored(self, path: Path) -> _Loaded:
+    async def restored(self, path: Path) -> Loaded:
+        """Return what a file holds.
+
+        Raises:
+            RefusalError: it is damaged, or of another model, decoder or tokenizer.
+        """
         begin = time.perf_counter()
         state, note = await asyncio.to_thread(self.files.read, path)
         self.metrics.restored(time.perf_counter() - begin)
-        return _Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
-
-    @property
-    def file_bytes(self) -> int:
-        """The most bytes that the file of a session has."""
-        return self.sessions.bytes_each + _FILE_EXTRA
-
-    async def import_session(self, owner: str, chunks: AsyncIterator[bytes]) -> Session:
-        """Begin a session with a file that a client sends; it is verified as a whole before it is believed.
-
-        Raises:
-            RefusalError: it is no file of this model and decoder, there is no room, or the client has gone.
-        """
-        await asyncio.to_thread(self.sessions.require_quota, owner)
-
-        async def load() -> _Loaded:
-            try:
-                loaded = await self._restored(path)
-            except RefusalError as refusal:
-                raise RefusalError(400, refusal.message, code=refusal.code) from refusal
-            if loaded.state and not all(x.isfinite().all() for x in loaded.state.tensors.values() if x.is_floating_point()):
-                raise RefusalError(400, "the file holds numbers that are not finite", code="bad_session")
-            return loaded._replace(ttl=None)  # it is for us to say how long we keep it
-
-        with self._transfer() as folder:
-            path = folder / "session"
-            await _written(path, chunks)
-            return await self._begin(owner, load)
-
-    @contextmanager
-    def _transfer(self) -> Iterator[Path]:
-        """Make a directory for a file that comes or goes, a few at a time, because nobody else counts what they take.
-
-        Raises:
-            RefusalError: there are enough of them.
-        """
-        if self._n_transfer >= _MOST_TRANSFERS:
-            raise RefusalError(429, "other files of sessions come or go; ask again later", code="overloaded", retry_after=1)
-        store = self.sessions.store
-        self._n_transfer += 1
-        try:
-            with TemporaryDirectory(prefix=TRANSFER, dir=store.directory if store else None) as folder:
-                yield Path(folder)
-        except OSError as error:
-            raise RefusalError(507, f"the file cannot be kept ({error.strerror})", code="not_saved") from error
-        finally:
-            self._n_transfer -= 1
-
-    async def export_session(self, session: Session) -> tuple[int, AsyncGenerator[bytes, None]]:
-        """Return the size of a session's file, and its bytes.
-
-        Raises:
-            RefusalError: it has read nothing, or there is no room for the file.
-        """
-        state, text = await self.in_engine(lambda: self.engine.snapshot(session))
-        if state is None:
-            raise RefusalError(409, "the session has read nothing, so there is nothing to export", code="empty")
-        with self._transfer() as folder:
-            path = folder / "session"
-            await asyncio.to_thread(self.files.write, path, state, note_of(session) | text.note())
-            file = path.open("rb")
-        return os.fstat(file.fileno()).st_size, _read(file)
+        return Loaded(state, TextState.of_note(note, vocab_size=self.tokenizer.vocab_size), number_of(note, "ttl"))
 
     async def save(self, session: Session, *, name: str | None = None) -> int:
         """Write a session to its file, or to one by another name, and return how many tokens that holds.
@@ -451,7 +392,7 @@ class Service:
         path = store.path(session.owner, session.id if name is None else check_name(name), saved=name is not None)
         async with self._writing:  # one at a time, or two would write the same file
             if session.is_gone:
-                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+                raise no_session()
             if name is not None and not path.exists():
                 await asyncio.to_thread(self.sessions.require_quota, session.owner)
             state, text, is_whole = await self.in_engine(lambda: (*self.engine.snapshot(session), not session.busy))
@@ -584,6 +525,8 @@ class Service:
             return
         async with self._writing:
             path = self.sessions.file_of(session.owner, session.id)
+            if session.text.n_tokens:  # it has read on meanwhile
+                return
             if path is not None and self.sessions.store:
                 self.sessions.store.remove(path)
             session.saved_at, session.is_changed = None, False
@@ -635,20 +578,3 @@ def _require_numbers(answer: Piece | Progress) -> None:
     tokens = [answer.token] if isinstance(answer, Piece) else answer.scored
     if not all(math.isfinite(each.log_probability) for each in tokens if each.log_probability is not None):
         raise RefusalError(409, "what the session remembers gives no numbers; delete it", code="not_finite")
-
-
-async def _written(path: Path, chunks: AsyncIterator[bytes]) -> None:
-    """Write what comes to a file."""
-    try:
-        with path.open("wb") as file:
-            async for chunk in chunks:
-                await asyncio.to_thread(file.write, chunk)
-    except OSError as error:
-        raise RefusalError(507, f"the file cannot be kept ({error.strerror})", code="not_saved") from error
-
-
-async def _read(file: BinaryIO) -> AsyncGenerator[bytes, None]:
-    """Yield the bytes of a file, and close it."""
-    with file:
-        while chunk := await asyncio.to_thread(file.read, _CHUNK_BYTES):
-            yield chunk

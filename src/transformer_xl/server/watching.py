@@ -1,12 +1,13 @@
 """What becomes of a session while others read and write in it, told to who watches."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.generation.session import TextState
 from transformer_xl.generation.stopping import Transcript
-from transformer_xl.server.jobs import RefusalError
+from transformer_xl.server.jobs import RefusalError, no_session
 from transformer_xl.server.service import Service
 from transformer_xl.server.sessions import Store
 
@@ -66,13 +67,12 @@ async def watch(
     Raises:
         RefusalError: there is no such session, or no more.
     """
-    watcher, quiet = Watcher(service.tokenizer, since), 0.0
+    watcher, told = Watcher(service.tokenizer, since), time.monotonic()
     with service.watching(owner):
         async for news in _news(service, owner, name, watcher):
-            if news or quiet >= _PING_SECONDS:
+            if news or time.monotonic() - told >= _PING_SECONDS:
                 yield news
-                quiet = 0.0
-            quiet += _LOOK_SECONDS
+                told = time.monotonic()
 
 
 async def _news(service: Service, owner: str, name: str, watcher: Watcher) -> AsyncGenerator[dict[str, Any] | None, None]:
@@ -87,7 +87,7 @@ async def _news(service: Service, owner: str, name: str, watcher: Watcher) -> As
             path, pause = service.sessions.file_of(owner, name), _FILE_SECONDS
             note = None if path is None else await asyncio.to_thread(Store.note, path)
             if note is None:
-                raise RefusalError(404, "no such session; GET /v1/sessions lists yours", code="not_found")
+                raise no_session()
             text = TextState.of_note(note, vocab_size=service.tokenizer.vocab_size)
             news = watcher.look(text.n_tokens, text.tail)
         yield news
