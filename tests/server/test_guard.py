@@ -408,19 +408,27 @@ def test_open_files_bound_sessions_in_memory(start: Start) -> None:
     assert most_leases() >= 1
 
 
-def test_a_session_that_is_deleted_does_not_come_back_from_its_file(start: Start) -> None:
+def test_a_session_that_is_deleted_does_not_come_back_from_its_file(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody asks for it after it has left memory, and before its file is gone."""
     service = start(stored=True)
+    end, asked = service._end, list[asyncio.Task[Session]]()
+
+    async def end_and_ask(session: Session) -> None:
+        await end(session)
+        asked.append(asyncio.create_task(service.open(LOCAL_OWNER, session.id)))
+        await asyncio.wait(asked, timeout=0.2)
+
+    monkeypatch.setattr(service, "_end", end_and_ask)
 
     async def race() -> None:
-        for _ in range(60):
-            session = await service.create(LOCAL_OWNER)
-            async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
-                pass
-            await service.save(session)
-            asks = [service.open(LOCAL_OWNER, session.id) for _ in range(3)]
-            deleted, *_ = await asyncio.gather(service.delete(LOCAL_OWNER, session.id), *asks, return_exceptions=True)
-            assert deleted is None and service.sessions.file_of(LOCAL_OWNER, session.id) is None
-            assert session.id not in service.sessions.live
+        session = await service.create(LOCAL_OWNER)
+        async for _ in service.run(Job(owner=LOCAL_OWNER, prompt=np.arange(9), session=session)):
+            pass
+        await service.save(session)
+        await service.delete(LOCAL_OWNER, session.id)
+        with pytest.raises(RefusalError, match="no such session"):
+            await asked[0]
+        assert service.sessions.file_of(LOCAL_OWNER, session.id) is None
 
     asyncio.run(race())
 
