@@ -265,3 +265,21 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
     (tmp_path / "x.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         load_recipe(str(tmp_path / "x.toml"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"shift": "conv", "mem_len": 2},
+            r"conv_width \(4\) reaches 3 tokens back, farther than mem_len \(2\); make it at most 3",
+        ),
+        ({"shift": "conv", "conv_width": 1}, "conv_width"),
+        ({"shift": "token", "zero_first_memory": True}, r"shift \('token'\) and zero_first_memory \(True\) exclude each other"),
+        ({"shift": "half"}, "shift"),
+    ],
+)
+def test_shifts_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        TransformerXLConfig(**settings)
+    assert TransformerXLConfig(shift="conv", mem_len=0).shift_reach == 3

@@ -275,6 +275,11 @@ class AttentionConfig(ModelConfig):
     )
 
     @property
+    def shift_reach(self) -> int:
+        """How many tokens before its own each block of a layer reads, besides what attention sees."""
+        return 0
+
+    @property
     def numbers_per_position(self) -> int:
         """The same: an old and a new state, or a key, a value and the key of a distance."""
         return self.n_layer * max(2 * self.d_model, 3 * self.n_head * self.d_head)
@@ -312,6 +317,13 @@ class TransformerXLConfig(AttentionConfig):
         description="a stream begins with a memory of mem_len zeros that queries attend to, as in Hugging Face and TF",
     )
     untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
+    shift: Literal["none", "token", "conv"] = Field(
+        default="none",
+        description="what layers read of the tokens right before each: token = half of its channels; conv = a convolution",
+    )
+    conv_width: Annotated[int, Field(ge=2)] = Field(
+        default=4, description="shift = conv: tokens that it reads, the own one included"
+    )
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -338,7 +350,22 @@ class TransformerXLConfig(AttentionConfig):
                 f"attention '{self.attention}' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to "
                 f"states of width d_model ({self.d_model}); make them equal"
             )
+        if self.shift_reach > self.mem_len > 0:
+            raise ValueError(
+                f"conv_width ({self.conv_width}) reaches {self.shift_reach} tokens back, farther than mem_len "
+                f"({self.mem_len}); make it at most {self.mem_len + 1}"
+            )
+        if self.shift_reach and self.zero_first_memory:
+            raise ValueError(
+                f"shift ('{self.shift}') and zero_first_memory (True) exclude each other: programs whose memory begins with "
+                "zeros know no shift; leave one of them out"
+            )
         return self
+
+    @property
+    def shift_reach(self) -> int:
+        """How many tokens before its own each block of a layer reads, besides what attention sees."""
+        return {"none": 0, "token": 1}.get(self.shift, self.conv_width - 1)
 
     @property
     def attention_kind(self) -> AttentionKind:

@@ -116,6 +116,8 @@ def kept_for_backward(settings: TransformerXLConfig, *, precision: Any, backend:
         {"attention": "shaw", "dropatt": 0.1},
         {"attention": "vaswani"},
         {"attention": "al_rfou", "d_head": 16},
+        *({"shift": "token", "pre_lnorm": pre, "mem_len": m} for pre in (True, False) for m in (0, 12, 16, 40)),
+        *({"shift": "conv", "pre_lnorm": pre, "mem_len": m} for pre in (True, False) for m in (0, 12, 40)),
     ],
     ids=str,
 )

@@ -35,6 +35,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "shaw, table as long as memory": {"attention": "shaw", "max_klen": 5, "same_length": True},
     "shaw, no memory": {"attention": "shaw", "max_klen": 5, "mem_len": 0},
     "shaw, zero first memory": {"attention": "shaw", "max_klen": 9, "zero_first_memory": True},
+    "token shift": {"shift": "token", "pre_lnorm": True},
+    "token shift, same_length": {"shift": "token", "same_length": True, "attention": "shaw", "max_klen": 5},
+    "token shift, no memory": {"shift": "token", "mem_len": 0},
+    "convolution": {"shift": "conv", "pre_lnorm": True, "clamp_len": 3},
+    "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
 }
 DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)
 
@@ -330,7 +335,7 @@ def test_of_a_longer_memory_the_last_positions_count() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-9)])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [name for name, options in OPTIONS.items() if "shift" not in options])
 def test_keys_become_hidden_states(name: str, dtype: torch.dtype, tolerance: float) -> None:
     """Rows have different slots and ages; the model reads on from the states as the reader does."""
     model = model_of(name, dtype)
@@ -372,6 +377,12 @@ def test_heads_too_narrow_for_hidden_states_are_refused() -> None:
         reader.to_mems(reader.empty_memory(1))
     exact = Reader(tiny_model(n_head=1, d_head=5), tgt_len=4)
     assert exact.to_mems(exact.empty_memory(1)).length == 5
+
+
+def test_keys_of_several_tokens_do_not_become_hidden_states() -> None:
+    reader = Reader(tiny_model(shift="token"), tgt_len=4)
+    with pytest.raises(ConfigError, match="after a shift \\('token'\\) do not determine hidden states; keep the Mems"):
+        reader.to_mems(reader.empty_memory(1))
 
 
 # precisions
@@ -454,12 +465,20 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize(
-    ("precision", "batch_size", "tolerance"), [("fp32", 1, 1e-5), ("fp32", 3, 1e-5), ("bf16", 3, 0.05), ("int8", 1, 0.05)]
+    ("precision", "batch_size", "shift", "tolerance"),
+    [
+        ("fp32", 1, "none", 1e-5),
+        ("fp32", 3, "conv", 1e-5),
+        ("bf16", 3, "none", 0.05),
+        ("int8", 1, "token", 0.05),
+    ],
 )
 @pytest.mark.usefixtures("two_threads")
-def test_compiled_steps_are_the_interpreted_ones(precision: InferencePrecision, batch_size: int, tolerance: float) -> None:
+def test_compiled_steps_are_the_interpreted_ones(
+    precision: InferencePrecision, batch_size: int, shift: str, tolerance: float
+) -> None:
     """Around the ring, with rows that do not read. The bounds are wide because compiled products round to bf16 less often."""
-    model = tiny_model(vocab_size=29, cutoffs=(11,))
+    model = tiny_model(vocab_size=29, cutoffs=(11,), shift=shift)
     compiled, plain = (Reader(model, tgt_len=2, precision=precision) for _ in range(2))
     compiled.compile()
     assert compiled.compiled and not plain.compiled

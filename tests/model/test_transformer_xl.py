@@ -59,6 +59,9 @@ KINDS = [
     {"attention": "shaw", "max_klen": 7},
     {"attention": "vaswani"},
     {"attention": "al_rfou", "max_klen": 7, "n_head": 2, "d_head": 5},
+    {"shift": "token", "pre_lnorm": True},
+    {"shift": "conv", "conv_width": 2},
+    {"attention": "shaw", "max_klen": 7, "shift": "token"},
 ]
 
 
@@ -90,7 +93,8 @@ def test_left_padded_rows_read_as_if_alone(data):
 @given(data=st.data())
 def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""
-    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}]))
+    shifts = [{"shift": "token"}, {"shift": "conv", "pre_lnorm": True}]
+    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *shifts]))
     model = tiny_model(mem_len=4, same_length=data.draw(st.booleans()), **kind)
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
     T = data.draw(st.integers(1, 6))
@@ -114,9 +118,10 @@ def test_documents_inside_a_segment_see_only_themselves(data):
         begin += length
 
 
+@pytest.mark.parametrize("changes", [{}, {"shift": "token"}, {"shift": "conv"}])
 @pytest.mark.parametrize("mem_len", [7, 30])
-def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len):
-    model = tiny_model(mem_len=30)
+def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, changes):
+    model = tiny_model(mem_len=30, **changes)
     ids = tokens(2, 20)
     whole = model(ids).logits
     mems, parts = model.init_mems(2), []

@@ -21,6 +21,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "al_rfou": ABSOLUTE,
     "al_rfou that begins with zeros": {**ABSOLUTE, "zero_first_memory": True},
     "no memory": {"mem_len": 0},
+    "token shift": {"shift": "token"},
+    "convolution": {"shift": "conv", "same_length": True},
+    "absolute after a shift": {**ABSOLUTE, "shift": "token"},
     "lstm": {},
     "vanilla": {},
 }

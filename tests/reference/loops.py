@@ -22,8 +22,18 @@ def layer_norm(x, w, prefix, config):
     return (x - mean) / torch.sqrt(variance + config.layer_norm_epsilon) * w[f"{prefix}.weight"] + w[f"{prefix}.bias"]
 
 
-def feed_forward(h, w, prefix, config):
-    x = layer_norm(h, w, f"{prefix}.layer_norm", config) if config.pre_lnorm else h
+def looked_back(x, history, own, w, prefix, config):
+    """What a block reads of `x`, the state at position `own`, and of the layer's inputs before it."""
+    if config.shift == "none":
+        return x
+    before = [history[own - k] if own >= k else 0 * x for k in range(1, config.conv_width)]
+    if config.shift == "token":
+        return torch.stack([before[0][c] if c < len(x) // 2 else x[c] for c in range(len(x))])
+    return x + sum(w[f"{prefix}.taps"][k, 0] * h for k, h in enumerate(before))
+
+
+def feed_forward(h, read, w, prefix, config):
+    x = layer_norm(read, w, f"{prefix}.layer_norm", config) if config.pre_lnorm else read
     x = w[f"{prefix}.inner.weight"] @ x + w[f"{prefix}.inner.bias"]
     x = {
         "relu": lambda x: x * (x > 0),
@@ -51,13 +61,13 @@ def score(q, k, n, distance, w, layer, config):
     return q @ k
 
 
-def attend(h, keys, distances, w, layer, config):
-    """One query vector against its list of key vectors."""
+def attend(h, read, keys, distances, w, layer, config):
+    """The query of one vector, which stands for the state `h`, against its list of key vectors."""
     N, H = config.n_head, config.d_head
     prefix = f"layers.{layer}.attention"
     normalize = lambda x: layer_norm(x, w, f"{prefix}.layer_norm", config)  # noqa: E731
     normalizes_queries = config.attention in ("transformer_xl", "shaw")
-    source = normalize(h) if config.pre_lnorm and normalizes_queries else h
+    source = normalize(read) if config.pre_lnorm and normalizes_queries else read
     sources = [normalize(k) for k in keys] if config.pre_lnorm else keys
     W = w[f"{prefix}.qkv_net.weight"]
     W_q, W_kE, W_v = W[: N * H], W[N * H : 2 * N * H], W[2 * N * H :]
@@ -162,12 +172,18 @@ def read_row(ids, memory, w, config):
         if config.attention == "vaswani" and layer == 0:
             limited = [min(distance, config.clamp_len or distance) for distance in back]
             history = [h + sinusoid(distance, config.d_model) for h, distance in zip(history, limited, strict=True)]
+        prefix = f"layers.{layer}"
+        read = [looked_back(h, history, s, w, f"{prefix}.attention_shift", config) for s, h in enumerate(history)]
+        only_before = max(len(memory[layer]) - config.mem_len, 0)  # remembered for the oldest key's sake
         outputs = []
         for own in range(first, len(history)):
-            visible = [s for s in range(own + 1) if not config.same_length or own - s < window]
-            out = attend(history[own], [history[s] for s in visible], [own - s for s in visible], w, layer, config)
-            outputs.append(feed_forward(out, w, f"layers.{layer}.feed_forward", config))
-        new_memory.append([h.detach() for h in history][len(history) - min(config.mem_len, len(history)) :])
+            visible = [s for s in range(only_before, own + 1) if not config.same_length or own - s < window]
+            distances = [own - s for s in visible]
+            out = attend(history[own], read[own], [read[s] for s in visible], distances, w, layer, config)
+            source = looked_back(out, history, own, w, f"{prefix}.feed_forward_shift", config)
+            outputs.append(feed_forward(out, source, w, f"{prefix}.feed_forward", config))
+        n_kept = config.mem_len and min(config.mem_len + config.shift_reach, len(history))
+        new_memory.append([h.detach() for h in history][len(history) - n_kept :])
         hidden = outputs
     if config.final_norm:
         hidden = [layer_norm(h, w, "final_norm", config) for h in hidden]

@@ -45,6 +45,14 @@ VARIANTS = {
     "div_val 2, same width": {"cutoffs": (4, 9), "div_val": 2, "proj_same_dim": False},
     "div_val 2 without cutoffs": {"div_val": 2},
     "d_embed, tied projection": {"d_embed": 7, "tie_projs": (True,)},
+    "token shift": {"shift": "token"},
+    "token shift, pre_lnorm": {"shift": "token", "pre_lnorm": True, "same_length": True},
+    "token shift, memory of 1": {"shift": "token", "mem_len": 1},
+    "token shift, no memory": {"shift": "token", "mem_len": 0},
+    "convolution": {"shift": "conv", "clamp_len": 4},
+    "convolution, pre_lnorm": {"shift": "conv", "conv_width": 3, "pre_lnorm": True, "mem_len": 7, "untie_r": True},
+    "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
+    "convolution, no memory": {"shift": "conv", "mem_len": 0},
 }
 KINDS = {
     "shaw": {"attention": "shaw", "max_klen": 20},
@@ -54,6 +62,8 @@ KINDS = {
     "vaswani, no memory": {"attention": "vaswani", "mem_len": 0},
     "vaswani, clamp_len": {"attention": "vaswani", "clamp_len": 2, "pre_lnorm": True},
     "al_rfou": {"attention": "al_rfou", "max_klen": 20, "n_head": 2, "d_head": 5},
+    "shaw, token shift": {"attention": "shaw", "max_klen": 9, "shift": "token", "pre_lnorm": True},
+    "al_rfou, convolution": {"attention": "al_rfou", "max_klen": 20, "n_head": 2, "d_head": 5, "shift": "conv"},
     "al_rfou, short table": {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "pre_lnorm": True},
     "al_rfou, no memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "mem_len": 0},
     "al_rfou, zero first memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "zero_first_memory": True},
@@ -97,7 +107,10 @@ def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind: str) -> None:
     compare(model, read_by_loops(model, ages=[0, 4, 9, 1]), torch.float64, kind)
 
 
-@pytest.mark.parametrize("variant", ["paper", "pre_lnorm", "same_length, clamp_len", "long memory", "untie_r"])
+@pytest.mark.parametrize(
+    "variant",
+    ["paper", "pre_lnorm", "same_length, clamp_len", "long memory", "untie_r", "token shift, pre_lnorm", "convolution"],
+)
 def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
     model = tiny_model(**VARIANTS[variant])
     reading = read_by_loops(model, ages=[0, 4, 9, 1])

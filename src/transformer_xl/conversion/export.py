@@ -37,6 +37,7 @@ COMPATIBLE: dict[str, Any] = {
     "layer_norm_epsilon": 1e-5,
     "proj_same_dim": True,
     "same_length_besides_self": False,
+    "shift": "none",
     "untie_r": False,
     "zero_first_memory": False,
 }

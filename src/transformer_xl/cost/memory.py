@@ -97,8 +97,9 @@ def _attention_bytes(work: Work) -> int:
     n += X * D * e if is_lowered else 0  # a second copy, because queries are projected apart from keys and values
     n += S * _INDEX if kind.adds_positions_to_layers else 0  # of positions in their table
     # a copy of the memory's states, unless they can be read from Mems as they are
-    n += B * M * D * e if is_lowered or work.changes_memory or (work.tgt_len != M and B > 1) else 0
+    n += B * M * D * e if is_lowered or work.changes_memory or config.shift_reach or (work.tgt_len != M and B > 1) else 0
     n += B * M * _NORM if config.pre_lnorm else 0
+    n += _shifted_bytes(work) if config.shift_reach else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
     if not kind.compares_distances:
         return n + B * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # a mask, a sum of each query
@@ -108,6 +109,15 @@ def _attention_bytes(work: Work) -> int:
     else:
         n += B * work.tgt_len * S + _weights_bytes(work)
     return n + _closing_bytes(work)
+
+
+def _shifted_bytes(work: Work) -> int:
+    """Return the bytes of what layers read of the memory instead of its states, and of what convolutions read."""
+    config, M, k = work.model.config, work.model.mem_len, work.model.config.shift_reach
+    n_state = M if config.pre_lnorm else 0
+    if work.convolves:
+        n_state += k + M + k + work.tgt_len
+    return work.rows * n_state * config.d_model * _FP32
 
 
 def _scores_bytes(work: Work) -> int:

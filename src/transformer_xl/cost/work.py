@@ -62,7 +62,13 @@ class Work:
     @property
     def changes_memory(self) -> bool:
         """Whether weights change the memory before a layer projects it, so that the products with it have two gradients."""
-        return self.model.config.pre_lnorm or self.model.config.attention_kind.adds_positions_to_layers
+        config = self.model.config
+        return config.pre_lnorm or config.attention_kind.adds_positions_to_layers or self.convolves
+
+    @property
+    def convolves(self) -> bool:
+        """Whether a layer's blocks read a convolution, which has weights."""
+        return self.model.config.shift == "conv"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
 from transformer_xl.model.layers import DecoderLayer, FeedForward, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
+from transformer_xl.model.shift import ShortConvolution, TokenShift
 from transformer_xl.model_config import Activation
 
 # weights
@@ -32,6 +33,9 @@ class Matrix(NamedTuple):
     weight: Tensor
     scale: Tensor | None = None
 
+
+Earlier = Sequence[Tensor]
+"""A layer's inputs one token before each token, two tokens before, …; none in layers without a shift."""
 
 Product = Callable[[Tensor, Matrix, torch.dtype, Tensor | None], Tensor]
 """How vectors are multiplied by weights: `product` or `streamed_product`."""
@@ -56,6 +60,10 @@ class LayerWeights(NamedTuple):
     """r of the distances P - 1, …, 0; (N, P, H). Farther ones have the key of P - 1."""
     distance_bias: Tensor | None
     """b, what a distance adds to a score whatever the query, (N, P)."""
+    attention_taps: Tensor | None
+    """Weights of the convolution before attention, (k, 1, D); see `ShortConvolution`."""
+    feed_forward_taps: Tensor | None
+    """The same before the feed-forward network."""
 
 
 class LayerOptions(NamedTuple):
@@ -113,7 +121,14 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
         position_bias=freeze_vector(positions.position_bias),
         position_keys=keys_NPH.detach().to(activation_dtype(precision, keys_NPH.dtype)).contiguous(),
         distance_bias=None if bias_PN is None else freeze_vector(bias_PN.T).contiguous(),
+        attention_taps=_taps(layer, "attention_shift"),
+        feed_forward_taps=_taps(layer, "feed_forward_shift"),
     )
+
+
+def _taps(layer: DecoderLayer, name: str) -> Tensor | None:
+    shift = getattr(layer, name, None)
+    return freeze_vector(shift.taps) if isinstance(shift, ShortConvolution) else None
 
 
 # products
@@ -142,25 +157,51 @@ def streamed_product(x_BI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Ten
 
 
 def _project(
-    h: Tensor, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
+    h: Tensor, earlier: Earlier, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values (…, N, H)."""
+    h = shifted(h, earlier, weights.attention_taps)
     normalized = normalize(h, weights.attention_norm, options) if options.pre_lnorm else h
     q, k, v = product(normalized, weights.qkv, dtype, None).unflatten(-1, (3, options.n_head, options.d_head)).unbind(-3)
     return q, k, v
 
 
 def _finish(
-    h: Tensor, attended: Tensor, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
+    h: Tensor,
+    attended: Tensor,
+    earlier: Earlier,
+    weights: LayerWeights,
+    options: LayerOptions,
+    product: Product,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Add the output of the heads, then that of the feed-forward network."""
     h = h + product(attended.flatten(-2), weights.output, dtype, None)
     if not options.pre_lnorm:
         h = normalize(h, weights.attention_norm, options)
-    x = normalize(h, weights.feed_forward_norm, options) if options.pre_lnorm else h
+    x = shifted(h, earlier, weights.feed_forward_taps)
+    x = normalize(x, weights.feed_forward_norm, options) if options.pre_lnorm else x
     inner = activate(product(x, weights.inner, dtype, weights.inner_bias), options.activation)
     h = h + product(inner, weights.outer, dtype, weights.outer_bias)
     return h if options.pre_lnorm else normalize(h, weights.feed_forward_norm, options)
+
+
+def shifted(h: Tensor, earlier: Earlier, taps: Tensor | None) -> Tensor:
+    """Return what a block reads, see `shift`."""
+    if not earlier:
+        return h
+    if taps is None:
+        return TokenShift.mix(h, earlier[0])
+    return ShortConvolution.mix(h, earlier, taps)
+
+
+def earlier_inputs(h_BTD: Tensor, before_BkD: Tensor | None) -> Earlier:
+    """Return the inputs 1, …, k tokens before each token of a segment."""
+    if before_BkD is None:
+        return ()
+    k, T = before_BkD.shape[1], h_BTD.shape[1]
+    joined = torch.cat([before_BkD, h_BTD], dim=1)
+    return [joined[:, k - i : k - i + T] for i in range(1, k + 1)]
 
 
 def normalize(h: Tensor, norm: tuple[Tensor, Tensor], options: LayerOptions) -> Tensor:
@@ -181,6 +222,7 @@ def read_segment(
     hidden: Sequence[tuple[slice, Tensor]],
     scratch: Tensor,
     options: LayerOptions,
+    before_BkD: Tensor | None = None,
 ) -> Tensor:
     """Run one layer over a segment of rows whose rings stand at the same slot, and write its keys and values to the rings.
 
@@ -196,13 +238,15 @@ def read_segment(
         hidden: runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0.
         scratch: for N x B x T x C scores, in the type of keys; overwritten.
         options: of all layers.
+        before_BkD: the layer's inputs at the last positions before the segment, for a shift.
 
     Returns:
         The layer's output, (B, T, D).
     """
     (B, T, _), (N, _, C, H) = h_BTD.shape, keys_NBCH.shape
     dtype = keys_NBCH.dtype
-    q, k, v = _project(h_BTD, weights, options, product, dtype)
+    earlier = earlier_inputs(h_BTD, before_BkD)
+    q, k, v = _project(h_BTD, earlier, weights, options, product, dtype)
     _write(keys_NBCH, k.to(dtype).permute(2, 0, 1, 3), at, dim=2)
     _write(values_NBHC, v.to(dtype).permute(2, 0, 3, 1), at, dim=3)
 
@@ -219,7 +263,7 @@ def read_segment(
         score.view(N, B, T, C)[..., slots] += bias
     torch.softmax(score, dim=-1, out=score)
     attended = torch.bmm(score, values_NBHC.flatten(0, 1).transpose(1, 2))
-    return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), weights, options, product, dtype)
+    return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), earlier, weights, options, product, dtype)
 
 
 def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int) -> Tensor:
@@ -275,6 +319,7 @@ def read_token(
     column_BC: Tensor,
     bias_BC: Tensor,
     options: LayerOptions,
+    before_BkD: Tensor | None = None,
     streamed: bool = False,
 ) -> Tensor:
     """Run one layer over one token of each row, in shapes and steps that never change.
@@ -288,6 +333,7 @@ def read_token(
         column_BC: int64, for each slot the column of the position keys for its distance.
         bias_BC: -inf where a row must not see a slot, else 0.
         options: of all layers.
+        before_BkD: the layer's inputs at the last positions before the token, for a shift.
         streamed: write products as multiplications and sums, which a compiler turns into loops, instead of calling matmul.
 
     Returns:
@@ -296,7 +342,8 @@ def read_token(
     N, B, C, H = keys_NBCH.shape
     dtype = keys_NBCH.dtype
     multiply = streamed_product if streamed else product
-    q_BNH, k_BNH, v_BNH = _project(h_BD, weights, options, multiply, dtype)
+    earlier = () if before_BkD is None else before_BkD.flip(1).unbind(1)
+    q_BNH, k_BNH, v_BNH = _project(h_BD, earlier, weights, options, multiply, dtype)
     # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
     head_N1, row_B = torch.arange(N, device=h_BD.device).unsqueeze(1), torch.arange(B, device=h_BD.device)
     keys_NBCH[head_N1, row_B, slot_B] = k_BNH.to(dtype).transpose(0, 1)
@@ -319,7 +366,7 @@ def read_token(
         attended = (weight_NBC.unsqueeze(-2) * values_NBHC.to(weight_NBC.dtype)).sum(-1)
     else:
         attended = torch.matmul(values_NBHC, weight_NBC.to(dtype).unsqueeze(-1)).squeeze(-1).to(weight_NBC.dtype)
-    return _finish(h_BD, attended.transpose(0, 1), weights, options, multiply, dtype)
+    return _finish(h_BD, attended.transpose(0, 1), earlier, weights, options, multiply, dtype)
 
 
 def _streamed_scores(q_NBH: Tensor, keys_NBCH: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ slot p modulo C, and overwrites the token C positions before it. Rows may have d
 
 Values are kept transposed, so that both products of attention read memory in the order in which it lies.
 
-Shapes: B rows, N heads, C slots, H d_head.
+Shapes: B rows, N heads, C slots, H d_head, R slots of inputs, D d_model.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from transformer_xl.model.precision import at_least_fp32
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,15 @@ class KeyValueMemory:
     Attributes:
         keys: one tensor per layer, (N, B, C, H).
         values: one tensor per layer, (N, B, H, C).
+        inputs: one tensor per layer, (B, R, D), the layer's inputs at the last positions, each in slot p modulo R, for layers
+            with a shift; else R is 0.
         end: int64 (B,), position of each row's next token; its slot is `end` modulo C.
         n_valid: int64 (B,), how many of the last positions before `end` are real, at most C.
     """
 
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
     end: Tensor
     n_valid: Tensor
 
@@ -41,6 +46,7 @@ class KeyValueMemory:
         n_head: int,
         d_head: int,
         n_slot: int,
+        inputs: tuple[int, int] = (0, 0),
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KeyValueMemory":
@@ -52,7 +58,8 @@ class KeyValueMemory:
             n_head: N.
             d_head: H.
             n_slot: C, slots per row: for the keys that a query may see, and the longest segment read at once.
-            dtype: of keys and values.
+            inputs: R and D.
+            dtype: of keys and values; inputs are at least fp32.
             device: where it lives.
 
         Returns:
@@ -62,6 +69,7 @@ class KeyValueMemory:
         return cls(
             tuple(torch.zeros(n_head, batch_size, n_slot, d_head, **place) for _ in range(n_layer)),
             tuple(torch.zeros(n_head, batch_size, d_head, n_slot, **place) for _ in range(n_layer)),
+            tuple(at_least_fp32(torch.zeros(batch_size, *inputs, **place)) for _ in range(n_layer)),
             torch.zeros(batch_size, dtype=torch.int64, device=device),
             torch.zeros(batch_size, dtype=torch.int64, device=device),
         )
@@ -78,8 +86,8 @@ class KeyValueMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that keys, values and counters take: n_layer x B x C x 2 x N x H x the size of a number, and 16 per row."""
-        return sum(x.nbytes for x in (*self.keys, *self.values, self.end, self.n_valid))
+        """Bytes of it all: n_layer x B x (C x 2 x N x H + R x D) x the size of a number, and 16 per row."""
+        return sum(x.nbytes for x in (*self.keys, *self.values, *self.inputs, self.end, self.n_valid))
 
     def reset(self, rows: Tensor) -> None:
         """Empty some rows in place; nothing of the old text is left in them, and they begin as new ones do.
@@ -90,6 +98,8 @@ class KeyValueMemory:
         index = rows.to(self.end.device).nonzero().squeeze(1)
         for buffer in (*self.keys, *self.values):
             buffer.index_fill_(1, index, 0)
+        for buffer in self.inputs:
+            buffer.index_fill_(0, index, 0)
         self.end.index_fill_(0, index, 0)
         self.n_valid.index_fill_(0, index, 0)
 
@@ -98,15 +108,33 @@ class KeyValueMemory:
         """Put the rows of several memories with the same number of slots one after another."""
         keys = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.keys for part in parts), strict=True))
         values = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.values for part in parts), strict=True))
+        inputs = tuple(map(torch.cat, zip(*(part.inputs for part in parts), strict=True)))
         return KeyValueMemory(
-            keys, values, torch.cat([part.end for part in parts]), torch.cat([part.n_valid for part in parts])
+            keys, values, inputs, torch.cat([part.end for part in parts]), torch.cat([part.n_valid for part in parts])
         )
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory as named tensors, for example for a file."""
         layers = range(len(self.keys))
         keys, values = ({f"{name}.{i}": x[i] for i in layers} for name, x in (("keys", self.keys), ("values", self.values)))
-        return {**keys, **values, "end": self.end, "n_valid": self.n_valid}
+        inputs = {f"inputs.{i}": x for i, x in enumerate(self.inputs) if x.shape[1]}
+        return {**keys, **values, **inputs, "end": self.end, "n_valid": self.n_valid}
+
+    def inputs_before(self, layer: int, rows: slice, n: int, n_seen_B: Tensor) -> Tensor:
+        """Return a layer's inputs at the last `n` positions of some rows, (B, n, D); 0 beyond the last `n_seen_B` of a row."""
+        ring_BRD, age_n = self.inputs[layer][rows], torch.arange(n, 0, -1, device=self.end.device)
+        slot_Bn = (self.end[rows].unsqueeze(1) - age_n) % ring_BRD.shape[1]
+        found_BnD = ring_BRD[torch.arange(len(ring_BRD), device=slot_Bn.device).unsqueeze(1), slot_Bn]
+        return torch.where((age_n <= n_seen_B.unsqueeze(1)).unsqueeze(-1), found_BnD, 0)
+
+    def write_inputs(self, layer: int, rows: slice, h_BTD: Tensor) -> None:
+        """Keep a layer's inputs at the positions that begin at `end`, in place."""
+        ring_BRD = self.inputs[layer][rows]
+        new_BTD = h_BTD[:, -ring_BRD.shape[1] :]
+        first = h_BTD.shape[1] - new_BTD.shape[1]
+        place_T = torch.arange(first, h_BTD.shape[1], device=self.end.device)
+        slot_BT = (self.end[rows].unsqueeze(1) + place_T) % ring_BRD.shape[1]
+        ring_BRD[torch.arange(len(ring_BRD), device=slot_BT.device).unsqueeze(1), slot_BT] = new_BTD.to(ring_BRD.dtype)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy the tensors of another memory of the same shape into this one, in place.

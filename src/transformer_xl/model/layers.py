@@ -1,6 +1,6 @@
 """A layer: attention of some kind, then the position-wise feed-forward network.
 
-Shapes: B batch, T tgt_len, D d_model.
+Shapes: B batch, T tgt_len, M memory, k earlier tokens that a shift reads, D d_model.
 """
 
 from typing import Any
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
+from transformer_xl.model.memory import join
+from transformer_xl.model.shift import Shift, earlier_states, make_shift
 from transformer_xl.model_config import Activation, AttentionConfig
 
 
@@ -49,9 +51,10 @@ class FeedForward(nn.Module):
         self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.drop = Dropout(dropout, locked=locked_dropout)
 
-    def forward(self, h_BTD: Tensor) -> Tensor:
-        """Transform each position separately; shape (B, T, D) in and out."""
-        inner = self.inner(self.layer_norm(h_BTD) if self.pre_lnorm else h_BTD)
+    def forward(self, h_BTD: Tensor, *, read_BTD: Tensor | None = None) -> Tensor:
+        """Add to each position a function of it, or of what it reads instead (`read_BTD`); shape (B, T, D) in and out."""
+        read = h_BTD if read_BTD is None else read_BTD
+        inner = self.inner(self.layer_norm(read) if self.pre_lnorm else read)
         if self.activation == "relu" and self.training and self.drop.p and not self.drop.locked:
             active = relu_dropout(inner, self.drop.p)
         else:
@@ -80,6 +83,54 @@ class DecoderLayer(nn.Module):
         return self.feed_forward(self.attention(h_BTD, **attention))
 
 
+class ShiftedLayer(DecoderLayer):
+    """A layer whose blocks also read the tokens right before each token, see `shift`."""
+
+    def __init__(self, attention: AttentionBlock, feed_forward: FeedForward, shifts: tuple[Shift, Shift]) -> None:
+        super().__init__(attention, feed_forward)
+        self.attention_shift, self.feed_forward_shift = shifts
+
+    def forward(
+        self,
+        h_BTD: Tensor,
+        *,
+        mem_BMD: Tensor,
+        n_pad: Tensor | None = None,
+        n_before: int = 0,
+        start_BL: Tensor | None = None,
+        **attention: Any,
+    ) -> Tensor:
+        """Run both blocks on what the shifts make of their input.
+
+        Args:
+            h_BTD: the segment.
+            mem_BMD: what the layer remembers; its first `n_before` positions are shifted only, and never attended to.
+            n_pad: int64 (B,), padding tokens at the left of each row; None: none.
+            n_before: at most k.
+            start_BL: int64 (B, M + T), the first position that each may look back to; None: all that there are.
+            **attention: the other arguments of the attention.
+
+        Returns:
+            The layer's output, (B, T, D).
+        """
+        T, k = h_BTD.shape[1], self.attention_shift.reach
+        own_BTD = h_BTD
+        if n_pad is not None:
+            joined_BLD = join(mem_BMD, h_BTD, n_pad)
+            mem_BMD, own_BTD = joined_BLD[:, :-T], joined_BLD[:, -T:]
+        start_BM, start_BT = (None, None) if start_BL is None else (start_BL[:, :-T], start_BL[:, -T:])
+        # apart, because no gradient is computed for the states of the memory
+        read_BMD = self.read_memory(mem_BMD, start_BM)[:, n_before:]
+        earlier = earlier_states(own_BTD, start_BT, k, before_BMD=mem_BMD)
+        read_BTD = self.attention_shift(own_BTD, earlier)
+        h_BTD = self.attention(h_BTD, read_BTD=read_BTD, mem_BMD=read_BMD, **attention)
+        return self.feed_forward(h_BTD, read_BTD=self.feed_forward_shift(h_BTD, earlier))
+
+    def read_memory(self, mem_BMD: Tensor, start_BM: Tensor | None) -> Tensor:
+        """Return what keys and values of remembered states are projected from; `start_BM` is that of `forward`."""
+        return self.attention_shift(mem_BMD, earlier_states(mem_BMD, start_BM, self.attention_shift.reach))
+
+
 def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:
     """Return a layer with a kind of attention, as the settings describe it."""
     block: dict[str, Any] = {
@@ -95,7 +146,7 @@ def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLa
         "dropatt": config.dropatt,
         "dropqkv": config.dropqkv,
     }
-    return DecoderLayer(
-        kind(config.d_model, **heads, **block),
-        FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block),
-    )
+    attention = kind(config.d_model, **heads, **block)
+    feed_forward = FeedForward(config.d_model, d_inner=config.d_inner, activation=config.activation, **block)
+    first, second = (make_shift(config) for _ in range(2))
+    return ShiftedLayer(attention, feed_forward, (first, second)) if first and second else DecoderLayer(attention, feed_forward)

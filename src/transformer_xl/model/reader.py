@@ -27,7 +27,7 @@ from transformer_xl.model.frozen import (
 )
 from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction, compute_head
 from transformer_xl.model.key_value_memory import KeyValueMemory
-from transformer_xl.model.layers import DecoderLayer
+from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32, check_precision
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -100,7 +100,7 @@ class Reader:
         self.config = config = model.config
         self.mem_len, self.embedding = model.mem_len, model.embedding
         self.window = model.window if window is None else window
-        self.tgt_len = tgt_len
+        self.tgt_len, self.n_before = tgt_len, config.shift_reach
         self.precision: InferencePrecision = precision
         n_slot = max(self.mem_len, self.window or 0) + tgt_len
         self.n_slot = math.ceil(n_slot / _ALIGNED_SLOTS) * _ALIGNED_SLOTS
@@ -149,7 +149,11 @@ class Reader:
 
     def _allot(self, batch_size: int) -> KeyValueMemory:
         heads = {"n_layer": self.config.n_layer, "n_head": self.config.n_head, "d_head": self.config.d_head}
-        return KeyValueMemory.empty(batch_size, **heads, n_slot=self.n_slot, dtype=self.dtype, device=self.device)
+        # as far back as a row can be rewound, and the tokens before, and one that a step of an inactive row overwrites
+        n_input = self.n_slot - self.mem_len + self.n_before + 1 if self.n_before else 0
+        inputs = (n_input, self.config.d_model)
+        place = {"dtype": self.dtype, "device": self.device}
+        return KeyValueMemory.empty(batch_size, **heads, n_slot=self.n_slot, inputs=inputs, **place)
 
     @torch.no_grad()
     def reset(self, memory: KeyValueMemory, rows: Tensor) -> None:
@@ -181,10 +185,13 @@ class Reader:
         M = mems.length
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
-        for layer, hidden, keys, values in zip(
-            self._model.attention_blocks(), mems.hidden, memory.keys, memory.values, strict=True
-        ):
-            keys[:, :, :kept], values[..., :kept] = _keys_and_values(layer, hidden[:, M - kept :])
+        for i, (layer, hidden) in enumerate(zip(self._model.layers, mems.hidden, strict=True)):
+            read_BMD = hidden
+            if isinstance(layer, ShiftedLayer):
+                memory.write_inputs(i, slice(None), hidden[:, M - kept :])
+                read_BMD = layer.read_memory(hidden, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
+            block = cast(AttentionBlock, layer.attention)
+            memory.keys[i][:, :, :kept], memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
         memory.end.fill_(kept)
         memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
         return memory
@@ -203,8 +210,13 @@ class Reader:
             The last `mem_len` positions.
 
         Raises:
-            ConfigError: heads are so narrow that keys and values do not determine the states.
+            ConfigError: heads are so narrow that keys and values do not determine the states, or layers have a shift.
         """
+        if self.n_before:
+            shift = self.config.shift
+            raise ConfigError(
+                f"keys and values after a shift ('{shift}') do not determine hidden states; keep the Mems instead"
+            )
         if 2 * self.config.n_head * self.config.d_head < self.config.d_model:
             raise ConfigError(
                 f"keys and values of {self.config.n_head} heads of {self.config.d_head} do not determine hidden states of "
@@ -245,14 +257,16 @@ class Reader:
             )
         h_BTD = at_least_fp32(self.embedding(ids))
         at = int(places)
+        n_seen = memory.n_valid[rows].clamp(max=self.mem_len)
         hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
         n_score = self.config.n_head * tgt_len * self.n_slot
         at_once = min(n_row, max(1, _SCORES_AT_ONCE // n_score))
         # once for all layers: the system allots so large a piece page by page, which is slower than the product
         scratch = torch.empty(at_once * n_score, dtype=self.dtype, device=self.device)
         parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
-        for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
-            own_keys, own_values = keys[:, rows], values[:, rows]
+        for i, weights in enumerate(self.layers):
+            own_keys, own_values = memory.keys[i][:, rows], memory.values[i][:, rows]
+            before_BkD = self._before(memory, i, rows, h_BTD, n_seen)
             h_BTD = torch.cat(
                 [
                     read_segment(
@@ -264,12 +278,21 @@ class Reader:
                         hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
                         scratch=scratch,
                         options=self.options,
+                        before_BkD=None if before_BkD is None else before_BkD[part],
                     )
                     for part in parts
                 ]
             )
         _advance(memory, rows, tgt_len)
         return self._normalize_last(h_BTD)
+
+    def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor, n_seen: Tensor) -> Tensor | None:
+        """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
+        if not self.n_before:
+            return None
+        before_BkD = memory.inputs_before(layer, rows, self.n_before, n_seen)
+        memory.write_inputs(layer, rows, h_BTD)
+        return before_BkD
 
     def _normalize_last(self, h: Tensor) -> Tensor:
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
@@ -292,10 +315,20 @@ class Reader:
 
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
         slot_B, column_BC, bias_BC = self._places(memory)
+        n_seen = memory.n_valid.clamp(max=self.mem_len)
         h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
-        for weights, keys, values in zip(self.layers, memory.keys, memory.values, strict=True):
+        for i, weights in enumerate(self.layers):
+            before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1), n_seen)
             h_BD = self._read_token(
-                h_BD, weights, keys, values, slot_B=slot_B, column_BC=column_BC, bias_BC=bias_BC, options=self.options
+                h_BD,
+                weights,
+                memory.keys[i],
+                memory.values[i],
+                slot_B=slot_B,
+                column_BC=column_BC,
+                bias_BC=bias_BC,
+                options=self.options,
+                before_BkD=before_BkD,
             )
         # The slot of a row that does not read is written, too; no query sees what was there before.
         _advance(memory, slice(None), 1 if active is None else active.to(memory.end.device).long())

@@ -152,10 +152,15 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             batch_size,
             n_layer=self.config.n_layer,
             d_model=self.config.d_model,
-            length=self.mem_len if length is None else length,
+            length=self.n_kept if length is None else length,
             dtype=self.dtype,
             device=self.device,
         )
+
+    @property
+    def n_kept(self) -> int:
+        """Positions that the memory keeps when it is full."""
+        return self.mem_len
 
     @property
     def mems_class(self) -> type[Mems]:

@@ -29,6 +29,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.sequence_model import make_softmax
+from transformer_xl.model.shift import first_positions, without_oldest
 from transformer_xl.model_config import TransformerXLConfig
 
 
@@ -74,8 +75,16 @@ class TransformerXL(LanguageModel):
         """Return an empty memory of hidden states."""
         return self.empty_mems(batch_size, length=length)
 
+    @property
+    def n_kept(self) -> int:
+        """Positions that the memory keeps: those that are attended to, and those that only a shift reads, for the oldest."""
+        return self.mem_len + self.config.shift_reach if self.mem_len else 0
+
     def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Let the kind of attention set its own parameters."""
+        """Let the kind of attention set its own parameters, and convolutions begin at 0."""
+        if name.endswith(".taps"):
+            parameter.zero_()
+            return True
         return name in self._learned and self.block_class.init_own(name, parameter)
 
     @property
@@ -126,14 +135,27 @@ class TransformerXL(LanguageModel):
         first_BT, n_own = first_keys(
             rows.document_starts, mems.n_valid, n_pad, tgt_len=T, memory_length=mems.length, window=self.window
         )
-        positions = self.block_class.positions(self, mems.length + T, backend=execution.backend)
+        looking_back = self._looking_back(mems, rows, T)
+        if n_before := looking_back.get("n_before", 0):
+            first_BT = without_oldest(first_BT, n_before, n_pad, n_key=mems.length - n_before + T)
+        positions = self.block_class.positions(self, mems.length - n_before + T, backend=execution.backend)
         h_BTD = self.embed(ids)
-        kept: dict[str, Any] = {"mem_len": self.mem_len, "ext_len": self.ext_len, "keep_graph": keep_graph}
+        kept: dict[str, Any] = {"mem_len": self.n_kept, "ext_len": self.ext_len, "keep_graph": keep_graph}
         hidden = []
         for i, layer in enumerate(self.layers):
             mem_BMD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
             hidden.append(remembered(mem_BMD, h_BTD, n_pad, **kept))
-            h_BTD = execution.run(layer, h_BTD, mem_BMD=mem_BMD, first_BT=first_BT, n_pad=n_pad, **positions[i])
+            seen = {"mem_BMD": mem_BMD, "first_BT": first_BT, "n_pad": n_pad}
+            h_BTD = execution.run(layer, h_BTD, **seen, **looking_back, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
         n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         return h_BTD, self.mems_class(tuple(hidden), n_valid)
+
+    def _looking_back(self, mems: Mems, rows: Rows, tgt_len: int) -> dict[str, Any]:
+        """Return how far the shifts of all layers look back; nothing for a model without."""
+        reach = self.config.shift_reach
+        if not reach:
+            return {}
+        n_before = min(reach, max(mems.length - self.mem_len, 0))
+        start_BL = first_positions(rows, mems.n_valid, tgt_len=tgt_len, memory_length=mems.length)
+        return {"n_before": n_before, "start_BL": start_BL}

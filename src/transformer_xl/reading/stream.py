@@ -193,13 +193,20 @@ class KeptKeys(Stream):
         return bool((self.memory.end == self.memory.end[0]).all())
 
     def take(self, row: int) -> dict[str, Tensor]:
-        """Return keys and values (N, n, H) of the last n ≤ mem_len positions, `end` and n as `n_valid`."""
+        """Return keys and values (N, n, H) of the last n ≤ mem_len positions, `end` and n as `n_valid`.
+
+        With a shift, `inputs` (k, D) are those of the layers at the last k positions, 0 where there were none.
+        """
         memory = self.memory
         end, n = int(memory.end[row]), min(int(memory.n_valid[row]), self.reader.mem_len)
         slots = self._slots(end, n)
         keys = {f"keys.{i}": x_NBCH[:, row, slots] for i, x_NBCH in enumerate(memory.keys)}
         values = {f"values.{i}": x_NBHC[:, row][..., slots].transpose(1, 2) for i, x_NBHC in enumerate(memory.values)}
-        return {**keys, **values, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
+        own, before = slice(row, row + 1), self.reader.n_before
+        n_seen = torch.tensor([n], device=memory.end.device)
+        layers = range(len(memory.keys) if before else 0)
+        inputs = {f"inputs.{i}": memory.inputs_before(i, own, before, n_seen)[0] for i in layers}
+        return {**keys, **values, **inputs, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
 
     def check(self, state: dict[str, Tensor]) -> None:
         """Refuse other shapes, and impossible counts, because they would become indices."""
@@ -211,7 +218,7 @@ class KeptKeys(Stream):
         if end < 0 or not 0 <= n <= self.reader.mem_len:
             raise ValueError("its rows have impossible lengths")
         for name, x in own.items():
-            check_like(name, state[name], x.dtype, (x.shape[0], n, x.shape[2]) if x.dim() else ())
+            check_like(name, state[name], x.dtype, (x.shape[0], n, x.shape[2]) if name in self.by_position else x.shape)
 
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Write keys and values to the same places in the ring, because sums are rounded in the order in which keys lie."""
@@ -221,7 +228,11 @@ class KeptKeys(Stream):
         for i, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
             keys[:, row, slots] = state[f"keys.{i}"].to(keys.device)
             values[:, row].index_copy_(2, slots, state[f"values.{i}"].transpose(1, 2).to(values.device))
-        memory.end[row], memory.n_valid[row] = end, n
+        memory.end[row], memory.n_valid[row] = end - self.reader.n_before, n
+        for i, x_BRD in enumerate(memory.inputs):
+            if x_BRD.shape[1]:
+                memory.write_inputs(i, slice(row, row + 1), state[f"inputs.{i}"].unsqueeze(0).to(x_BRD.device))
+        memory.end[row] = end
 
     def n_rewindable(self, row: int) -> int:
         """Return how many tokens the ring holds beyond those that a token sees; for a young row, all that it has read.

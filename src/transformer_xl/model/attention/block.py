@@ -126,6 +126,7 @@ class AttentionBlock(nn.Module):
         self,
         h_BTD: Tensor,
         *,
+        read_BTD: Tensor | None = None,
         mem_BMD: Tensor | None = None,
         first_BT: Tensor | None = None,
         n_pad: Tensor | None = None,
@@ -135,6 +136,7 @@ class AttentionBlock(nn.Module):
 
         Args:
             h_BTD: the segment.
+            read_BTD: what is projected instead of it, if a `Shift` changed it.
             mem_BMD: what the layer remembers; None: it has no memory.
             first_BT: int64 (B or 1, T), the first key that each query sees, see `first_keys`; None: each sees all before it.
             n_pad: int64 (B,), padding tokens at the left of each row; None: none.
@@ -143,20 +145,21 @@ class AttentionBlock(nn.Module):
         Returns:
             The block's output, (B, T, D).
         """
-        q, k, v = self.project(h_BTD, mem_BMD, n_pad)
+        q, k, v = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, n_pad)
         return self.add(h_BTD, self.attend(q, k, v, first_BT=first_BT, **positions))
 
     def weights(
         self,
         h_BTD: Tensor,
         *,
+        read_BTD: Tensor | None = None,
         mem_BMD: Tensor | None = None,
         first_BT: Tensor | None = None,
         n_pad: Tensor | None = None,
         **positions: Any,
     ) -> Tensor:
         """Return how much each query attends to each key, (B, N, T, S), in evaluation; the arguments are those of `forward`."""
-        q, k, _ = self.project(h_BTD, mem_BMD, n_pad)
+        q, k, _ = self.project(h_BTD if read_BTD is None else read_BTD, mem_BMD, n_pad)
         if first_BT is None:
             first_BT = torch.zeros(1, q.shape[1], dtype=torch.int64, device=q.device)
         return self.attention_weights(q, k, first_BT=first_BT, **positions)
