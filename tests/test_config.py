@@ -277,9 +277,10 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
         ({"shift": "conv", "conv_width": 1}, "conv_width"),
         ({"shift": "token", "zero_first_memory": True}, r"shift \('token'\) and zero_first_memory \(True\) exclude each other"),
         ({"shift": "half"}, "shift"),
+        ({"gate": "gru"}, r"gate \('gru'\) needs pre_lnorm \(False\)"),
     ],
 )
-def test_shifts_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_shifts_and_gates_that_cannot_work_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TransformerXLConfig(**settings)
     assert TransformerXLConfig(shift="conv", mem_len=0).shift_reach == 3

@@ -325,6 +325,11 @@ class TransformerXLConfig(AttentionConfig):
         default=4, description="shift = conv: tokens that it reads, the own one included"
     )
 
+    gate: Literal["sum", "output", "gru"] = Field(
+        default="sum",
+        description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
+    )
+
     @field_validator("attention", mode="before")
     @classmethod
     def _known(cls, attention: Any) -> Any:
@@ -349,6 +354,11 @@ class TransformerXLConfig(AttentionConfig):
             raise ValueError(
                 f"attention '{self.attention}' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to "
                 f"states of width d_model ({self.d_model}); make them equal"
+            )
+        if self.gate != "sum" and not self.pre_lnorm:
+            raise ValueError(
+                f"gate ('{self.gate}') needs pre_lnorm (False): with a norm behind it, a closed gate would change states; "
+                "set model.pre_lnorm=true"
             )
         if self.shift_reach > self.mem_len > 0:
             raise ValueError(

@@ -39,6 +39,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "token shift, same_length": {"shift": "token", "same_length": True, "attention": "shaw", "max_klen": 5},
     "token shift, no memory": {"shift": "token", "mem_len": 0},
     "convolution": {"shift": "conv", "pre_lnorm": True, "clamp_len": 3},
+    "gru gate": {"gate": "gru", "pre_lnorm": True, "shift": "token"},
+    "output gate": {"gate": "output", "pre_lnorm": True, "final_norm": True},
     "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
 }
 DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)

@@ -40,8 +40,23 @@ def feed_forward(h, read, w, prefix, config):
         "relu2": lambda x: (x * (x > 0)) ** 2,
         "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / math.sqrt(2))),
     }[config.activation](x)
-    out = h + w[f"{prefix}.outer.weight"] @ x + w[f"{prefix}.outer.bias"]
+    out = gated(h, w[f"{prefix}.outer.weight"] @ x + w[f"{prefix}.outer.bias"], w, f"{prefix}.gate", config)
     return out if config.pre_lnorm else layer_norm(out, w, f"{prefix}.layer_norm", config)
+
+
+def gated(x, y, w, prefix, config):
+    """The sum, or a gate of GTrXL; matrices are stacked as r, z, c."""
+    if config.gate == "sum":
+        return x + y
+    y, b, U = y * (y > 0), w[f"{prefix}.bias"], w[f"{prefix}.x_net.weight"]
+    if config.gate == "output":
+        return x + y / (1 + torch.exp(-(U @ x - b)))
+    D = config.d_model
+    W, U_c = w[f"{prefix}.y_net.weight"], w[f"{prefix}.candidate_net.weight"]
+    r = 1 / (1 + torch.exp(-(W[:D] @ y + U[:D] @ x)))
+    z = 1 / (1 + torch.exp(-(W[D : 2 * D] @ y + U[D:] @ x - b)))
+    c = torch.tanh(W[2 * D :] @ y + U_c @ (r * x))
+    return (1 - z) * x + z * c
 
 
 def score(q, k, n, distance, w, layer, config):
@@ -81,7 +96,7 @@ def attend(h, read, keys, distances, w, layer, config):
         ]
         weights = torch.softmax(torch.stack(scores), dim=0)
         heads.append(sum(a * (W_v[part] @ key) for a, key in zip(weights, sources, strict=True)))
-    out = h + w[f"{prefix}.o_net.weight"] @ torch.cat(heads)
+    out = gated(h, w[f"{prefix}.o_net.weight"] @ torch.cat(heads), w, f"{prefix}.gate", config)
     return out if config.pre_lnorm else normalize(out)
 
 

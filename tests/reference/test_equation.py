@@ -53,6 +53,9 @@ VARIANTS = {
     "convolution, pre_lnorm": {"shift": "conv", "conv_width": 3, "pre_lnorm": True, "mem_len": 7, "untie_r": True},
     "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
     "convolution, no memory": {"shift": "conv", "mem_len": 0},
+    "gru gate": {"gate": "gru", "pre_lnorm": True},
+    "gru gate, token shift": {"gate": "gru", "pre_lnorm": True, "shift": "token", "final_norm": True},
+    "output gate": {"gate": "output", "pre_lnorm": True, "same_length": True},
 }
 KINDS = {
     "shaw": {"attention": "shaw", "max_klen": 20},

@@ -34,6 +34,7 @@ COMPATIBLE: dict[str, Any] = {
     "attention": "transformer_xl",
     "activation": "relu",
     "final_norm": False,
+    "gate": "sum",
     "layer_norm_epsilon": 1e-5,
     "proj_same_dim": True,
     "same_length_besides_self": False,

@@ -156,10 +156,11 @@ def _entering_bytes(work: Work) -> int:
 
 
 def _closing_bytes(work: Work) -> int:
-    """Return the bytes of dropout's mask and of the layer norm after a block."""
-    config, X = work.model.config, work.n_token
+    """Return the bytes of dropout's mask, of a gate, and of the layer norm after a block."""
+    config, X, e = work.model.config, work.n_token, work.element
+    gate = X * config.d_model * {"sum": 0, "output": 2 * _FP32, "gru": 3 * (_FP32 + e)}[config.gate]
     norm = 0 if config.pre_lnorm else X * (config.d_model * _FP32 + _NORM)
-    return norm + (X * config.d_model if config.dropout else 0)
+    return gate + norm + (X * config.d_model if config.dropout else 0)
 
 
 def _working_bytes(work: Work) -> int:
@@ -181,7 +182,8 @@ def lowered_bytes(work: Work) -> int:
     config, A, K = work.model.config, work.attention_width, work.segments
     # weights that project the memory are kept only if its states have a gradient; those for distances never are
     n_memory = K if work.changes_memory else K - 1
-    layer = config.d_model * (K * (4 * A + 2 * config.d_inner) + n_memory * 2 * A)
+    gates = 2 * {"sum": 0, "output": 1, "gru": 6}[config.gate] * config.d_model
+    layer = config.d_model * (K * (4 * A + 2 * config.d_inner + gates) + n_memory * 2 * A)
     vocabulary = sum(cluster.n_class * cluster.width for cluster in clusters(work.model, work.shares))
     return work.element * (config.n_layer * layer + K * vocabulary)  # each segment makes new copies
 

@@ -12,6 +12,7 @@ Shapes: B rows, T tokens, C slots, P distances with a key of their own, N heads,
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple, cast
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.gates import Gate, gru_gate, output_gate
 from transformer_xl.model.layers import DecoderLayer, FeedForward, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
 from transformer_xl.model.shift import ShortConvolution, TokenShift
@@ -64,6 +66,17 @@ class LayerWeights(NamedTuple):
     """Weights of the convolution before attention, (k, 1, D); see `ShortConvolution`."""
     feed_forward_taps: Tensor | None
     """The same before the feed-forward network."""
+    attention_gate: "FrozenGate | None"
+    feed_forward_gate: "FrozenGate | None"
+
+
+class FrozenGate(NamedTuple):
+    """The numbers of a `Gate`; of an output gate, the last two are None."""
+
+    bias: Tensor
+    x: Matrix
+    y: Matrix | None
+    candidate: Matrix | None
 
 
 class LayerOptions(NamedTuple):
@@ -123,7 +136,30 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
         distance_bias=None if bias_PN is None else freeze_vector(bias_PN.T).contiguous(),
         attention_taps=_taps(layer, "attention_shift"),
         feed_forward_taps=_taps(layer, "feed_forward_shift"),
+        attention_gate=_frozen_gate(attention.gate, precision),
+        feed_forward_gate=_frozen_gate(feed_forward.gate, precision),
     )
+
+
+def _frozen_gate(gate: Gate | None, precision: InferencePrecision) -> FrozenGate | None:
+    if gate is None:
+        return None
+    is_gru = gate.kind == "gru"
+    rest = [freeze(net.weight, precision) for net in ((gate.y_net, gate.candidate_net) if is_gru else ())]
+    return FrozenGate(freeze_vector(gate.bias), freeze(gate.x_net.weight, precision), *(rest or (None, None)))
+
+
+def _join(h: Tensor, found: Tensor, gate: FrozenGate | None, product: Product, dtype: torch.dtype) -> Tensor:
+    """Return the sum of states and what a block found, or what a gate makes of them."""
+    if gate is None:
+        return h + found
+    found = found.to(h.dtype)
+    nets = [partial(_net, matrix, product, dtype, h.dtype) for matrix in gate[1:] if matrix is not None]
+    return gru_gate(h, found, gate.bias, *nets) if len(nets) == 3 else output_gate(h, found, gate.bias, *nets)
+
+
+def _net(matrix: Matrix, product: Product, dtype: torch.dtype, result: torch.dtype, x: Tensor) -> Tensor:
+    return product(x, matrix, dtype, None).to(result)
 
 
 def _taps(layer: DecoderLayer, name: str) -> Tensor | None:
@@ -176,13 +212,13 @@ def _finish(
     dtype: torch.dtype,
 ) -> Tensor:
     """Add the output of the heads, then that of the feed-forward network."""
-    h = h + product(attended.flatten(-2), weights.output, dtype, None)
+    h = _join(h, product(attended.flatten(-2), weights.output, dtype, None), weights.attention_gate, product, dtype)
     if not options.pre_lnorm:
         h = normalize(h, weights.attention_norm, options)
     x = shifted(h, earlier, weights.feed_forward_taps)
     x = normalize(x, weights.feed_forward_norm, options) if options.pre_lnorm else x
     inner = activate(product(x, weights.inner, dtype, weights.inner_bias), options.activation)
-    h = h + product(inner, weights.outer, dtype, weights.outer_bias)
+    h = _join(h, product(inner, weights.outer, dtype, weights.outer_bias), weights.feed_forward_gate, product, dtype)
     return h if options.pre_lnorm else normalize(h, weights.feed_forward_norm, options)
 
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
+from transformer_xl.model.gates import GateKind, joined, make_gate
 from transformer_xl.model.memory import join
 from transformer_xl.model.shift import Shift, earlier_states, make_shift
-from transformer_xl.model_config import Activation, AttentionConfig
+from transformer_xl.model_config import Activation, AttentionConfig, TransformerXLConfig
 
 
 class FeedForward(nn.Module):
@@ -29,6 +30,7 @@ class FeedForward(nn.Module):
         pre_lnorm: layer norm before the block instead of after it.
         activation: `relu` as in the paper, `gelu`, `gelu_tanh` (its approximation by tanh), or `relu2` (relu squared).
         layer_norm_epsilon: added to the variance.
+        gate: how the result and the input are joined.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class FeedForward(nn.Module):
         pre_lnorm: bool = False,
         activation: Activation = "relu",
         layer_norm_epsilon: float = 1e-5,
+        gate: GateKind = "sum",
     ) -> None:
         super().__init__()
         self.pre_lnorm = pre_lnorm
@@ -50,6 +53,7 @@ class FeedForward(nn.Module):
         self.outer = DropConnectLinear(d_inner, d_model, dropweight=dropweight)
         self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.drop = Dropout(dropout, locked=locked_dropout)
+        self.gate = make_gate(gate, d_model, dropweight=dropweight)
 
     def forward(self, h_BTD: Tensor, *, read_BTD: Tensor | None = None) -> Tensor:
         """Add to each position a function of it, or of what it reads instead (`read_BTD`); shape (B, T, D) in and out."""
@@ -59,7 +63,7 @@ class FeedForward(nn.Module):
             active = relu_dropout(inner, self.drop.p)
         else:
             active = self.drop(activate(inner, self.activation))
-        output = h_BTD + self.drop(self.outer(active))
+        output = joined(h_BTD, self.drop(self.outer(active)), self.gate)
         return output if self.pre_lnorm else self.layer_norm(output)
 
 
@@ -139,6 +143,7 @@ def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLa
         "locked_dropout": config.locked_dropout,
         "pre_lnorm": config.pre_lnorm,
         "layer_norm_epsilon": config.layer_norm_epsilon,
+        "gate": config.gate if isinstance(config, TransformerXLConfig) else "sum",
     }
     heads: dict[str, Any] = {
         "n_head": config.n_head,

@@ -25,6 +25,7 @@ from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import make_layer
 from transformer_xl.model.memory import Mems, remembered
@@ -81,9 +82,9 @@ class TransformerXL(LanguageModel):
         return self.mem_len + self.config.shift_reach if self.mem_len else 0
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Let the kind of attention set its own parameters, and convolutions begin at 0."""
-        if name.endswith(".taps"):
-            parameter.zero_()
+        """Let the kind of attention set its own parameters; convolutions begin at 0, gates almost closed."""
+        if name.endswith((".taps", ".gate.bias")):
+            parameter.fill_(FIRST_BIAS if name.endswith(".gate.bias") else 0.0)
             return True
         return name in self._learned and self.block_class.init_own(name, parameter)
 

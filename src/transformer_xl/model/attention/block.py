@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
+from transformer_xl.model.gates import GateKind, joined, make_gate
 from transformer_xl.model.memory import join
 from transformer_xl.model.products import linear
 from transformer_xl.model_config import TransformerXLConfig
@@ -54,6 +55,7 @@ class AttentionBlock(nn.Module):
         locked_dropout: dropout of the output and of queries, keys and values is the same at all positions of a row.
         pre_lnorm: layer norm before the block instead of after it.
         layer_norm_epsilon: added to the variance.
+        gate: how the result and the segment's states are joined.
     """
 
     normalizes_queries = True
@@ -72,6 +74,7 @@ class AttentionBlock(nn.Module):
         locked_dropout: bool = False,
         pre_lnorm: bool = False,
         layer_norm_epsilon: float = 1e-5,
+        gate: GateKind = "sum",
     ) -> None:
         super().__init__()
         self.n_head, self.d_head = n_head, d_head
@@ -81,6 +84,7 @@ class AttentionBlock(nn.Module):
         self.layer_norm = nn.LayerNorm(d_model, eps=layer_norm_epsilon)
         self.drop = Dropout(dropout, locked=locked_dropout)
         self.drop_qkv = Dropout(dropqkv, locked=locked_dropout)
+        self.gate = make_gate(gate, d_model, dropweight=dropweight)
 
     @staticmethod
     def shapes(config: TransformerXLConfig) -> dict[str, tuple[int, ...]]:
@@ -203,6 +207,6 @@ class AttentionBlock(nn.Module):
         return q, kv[:, :, 0], kv[:, :, 1]
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
-        """Project the output of the heads and add it to the segment's states."""
-        output = h_BTD + self.drop(self.o_net(attended_BTNH.flatten(-2)))
+        """Project the output of the heads and add it to the segment's states, or join them by a gate."""
+        output = joined(h_BTD, self.drop(self.o_net(attended_BTNH.flatten(-2))), self.gate)
         return output if self.pre_lnorm else self.layer_norm(output)
