@@ -56,6 +56,8 @@ PARTS = ("pace", "rates", "race", "table")
 ALIKE = ("train.threads=1", "train.device=cpu", "train.precision=fp32")
 RATES_SEED = 100
 """Of the runs that choose rates, so that no run of the race is among those that were chosen because they did well."""
+VALIDATIONS = 4
+"""Of each run, the last one included; they take time that does not count."""
 MOST_APART = 0.05
 """Of parameters, from those of the first side."""
 
@@ -166,7 +168,9 @@ class Race:
 
     def ablation(self, folder: Path, side: str, variants: Sequence[Variant], *, minutes: float, seeds: int) -> Ablation:
         """Return an ablation of one side, whose variants all have its pace."""
-        plan = AblationPlan(tuple(variants), seeds=seeds, minutes=minutes, validations=10, lengths=(), tokens=self.tokens)
+        plan = AblationPlan(
+            tuple(variants), seeds=seeds, minutes=minutes, validations=VALIDATIONS, lengths=(), tokens=self.tokens
+        )
         ablation = Ablation(folder, plan)
         Worker(ablation, quiet=True).check()
         ablation.begin()
