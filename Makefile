@@ -4,13 +4,14 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install -c constraints.txt
 PEER := .venv-peer
 CLIENTS := .venv-clients
+RIVALS := .venv-rivals
 WORKERS ?= 2
 THREADS ?= 1
 CHECKS = tests/contract tests/reference tests/model/test_transformer_xl.py tests/model/test_vanilla.py tests/model/test_lstm.py tests/cli/test_kinds.py
 PYTEST = OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients test-browser lint format bench clean
+.PHONY: help quickstart check test test-slow test-gpu test-data test-benchmarks faults parity clients rivals race test-browser lint format bench clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,7 +44,7 @@ test-data: $(BIN)/.test  ## tests on real corpora, found in $$TXL_DATA
 test-benchmarks: $(BIN)/.test $(PEER)/.ready  ## every benchmark at its smallest
 	$(PYTEST) -m benchmarks tests/contract
 
-test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
+test-slow: $(BIN)/.browser $(PEER)/.ready $(CLIENTS)/.ready $(RIVALS)/.ready  ## all that is too slow for the suite: the targets around this one, slow tests, Hypothesis with many examples
 	TXL_THOROUGH=1 $(PYTEST) -m 'hypothesis or slow or faults or data or benchmarks or parity or browser or gpu' tests
 
 parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, converted, against the originals
@@ -51,6 +52,12 @@ parity: $(BIN)/.test $(PEER)/.ready  ## 400 random models of Hugging Face, conve
 
 clients: $(BIN)/.test $(CLIENTS)/.ready  ## txl serve with openai-python and lm-evaluation-harness, and with schemathesis' requests
 	$(PYTEST) -m 'parity or faults' tests/server/test_clients.py tests/server/test_fuzz.py
+
+rivals: $(BIN)/.test $(RIVALS)/.ready  ## x-transformers, xLSTM and Mistral as kinds of model, against their libraries
+	$(PYTEST) -m parity tests/parity/test_rivals.py
+
+race: $(RIVALS)/.ready  ## ours against them and an LSTM, on three texts in $$TXL_DATA: a day on one core; RACE='...' are its options
+	OMP_NUM_THREADS=1 $(RIVALS)/bin/python benchmarks/race.py $(RACE)
 
 test-browser: $(BIN)/.browser  ## the page of txl serve in a browser: $$TXL_BROWSER, or the Chromium of this machine
 	$(PYTEST) -m browser tests/server
@@ -108,10 +115,15 @@ $(PEER)/.ready: benchmarks/peer-requirements.txt
 	$(PEER)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
 	@touch $@
 
+$(RIVALS)/.ready: benchmarks/rivals-requirements.txt pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(RIVALS)
+	$(RIVALS)/bin/python -m pip --quiet --disable-pip-version-check install -c constraints.txt -r $< -e .
+	@touch $@
+
 $(CLIENTS)/.ready: tests/server/clients/requirements.txt
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip --quiet --disable-pip-version-check install -r $<
 	@touch $@
 
 clean:  ## remove environments and caches; runs stay
-	rm -rf .venv $(PEER) $(CLIENTS) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv $(PEER) $(CLIENTS) $(RIVALS) .pytest_cache .ruff_cache .hypothesis build dist

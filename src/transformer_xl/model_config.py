@@ -336,7 +336,7 @@ class TransformerXLConfig(AttentionConfig):
         if not isinstance(attention, str) or attention not in ATTENTION:
             *names, last = map(repr, ATTENTION)
             kinds = f"{', '.join(names)} or {last}"
-            raise ValueError(f"must be {kinds}; no other is registered: if it is your own, import its module first")
+            raise ValueError(f"must be {kinds}; no other is registered: if it is your own, import its module first (--import)")
         return attention
 
     @field_validator("d_model")
@@ -595,5 +595,7 @@ def model_config(values: Mapping[str, Any]) -> ModelConfig:
     kind = own.pop("kind", TransformerXLConfig.kind)
     if not isinstance(kind, str) or kind not in KINDS:
         near = did_you_mean(str(kind)[:100], KINDS)
-        raise ConfigError(f"kind of model {shown(kind)} is not registered ({near}); if it is your own, import its module first")
+        raise ConfigError(
+            f"kind of model {shown(kind)} is not registered ({near}); if it is your own, import its module first (--import)"
+        )
     return KINDS[kind](**own)

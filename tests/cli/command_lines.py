@@ -61,6 +61,7 @@ _GOOD = {
     ("--device",): ["auto", "cpu"],
     ("--gpu",): ["h100", "a100"],
     ("--group",): ["run,run", "run"],
+    ("--import",): ["json"],
     ("--logger",): ["wandb"],
     ("--loss",): ["full,half"],
     ("--moses",): ["en"],

@@ -1,12 +1,15 @@
 """Models of other kinds go through the same commands: trained, resumed, scored, written with."""
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Txl
 from tests.training.helpers import differing, run_bits
+from transformer_xl import model_config
 from transformer_xl.checkpoint.run_directory import load
 
 KINDS = {
@@ -93,7 +96,8 @@ def test_what_validation_would_fail_at_is_refused_at_once(
 def test_unknown_kind(txl: Txl) -> None:
     answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--out", "new", "--set", "model.kind=vanila")
     assert answer.complaint == (
-        "model: kind of model 'vanila' is not registered (did you mean 'vanilla'?); if it is your own, import its module first"
+        "model: kind of model 'vanila' is not registered (did you mean 'vanilla'?); if it is your own, import its module first "
+        "(--import)"
     )
 
 
@@ -113,3 +117,87 @@ def test_memory_is_compared_where_there_is_one(txl: Txl, kind: str) -> None:
         assert answer.complaint == "--compare-memory: 'run2' is read without memory (mem_len 0) already; leave it out"
     else:
         assert "memory is worth" in answer.out
+
+
+MINE = """
+from typing import ClassVar
+
+from transformer_xl.model.lstm import Lstm
+from transformer_xl.model_config import LstmConfig, register_model
+
+
+class MineConfig(LstmConfig):
+    kind: ClassVar[str] = "mine"
+    model_class: ClassVar[str] = f"{__name__}:Mine"
+
+
+class Mine(Lstm):
+    kind = "mine"
+
+
+register_model(MineConfig)
+"""
+
+
+@pytest.fixture
+def mine(workbench: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A file that registers a kind, and is not imported."""
+    (workbench / "my_kind.py").write_text(MINE)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield "./my_kind.py"
+    sys.modules.pop("my_kind", None)
+    model_config.KINDS.pop("mine", None)
+
+
+def test_a_kind_of_ones_own_is_named_by_every_command(txl: Txl, workbench: Path, mine: str) -> None:
+    own, kind = ("--import", mine), ("--set", "model.kind=mine", "--set", "model.n_layer=2")
+    training = ("train", "tiny.toml", "--corpus", "text.txt", "--out", "run2", *kind)
+    assert "'mine' is not registered" in txl(*training).complaint
+    assert "my_kind" not in sys.modules
+
+    def forget() -> None:
+        sys.modules.pop("my_kind")
+        del model_config.KINDS["mine"]
+
+    for command in (
+        (*training, "--set", "train.max_steps=4"),
+        ("train", "--resume", "--out", "run2", "--set", "train.max_steps=6"),
+        ("eval", "run2"),
+        ("generate", "run2", "--prompt", "the", "--tokens", "2"),
+        ("plot", "run2", "--json"),
+        ("explain", "run2", "text.txt", "--out", "page"),
+        ("ablate", "tiny.toml", "--corpus", "text.txt", "--loss", "full", "--steps", "2", "--out", "both", *kind),
+        ("ablate", "--out", "both"),
+    ):
+        without = txl(*command)
+        assert "'mine' is not registered" in without.complaint and "--import" in without.complaint
+        with_it = txl(*command, *own)
+        assert with_it.status == 0, with_it.err
+        forget()
+    assert json.loads((workbench / "both" / "ablation.json").read_text())["variants"][0]["config"]["model"]["kind"] == "mine"
+
+
+def test_what_cannot_be_imported_is_one_line(txl: Txl, workbench: Path, mine: str) -> None:
+    (workbench / "folder" / "plain").mkdir(parents=True)
+    (workbench / "broken.py").write_text("1 / 0\n")
+    (workbench / "json.py").write_text("")
+    for place, complaint in (
+        (
+            "no_such_module",
+            "--import 'no_such_module' failed: ModuleNotFoundError: No module named 'no_such_module'; a file is given",
+        ),
+        ("./missing.py", "--import './missing.py' cannot be imported: there is no file '"),
+        ("folder/plain", "__init__.py'"),
+        ("broken.py", "--import 'broken.py' failed: ZeroDivisionError: division by zero"),
+        ("./json.py", "--import './json.py' is called like another module, 'json'; give it another name"),
+    ):
+        assert complaint in txl("eval", "run", "--import", place).complaint
+        assert complaint in txl("train", "tiny.toml", "--import", mine, "--import", place).complaint
+
+
+def test_no_file_can_say_what_is_imported(txl: Txl, workbench: Path, mine: str) -> None:
+    """A recipe that names a file of code, as its kind or in any other way, is refused; the file is not run."""
+    for line in ('kind = "my_kind:Mine"', 'kind = "./my_kind.py"', 'kind = "mine"\nimport = "./my_kind.py"'):
+        (workbench / "own.toml").write_text(f"[model]\n{line}\n")
+        assert "not registered" in txl("train", "own.toml", "--corpus", "text.txt", "--out", "run2").complaint
+    assert "my_kind" not in sys.modules

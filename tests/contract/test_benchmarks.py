@@ -369,3 +369,41 @@ def test_pretraining_and_then_finetuning(tmp_path):
     found = json.loads(figures.read_text())["sst2"]
     assert found.keys() == {"XLNet, pretrained", "XLNet, random weights", "masked", "bag of words"}
     assert all(len(each["test"]) == 2 for who, each in found.items() if who != "bag of words"), done.stdout
+
+
+@pytest.mark.benchmarks
+def test_race_tries_rates_and_goes_on(tmp_path):
+    """Between sides that need no other library; tests/parity/test_rivals.py races all."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(3000)))
+    write_recipe(tmp_path / "tiny.toml")
+    small = ["model.n_layer=1", "model.d_model=8", "train.batch_size=2", "train.tgt_len=5", "eval.max_tokens=50"]
+    corpus, tiny = f"shakespeare={tmp_path / 'text.txt'}", f"shakespeare={tmp_path / 'tiny.toml'}"
+    what = ["--out", tmp_path / "out", "--text", "shakespeare", "--corpus", corpus, "--sides", "ours", "--ours", tiny]
+    how = ["--minutes", 0.001, "--lr", 0.01, 0.02, "--adamw-lr", 0.01, "--tokens", 100, "--set", *small, "--quiet"]
+    done = run("race.py", *what, "--seeds", 1, *how)
+    assert done.stdout.count(" *") == 2, "the best rates of both sides are marked"
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*") if path.suffix == ".safetensors"}
+    done = run("race.py", *what, "--seeds", 2, *how)
+    assert all(path.stat().st_mtime_ns == then for path, then in before.items()), "what is finished is not repeated"
+    assert len(list((tmp_path / "out").rglob("without-memory/*.json"))) == 4
+    rows = json.loads((tmp_path / "out" / "race.json").read_text())["rows"]
+    assert {row["side"] for row in rows} == {"ours", "tiny"}
+    for row in rows:
+        assert len(row["nats"]) == len(row["nats_without_memory"]) == 2 and row["step_seconds"] > 0
+        tried = (tmp_path / "out" / "shakespeare" / "rates" / row["side"] / "results").glob("*.json")
+        least = min((json.loads(path.read_text()) for path in tried), key=lambda result: result["validation"]["loss"])
+        assert least["variant"] == f"{row['side']}-{row['lr']:g}-{row['adamw_lr']:g}"
+    assert (tmp_path / "out" / "race.png").read_bytes().startswith(b"\x89PNG")
+    assert "±" in (tmp_path / "out" / "table.md").read_text()
+
+
+def test_a_race_that_cannot_be_is_one_line(tmp_path):
+    for wrong, complaint in (
+        (["--ours", "ours.toml"], "--ours 'ours.toml' would be called 'ours', as a side is; give it another name"),
+        (["--corpus", "shakspeare=x"], "there is no text 'shakspeare'; the texts are shakespeare, enwik8, ptb"),
+        (["--set", "train.nothing=1"], "train: unknown key 'nothing'"),
+    ):
+        done = run("race.py", "--out", tmp_path / "out", "--text", "shakespeare", *wrong, status=1)
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("race.py: error: ") and complaint in line
+    assert not (tmp_path / "out").exists()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from transformer_xl.cli.options import Flag, Json, Overrides, check_least, names_of, numbers_of
+from transformer_xl.cli.options import Flag, Imports, Json, Overrides, check_least, import_kinds, names_of, numbers_of
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
@@ -39,6 +39,7 @@ def ablate(
     lengths: str | None = None,
     exact: Flag = False,
     tokens: int | None = None,
+    import_: Imports = None,
     measure_only: Flag = False,
     dry_run: Flag = False,
     quiet: Flag = False,
@@ -77,11 +78,13 @@ def ablate(
         lengths: attention lengths to score besides that of txl eval, with commas between. Default: several from 0 on.
         exact: also score vanilla models one position at a time; slow.
         tokens: score at most this many tokens of the test split.
+        import_: a module that registers kinds of your own: its name, or PATH/NAME.py; may be repeated.
         measure_only: measure the time of a step of each variant, print it, and stop.
         dry_run: print variants, parameters, steps and time; write nothing.
         quiet: show warnings and the table only.
         json_: print one JSON object.
     """
+    import_kinds(import_)
     if not recipes and out is None:
         raise ConfigError("name a recipe, such as txl ablate quickstart --minutes 3, or with --out an ablation that goes on")
     from transformer_xl.config import load_recipe
@@ -129,7 +132,8 @@ def ablate(
             return
         busy = worker.go_on()
     except KeyboardInterrupt as stop:
-        say(f"interrupted; go on with: txl ablate --out {shlex.quote(str(directory))}")
+        again = ["txl", "ablate", *(part for place in import_ or () for part in ("--import", place)), "--out", str(directory)]
+        say(f"interrupted; go on with: {shlex.join(again)}")
         sys.exit(128 + (stop.args[0] if stop.args else signal.SIGINT))
     _conclude(ablation, busy, json_=json_, quiet=quiet)
 

@@ -1,15 +1,17 @@
 """Options that several commands share: their types, groups and checks."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, is_dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from transformer_xl.console import warn
-from transformer_xl.errors import ConfigError, did_you_mean, is_enormous
+from transformer_xl.errors import ConfigError, did_you_mean, is_enormous, one_line, shown
 from transformer_xl.process import busy, is_alone
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ Repeated = Annotated[list[str] | None, Parameter(negative="", consume_multiple=F
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative="", consume_multiple=False)]
 """Settings laid over a recipe, such as train.steps=100; the parameter is called `set_`."""
+
+Imports = Annotated[list[str] | None, Parameter(name="--import", negative="", consume_multiple=False)]
+"""Modules that register kinds of one's own, see `import_kinds`; the parameter is called `import_`."""
 
 Precision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 """The precision in which a model is used."""
@@ -48,16 +53,46 @@ class Opening:
     Args:
         device: auto, cpu, cuda, cuda:N or mps.
         checkpoint: of a run: the one with the best validation loss, the last, or the last average (train.average).
+        import_: a module that registers its kind, if that is your own: its name, or PATH/NAME.py; may be repeated.
     """
 
     device: str = "auto"
     checkpoint: Which = "best"
+    import_: Imports = None
 
     def open(self, run: str | Path, *, on_damaged: Callable[[str], None] = warn, any_model: bool = False) -> "Opened":
         """Open a run, an exported model or a hub id; see `opening.open_run`."""
+        import_kinds(self.import_)
         from transformer_xl.opening import open_run
 
         return open_run(run, which=self.checkpoint, device=self.device, on_damaged=on_damaged, any_model=any_model)
+
+
+def import_kinds(places: Sequence[str] | None) -> None:
+    """Import modules that register kinds of attention or of model. Only a command names such a module, never a file.
+
+    Args:
+        places: names of modules that are installed; or files (`PATH/NAME.py`) and packages (`PATH/NAME`), which may import what
+            lies beside them. A place with a slash or the suffix .py is a path.
+
+    Raises:
+        ConfigError: there is no such module, another one has its name, or it fails.
+    """
+    for place in places or ():
+        name, file = place, None
+        if place.endswith(".py") or "/" in place or os.sep in place:
+            path = Path(place).absolute()
+            name, file = path.stem, path if path.suffix == ".py" else path / "__init__.py"
+            if not file.is_file():
+                raise ConfigError(f"--import {shown(place)} cannot be imported: there is no file '{file}'")
+            sys.path.append(str(path.parent))  # last, so that nothing there takes the place of an installed module
+        try:
+            module = import_module(name)
+        except Exception as error:  # the code of others may raise anything
+            hint = "; a file is given as ./NAME.py" if isinstance(error, ModuleNotFoundError) and file is None else ""
+            raise ConfigError(f"--import {shown(place)} failed: {type(error).__name__}: {one_line(error)}{hint}") from None
+        if file and not file.samefile(getattr(module, "__file__", None) or "."):
+            raise ConfigError(f"--import {shown(place)} is called like another module, '{name}'; give it another name")
 
 
 def check_run(run: str | Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from transformer_xl.cli.options import Json, Split, check_least, numbers_of
+from transformer_xl.cli.options import Imports, Json, Split, check_least, import_kinds, numbers_of
 from transformer_xl.errors import ConfigError
 from transformer_xl.pictures import check_picture
 
@@ -23,6 +23,7 @@ def plot(
     split: Split | None = None,
     corpus: str | None = None,
     tokens: int = 200_000,
+    import_: Imports = None,
     json_: Json = False,
 ) -> None:
     """Draw how runs learn, what a longer memory is worth to them, or where in a segment they lose.
@@ -48,6 +49,7 @@ def plot(
         split: which one is scored. Default: test, or valid where there is none.
         corpus: another corpus than the runs', or a directory that holds their named one.
         tokens: score at most this many tokens of the split.
+        import_: a module that registers kinds of your own: its name, or PATH/NAME.py; may be repeated.
         json_: print the drawn numbers as JSON.
     """
     if not runs:
@@ -57,6 +59,7 @@ def plot(
     wanted = None if lengths is None else sorted(numbers_of("lengths", lengths, least=0))
     if wanted and against != "memory":
         raise ConfigError(f"--lengths ({lengths}) are lengths of memory, and --against is {against}; use --against memory")
+    import_kinds(import_)
     from transformer_xl.checkpoint.run_directory import RunDirectory
 
     for run in runs:

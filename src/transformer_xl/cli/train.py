@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from transformer_xl.cli.options import Flag, Overrides, Repeated
+from transformer_xl.cli.options import Flag, Imports, Overrides, Repeated, import_kinds
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, beside, did_you_mean
 from transformer_xl.process import is_alone, is_reporter, restarts
@@ -26,6 +26,7 @@ def train(
     quiet: Flag = False,
     logger: Repeated = None,
     compatible: Flag = False,
+    import_: Imports = None,
     dry_run: Flag = False,
 ) -> None:
     """Train a model on text, score it and write with it.
@@ -54,8 +55,10 @@ def train(
         quiet: show warnings only.
         logger: tensorboard, wandb or trackio, besides metrics.jsonl; may be repeated. Default: tensorboard if it is installed.
         compatible: train a model that Hugging Face's and the authors' programs can express, see txl convert --to.
+        import_: a module that registers kinds of your own: its name, or PATH/NAME.py; may be repeated.
         dry_run: print parameters, memory, operations and time on this machine (of an LSTM: parameters); write nothing.
     """
+    import_kinds(import_)
     from transformer_xl.training.asked import check_request
     from transformer_xl.training.record import check_loggers
 

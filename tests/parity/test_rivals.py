@@ -1,0 +1,42 @@
+"""The models that benchmarks/race.py trains are their libraries' own: logits, states, gradients.
+
+Not part of the suite: `make rivals` builds their environment and runs this. Each is a run of pytest there, on peer_rivals.py.
+"""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PYTHON = Path(os.environ.get("TXL_RIVALS_PYTHON", ROOT / ".venv-rivals" / "bin" / "python"))
+
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.skipif(not PYTHON.exists(), reason=f"{PYTHON} is missing; `make rivals` makes this environment"),
+]
+
+
+@pytest.mark.parametrize("rival", ["x-transformers", "x-transformers-shift", "xlstm", "mistral"])
+def test_a_rival_is_its_library(rival: str) -> None:
+    options = ["--noconftest", "-c", os.devnull, "--rootdir", str(ROOT), "-p", "no:cacheprovider", "-q", "-k", f"[{rival}]"]
+    command = [str(PYTHON), "-m", "pytest", *options, str(Path(__file__).with_name("peer_rivals.py"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-6000:]
+    assert "9 passed" in done.stdout or "8 passed, 1 skipped" in done.stdout, done.stdout
+
+
+def test_all_of_them_race(tmp_path: Path) -> None:
+    """Whatever their speed: a step or two each, at full size."""
+    (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(3000)))
+    what = ["--out", str(tmp_path / "out"), "--text", "shakespeare", "--corpus", f"shakespeare={tmp_path / 'text.txt'}"]
+    how = ["--minutes", "0.002", "--seeds", "1", "--parts", "race", "table", "--tokens", "300", "--quiet"]
+    how += ["--set", "train.batch_size=1", "eval.max_tokens=100", "eval.batch_size=2"]
+    command = [str(PYTHON), str(ROOT / "benchmarks" / "race.py"), *what, *how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=290, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "this is no race at equal size" not in done.stderr
+    rows = json.loads((tmp_path / "out" / "race.json").read_text())["rows"]
+    assert {row["side"] for row in rows} == {"ours", "lstm", "x-transformers", "x-transformers-shift", "xlstm", "mistral"}
