@@ -211,6 +211,8 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
         raise ConfigError("model.mem_len (0) leaves nothing for --recurrence yes; give it one with --set model.mem_len=N")
     if "attention" in labels and labels["attention"] != own["attention"]:
         changes += [f"model.attention={labels['attention']}", "train.attention=auto"]
+        if ATTENTION[labels["attention"]].turns_pairs:  # which tells all distances apart
+            changes += ["model.clamp_len=none", "eval.clamp_len=none"]
     if labels["loss"] != own["loss"]:
         changes.append(f"train.loss={labels['loss']}")
     return changes
