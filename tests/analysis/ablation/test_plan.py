@@ -37,6 +37,18 @@ def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.Monkey
     ] == "mine"
 
 
+def test_kinds_that_cannot_have_a_recipes_sizes_are_left_out_unless_they_are_named() -> None:
+    kinds = {variant.labels["attention"] for variant in make_variants(["wt103-base"])}
+    assert kinds == {"transformer_xl", "shaw", "vaswani", "al_rfou", "alibi"}
+    with pytest.raises(ConfigError, match=r"^variant 'rotary' of recipe 'wt103-base': model.* d_head \(41\) must be even"):
+        make_variants(["wt103-base"], attention=["rotary"])
+
+
+def test_rotary_positions_are_compared_without_a_limit_of_distances() -> None:
+    own, rotary = make_variants(["enwik8-base"], attention=["transformer_xl", "rotary"])
+    assert (own.config.eval.clamp_len, rotary.config.eval.clamp_len) == (820, None)
+
+
 def test_an_axis_leaves_the_others_as_the_recipe_has_them() -> None:
     variants = make_variants(["quickstart"], recurrence=["no", "yes"])
     assert [variant.name for variant in variants] == ["no-recurrence", "recurrence"]
