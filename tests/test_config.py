@@ -181,11 +181,25 @@ def test_evaluation_reads_as_training_unless_told() -> None:
             {"cutoffs": (3, 5), "div_val": 40},
             r"div_val \(40\) leaves nothing of d_embed \(512\) in the last of 3 clusters",
         ),
-        (TransformerXLConfig, {"attention": 3}, r"attention \(3\) must be 'transformer_xl', 'shaw', 'vaswani' or 'al_rfou'"),
+        (
+            TransformerXLConfig,
+            {"attention": 3},
+            r"attention \(3\) must be 'transformer_xl', 'shaw', .*, 'rotary' or 'alibi'; no",
+        ),
         (
             TransformerXLConfig,
             {"attention": "shav"},
-            r"attention \('shav'\) must be 'transformer_xl', 'shaw', 'vaswani' or 'al_rfou'",
+            r"attention \('shav'\) must be 'transformer_xl', 'shaw', 'vaswani', 'al_rfou', 'rotary' or 'alibi'; no other",
+        ),
+        (
+            TransformerXLConfig,
+            {"attention": "rotary", "d_head": 63},
+            r"^d_head \(63\) must be even, because attention 'rotary' turns pairs of numbers; use 64$",
+        ),
+        (
+            TransformerXLConfig,
+            {"attention": "rotary", "clamp_len": 9},
+            r"^clamp_len \(9\) must be none: attention 'rotary' tells all distances apart$",
         ),
         (TransformerXLConfig, {"attention": "al_rfou", "d_head": 63}, r"n_head x d_head \(504\).*d_model \(512\)"),
         (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),

@@ -25,6 +25,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "adaptive": {"cutoffs": (4, 9), "div_val": 2, "d_embed": 10, "pre_lnorm": True, "zero_first_memory": True, "untie_r": True},
     "al_rfou": {"attention": "al_rfou", "max_klen": 8, "n_head": 2, "d_head": 5, "cutoffs": (4, 9)},
     "shaw": {"attention": "shaw", "max_klen": 9, "final_norm": True},
+    "rotary": {"attention": "rotary", "pre_lnorm": True},
+    "alibi": {"attention": "alibi", "clamp_len": 4},
 }
 
 

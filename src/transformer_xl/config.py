@@ -301,6 +301,7 @@ class RunConfig(Settings):
                 f"train.attention ({self.train.attention}) chooses an attention backend, and {self.model.reads_by} has none; "
                 "use train.attention=auto"
             )
+        self.model.check_clamp_len(self.eval.clamp_len, name="eval.clamp_len")
         if self.model.predicts == "target":
             self._check_rows(f"model.kind ({self.model.kind}), which reads rows of two texts")
         if self.task is not None:

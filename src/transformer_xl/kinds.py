@@ -48,6 +48,9 @@ class AttentionKind:
         adds_positions_to_layers: learned positions are added to memory and segment before every layer.
         has_backends: an attention backend computes it, see `choose_backend`.
         heads_fill_model: n_head x d_head must be d_model.
+        turns_pairs: queries and keys are turned by their positions, pair by pair, so heads have an even width and all distances
+            are told apart.
+        biases_heads: each head adds a number of its own to the score of a distance.
         foreign: its parameters in other programs; None: no other program has it.
     """
 
@@ -60,6 +63,8 @@ class AttentionKind:
     adds_positions_to_layers: bool = False
     has_backends: bool = False
     heads_fill_model: bool = False
+    turns_pairs: bool = False
+    biases_heads: bool = False
     foreign: ForeignNames | None = None
 
 
@@ -103,9 +108,11 @@ ATTENTION: dict[str, AttentionKind] = {
             heads_fill_model=True,
             foreign=ForeignNames(3, _TWO_MATRICES, {"r_emb": "L K n d"}, {"r_emb": "L K D"}),
         ),
+        AttentionKind("rotary", f"{_PACKAGE}.rotary:RotaryAttention", keeps_keys=True, turns_pairs=True),
+        AttentionKind("alibi", f"{_PACKAGE}.alibi:AlibiAttention", keeps_keys=True, biases_heads=True),
     )
 }
-"""All kinds by their names: the authors' in the order of their `attn_type`, then those that were registered."""
+"""All kinds by their names: the authors' in the order of their `attn_type`, later ones, then those that were registered."""
 
 
 def import_class(place: str) -> Any:

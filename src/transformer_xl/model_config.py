@@ -160,6 +160,12 @@ class ModelConfig(Settings):
         """True if attention has a learned table of positions, of `max_klen` rows."""
         return self.attention_kind is not None and self.attention_kind.learns_positions
 
+    def check_clamp_len(self, clamp_len: int | None, *, name: str = "clamp_len") -> None:
+        """Refuse a limit of distances, which the setting `name` asks for, if attention tells all distances apart."""
+        kind = self.attention_kind
+        if clamp_len is not None and kind is not None and kind.turns_pairs:
+            raise ConfigError(f"{name} ({clamp_len}) must be none: attention '{kind.name}' tells all distances apart")
+
     def reads_with(self, mem_len: int) -> str:
         """Return with what memory a model of this kind reads if it has this many positions, in two to four words."""
         if not mem_len or self.remembers == "nothing":
@@ -299,13 +305,14 @@ class TransformerXLConfig(AttentionConfig):
 
     attention: str = Field(
         default="transformer_xl",
-        description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer",
+        description="the paper's positions; shaw: learned distances; vaswani: absolute sinusoids; al_rfou: learned per layer; "
+        "rotary: queries and keys turned by position; alibi: scores fall with distance",
     )
     max_klen: Positive | None = Field(
         default=None, description="shaw, al_rfou: number of learned positions; None: train.tgt_len + mem_len"
     )
     clamp_len: Positive | None = Field(
-        default=None, description="largest distance told apart (tokens), except by al_rfou; None: no limit"
+        default=None, description="largest distance told apart (tokens), except by al_rfou; None, as for rotary: no limit"
     )
     mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
@@ -355,6 +362,12 @@ class TransformerXLConfig(AttentionConfig):
                 f"attention '{self.attention}' adds positions of width n_head x d_head ({self.n_head * self.d_head}) to "
                 f"states of width d_model ({self.d_model}); make them equal"
             )
+        if self.attention_kind.turns_pairs and self.d_head % 2:
+            raise ValueError(
+                f"d_head ({self.d_head}) must be even, because attention '{self.attention}' turns pairs of numbers; "
+                f"use {self.d_head + 1}"
+            )
+        self.check_clamp_len(self.clamp_len)
         if self.gate != "sum" and not self.pre_lnorm:
             raise ValueError(
                 f"gate ('{self.gate}') needs pre_lnorm (False): with a norm behind it, a closed gate would change states; "

@@ -35,7 +35,7 @@ _PATHS += _words("""
 """)
 
 _SETTINGS = _words("""
-    model.kind=lstm model.kind=vanilla model.attention=shaw model.attention=al_rfou model.cutoffs=[9,3] model.div_val=2
+    model.kind=lstm model.kind=vanilla model.attention=rotary model.attention=al_rfou model.cutoffs=[9,3] model.div_val=2
     model.cutoffs=[20,60] tokenizer.kind=word tokenizer.kind=char tokenizer.kind=bpe tokenizer.vocab_size=300
     max_steps=2 lr=1 train.nothing=1 nothing.nothing=1 train=3 model=3 eval=3 train.max_steps = .=1 ..= train.=1
     a.b.c.d=1 model={} train.max_steps=none train.average=ema optim.optimizer=muon optim.lr=1e30
@@ -57,7 +57,7 @@ _GOOD = {
     ("--prompt", "--stop", "--stop-token"): ["a", "the", "97"],
     ("--precision",): ["fp32", "fp32,bf16", "int8", "auto"],
     ("--bias",): ["a=1", "97=-inf", '"b"=2'],
-    ("--attention",): ["shaw", "transformer_xl,shaw"],
+    ("--attention",): ["shaw", "transformer_xl,shaw", "rotary,alibi"],
     ("--device",): ["auto", "cpu"],
     ("--gpu",): ["h100", "a100"],
     ("--group",): ["run,run", "run"],

@@ -37,9 +37,7 @@ class SlopedAttention(AttentionBlock):
 
     @staticmethod
     def frozen(model: txl.TransformerXL, n_slot: int) -> list[FrozenPositions]:
-        heads = (model.config.n_head, model.config.d_head)
-        none, keys = torch.zeros(heads, dtype=model.dtype), torch.zeros(n_slot, *heads, dtype=model.dtype)
-        return [FrozenPositions(none, none, keys, bias_PN) for bias_PN in slopes(model, n_slot)]
+        return [FrozenPositions(distance_bias=bias_PN) for bias_PN in slopes(model, n_slot)]
 
     def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, bias_SN: Tensor) -> Tensor:
         weight_BNTS = self.attention_weights(q_BTNH, k_BSNH, first_BT=first_BT, bias_SN=bias_SN)

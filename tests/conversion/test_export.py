@@ -310,6 +310,12 @@ def test_mixed_precision_becomes_one(tmp_path):
         ("authors", BESIDES_SELF, ["same_length_besides_self=True (only False)"]),
         ("authors", {"proj_same_dim": False, "div_val": 2, "cutoffs": (4,)}, ["proj_same_dim=False (only True)"]),
         ("authors", {"untie_r": True}, ["untie_r=True (only False)"]),
+        ("authors", {"attention": "rotary"}, ["attention=rotary (only transformer_xl)"]),
+        (
+            "huggingface",
+            {"attention": "alibi"},
+            ["attention=alibi (only transformer_xl)"],
+        ),
     ],
 )
 def test_all_that_the_other_program_cannot_express_is_told_at_once(kind, changes, obstacles, tmp_path):

@@ -57,7 +57,7 @@ def test_the_same_as_the_counter(changes: dict[str, Any], backend: str, precisio
     assert (counted.repeated > 0) == (backend == "matmul" and precision == "fp32")
 
 
-@pytest.mark.parametrize("attention", ["shaw", "vaswani", "al_rfou"])
+@pytest.mark.parametrize("attention", ["shaw", "vaswani", "al_rfou", "rotary", "alibi"])
 @pytest.mark.parametrize("pre_lnorm", [False, True])
 def test_other_kinds_of_attention(attention: str, pre_lnorm: bool) -> None:
     forward, backward, counted = seen({"attention": attention, "pre_lnorm": pre_lnorm}, "matmul", "fp32")

@@ -34,6 +34,9 @@ KEPT: dict[str, dict[str, Any]] = {
     "zero_first_memory": {"zero_first_memory": True},
     "shaw": {"attention": "shaw", "max_klen": 4},
     "shaw, zeros": {"attention": "shaw", "max_klen": 9, "same_length": True, "zero_first_memory": True},
+    "rotary": {"attention": "rotary"},
+    "rotary, zeros": {"attention": "rotary", "zero_first_memory": True, "pre_lnorm": True},
+    "alibi": {"attention": "alibi", "clamp_len": 3},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2},
 }
 AGAIN: dict[str, dict[str, Any]] = {
@@ -103,7 +106,7 @@ def test_no_cut_makes_a_difference(name: str, tgt_len: int, at: list[int]) -> No
             assert_close("scores", lists.scores.full(), expected, 1e-5)
 
 
-@pytest.mark.parametrize("name", ["paper", "same_length", "zero_first_memory", "shaw"])
+@pytest.mark.parametrize("name", ["paper", "same_length", "zero_first_memory", "shaw", "rotary"])
 def test_a_second_transcription_of_the_paper_says_the_same(name: str) -> None:
     """Loops over single positions that share no function with the package."""
     model = model_of(name)
@@ -136,7 +139,7 @@ def test_memory_ends_exactly_where_it_should(options: dict[str, Any], n_seen: in
 
 
 @pytest.mark.parametrize("mem_len", [1, 3, 11])
-@pytest.mark.parametrize("name", ["paper", "same_length", "shaw", "zero_first_memory"])
+@pytest.mark.parametrize("name", ["paper", "same_length", "shaw", "rotary", "zero_first_memory"])
 def test_another_memory_than_in_training(name: str, mem_len: int) -> None:
     decoder = Decoder(model_of(name), mem_len=mem_len, tgt_len=9)
     assert decoder.mem_len == mem_len and model_of(name).mem_len == 5

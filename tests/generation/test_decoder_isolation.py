@@ -31,6 +31,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "paper": {},
     "adaptive": {"cutoffs": (4, 9), "div_val": 2, "same_length": True, "clamp_len": 3},
     "shaw": {"attention": "shaw", "max_klen": 4, "pre_lnorm": True},
+    "rotary": {"attention": "rotary"},
+    "alibi": {"attention": "alibi"},
     "zeros": {"zero_first_memory": True},
     "vaswani": {"attention": "vaswani"},
     "no memory": {"mem_len": 0},

@@ -86,7 +86,7 @@ def test_bytes_are_those_of_the_formula(options: dict[str, Any], precision: Any,
     assert decoder._stream.memory.n_bytes == memory_bytes(decoder)
 
 
-@pytest.mark.parametrize("options", [{}, {"same_length": True}, {"attention": "shaw", "max_klen": 4}])
+@pytest.mark.parametrize("options", [{}, {"same_length": True}, {"attention": "shaw", "max_klen": 4}, {"attention": "rotary"}])
 def test_the_last_token_of_a_long_text_is_as_right_as_the_first(options: dict[str, Any]) -> None:
     """What a score depends on lies at most n_layer x mem_len back; read by a new decoder, that much says the same."""
     model = tiny_model(**options)

@@ -20,7 +20,7 @@ from transformer_xl.generation.session_file import RowState
 from transformer_xl.generation.writing import Scheduler, write
 from transformer_xl.model.transformer_xl import TransformerXL
 
-KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "lstm", "adaptive"]
+KINDS = ["transformer_xl", "shaw", "vaswani", "al_rfou", "rotary", "lstm", "adaptive"]
 
 
 class Undrawable(Sampling):

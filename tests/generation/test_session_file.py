@@ -41,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "clamp_len and pre_lnorm": {"clamp_len": 3, "pre_lnorm": True},
     "zero_first_memory": {"zero_first_memory": True},
     "shaw": {"attention": "shaw", "max_klen": 9},
+    "rotary": {"attention": "rotary"},
     "vaswani": {"attention": "vaswani"},
     "al_rfou": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5},
     "no memory": {"mem_len": 0},

@@ -24,7 +24,7 @@ from transformer_xl.model.transformer_xl import TransformerXL
 
 OPTIONS: dict[str, dict[str, Any]] = {
     **VARIANTS,
-    **{name: options for name, options in KINDS.items() if options["attention"] == "shaw"},
+    **{name: options for name, options in KINDS.items() if options["attention"] in ("shaw", "rotary", "alibi")},
     "clamp_len beyond memory": {"clamp_len": 9},
     "gelu, untie_r, same_length besides self": {
         "activation": "gelu",
@@ -113,6 +113,22 @@ def test_segments_and_steps_are_those_of_the_model(name: str, dtype: torch.dtype
     assert rows.memory.n_valid.tolist() == [rows.reader.n_slot] * 2, "at most as many as there are slots"
 
 
+@pytest.mark.parametrize("name", ["paper", "rotary", "rotary, zero first memory", "alibi"])
+def test_ten_million_tokens_later_numbers_are_as_right_as_at_the_beginning(name: str) -> None:
+    """Rows that stand at different positions are read at once, too; angles in fp32 would be off by a tenth."""
+    rows = Rows(model_of(name, torch.float32), batch_size=3, tgt_len=9)
+    rows.memory = KeyValueMemory.concatenate([rows.reader.empty_memory(1, end=end) for end in (0, 10_000_000, 40_000_000)])
+    for T in (4, 9, 9):
+        rows.read(tokens(3, T), 1e-5)
+        rows.step(tokens(3), 1e-5)
+    assert rows.memory.end.tolist() == [25, 10_000_025, 40_000_025]
+    states = rows.reader.to_mems(rows.memory).hidden
+    for row, mems in enumerate(rows.mems):
+        for own, right in zip(states, mems.hidden, strict=True):
+            if not rows.model.config.pre_lnorm:  # of which only normalized states come back
+                assert_close("states", own[row], right[0], 1e-4)
+
+
 @pytest.mark.parametrize(
     ("mem_len", "tgt_len"),
     [(5, 11), (1, 15), (16, 16), (31, 1), (15, 1), (0, 16), (5, 12), (1, 16), (16, 1), (0, 17), (20, 20)],
@@ -171,7 +187,7 @@ def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
             rows.read(ids[:1], 1e-10, rows=slice(row, row + 1))
 
 
-@pytest.mark.parametrize("name", ["paper", "same_length", "shaw", "zero first memory"])
+@pytest.mark.parametrize("name", ["paper", "same_length", "shaw", "rotary", "alibi", "zero first memory"])
 def test_a_step_that_rows_sit_out_leaves_them_as_they_were(name: str) -> None:
     """To the last bit, many times, at every slot of the ring."""
     reader = Reader(model_of(name, torch.float32), tgt_len=3)
@@ -268,7 +284,9 @@ def test_rows_are_read_one_group_after_another_where_scores_would_be_many(
 # reset
 
 
-@pytest.mark.parametrize("name", ["paper", "shaw", "zero first memory", "shaw, zero first memory"])
+@pytest.mark.parametrize(
+    "name", ["paper", "shaw", "zero first memory", "shaw, zero first memory", "rotary", "rotary, zero first memory"]
+)
 def test_nothing_is_left_of_a_row_that_was_reset(name: str) -> None:
     reader = Reader(model_of(name, torch.float32), tgt_len=4)
     memory, fresh = reader.empty_memory(3), reader.empty_memory(3)
@@ -405,7 +423,7 @@ def loss(model: TransformerXL, precision: InferencePrecision) -> tuple[Reader, f
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.005), ("int8", 0.01)])
-@pytest.mark.parametrize("name", ["paper", "pre_lnorm", "shaw", "cutoffs, div_val 2"])
+@pytest.mark.parametrize("name", ["paper", "pre_lnorm", "shaw", "rotary", "alibi", "cutoffs, div_val 2"])
 def test_narrower_numbers_cost_little(name: str, precision: InferencePrecision, bound: float) -> None:
     """In nats per token; and the precision is really used, because the losses differ."""
     model = model_of(name, torch.float32)
@@ -437,7 +455,7 @@ def test_fp32_stands_for_the_type_of_the_weights() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-@pytest.mark.parametrize("name", ["pre_lnorm, final_norm, gelu", "cutoffs, div_val 2", "shaw"])
+@pytest.mark.parametrize("name", ["pre_lnorm, final_norm, gelu", "cutoffs, div_val 2", "shaw", "rotary", "alibi"])
 def test_models_whose_weights_are_bf16_are_read_too(name: str, precision: InferencePrecision) -> None:
     """Products are rounded to bf16; hidden states, norms and scores are not, as in the other precisions."""
     full, narrow = loss(model_of(name, torch.float32), "fp32")[1], loss(model_of(name, torch.bfloat16), precision)
@@ -467,20 +485,23 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")), reason="no C++ compiler")
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # the compiler's own
 @pytest.mark.parametrize(
-    ("precision", "batch_size", "shift", "tolerance"),
+    ("precision", "batch_size", "tolerance", "changes"),
     [
-        ("fp32", 1, "none", 1e-5),
-        ("fp32", 3, "conv", 1e-5),
-        ("bf16", 3, "none", 0.05),
-        ("int8", 1, "token", 0.05),
+        ("fp32", 1, 1e-5, {}),
+        ("fp32", 3, 1e-5, {"shift": "conv"}),
+        ("bf16", 3, 0.05, {}),
+        ("int8", 1, 0.05, {"shift": "token"}),
+        ("fp32", 1, 1e-5, {"attention": "rotary"}),
+        ("bf16", 3, 0.05, {"attention": "rotary"}),
+        ("fp32", 1, 1e-5, {"attention": "alibi"}),
     ],
 )
 @pytest.mark.usefixtures("two_threads")
 def test_compiled_steps_are_the_interpreted_ones(
-    precision: InferencePrecision, batch_size: int, shift: str, tolerance: float
+    precision: InferencePrecision, batch_size: int, tolerance: float, changes: dict[str, Any]
 ) -> None:
     """Around the ring, with rows that do not read. The bounds are wide because compiled products round to bf16 less often."""
-    model = tiny_model(vocab_size=29, cutoffs=(11,), shift=shift)
+    model = tiny_model(vocab_size=29, cutoffs=(11,), **changes)
     compiled, plain = (Reader(model, tgt_len=2, precision=precision) for _ in range(2))
     compiled.compile()
     assert compiled.compiled and not plain.compiled

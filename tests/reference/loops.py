@@ -73,7 +73,24 @@ def score(q, k, n, distance, w, layer, config):
         n_known = min(config.max_klen, config.clamp_len or config.max_klen)
         row = config.max_klen - 1 - min(distance, n_known - 1)
         return q @ k + q @ w["r_emb"][layer, row, n] + w["r_w_bias"][layer, n] @ k + w["r_bias"][layer, row, n]
+    if (
+        kind == "rotary"
+    ):  # pairs as complex numbers: the conjugate of one position's turn times the other's leaves the distance's
+        pairs_q, pairs_k = (torch.complex(*x.tensor_split(2)) for x in (q, k))
+        turns = [complex(math.cos(a), math.sin(a)) for a in (distance / 10000 ** (2 * f / len(q)) for f in range(len(q) // 2))]
+        return torch.stack([(a * b.conj() * turn).real for a, b, turn in zip(pairs_q, pairs_k, turns, strict=True)]).sum()
+    if kind == "alibi":
+        distance = distance if config.clamp_len is None else min(distance, config.clamp_len)
+        return q @ k - slope(n, config.n_head) * distance * math.sqrt(len(q))
     return q @ k
+
+
+def slope(n, n_head):
+    """The slope of a head of ALiBi: a geometric sequence, with those between its members for heads beyond a power of two."""
+    if n_head & (n_head - 1) == 0:
+        return 2 ** (-8 * (n + 1) / n_head)
+    lower = 2 ** int(math.log2(n_head))
+    return slope(n, lower) if n < lower else slope(2 * (n - lower), 2 * lower)
 
 
 def attend(h, read, keys, distances, w, layer, config):
@@ -81,7 +98,7 @@ def attend(h, read, keys, distances, w, layer, config):
     N, H = config.n_head, config.d_head
     prefix = f"layers.{layer}.attention"
     normalize = lambda x: layer_norm(x, w, f"{prefix}.layer_norm", config)  # noqa: E731
-    normalizes_queries = config.attention in ("transformer_xl", "shaw")
+    normalizes_queries = config.attention not in ("vaswani", "al_rfou")
     source = normalize(read) if config.pre_lnorm and normalizes_queries else read
     sources = [normalize(k) for k in keys] if config.pre_lnorm else keys
     W = w[f"{prefix}.qkv_net.weight"]

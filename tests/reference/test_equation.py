@@ -69,6 +69,14 @@ KINDS = {
     "al_rfou, convolution": {"attention": "al_rfou", "max_klen": 20, "n_head": 2, "d_head": 5, "shift": "conv"},
     "al_rfou, short table": {"attention": "al_rfou", "max_klen": 6, "n_head": 2, "d_head": 5, "pre_lnorm": True},
     "al_rfou, no memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "mem_len": 0},
+    "rotary": {"attention": "rotary"},
+    "rotary, pre_lnorm, same_length": {"attention": "rotary", "pre_lnorm": True, "same_length": True, "d_head": 6},
+    "rotary, no memory": {"attention": "rotary", "mem_len": 0},
+    "rotary, zero first memory": {"attention": "rotary", "zero_first_memory": True, "pre_lnorm": True},
+    "alibi": {"attention": "alibi"},
+    "alibi, clamp_len": {"attention": "alibi", "clamp_len": 3, "pre_lnorm": True, "n_head": 2},
+    "alibi, no memory": {"attention": "alibi", "mem_len": 0, "n_head": 5},
+    "alibi, zero first memory, same_length": {"attention": "alibi", "zero_first_memory": True, "same_length": True},
     "al_rfou, zero first memory": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5, "zero_first_memory": True},
 }
 SEGMENTS = [3, 7, 1, 4]  # shorter and longer than the memory, and a single token
@@ -104,7 +112,10 @@ def test_other_kinds_of_attention_equal_loops(kind: str) -> None:
         compare(model, reading, dtype, kind)
 
 
-@pytest.mark.parametrize("kind", ["shaw", "shaw, clamp_len", "vaswani", "al_rfou", "al_rfou, short table"])
+@pytest.mark.parametrize(
+    "kind",
+    ["shaw", "shaw, clamp_len", "vaswani", "al_rfou", "al_rfou, short table", "rotary", "alibi", "alibi, clamp_len"],
+)
 def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind: str) -> None:
     model = tiny_model(**KINDS[kind])
     compare(model, read_by_loops(model, ages=[0, 4, 9, 1]), torch.float64, kind)

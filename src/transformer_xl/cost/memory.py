@@ -102,7 +102,10 @@ def _attention_bytes(work: Work) -> int:
     n += _shifted_bytes(work) if config.shift_reach else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
     if not kind.compares_distances:
-        return n + B * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # a mask, a sum of each query
+        n += B * S * A * e if kind.turns_pairs else 0  # keys once more, because those that were turned are another tensor
+        # what each head adds; a GPU does not look whether all rows are alike
+        n_mask = config.n_head * (1 if work.on_cpu else B) if kind.biases_heads else B
+        return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
     n += X * A * e + S * A * e  # queries with another bias, and keys of distances
     if kind.has_backends:
         n += (S * D * e if is_lowered else 0) + _scores_bytes(work)

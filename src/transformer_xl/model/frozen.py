@@ -1,12 +1,13 @@
 """A Transformer-XL layer with frozen weights, over keys and values in ring buffers: a whole segment at once, or one token.
 
 Weights are multiplied in fp32, bf16, or int8 with a scale per output channel. The attention is that of the model
-(`attention/relative.py`, `attention/shaw.py`), arranged for frozen weights:
+(`attention/relative.py`, `attention/shaw.py`, `attention/alibi.py`), arranged for frozen weights:
 
     A_ij = (q_i + u)·k_j + (q_i + v)·r_{i-j} + b_{i-j}
 
 with r computed once for each distance. In the paper's attention r = W_kR R, and there is no b. In Shaw's, r and b are learned
-and there is no v.
+and there is no v. ALiBi has only b. With rotary positions (`attention/rotary.py`) there is only q_i·k_j: both are turned by
+their positions in the stream before keys are written, so what was written stays as it is.
 
 Shapes: B rows, T tokens, C slots, P distances with a key of their own, N heads, H d_head, D d_model, I inputs, O outputs.
 """
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.attention.rotary import turned
 from transformer_xl.model.gates import Gate, gru_gate, output_gate
 from transformer_xl.model.layers import DecoderLayer, FeedForward, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
@@ -54,11 +56,11 @@ class LayerWeights(NamedTuple):
     outer: Matrix
     outer_bias: Tensor
     feed_forward_norm: tuple[Tensor, Tensor]
-    content_bias: Tensor
+    content_bias: Tensor | None
     """u, (N, H): added to queries that are compared with keys."""
-    position_bias: Tensor
+    position_bias: Tensor | None
     """v, (N, H): added to queries that are compared with position keys."""
-    position_keys: Tensor
+    position_keys: Tensor | None
     """r of the distances P - 1, …, 0; (N, P, H). Farther ones have the key of P - 1."""
     distance_bias: Tensor | None
     """b, what a distance adds to a score whatever the query, (N, P)."""
@@ -69,6 +71,12 @@ class LayerWeights(NamedTuple):
     attention_gate: "FrozenGate | None"
     feed_forward_gate: "FrozenGate | None"
 
+    @property
+    def n_distance(self) -> int:
+        """P, distances that scores are told apart by, whatever the content."""
+        by_distance = self.distance_bias if self.position_keys is None else self.position_keys
+        return 1 if by_distance is None else by_distance.shape[1]
+
 
 class FrozenGate(NamedTuple):
     """The numbers of a `Gate`; of an output gate, the last two are None."""
@@ -77,6 +85,10 @@ class FrozenGate(NamedTuple):
     x: Matrix
     y: Matrix | None
     candidate: Matrix | None
+
+
+Turns = tuple[Tensor, Tensor]
+"""Cosines and sines that queries and keys of positions are turned by, see `rotary.turns`."""
 
 
 class LayerOptions(NamedTuple):
@@ -120,7 +132,7 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
     """Return what one layer computes with."""
     attention, feed_forward = cast(AttentionBlock, layer.attention), cast(FeedForward, layer.feed_forward)
     inner, outer = feed_forward.inner, feed_forward.outer
-    keys_NPH, bias_PN = positions.position_keys.transpose(0, 1), positions.distance_bias
+    u, v, keys_PNH, bias_PN, _ = positions
     return LayerWeights(
         qkv=freeze(attention.qkv_net.weight, precision),
         output=freeze(attention.o_net.weight, precision),
@@ -130,9 +142,9 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
         outer=freeze(outer.weight, precision),
         outer_bias=freeze_vector(outer.bias),
         feed_forward_norm=freeze_norm(feed_forward.layer_norm),
-        content_bias=freeze_vector(positions.content_bias),
-        position_bias=freeze_vector(positions.position_bias),
-        position_keys=keys_NPH.detach().to(activation_dtype(precision, keys_NPH.dtype)).contiguous(),
+        content_bias=None if u is None else freeze_vector(u),
+        position_bias=None if v is None else freeze_vector(v),
+        position_keys=None if keys_PNH is None else _heads_first(keys_PNH, precision),
         distance_bias=None if bias_PN is None else freeze_vector(bias_PN.T).contiguous(),
         attention_taps=_taps(layer, "attention_shift"),
         feed_forward_taps=_taps(layer, "feed_forward_shift"),
@@ -165,6 +177,10 @@ def _net(matrix: Matrix, product: Product, dtype: torch.dtype, result: torch.dty
 def _taps(layer: DecoderLayer, name: str) -> Tensor | None:
     shift = getattr(layer, name, None)
     return freeze_vector(shift.taps) if isinstance(shift, ShortConvolution) else None
+
+
+def _heads_first(keys_PNH: Tensor, precision: InferencePrecision) -> Tensor:
+    return keys_PNH.detach().transpose(0, 1).to(activation_dtype(precision, keys_PNH.dtype)).contiguous()
 
 
 # products
@@ -259,6 +275,7 @@ def read_segment(
     scratch: Tensor,
     options: LayerOptions,
     before_BkD: Tensor | None = None,
+    turns: Turns | None = None,
 ) -> Tensor:
     """Run one layer over a segment of rows whose rings stand at the same slot, and write its keys and values to the rings.
 
@@ -275,6 +292,7 @@ def read_segment(
         scratch: for N x B x T x C scores, in the type of keys; overwritten.
         options: of all layers.
         before_BkD: the layer's inputs at the last positions before the segment, for a shift.
+        turns: of the tokens' positions, (B or 1, T, 1, H / 2); None: queries and keys are not turned.
 
     Returns:
         The layer's output, (B, T, D).
@@ -283,27 +301,31 @@ def read_segment(
     dtype = keys_NBCH.dtype
     earlier = earlier_inputs(h_BTD, before_BkD)
     q, k, v = _project(h_BTD, earlier, weights, options, product, dtype)
+    if turns is not None:
+        q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
     _write(keys_NBCH, k.to(dtype).permute(2, 0, 1, 3), at, dim=2)
     _write(values_NBHC, v.to(dtype).permute(2, 0, 3, 1), at, dim=3)
 
     scale = H**-0.5
-    content_query = ((q + weights.content_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N * B, T, H)
-    position_query = ((q + weights.position_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N, B * T, H)
+    content_query = (_plus(q, weights.content_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N * B, T, H)
     score = scratch[: N * B * T * C].view(N * B, T, C)
     torch.bmm(content_query, keys_NBCH.flatten(0, 1).transpose(1, 2), out=score)
-    shifted = _position_scores(position_query, weights, scale, tgt_len=T, n_slot=C)
-    oldest, n_far = (at + T) % C, C - shifted.shape[-1]
-    for slots, ages in _in_time(oldest, C, slice(n_far, C)):
-        score[..., slots] += shifted[..., ages.start - n_far : ages.stop - n_far]
+    score_NBTC = score.view(N, B, T, C)
+    if weights.n_distance > 1:  # what all keys get alike, a softmax does not see
+        position_query = (_plus(q, weights.position_bias) * scale).to(dtype).permute(2, 0, 1, 3).reshape(N, B * T, H)
+        shifted = _position_scores(position_query, weights, scale, tgt_len=T, n_slot=C)
+        oldest, n_far = (at + T) % C, C - shifted.shape[-1]
+        for slots, ages in _in_time(oldest, C, slice(n_far, C)):
+            score_NBTC[..., slots] += shifted[..., ages.start - n_far : ages.stop - n_far]
     for slots, bias in hidden:
-        score.view(N, B, T, C)[..., slots] += bias
+        score_NBTC[..., slots] += bias
     torch.softmax(score, dim=-1, out=score)
     attended = torch.bmm(score, values_NBHC.flatten(0, 1).transpose(1, 2))
     return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), earlier, weights, options, product, dtype)
 
 
 def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int) -> Tensor:
-    """Return what distance adds to the scores (N·B, T, W) of the W newest keys, for X = B·T queries.
+    """Return what distance adds to the scores (N, B or 1, T, W) of the W newest keys, for X = B·T queries.
 
     The segment's last token is last. Scores of all distances are shifted (`rel_shift`) by a view, which holds meaningless
     numbers for keys after a query. Every older key is at least as far from each query as the farthest distance with a key of
@@ -312,16 +334,24 @@ def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, 
     """
     keys_NPH = weights.position_keys
     bias_N1P = None if weights.distance_bias is None else weights.distance_bias.unsqueeze(1) * scale
-    P, T = keys_NPH.shape[1], tgt_len
+    P, T = weights.n_distance, tgt_len
     n_key = min(n_slot, P + T - 1)
     if n_slot > P:
-        keys_NPH = F.pad(keys_NPH - keys_NPH[:, :1], (0, 0, n_key - P, 0))
+        keys_NPH = None if keys_NPH is None else F.pad(keys_NPH - keys_NPH[:, :1], (0, 0, n_key - P, 0))
         bias_N1P = None if bias_N1P is None else F.pad(bias_N1P - bias_N1P[..., :1], (n_key - P, 0))
-    score_NXP = torch.bmm(query_NXH, keys_NPH.transpose(1, 2))
-    if bias_N1P is not None:
-        score_NXP += bias_N1P
+    if keys_NPH is None:  # the same for all rows
+        assert bias_N1P is not None
+        score_NXP = bias_N1P.repeat(1, T, 1)
+    else:
+        score_NXP = torch.bmm(query_NXH, keys_NPH.transpose(1, 2))
+        if bias_N1P is not None:
+            score_NXP += bias_N1P
     N, X, _ = score_NXP.shape
-    return score_NXP.as_strided((N * X // T, T, n_key), (T * n_key, n_key - 1, 1), T - 1)
+    return score_NXP.as_strided((N, X // T, T, n_key), (X * n_key, T * n_key, n_key - 1, 1), T - 1)
+
+
+def _plus(q: Tensor, bias: Tensor | None) -> Tensor:
+    return at_least_fp32(q) if bias is None else q + bias
 
 
 def _in_time(oldest: int, n_slot: int, ages: slice) -> Iterator[tuple[slice, slice]]:
@@ -356,6 +386,7 @@ def read_token(
     bias_BC: Tensor,
     options: LayerOptions,
     before_BkD: Tensor | None = None,
+    turns: Turns | None = None,
     streamed: bool = False,
 ) -> Tensor:
     """Run one layer over one token of each row, in shapes and steps that never change.
@@ -370,6 +401,7 @@ def read_token(
         bias_BC: -inf where a row must not see a slot, else 0.
         options: of all layers.
         before_BkD: the layer's inputs at the last positions before the token, for a shift.
+        turns: of the tokens' positions, (B, 1, H / 2); None: queries and keys are not turned.
         streamed: write products as multiplications and sums, which a compiler turns into loops, instead of calling matmul.
 
     Returns:
@@ -380,21 +412,23 @@ def read_token(
     multiply = streamed_product if streamed else product
     earlier = () if before_BkD is None else before_BkD.flip(1).unbind(1)
     q_BNH, k_BNH, v_BNH = _project(h_BD, earlier, weights, options, multiply, dtype)
+    if turns is not None:
+        q_BNH, k_BNH = turned(at_least_fp32(q_BNH), *turns), turned(k_BNH, *turns)
     # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
     head_N1, row_B = torch.arange(N, device=h_BD.device).unsqueeze(1), torch.arange(B, device=h_BD.device)
     keys_NBCH[head_N1, row_B, slot_B] = k_BNH.to(dtype).transpose(0, 1)
     values_NBHC[head_N1, row_B, :, slot_B] = v_BNH.to(dtype).transpose(0, 1)
 
-    content_query = (q_BNH + weights.content_bias).transpose(0, 1)
-    position_query = (q_BNH + weights.position_bias).transpose(0, 1)
-    if streamed:
-        # rows of position keys are fetched in the order of slots: to fetch scores instead would be a loop of its own
-        position = _streamed_scores(position_query, weights.position_keys[:, column_BC])
-        content = _streamed_scores(content_query, keys_NBCH)
-    else:
-        position = _scores(position_query, weights.position_keys.unsqueeze(1)).gather(-1, column_BC.expand(N, B, C))
-        content = _scores(content_query, keys_NBCH)
-    score = content + position
+    content_query = _plus(q_BNH, weights.content_bias).transpose(0, 1)
+    score = (_streamed_scores if streamed else _scores)(content_query, keys_NBCH)
+    if weights.position_keys is not None:
+        position_query = _plus(q_BNH, weights.position_bias).transpose(0, 1)
+        if streamed:
+            # rows of position keys are fetched in the order of slots: to fetch scores instead would be a loop of its own
+            position = _streamed_scores(position_query, weights.position_keys[:, column_BC])
+        else:
+            position = _scores(position_query, weights.position_keys.unsqueeze(1)).gather(-1, column_BC.expand(N, B, C))
+        score = score + position
     if weights.distance_bias is not None:
         score = score + weights.distance_bias[:, column_BC]
     weight_NBC = (score * H**-0.5 + bias_BC).softmax(-1)

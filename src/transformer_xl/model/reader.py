@@ -16,8 +16,11 @@ from torch import Tensor, nn
 
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
+from transformer_xl.model.attention.equation import common_rows
+from transformer_xl.model.attention.rotary import turned, turns
 from transformer_xl.model.frozen import (
     LayerOptions,
+    Turns,
     freeze_layer,
     freeze_norm,
     normalize,
@@ -116,6 +119,7 @@ class Reader:
                 for layer, own in zip(model.layers, positions, strict=True)
             ]
             self.softmax = FrozenSoftmax(model.softmax, model.embedding, precision)
+        self._turned = positions[0].turned
         norm = model.final_norm
         self._final_norm = freeze_norm(norm) if isinstance(norm, nn.LayerNorm) else None
         self._model = model
@@ -137,14 +141,14 @@ class Reader:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, and Shaw's n_layer x N x P."""
-        biases = [layer.distance_bias for layer in self.layers if layer.distance_bias is not None]
-        return sum(layer.position_keys.nbytes for layer in self.layers) + sum(bias.nbytes for bias in biases)
+        """Bytes that a reader adds to the weights: n_layer x N x P x H numbers of position keys, n_layer x N x P of biases."""
+        kept = [x for layer in self.layers for x in (layer.position_keys, layer.distance_bias) if x is not None]
+        return sum(x.nbytes for x in kept)
 
-    def empty_memory(self, batch_size: int) -> KeyValueMemory:
-        """Allot a memory for B rows that have read nothing."""
+    def empty_memory(self, batch_size: int, *, end: int = 0) -> KeyValueMemory:
+        """Allot a memory for B rows that have read nothing, and whose first token will have the position `end`."""
         memory = self._allot(batch_size)
-        self.reset(memory, torch.ones(batch_size, dtype=torch.bool))
+        self.reset(memory, torch.ones(batch_size, dtype=torch.bool), end=end)
         return memory
 
     def _allot(self, batch_size: int) -> KeyValueMemory:
@@ -156,20 +160,23 @@ class Reader:
         return KeyValueMemory.empty(batch_size, **heads, n_slot=self.n_slot, inputs=inputs, **place)
 
     @torch.no_grad()
-    def reset(self, memory: KeyValueMemory, rows: Tensor) -> None:
+    def reset(self, memory: KeyValueMemory, rows: Tensor, *, end: int = 0) -> None:
         """Empty some rows of a memory in place; with `zero_first_memory` they then hold the keys and values of zeros.
 
         Args:
             memory: of `empty_memory`.
             rows: bool (B,), True where a row is emptied.
+            end: position of the first token of what these rows read next.
         """
         memory.reset(rows)
+        memory.end.masked_fill_(rows.to(memory.end.device), end)
         if self.config.zero_first_memory:
             index = rows.to(memory.end.device).nonzero().squeeze(1)
             zero = torch.zeros(1, 1, self.config.d_model, dtype=self._model.dtype, device=self.device)
             for layer, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
                 key_N11H, value_N1H1 = _keys_and_values(layer, zero)
-                keys[:, index], values[:, index] = key_N11H.to(self.dtype), value_N1H1.to(self.dtype)
+                key_N1CH = self._kept(key_N11H, end - 1 - (end - 1 - torch.arange(self.n_slot)) % self.n_slot)
+                keys[:, index], values[:, index] = key_N1CH.to(self.dtype), value_N1H1.to(self.dtype)
             memory.n_valid[index] = self.mem_len
 
     @torch.no_grad()
@@ -191,7 +198,8 @@ class Reader:
                 memory.write_inputs(i, slice(None), hidden[:, M - kept :])
                 read_BMD = layer.read_memory(hidden, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
             block = cast(AttentionBlock, layer.attention)
-            memory.keys[i][:, :, :kept], memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
+            keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
+            memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
         memory.end.fill_(kept)
         memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
         return memory
@@ -228,9 +236,10 @@ class Reader:
         hidden = []
         for layer, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
             row_B1 = torch.arange(memory.batch_size, device=slot_BM.device).unsqueeze(1)
-            k_BMX = keys[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
+            keys_NBMH = self._kept(keys[:, row_B1, slot_BM].double(), memory.end.unsqueeze(1) - age, undo=True)
+            k_BMX = keys_NBMH.permute(1, 2, 0, 3).flatten(2)
             v_BMX = values.transpose(2, 3)[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
-            states = _solve(layer, torch.cat([k_BMX, v_BMX], dim=-1).double())
+            states = _solve(layer, torch.cat([k_BMX, v_BMX.double()], dim=-1))
             hidden.append(torch.where((age <= n_valid.unsqueeze(1)).unsqueeze(-1), states, 0).to(self._model.dtype))
         return self._model.mems_class(tuple(hidden), n_valid.clone())
 
@@ -258,6 +267,7 @@ class Reader:
         h_BTD = at_least_fp32(self.embedding(ids))
         at = int(places)
         n_seen = memory.n_valid[rows].clamp(max=self.mem_len)
+        turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
         hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
         n_score = self.config.n_head * tgt_len * self.n_slot
         at_once = min(n_row, max(1, _SCORES_AT_ONCE // n_score))
@@ -279,6 +289,7 @@ class Reader:
                         scratch=scratch,
                         options=self.options,
                         before_BkD=None if before_BkD is None else before_BkD[part],
+                        turns=turning and cast(Turns, tuple(x if len(x) == 1 else x[part] for x in turning)),
                     )
                     for part in parts
                 ]
@@ -316,6 +327,7 @@ class Reader:
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
         slot_B, column_BC, bias_BC = self._places(memory)
         n_seen = memory.n_valid.clamp(max=self.mem_len)
+        turning = self._turns(memory.end)
         h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
         for i, weights in enumerate(self.layers):
             before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1), n_seen)
@@ -329,6 +341,7 @@ class Reader:
                 bias_BC=bias_BC,
                 options=self.options,
                 before_BkD=before_BkD,
+                turns=turning,
             )
         # The slot of a row that does not read is written, too; no query sees what was there before.
         _advance(memory, slice(None), 1 if active is None else active.to(memory.end.device).long())
@@ -345,8 +358,21 @@ class Reader:
         distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
         farthest = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1)
         bias_BC = torch.zeros((), device=slot_B.device).where(distance_BC <= farthest.unsqueeze(1), float("-inf"))
-        n_distance = self.layers[0].position_keys.shape[1]
-        return slot_B, (n_distance - 1 - distance_BC).clamp(min=0), bias_BC
+        return slot_B, (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0), bias_BC
+
+    def _turns(self, position: Tensor) -> Turns | None:
+        """Return what queries and keys of positions (…) are turned by, (…, 1, H / 2); None: they are not turned."""
+        if not self._turned:
+            return None
+        cos, sin = turns(position, self.config.d_head, self.dtype)
+        return cos.unsqueeze(-2), sin.unsqueeze(-2)
+
+    def _kept(self, keys_NBMH: Tensor, position: Tensor, *, undo: bool = False) -> Tensor:
+        """Return keys of positions (M) or (B, M) as they are kept; with `undo`, kept ones as they were projected."""
+        if not self._turned:
+            return keys_NBMH
+        cos, sin = turns(position.to(keys_NBMH.device), self.config.d_head, keys_NBMH.dtype)
+        return turned(keys_NBMH, cos, -sin if undo else sin)
 
     def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int) -> list[tuple[slice, Tensor]]:
         """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0."""

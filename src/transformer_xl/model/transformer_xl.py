@@ -111,6 +111,7 @@ class TransformerXL(LanguageModel):
         """Refuse lengths that cannot work together."""
         if self.clamp_len is not None and self.clamp_len < 1:
             raise ConfigError(f"clamp_len ({self.clamp_len}) must be at least 1")
+        self.config.check_clamp_len(self.clamp_len)
         if self.same_length and self.mem_len == 0:
             raise ConfigError("same_length (True) needs mem_len (0) of at least 1: a query sees mem_len keys")
 

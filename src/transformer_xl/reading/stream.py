@@ -180,8 +180,7 @@ class KeptKeys(Stream):
 
     def prepend(self, n: int) -> None:
         """Put empty rows before the others, at the same place in their rings, so that all can be read at once."""
-        empty = self.reader.empty_memory(n)
-        empty.end.fill_(int(self.memory.end[0]))  # an empty ring may begin anywhere
+        empty = self.reader.empty_memory(n, end=int(self.memory.end[0]))
         self.memory = KeyValueMemory.concatenate([empty, self.memory])
 
     def reset(self, rows: Tensor) -> None:

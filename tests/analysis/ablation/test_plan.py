@@ -15,15 +15,15 @@ from transformer_xl.kinds import ATTENTION
 
 def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
     variants = make_variants(["quickstart"], overrides=["model.attention=shaw"])
-    assert len(variants) == len({variant.name for variant in variants}) == 16
+    assert len(variants) == len({variant.name for variant in variants}) == 24
     first, last = variants[0], variants[-1]
     assert first.labels == {"recurrence": "yes", "attention": "shaw", "loss": "full"}
     assert first.config == load_recipe("quickstart", ["model.attention=shaw"])
-    assert last.name == "no-recurrence-al_rfou-half"
+    assert last.name == "no-recurrence-alibi-half"
     assert (last.config.model.mem_len, last.config.eval_mem_len, last.config.train.loss) == (0, 0, "half")
     assert differences(first.config, last.config) == [
         ("model.mem_len", 128, 0),
-        ("model.attention", "shaw", "al_rfou"),
+        ("model.attention", "shaw", "alibi"),
         ("train.loss", "full", "half"),
         ("eval.mem_len", None, 0),
     ]
@@ -35,6 +35,18 @@ def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.Monkey
     assert [variant.labels["attention"] for variant in make_variants(["quickstart"], attention=axes()["attention"])][
         -1
     ] == "mine"
+
+
+def test_kinds_that_cannot_have_a_recipes_sizes_are_left_out_unless_they_are_named() -> None:
+    kinds = {variant.labels["attention"] for variant in make_variants(["wt103-base"])}
+    assert kinds == {"transformer_xl", "shaw", "vaswani", "al_rfou", "alibi"}
+    with pytest.raises(ConfigError, match=r"^variant 'rotary' of recipe 'wt103-base': model.* d_head \(41\) must be even"):
+        make_variants(["wt103-base"], attention=["rotary"])
+
+
+def test_rotary_positions_are_compared_without_a_limit_of_distances() -> None:
+    own, rotary = make_variants(["enwik8-base"], attention=["transformer_xl", "rotary"])
+    assert (own.config.eval.clamp_len, rotary.config.eval.clamp_len) == (820, None)
 
 
 def test_an_axis_leaves_the_others_as_the_recipe_has_them() -> None:

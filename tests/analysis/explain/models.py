@@ -16,6 +16,8 @@ ATTENTION: dict[str, dict[str, Any]] = {
     "same_length, clamp_len": {"same_length": True, "clamp_len": 3},
     "zero first memory": {"zero_first_memory": True},
     "shaw": {"attention": "shaw", "max_klen": 6},
+    "rotary": {"attention": "rotary", "pre_lnorm": True},
+    "alibi": {"attention": "alibi", "clamp_len": 3},
     "vaswani": {"attention": "vaswani", "pre_lnorm": True},
     "al_rfou": {"attention": "al_rfou", "max_klen": 20, "n_head": 2, "d_head": 5},
 }

@@ -13,6 +13,8 @@ KINDS = {
     "shaw": {"attention": "shaw", "max_klen": 9},
     "vaswani": {"attention": "vaswani"},
     "al_rfou": {"attention": "al_rfou", "max_klen": 9, "n_head": 2, "d_head": 5},
+    "rotary": {"attention": "rotary"},
+    "alibi": {"attention": "alibi"},
 }
 IDS = torch.randint(13, (2, 6), generator=torch.Generator().manual_seed(0))
 
@@ -27,7 +29,7 @@ def test_attention_weights_are_dropped_in_training_only(kind):
     assert not torch.allclose(model(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("kind", ["transformer_xl", "shaw", "vaswani"])
+@pytest.mark.parametrize("kind", ["transformer_xl", "shaw", "vaswani", "rotary", "alibi"])
 def test_what_enters_the_first_layer_is_dropped_once(kind, monkeypatch):
     """Dropout zeros half of the numbers and doubles the others: of embeddings, and with vaswani of their sum with positions."""
     model = tiny_model(**KINDS[kind], dropout=0.5, d_model=60, n_layer=1).train()

@@ -156,7 +156,10 @@ def make_variants(
 def _of_recipe(
     base: RunConfig, asked: dict[str, Sequence[str] | None], *, everything: bool, several: bool
 ) -> Iterable[Variant]:
-    """Yield the variants of one recipe. If `everything`, all axes vary; with `several` recipes, names begin with theirs."""
+    """Yield the variants of one recipe; with `several` recipes, names begin with theirs.
+
+    If `everything`, all axes vary, and kinds of attention that cannot have the recipe's sizes are left out.
+    """
     own = _labels_of(base)
     axes = {axis: _values(axis, own, asked[axis], everything=everything) for axis in own}
     named = [axis for axis in axes if asked[axis] or len(axes[axis]) > 1]
@@ -168,6 +171,8 @@ def _of_recipe(
         try:
             config = apply_overrides(base.model_dump(), _changes(labels, own))
         except ConfigError as error:
+            if everything and labels["attention"] != own["attention"]:
+                continue  # a kind that nobody named, and whose heads have other sizes
             raise ConfigError(f"variant '{'-'.join(parts)}' of recipe '{base.name}': {error}") from None
         yield Variant("-".join(parts), base.name, labels, config)
 
@@ -211,6 +216,8 @@ def _changes(labels: dict[str, str], own: dict[str, str]) -> list[str]:
         raise ConfigError("model.mem_len (0) leaves nothing for --recurrence yes; give it one with --set model.mem_len=N")
     if "attention" in labels and labels["attention"] != own["attention"]:
         changes += [f"model.attention={labels['attention']}", "train.attention=auto"]
+        if ATTENTION[labels["attention"]].turns_pairs:  # which tells all distances apart
+            changes += ["model.clamp_len=none", "eval.clamp_len=none"]
     if labels["loss"] != own["loss"]:
         changes.append(f"train.loss={labels['loss']}")
     return changes

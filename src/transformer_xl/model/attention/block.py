@@ -29,16 +29,20 @@ class FrozenPositions(NamedTuple):
     """What one layer's scores are made of besides queries and keys, when weights no longer change.
 
     A_ij = (q_i + content_bias)·k_j + (q_i + position_bias)·r_{i-j} + b_{i-j}, all divided by √H
+
+    What is None is left out.
     """
 
-    content_bias: Tensor
+    content_bias: Tensor | None = None
     """u, (N, H)."""
-    position_bias: Tensor
+    position_bias: Tensor | None = None
     """v, (N, H)."""
-    position_keys: Tensor
+    position_keys: Tensor | None = None
     """r of the distances P - 1, …, 0; (P, N, H). Farther ones have the key of P - 1."""
-    distance_bias: Tensor | None
-    """b, what a distance adds to a score whatever the query, (P, N); None: nothing."""
+    distance_bias: Tensor | None = None
+    """b, what a distance adds to a score whatever the query, (P, N); farther ones add what P - 1 adds."""
+    turned: bool = False
+    """Whether queries and keys are turned by their positions, as `rotary.turned` does; the same in all layers."""
 
 
 class AttentionBlock(nn.Module):

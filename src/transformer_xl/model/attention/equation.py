@@ -151,6 +151,11 @@ def first_keys(
     return torch.minimum(first_BT, own_T), n_own  # a padding query sees only itself; its result is not used
 
 
+def common_rows(first_BT: Tensor) -> Tensor:
+    """Return one row for all, (1, T), if they are alike and on a CPU; elsewhere, looking at values would mean waiting."""
+    return first_BT[:1] if first_BT.device.type == "cpu" and (first_BT == first_BT[0]).all() else first_BT
+
+
 def hidden_keys(first_BT: Tensor, n_key: int) -> Tensor:
     """Return a mask (B, T, S), True where a query must not see a key; `first_BT` is the result of `first_keys`.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.model.attention.equation import hidden_keys
+from transformer_xl.model.attention.equation import common_rows, hidden_keys
 from transformer_xl.model.dropout import apply_mask, keep_mask
 
 _CACHED_BYTES = 4 << 20
@@ -102,9 +102,8 @@ class _MatmulAttention(torch.autograd.Function):
 def _bias(first_BT: Tensor, n_key: int, dtype: torch.dtype) -> Tensor:
     """Return -inf where keys are hidden, else 0, (B or 1, T, ≤ S) for the last keys."""
     T = first_BT.shape[1]
-    if first_BT.device.type == "cpu":  # elsewhere, looking at values would mean waiting for them
-        if (first_BT == first_BT[0]).all():
-            first_BT = first_BT[:1]
+    if first_BT.device.type == "cpu":
+        first_BT = common_rows(first_BT)
         if first_BT.max() == 0:  # with a full memory and one document, only keys of the segment can be hidden
             n_key, first_BT = T, torch.zeros_like(first_BT)
     hidden = hidden_keys(first_BT, n_key)
