@@ -388,6 +388,9 @@ class TransformerXLConfig(AttentionConfig):
     def check_window(self, same_length: bool) -> None:
         """Refuse `same_length` where positions that it hides would be read by nobody.
 
+        Args:
+            same_length: whether every query sees the same number of keys.
+
         Raises:
             ValueError: it is asked for, and `beyond` does not allow it.
         """

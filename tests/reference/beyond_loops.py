@@ -77,7 +77,7 @@ def attend(own, first, document, goes_on, history, kept, w, layer, config):
                 total, weight = total + likeness * news(k, v, kept, n, config), weight + likeness
             mean = total / weight if weight > 0 else total
             size = torch.sqrt((mean * mean).sum() / config.d_head + 1e-6)
-            out = out + mean / size * w[f"layers.{layer}.beyond.scale"][n]
+            out = out + mean / size * w[f"layers.{layer}.beyond.scale"][n * config.d_head : (n + 1) * config.d_head]
         heads.append(out)
     out = history[own] + w[f"{prefix}.o_net.weight"] @ torch.cat(heads)
     return out if config.pre_lnorm else layer_norm(out, w, f"{prefix}.layer_norm", config)

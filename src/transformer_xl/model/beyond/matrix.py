@@ -28,15 +28,18 @@ _WARM_UP = 4096
 class LinearMatrix(Beyond):
     """Sums of outer products, added to what attention gathers after a norm.
 
-    The sum over a long past is a mean of many values, and so small; the norm gives it the size of what attention gathers
-    (as RAttention does), and a scale per channel, 0 at first, says how much of it counts.
+    The mean of many values is small, the smaller the longer the text; the norm gives it the size of what attention gathers,
+    as in RAttention, and a scale per channel, 1 at first, says how much of it counts. A gate per head, as in Infini-attention,
+    learned more slowly in a task of recall (docs/memory.md).
     """
 
     reads_waiting = True
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        self.scale = nn.Parameter(torch.zeros(config.n_head, config.d_head))
+        self.scale = nn.Parameter(
+            torch.ones(config.n_head * config.d_head)
+        )  # a vector, so that no optimizer takes it for a matrix
 
     @staticmethod
     def shape(config: TransformerXLConfig) -> tuple[int, ...]:
@@ -49,8 +52,8 @@ class LinearMatrix(Beyond):
         return _WARM_UP
 
     def init_own(self, name: str, parameter: Tensor) -> bool:
-        """Begin as the model without a matrix."""
-        parameter.zero_()
+        """Begin with a scale of 1."""
+        parameter.fill_(1.0)
         return True
 
     def add(
@@ -76,7 +79,7 @@ class LinearMatrix(Beyond):
             weight_BNTs = torch.einsum("btnh,bsnh->bnts", q, k).where(near_BTs[:, None], 0.0)
             value_BsNZ = with_one(self.news(k, v_BSNH[:, :n_near], beyond_B))
             read = read + torch.einsum("bnts,bsnz->btnz", weight_BNTs, value_BsNZ)
-            added = F.rms_norm(mean_of(read), (read.shape[-1] - 1,), eps=1e-6) * self.scale
+            added = F.rms_norm(mean_of(read), (read.shape[-1] - 1,), eps=1e-6) * self.scale.view(q.shape[2:])
         return attended_BTNH + added.to(attended_BTNH.dtype)
 
     def write(self, beyond_B: Tensor, *, h_BnCD: Tensor, k_BnCNH: Tensor, v_BnCNH: Tensor, leaving: Leaving) -> Tensor:

@@ -99,7 +99,11 @@ class BeyondTransformerXL(TransformerXL):
     def check_memory(self, mem_len: int | None = None, *, what: str = "the model's file asks for") -> None:
         """Refuse a memory that nobody should allot because a file says so; see `SequenceModel.check_memory`."""
         super().check_memory(mem_len, what=what)
-        if mem_len is not None or self.mem_len_from_file:
+        self._check_kept(asked=mem_len is None and not self.mem_len_from_file, what=what)
+
+    def _check_kept(self, *, asked: bool, what: str = "the model's file asks for") -> None:
+        """Refuse to keep more beyond the memory than a file may ask for."""
+        if not asked:
             config = self.config
             check_unasked(
                 self._n_bytes(config.compression),
@@ -123,6 +127,7 @@ class BeyondTransformerXL(TransformerXL):
         """Return an empty memory; `length` is the number of hidden states, None: `n_held`."""
         if length is None:
             self.check_memory()
+        self._check_kept(asked=not self.mem_len_from_file)
         length = self.n_held if length is None else length
         check_room(
             batch_size * self._n_bytes(length),
