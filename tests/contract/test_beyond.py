@@ -157,6 +157,7 @@ def test_bf16_is_close_to_fp32_and_sums_stay_in_fp32(kind: str) -> None:
             out = model(ids, mems=mems, labels=labels)
         wanted = model(ids, mems=exact, labels=labels)
         mems, exact = cast("BeyondMems", out.mems), cast("BeyondMems", wanted.mems)
+        assert not any(x.requires_grad for x in mems.state_dict().values())
         assert_close("nats", out.nll.float().mean(), wanted.nll.mean(), 0.05)
         loss = out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary
     assert {x.dtype for x in mems.beyond} == {torch.float32}
@@ -246,6 +247,7 @@ def test_lanes_do_not_change_the_score(kind: str) -> None:
     else:
         assert model.reach(4) < 80 and several.nats == pytest.approx(one.nats, rel=1e-6)
     without = txl.evaluate(model, ids, tgt_len=4, mem_len=0)
+    assert model.with_context(mem_len=0).init_mems(1).length == 0
     plain = txl.TransformerXL(model.config.model_copy(update={"beyond": None}))
     plain.load_state_dict({name: x for name, x in model.state_dict().items() if ".beyond." not in name})
     assert without.nats == pytest.approx(txl.evaluate(plain.eval(), ids, tgt_len=4, mem_len=0).nats, rel=1e-6)

@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 AGES = [0, 4, 9, 14]
 SEGMENTS = [3, 7, 1, 4]
 PADS: list[list[int] | None] = [None, [0, 3, 7, 2], None, [1, 0, 0, 4]]
-STARTS: list[dict[int, tuple[int, ...]]] = [{}, {0: (2, 4), 3: (3,)}, {}, {1: (0,), 2: (2,)}]
+STARTS: list[dict[int, tuple[int, ...]]] = [{}, {0: (0, 1), 3: (3,)}, {}, {1: (0,), 2: (2,)}]
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-10}
 
 

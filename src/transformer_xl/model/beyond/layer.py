@@ -139,8 +139,6 @@ class BeyondLayer(DecoderLayer):
         joined = join(held_BYD, h_BTD, n_pad)
         # keys of other states stand first, if there are any
         parts = [leaving.blocks(x) for x in (joined, k[:, -joined.shape[1] :], v[:, -joined.shape[1] :])]
-        if not keep_graph:
-            parts = [x.detach() for x in parts]
         h_BnCD, k_BnCNH, v_BnCNH = parts
         new = beyond.write(leaving.kept(beyond_B), h_BnCD=h_BnCD, k_BnCNH=k_BnCNH, v_BnCNH=v_BnCNH, leaving=leaving)
         loss = None
