@@ -47,9 +47,9 @@ class Pooling(Beyond):
         """Return the queue and the held states, moved up to the first of them that is real."""
         return join(beyond_B, held_BYD, held_BYD.shape[1] - n_valid_B)
 
-    def write(self, beyond_B: Tensor, *, h_BnCD: Tensor, k_BnCNH: Tensor, v_BnCNH: Tensor, leaving: Leaving) -> Tensor:
+    def write(self, beyond_B: Tensor, *, h_BSD: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, leaving: Leaving) -> Tensor:
         """Return the queue after the blocks have joined it; the arguments are those of `Beyond.write`."""
-        queue = torch.cat([beyond_B, self.compress(h_BnCD).to(beyond_B.dtype)], dim=1)
+        queue = torch.cat([beyond_B, self.compress(leaving.blocks(h_BSD)).to(beyond_B.dtype)], dim=1)
         last_BK = leaving.n_block[:, None] + torch.arange(beyond_B.shape[1], device=queue.device)
         return queue[torch.arange(len(queue), device=queue.device)[:, None], last_BK]
 
@@ -96,12 +96,12 @@ class Convolution(Pooling):
         """Return mapped blocks; the map does not learn from what becomes of them."""
         return F.linear(h_BnCD.flatten(2), self.conv.weight.detach(), self.conv.bias.detach())
 
-    def loss(self, block: AttentionBlock, h_BTD: Tensor, h_BnCD: Tensor, *, leaving: Leaving, n_pad: Tensor | None) -> Tensor:
+    def loss(self, block: AttentionBlock, h_BTD: Tensor, h_BSD: Tensor, *, leaving: Leaving, n_pad: Tensor | None) -> Tensor:
         """Return how far attention to compressed states is from attention to what left, summed over queries of its document."""
         leaves_Bn = leaving.leaves
         if not leaving.n_most:  # processes that share gradients still expect them
             return 0.0 * sum((parameter.sum() for parameter in self.parameters()), h_BTD.new_zeros(()))
-        size = h_BnCD.shape[2]
+        h_BnCD, size = leaving.blocks(h_BSD), leaving.size
         kept = _reconstruct(block, h_BTD, h_BnCD.flatten(1, 2), leaves_Bn.repeat_interleave(size, dim=1))
         made = _reconstruct(block, h_BTD, self.conv(h_BnCD.flatten(2)), leaves_Bn)
         # queries of the last document: of it are the positions that leave

@@ -86,11 +86,19 @@ class Beyond(nn.Module, ABC):
         return attended_BTNH
 
     @abstractmethod
-    def write(self, beyond_B: Tensor, *, h_BnCD: Tensor, k_BnCNH: Tensor, v_BnCNH: Tensor, leaving: Leaving) -> Tensor:
-        """Return what is kept after the blocks of `leaving` have left: their hidden states, keys and values."""
+    def write(self, beyond_B: Tensor, *, h_BSD: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, leaving: Leaving) -> Tensor:
+        """Return what is kept after some blocks have left: `leaving.blocks` finds them.
 
-    def loss(self, block: AttentionBlock, h_BTD: Tensor, h_BnCD: Tensor, *, leaving: Leaving, n_pad: Tensor | None) -> Tensor:
-        """Return what is added to the nats of the segment, a scalar."""
+        Args:
+            beyond_B: what was kept of the document before.
+            h_BSD: hidden states, held ones and the segment.
+            k_BSNH: their keys.
+            v_BSNH: their values.
+            leaving: what leaves.
+        """
+
+    def loss(self, block: AttentionBlock, h_BTD: Tensor, h_BSD: Tensor, *, leaving: Leaving, n_pad: Tensor | None) -> Tensor:
+        """Return what is added to the nats of the segment h_BTD, a scalar; the other arguments are those of `write`."""
         return h_BTD.new_zeros(())
 
 
@@ -136,12 +144,10 @@ class BeyondLayer(DecoderLayer):
         q, k, v = block.project(h_BTD, beyond.before(beyond_B, held_BYD, n_valid_B), n_pad)
         attended = block.attend(q, k, v, first_BT=first_BT, **positions)
         attended = beyond.add(attended, q, k, v, beyond_B, seen_BT=first_BT, leaving=leaving, n_near=n_near)
-        joined = join(held_BYD, h_BTD, n_pad)
-        # keys of other states stand first, if there are any
-        parts = [leaving.blocks(x) for x in (joined, k[:, -joined.shape[1] :], v[:, -joined.shape[1] :])]
-        h_BnCD, k_BnCNH, v_BnCNH = parts
-        new = beyond.write(leaving.kept(beyond_B), h_BnCD=h_BnCD, k_BnCNH=k_BnCNH, v_BnCNH=v_BnCNH, leaving=leaving)
+        h_BSD = join(held_BYD, h_BTD, n_pad)
+        k, v = (x[:, -h_BSD.shape[1] :] for x in (k, v))  # without those of what stands before the held states
+        new = beyond.write(leaving.kept(beyond_B), h_BSD=h_BSD, k_BSNH=k, v_BSNH=v, leaving=leaving)
         loss = None
         if beyond.adds_loss and self.training and torch.is_grad_enabled():
-            loss = beyond.loss(block, h_BTD.detach(), h_BnCD.detach(), leaving=leaving, n_pad=n_pad)
+            loss = beyond.loss(block, h_BTD.detach(), h_BSD.detach(), leaving=leaving, n_pad=n_pad)
         return self.feed_forward(block.add(h_BTD, attended)), new if keep_graph else new.detach(), loss

@@ -82,11 +82,11 @@ class LinearMatrix(Beyond):
             added = F.rms_norm(mean_of(read), (read.shape[-1] - 1,), eps=1e-6) * self.scale.view(q.shape[2:])
         return attended_BTNH + added.to(attended_BTNH.dtype)
 
-    def write(self, beyond_B: Tensor, *, h_BnCD: Tensor, k_BnCNH: Tensor, v_BnCNH: Tensor, leaving: Leaving) -> Tensor:
+    def write(self, beyond_B: Tensor, *, h_BSD: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, leaving: Leaving) -> Tensor:
         """Return the matrix with all blocks in it; the arguments are those of `Beyond.write`."""
-        with torch.autocast(k_BnCNH.device.type, enabled=False):
-            k = feature(k_BnCNH).where(leaving.leaves[..., None, None, None], 0.0)
-            return self.written(beyond_B, k, v_BnCNH)
+        with torch.autocast(k_BSNH.device.type, enabled=False):
+            k = feature(leaving.blocks(k_BSNH)).where(leaving.leaves[..., None, None, None], 0.0)
+            return self.written(beyond_B, k, leaving.blocks(v_BSNH))
 
     def written(self, beyond_B: Tensor, k_BnCNH: Tensor, v_BnCNH: Tensor) -> Tensor:
         """Add φ(k)ᵀ [v, 1] of all blocks; features of those that do not leave are 0."""
