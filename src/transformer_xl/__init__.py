@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from transformer_xl.generation.requests import Request
     from transformer_xl.generation.sampling import Sampling
     from transformer_xl.generation.writing import Scheduler
-    from transformer_xl.kinds import AttentionKind, register_attention
+    from transformer_xl.kinds import AttentionKind, BeyondKind, register_attention, register_beyond
+    from transformer_xl.model.beyond.model import BeyondTransformerXL
     from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.language_model import LanguageModel
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "reading.tasks",
     "AttentionKind": "kinds",
+    "BeyondKind": "kinds",
+    "BeyondTransformerXL": "model.beyond.model",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
     "Example": "data.labels",
@@ -97,6 +100,7 @@ _HOMES = {
     "predict": "predicting",
     "prepare": "data.prepare",
     "register_attention": "kinds",
+    "register_beyond": "kinds",
     "register_model": "model_config",
     "train": "training.run",
 }
@@ -104,6 +108,8 @@ _HOMES = {
 __all__ = [
     "Answer",
     "AttentionKind",
+    "BeyondKind",
+    "BeyondTransformerXL",
     "Converted",
     "Decoder",
     "Example",
@@ -145,6 +151,7 @@ __all__ = [
     "predict",
     "prepare",
     "register_attention",
+    "register_beyond",
     "register_model",
     "train",
 ]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from transformer_xl.errors import ConfigError, did_you_mean, shown
-from transformer_xl.kinds import ATTENTION, AttentionKind
+from transformer_xl.kinds import ATTENTION, BEYOND, AttentionKind, BeyondKind
 from transformer_xl.settings import Natural, Positive, Probability, Settings
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
@@ -149,6 +149,16 @@ class ModelConfig(Settings):
     def attention_kind(self) -> AttentionKind | None:
         """Kind of attention, a line of the table; None: this kind of model has no choice of attention."""
         return None
+
+    @property
+    def built_as(self) -> str:
+        """Where the class of a model with these settings is, `module:Class`."""
+        return self.model_class
+
+    @property
+    def kind_in_words(self) -> str:
+        """The kind, and what makes a model of these settings another one than its kind usually is."""
+        return self.kind
 
     @property
     def counts_from_end(self) -> bool:
@@ -331,11 +341,29 @@ class TransformerXLConfig(AttentionConfig):
     conv_width: Annotated[int, Field(ge=2)] = Field(
         default=4, description="shift = conv: tokens that it reads, the own one included"
     )
-
     gate: Literal["sum", "output", "gru"] = Field(
         default="sum",
         description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
     )
+    beyond: str | None = Field(
+        default=None,
+        description="what becomes of positions that leave the memory: linear, delta: a matrix per head; mean, max, conv: "
+        "compressed states; None: nothing",
+    )
+    compression: Positive = Field(
+        default=4, description="beyond: so many positions leave together; mean, max and conv make one state of them"
+    )
+    compressed_len: Positive | None = Field(
+        default=None, description="mean, max, conv: compressed states kept per layer; None: mem_len"
+    )
+
+    @field_validator("beyond", mode="before")
+    @classmethod
+    def _known_beyond(cls, beyond: Any) -> Any:
+        if beyond is not None and (not isinstance(beyond, str) or beyond not in BEYOND):
+            names = ", ".join(map(repr, BEYOND))
+            raise ValueError(f"must be {names} or None; no other is registered: if it is your own, import its module first")
+        return beyond
 
     @field_validator("attention", mode="before")
     @classmethod
@@ -383,7 +411,38 @@ class TransformerXLConfig(AttentionConfig):
                 f"shift ('{self.shift}') and zero_first_memory (True) exclude each other: programs whose memory begins with "
                 "zeros know no shift; leave one of them out"
             )
+        if self.beyond is not None:
+            self._check_beyond(self.beyond)
         return self
+
+    def _check_beyond(self, beyond: str) -> None:
+        """Refuse settings that leave nothing for `beyond`, or that it cannot read."""
+        what = f"beyond ('{beyond}')"
+        if self.mem_len == 0:
+            raise ValueError(f"{what} needs mem_len (0) of at least 1: it keeps what leaves the memory")
+        if not self.attention_kind.keeps_keys:
+            raise ValueError(
+                f"{what} needs keys without absolute positions, and attention '{self.attention}' adds them; use "
+                "attention='transformer_xl'"
+            )
+        if self.shift != "none":
+            raise ValueError(f"{what} and shift ('{self.shift}') do not go together; leave one of them out")
+        if self.zero_first_memory:
+            raise ValueError(f"{what} would keep the zeros of zero_first_memory (True); set it to False")
+        self.check_window(self.same_length)
+
+    def check_window(self, same_length: bool) -> None:
+        """Refuse `same_length` where positions that it hides would be read by nobody.
+
+        Args:
+            same_length: whether every query sees the same number of keys.
+
+        Raises:
+            ValueError: it is asked for, and `beyond` does not allow it.
+        """
+        if same_length and self.beyond_kind is not None and not self.beyond_kind.allows_window:
+            able = ", ".join(repr(kind.name) for kind in BEYOND.values() if kind.allows_window)
+            raise ValueError(f"beyond ('{self.beyond}') has no same_length (True); set it to False, or use beyond={able}")
 
     @property
     def shift_reach(self) -> int:
@@ -394,6 +453,39 @@ class TransformerXLConfig(AttentionConfig):
     def attention_kind(self) -> AttentionKind:
         """Kind of attention, a line of the table."""
         return ATTENTION[self.attention]
+
+    @property
+    def beyond_kind(self) -> BeyondKind | None:
+        """What becomes of positions that leave the memory, a line of the table; None: nothing."""
+        return None if self.beyond is None else BEYOND[self.beyond]
+
+    @property
+    def built_as(self) -> str:
+        """Where the class is: with `beyond`, that of models that remember more."""
+        if self.beyond is None or self.model_class != TransformerXLConfig.model_class:
+            return self.model_class
+        return "transformer_xl.model.beyond.model:BeyondTransformerXL"
+
+    @property
+    def kind_in_words(self) -> str:
+        """The kind, and `beyond`."""
+        return self.kind if self.beyond is None else f"{self.kind} with beyond '{self.beyond}'"
+
+    @property
+    def keeps_keys(self) -> bool:
+        """True if inference could keep keys and values; what lies beyond the memory is not among them."""
+        return super().keeps_keys and self.beyond is None
+
+    @property
+    def reads_by(self) -> str:
+        """The kind of attention, and `beyond`, in words, for messages."""
+        return super().reads_by if self.beyond is None else f"{super().reads_by} with beyond '{self.beyond}'"
+
+    @property
+    def memory_in_words(self) -> str:
+        """What a model remembers of the text, in words."""
+        own = super().memory_in_words
+        return own if self.beyond is None else f"{own}, and beyond it what '{self.beyond}' keeps"
 
     @property
     def begins_with_zeros(self) -> bool:

@@ -15,6 +15,8 @@ from transformer_xl.checkpoint.run_directory import load
 KINDS = {
     "vanilla": ("model.kind=vanilla", "model.intermediate_losses=true", "model.n_target=2"),
     "lstm": ("model.kind=lstm", "model.n_layer=2", "model.dropweight=0.2"),
+    "delta": ("model.beyond=delta", "model.compression=3"),
+    "conv": ("model.beyond=conv", "model.compressed_len=4"),
 }
 
 
@@ -45,7 +47,7 @@ def test_resumed_is_uninterrupted(txl: Txl, workbench: Path, kind: str) -> None:
 def test_scored_and_written_with(txl: Txl, workbench: Path, kind: str) -> None:
     train(txl, kind, "run2")
     final = json.loads((workbench / "run2" / "metrics.jsonl").read_text().splitlines()[-1])
-    assert ("loss_without_memory" in final) == (kind == "lstm")
+    assert ("loss_without_memory" in final) == (kind != "vanilla")
     score = json.loads(txl("eval", "run2", "--split", "valid", "--precision", "fp32", "--json").out)
     assert score["loss"] == pytest.approx(final["loss"], abs=1e-6)
     exact = txl("eval", "run2", "--json", *(("--tgt-len", "1", "--ext-len", "4") if kind == "vanilla" else ()))
@@ -69,8 +71,12 @@ def test_a_session_goes_on(txl: Txl, kind: str) -> None:
 
 def test_what_a_kind_does_not_have_is_one_line(txl: Txl, kind: str) -> None:
     train(txl, kind, "run2")
-    assert kind in txl("eval", "run2", "--mem-len", "9").complaint
-    assert kind in txl("eval", "run2", "--clamp-len", "9").complaint
+    if kind in ("vanilla", "lstm"):
+        assert kind in txl("eval", "run2", "--mem-len", "9").complaint
+        assert kind in txl("eval", "run2", "--clamp-len", "9").complaint
+    else:
+        assert kind in txl("eval", "run2", "--same-length").complaint
+        assert kind in txl("generate", "run2", "--precision", "int8").complaint
     assert kind in txl("convert", "run2", "out", "--to", "huggingface").complaint
     if kind == "vanilla":
         assert "6 tokens is longer than the 5 positions" in txl("eval", "run2", "--tgt-len", "6").complaint
@@ -201,3 +207,12 @@ def test_no_file_can_say_what_is_imported(txl: Txl, workbench: Path, mine: str) 
         (workbench / "own.toml").write_text(f"[model]\n{line}\n")
         assert "not registered" in txl("train", "own.toml", "--corpus", "text.txt", "--out", "run2").complaint
     assert "my_kind" not in sys.modules
+
+
+def test_what_is_not_counted_is_said(txl: Txl, kind: str) -> None:
+    answer = txl("train", "tiny.toml", "--corpus", "text.txt", "--dry-run", "--set", "model.vocab_size=99", *sets(kind))
+    name = f"transformer_xl with beyond '{kind}'" if kind in ("delta", "conv") else kind
+    assert f"parameters of kind {name}, " in answer.out
+    assert answer.out.endswith(f"memory, operations and time cannot be planned for models of kind {name}\n")
+    refused = txl("plan", "tiny.toml", "--set", "model.vocab_size=99", *sets(kind)).complaint
+    assert refused.startswith("only transformer_xl models can be planned, and ") and name in refused

@@ -237,10 +237,11 @@ def test_what_cannot_be_scored(ids: list[int], settings: dict[str, Any], error: 
         evaluate(tiny_model(), np.array(ids, dtype=np.int64), **settings)
 
 
+@pytest.mark.parametrize("changes", [{}, {"shift": "token"}, {"shift": "conv"}])
 @pytest.mark.parametrize(("mem_len", "tgt_len"), [(4, 16), (5, 3), (16, 4), (7, 7)])
-def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len):
+def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len, changes):
     """What memory holds depends on where segments begin, layer by layer; lanes keep these borders and warm up far enough."""
-    model = tiny_model(mem_len=mem_len, n_layer=3)
+    model = tiny_model(mem_len=mem_len, n_layer=3, **changes)
     ids = np.random.default_rng(0).integers(0, 13, 400)
     one = evaluate(model, ids, tgt_len=tgt_len, batch_size=1, per_token=True).token_nats
     many = evaluate(model, ids, tgt_len=tgt_len, batch_size=4, per_token=True).token_nats

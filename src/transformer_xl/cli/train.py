@@ -178,9 +178,10 @@ def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides
     else:
         size, origin = vocabulary(config)
         model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
-        print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind}, vocabulary of {size:,} ({origin})")
+        known = f"vocabulary of {size:,} ({origin})"
+        print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind_in_words}, {known}")
     comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)
     if not is_counted(model):
-        print(f"memory, operations and time cannot be planned for models of kind {model.kind}")
+        print(f"memory, operations and time cannot be planned for models of kind {model.kind_in_words}")

@@ -32,6 +32,7 @@ TARGETS: tuple[Target, ...] = get_args(Target)
 
 COMPATIBLE: dict[str, Any] = {
     "attention": "transformer_xl",
+    "beyond": None,
     "activation": "relu",
     "final_norm": False,
     "gate": "sum",

@@ -104,7 +104,8 @@ def clusters(model: LanguageModel, shares: Sequence[float]) -> list[Cluster]:
 
 def is_counted(settings: ModelConfig | type[ModelConfig]) -> bool:
     """Return whether operations and memory of such models are counted here, so that `txl plan` can plan their runs."""
-    return settings.model_class == TransformerXLConfig.model_class
+    place = settings.built_as if isinstance(settings, ModelConfig) else settings.model_class
+    return place == TransformerXLConfig.model_class
 
 
 def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
@@ -115,7 +116,9 @@ def with_vocabulary(config: RunConfig) -> tuple[TransformerXLConfig, str]:
     """
     if not is_counted(config.model):
         planned = ", ".join(name for name, settings in KINDS.items() if is_counted(settings))
-        raise ConfigError(f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind}'")
+        raise ConfigError(
+            f"only {planned} models can be planned, and '{config.name}' is of kind '{config.model.kind_in_words}'"
+        )
     size, origin = vocabulary(config)
     return cast(TransformerXLConfig, config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)), origin
 

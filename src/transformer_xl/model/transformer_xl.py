@@ -14,7 +14,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +27,7 @@ from transformer_xl.model.backends import choose_backend
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layers import make_layer
+from transformer_xl.model.layers import DecoderLayer, make_layer
 from transformer_xl.model.memory import Mems, remembered
 from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model.shift import first_positions, without_oldest
@@ -52,9 +52,15 @@ class TransformerXL(LanguageModel):
 
     kind = TransformerXLConfig.kind
     config: TransformerXLConfig  # pyright: ignore[reportIncompatibleVariableOverride]  # of a frozen attribute, this is safe
+    goes_beyond: ClassVar[bool] = False
+    """Whether it keeps anything of positions that leave its memory, as `beyond` says."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
+        if config.beyond is not None and not self.goes_beyond:
+            raise ConfigError(
+                f"beyond ('{config.beyond}') is no part of {type(self).__name__}; build a BeyondTransformerXL of these settings"
+            )
         self.clamp_len, self.same_length = config.clamp_len, config.same_length
         self.block_class: type[AttentionBlock] = import_class(config.attention_kind.block)
         if config.keeps_keys and self.block_class.frozen is AttentionBlock.frozen:
@@ -62,7 +68,7 @@ class TransformerXL(LanguageModel):
                 f"attention '{config.attention}' keeps keys (keeps_keys=True), but {self.block_class.__name__} has no method "
                 "'frozen'; define it, or register the kind with keeps_keys=False"
             )
-        self.layers = nn.ModuleList(make_layer(self.block_class, config) for _ in range(config.n_layer))
+        self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
         shapes = self.block_class.shapes(config)
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.zeros(shape)))
@@ -71,6 +77,10 @@ class TransformerXL(LanguageModel):
         self.final_norm = norm if config.final_norm else nn.Identity()
         self.softmax = make_softmax(config)
         self.init_weights()
+
+    def make_layer(self) -> DecoderLayer:
+        """Return one of its layers."""
+        return make_layer(self.block_class, self.config)
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> Mems:
         """Return an empty memory of hidden states."""
@@ -105,7 +115,7 @@ class TransformerXL(LanguageModel):
 
     def reach(self, tgt_len: int) -> int:
         """Return how far back memory goes: each layer adds the memory of the layer below, in whole segments."""
-        return self.config.n_layer * math.ceil(self.mem_len / tgt_len) * tgt_len
+        return self.config.n_layer * math.ceil(self.n_kept / tgt_len) * tgt_len
 
     def check_context(self) -> None:
         """Refuse lengths that cannot work together."""

@@ -80,7 +80,7 @@ def longest_context(model: LanguageModel, *, tgt_len: int, size: int) -> int | N
     """Return the context beyond which the losses of a block of `size` tokens stay the same; None: there is none."""
     if model.config.longest_segment:
         return model.config.longest_segment
-    if model.config.remembers == "state" and model.mem_len:
+    if model.carries_state:
         return None
     scored = -(-size // tgt_len) * tgt_len  # the segments that the block lies in
     return scored + model.reach(tgt_len) - size + 1

@@ -1,0 +1,178 @@
+"""A second transcription of what becomes of positions that leave the memory, by loops over single positions.
+
+It shares no function with the package, only the loops of `loops.py`. A row is a plain list of hidden states per layer, and what
+was made of those that left: a matrix and a vector per head, or a list of compressed states.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+from tests.reference.loops import embed, feed_forward, layer_norm, log_probabilities, score
+
+
+@dataclass
+class Kept:
+    """What a layer remembers of a row."""
+
+    held: list = field(default_factory=list)
+    matrix: dict = field(default_factory=dict)  # per head: S and z
+    slots: list = field(default_factory=list)
+    n_left: int = 0
+
+
+def phi(x):
+    return torch.stack([value + 1 if value > 0 else torch.exp(value) for value in x])
+
+
+def projections(x, w, layer, n, config):
+    """The query, key and value of one head for one state."""
+    prefix, H = f"layers.{layer}.attention", config.d_head
+    if config.pre_lnorm:
+        x = layer_norm(x, w, f"{prefix}.layer_norm", config)
+    width = config.n_head * H
+    return [w[f"{prefix}.qkv_net.weight"][i * width + n * H : i * width + (n + 1) * H] @ x for i in range(3)]
+
+
+def retrieve(feature, kept, n):
+    """What a matrix says: zeros if nothing was written."""
+    if n not in kept.matrix:
+        return torch.zeros(len(feature)), torch.zeros(())
+    S, z = kept.matrix[n]
+    return S.T @ feature, z @ feature
+
+
+def news(k, v, kept, n, config):
+    """What a position writes into a matrix."""
+    if config.beyond == "linear":
+        return v
+    total, weight = retrieve(phi(k), kept, n)
+    return v - (total / weight if weight > 0 else total)
+
+
+def is_matrix(config):
+    return config.beyond in ("linear", "delta")
+
+
+def attend(own, first, document, goes_on, history, kept, w, layer, config):
+    """What one position becomes: `first` is the first state of the history that attention may see."""
+    prefix = f"layers.{layer}.attention"
+    slots = kept.slots if goes_on and not is_matrix(config) else []
+    seen = [*slots, *history[first : own + 1]]
+    heads = []
+    for n in range(config.n_head):
+        q = projections(history[own], w, layer, n, config)[0]
+        keys, values = zip(*[projections(x, w, layer, n, config)[1:] for x in seen], strict=True)
+        scores = [
+            score(q, k, n, len(seen) - 1 - place, w, layer, config) / math.sqrt(config.d_head) for place, k in enumerate(keys)
+        ]
+        weights = torch.softmax(torch.stack(scores), dim=0)
+        out = sum(a * v for a, v in zip(weights, values, strict=True))
+        if is_matrix(config):
+            total, weight = retrieve(phi(q), kept, n) if goes_on else (torch.zeros(config.d_head), torch.zeros(()))
+            for x in history[document:first]:
+                _, k, v = projections(x, w, layer, n, config)
+                likeness = phi(q) @ phi(k)
+                total, weight = total + likeness * news(k, v, kept, n, config), weight + likeness
+            mean = total / weight if weight > 0 else total
+            size = torch.sqrt((mean * mean).sum() / config.d_head + 1e-6)
+            out = out + mean / size * w[f"layers.{layer}.beyond.scale"][n * config.d_head : (n + 1) * config.d_head]
+        heads.append(out)
+    out = history[own] + w[f"{prefix}.o_net.weight"] @ torch.cat(heads)
+    return out if config.pre_lnorm else layer_norm(out, w, f"{prefix}.layer_norm", config)
+
+
+def write(block, kept, w, layer, config):
+    """Let a block leave: change what is kept."""
+    w = {name: x.detach() for name, x in w.items()}
+    if is_matrix(config):
+        old = Kept(matrix=dict(kept.matrix))
+        for x in block:
+            for n in range(config.n_head):
+                _, k, v = projections(x, w, layer, n, config)
+                S, z = kept.matrix.get(n, (torch.zeros(config.d_head, config.d_head), torch.zeros(config.d_head)))
+                kept.matrix[n] = (S + torch.outer(phi(k), news(k, v, old, n, config)), z + phi(k))
+    else:
+        kept.slots.append(compressed(block, w, layer, config))
+        del kept.slots[: -(config.compressed_len or config.mem_len)]
+    kept.n_left += 1
+
+
+def compressed(block, w, layer, config):
+    if config.beyond == "mean":
+        return sum(block) / len(block)
+    if config.beyond == "max":
+        return torch.stack([max(x[i] for x in block) for i in range(len(block[0]))])
+    D, weight, out = config.d_model, w[f"layers.{layer}.beyond.conv.weight"], w[f"layers.{layer}.beyond.conv.bias"]
+    for place, x in enumerate(block):
+        out = out + weight[:, place * D : (place + 1) * D] @ x
+    return out
+
+
+def reconstruction_loss(queries, blocks, w, layer, config):
+    """How far attention to compressed blocks is from attention to the blocks; only the convolution learns."""
+    fixed = {name: x if ".beyond." in name else x.detach() for name, x in w.items()}
+    total = torch.zeros(())
+    for h in queries:
+        for n in range(config.n_head):
+            q = projections(h.detach(), fixed, layer, n, config)[0]
+            found = []
+            for states in (
+                [x for block in blocks for x in block],
+                [compressed(block, fixed, layer, config) for block in blocks],
+            ):
+                pairs = [projections(x, fixed, layer, n, config)[1:] for x in states]
+                weights = torch.softmax(torch.stack([q @ k / math.sqrt(config.d_head) for k, _ in pairs]), dim=0)
+                found.append(sum(a * v for a, (_, v) in zip(weights, pairs, strict=True)))
+            total = total + ((found[0] - found[1]) ** 2).sum() / (config.n_head * config.d_head)
+    return total
+
+
+def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
+    """Read one segment of one row.
+
+    Args:
+        ids: list of token ids.
+        memory: what each layer remembers, a list of `Kept`; changed in place.
+        w: the model's state dict (with gradients).
+        config: its TransformerXLConfig.
+        starts: places of the segment where documents begin.
+        ext_len: tokens at its end that are not remembered.
+
+    Returns:
+        (T, V) log-probabilities, and the sum of the layers' reconstruction losses.
+    """
+    hidden = [embed(token, w, config) for token in ids]
+    window = config.mem_len + config.same_length_besides_self
+    total = torch.zeros(())
+    for layer, kept in enumerate(memory):
+        n_held = len(kept.held)
+        history = kept.held + hidden
+        outputs = []
+        for own in range(n_held, len(history)):
+            begun = [n_held + start for start in starts if n_held + start <= own]
+            document = max(begun, default=0)
+            first = max(document, n_held - config.mem_len) if is_matrix(config) else document
+            if config.same_length:
+                first = max(first, own - window + 1)
+            out = attend(own, first, document, not begun, history, kept, w, layer, config)
+            outputs.append(feed_forward(out, out, w, f"layers.{layer}.feed_forward", config))
+        if starts:
+            memory[layer] = kept = Kept()
+        begin = max([0, *(n_held + start for start in starts)])
+        own_states = [h.detach() for h in history[begin : max(len(history) - ext_len, begin)]]
+        blocks, C = [], config.compression
+        while len(own_states) >= config.mem_len + C + is_matrix(config):
+            blocks.append(own_states[:C])
+            own_states = own_states[C:]
+        if config.beyond == "conv" and blocks:
+            queries = history[max(begin, n_held) :]
+            total = total + reconstruction_loss(queries, blocks, w, layer, config)
+        for block in blocks:
+            write(block, kept, w, layer, config)
+        kept.held = own_states
+        hidden = outputs
+    if config.final_norm:
+        hidden = [layer_norm(h, w, "final_norm", config) for h in hidden]
+    return torch.stack([log_probabilities(h, w, config) for h in hidden]), total
