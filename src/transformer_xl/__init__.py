@@ -48,6 +48,8 @@ if TYPE_CHECKING:
         register_model,
     )
     from transformer_xl.predicting import predict
+    from transformer_xl.reading.cache import Cache
+    from transformer_xl.reading.dynamic import Dynamic, mean_squares
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.reading.tasks import Answer, Prediction, TaskScore
     from transformer_xl.training.finetune import Tuned, finetune
@@ -56,8 +58,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "reading.tasks",
     "AttentionKind": "kinds",
+    "Cache": "reading.cache",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
+    "Dynamic": "reading.dynamic",
     "Example": "data.labels",
     "Execution": "model.call",
     "HeadConfig": "model_config",
@@ -94,6 +98,7 @@ _HOMES = {
     "generate": "generation.generate",
     "load": "checkpoint.run_directory",
     "load_recipe": "config",
+    "mean_squares": "reading.dynamic",
     "predict": "predicting",
     "prepare": "data.prepare",
     "register_attention": "kinds",
@@ -104,8 +109,10 @@ _HOMES = {
 __all__ = [
     "Answer",
     "AttentionKind",
+    "Cache",
     "Converted",
     "Decoder",
+    "Dynamic",
     "Example",
     "Execution",
     "HeadConfig",
@@ -142,6 +149,7 @@ __all__ = [
     "generate",
     "load",
     "load_recipe",
+    "mean_squares",
     "predict",
     "prepare",
     "register_attention",
