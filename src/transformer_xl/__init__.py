@@ -48,8 +48,8 @@ if TYPE_CHECKING:
         register_model,
     )
     from transformer_xl.predicting import predict
-    from transformer_xl.reading.cache import Cache
-    from transformer_xl.reading.dynamic import Dynamic, mean_squares
+    from transformer_xl.reading.adapting import Cache, Dynamic
+    from transformer_xl.reading.dynamic import mean_squares
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.reading.tasks import Answer, Prediction, TaskScore
     from transformer_xl.training.finetune import Tuned, finetune
@@ -58,10 +58,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Answer": "reading.tasks",
     "AttentionKind": "kinds",
-    "Cache": "reading.cache",
+    "Cache": "reading.adapting",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
-    "Dynamic": "reading.dynamic",
+    "Dynamic": "reading.adapting",
     "Example": "data.labels",
     "Execution": "model.call",
     "HeadConfig": "model_config",

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from tests.helpers import default_dtype, examples, tiny_model
 from tests.reading.test_dynamic import lstm, nats_of, some_ids, vanilla
 from tests.reference.reading_loops import cache_nats
+from transformer_xl.errors import ConfigError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.reading.cache import Cache, CacheRows
-from transformer_xl.reading.dynamic import Dynamic, LearningState
+from transformer_xl.reading.adapting import Cache, Dynamic
+from transformer_xl.reading.cache import CacheRows
+from transformer_xl.reading.dynamic import LearningState
 from transformer_xl.reading.evaluation import evaluate
 from transformer_xl.reading.segments import Lanes
 
@@ -125,13 +127,13 @@ def test_the_cache_mixes_what_the_weights_of_that_moment_give() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({"size": 0}, r"size \(0\) must be at least 1"),
-        ({"weight": 1.0}, r"weight \(1\) must be between 0 and 1"),
-        ({"weight": 0.0}, r"weight \(0\)"),
-        ({"theta": -1.0}, r"theta \(-1\) must be a number of at least 0"),
-        ({"theta": math.inf}, r"theta \(inf\)"),
+        ({"size": 0}, r"size of a cache \(0\) must be at least 1"),
+        ({"weight": 1.0}, r"weight of a cache \(1\) must be between 0 and 1"),
+        ({"weight": 0.0}, r"weight of a cache \(0\)"),
+        ({"theta": -1.0}, r"theta of a cache \(-1\) must be a number of at least 0"),
+        ({"theta": math.inf}, r"theta of a cache \(inf\)"),
     ],
 )
 def test_settings_out_of_range_are_refused(values: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
+    with pytest.raises(ConfigError, match=match):
         Cache(**values)

@@ -44,6 +44,7 @@ def dynamic_nats(ids, trained, config, *, tgt_len, lr, decay=0.0, epsilon=0.0, s
     memory, nats, w = [[] for _ in range(config.n_layer)], [], dict(trained)
     roots = [math.sqrt(value) for x in (squares or {}).values() for value in x.flatten().tolist()]
     mean = sum(roots) / max(len(roots), 1)
+    floor = epsilon * math.sqrt(sum(root**2 for root in roots) / max(len(roots), 1))
     for read, following in pieces(ids, tgt_len):
         own, gradient, memory = segment_gradient(read, following, memory, w, config)
         nats += own
@@ -52,8 +53,9 @@ def dynamic_nats(ids, trained, config, *, tgt_len, lr, decay=0.0, epsilon=0.0, s
             if squares is None:
                 w[name] = x - lr * gradient[name] + decay * back
             else:
-                r = torch.sqrt(squares[name]) / mean
-                w[name] = x - lr * gradient[name] / (r + epsilon) + torch.minimum(decay * r, torch.ones_like(r)) * back
+                rms = torch.sqrt(squares[name])
+                share = torch.minimum(decay * rms / mean, torch.ones_like(rms))
+                w[name] = x - lr * gradient[name] / (rms + floor) + share * back
     return nats, w
 
 

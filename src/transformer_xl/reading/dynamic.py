@@ -1,20 +1,18 @@
 """Dynamic evaluation: after each segment has been scored, the weights take a step on its loss, so they learn from the text.
 
     SGD    θ ← θ - η g + λ (θ0 - θ)
-    RMS    θ ← θ - η g / (r + ε) + min(λ r, 1) (θ0 - θ),    r = √MS / mean(√MS)
+    RMS    θ ← θ - η g / (√MS + ε √mean(MS)) + min(λ √MS / mean(√MS), 1) (θ0 - θ)
 
-g is the gradient of the segment's mean nats, θ0 the trained weights, MS the mean of g² over segments of training text. A weight
-that training text moves much learns more slowly and is pulled back more strongly.
+g is the gradient of the mean nats of the segment, θ0 the trained weights, MS the mean of g² over segments of training text;
+mean(…) is over all weights. A weight with large gradients on training text takes smaller steps for each, and goes back faster.
 
-Reference: Krause et al. 2018, arXiv 1709.07432, section 4, and 2019, arXiv 1904.08378. Known deviation: they divide the
-gradient by √MS itself; with r, both rules have rates of about the same size, and ε does not depend on that of the gradients.
+Reference: Krause et al. 2018, arXiv 1709.07432, section 4, and 2019, arXiv 1904.08378. Known deviation: ε is a multiple of
+√mean(MS), so that it suits gradients of any size.
 """
 
 import copy
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -23,59 +21,12 @@ from torch import Tensor
 from transformer_xl.errors import ConfigError, CorpusError, TrainingError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.language_model import LanguageModel, check_reads_on
-from transformer_xl.model.precision import InferencePrecision, PrecisionName, autocast, precision_of_segments
+from transformer_xl.model.precision import Precision, PrecisionName, autocast, check_precision, choose_precision
 from transformer_xl.model.room import check_room
 from transformer_xl.model.softmax import check_ids
+from transformer_xl.reading.adapting import Dynamic
 from transformer_xl.reading.segments import NOT_SCORED, Lanes
 from transformer_xl.reading.stream import CarriedState, check_like, check_names, scoring
-
-DynamicRule = Literal["sgd", "rms"]
-"""How the weights take a step."""
-
-_DEFAULT_LR: dict[DynamicRule, float] = {"sgd": 0.05, "rms": 0.3}
-
-
-@dataclass(frozen=True)
-class Dynamic:
-    """Settings of the dynamic evaluation of `evaluate`.
-
-    Attributes:
-        lr: η; None: a value that suits the rule.
-        decay: λ, how far each step goes back towards the trained weights, 0 to 1.
-        epsilon: ε of the RMS rule.
-        mean_squares: MS of every parameter by name, see `mean_squares`; None: the SGD rule.
-
-    Raises:
-        ValueError: values out of their range.
-
-    Example:
-        >>> Dynamic(decay=0.01).rule
-        'sgd'
-    """
-
-    lr: float | None = None
-    decay: float = 0.0
-    epsilon: float = 0.1
-    mean_squares: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.lr is None:
-            object.__setattr__(self, "lr", _DEFAULT_LR[self.rule])
-        if not 0 < self.step < math.inf or not 0 < self.epsilon < math.inf:
-            raise ValueError(f"lr ({self.lr:g}) and epsilon ({self.epsilon:g}) of dynamic evaluation must be numbers above 0")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay ({self.decay:g}) of dynamic evaluation must be from 0 to 1")
-
-    @property
-    def rule(self) -> DynamicRule:
-        """The rule: `rms` with mean squares, else `sgd`."""
-        return "sgd" if self.mean_squares is None else "rms"
-
-    @property
-    def step(self) -> float:
-        """The learning rate η."""
-        assert self.lr is not None  # since __post_init__
-        return self.lr
 
 
 class LearningState(CarriedState):
@@ -89,7 +40,7 @@ class LearningState(CarriedState):
         execution: how the model computes.
 
     Raises:
-        ConfigError: a model or a precision that cannot learn, or no room for the copy.
+        ConfigError: a model that cannot learn, or no room for the copy.
     """
 
     def __init__(
@@ -98,12 +49,9 @@ class LearningState(CarriedState):
         dynamic: Dynamic | None,
         *,
         tgt_len: int,
-        precision: InferencePrecision,
+        precision: Precision,
         execution: Execution = Execution(),
     ) -> None:
-        if precision == "int8" or precision == "fp16":
-            why = "whose weights are frozen" if precision == "int8" else "whose gradients vanish"
-            raise ConfigError(f"dynamic evaluation cannot teach a model in {precision}, {why}; use bf16 or fp32")
         if model.is_sharded:
             raise ConfigError("dynamic evaluation needs all weights in one process; do not shard the model")
         n_bytes = 4 * sum(parameter.nbytes for parameter in model.parameters())
@@ -142,7 +90,7 @@ class LearningState(CarriedState):
             nll = self.model.softmax.nll(h_BTD, labels, self.model.embedding)
             loss = nll.sum() / (labels != NOT_SCORED).sum()
         if not loss.isfinite():
-            lr = "" if self._dynamic is None else f"; lower lr ({self._dynamic.lr:g}, --dynamic-lr)"
+            lr = "" if self._dynamic is None else f"; lower lr ({self._dynamic.rate:g}, --dynamic-lr)"
             raise TrainingError(f"dynamic evaluation diverged: the loss of a segment is {loss.item()}{lr}")
         found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True, materialize_grads=True)
         self.mems = mems
@@ -171,7 +119,7 @@ class LearningState(CarriedState):
 def _rates(dynamic: Dynamic, weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return by name what multiplies the gradient, and the share of the way back to the trained weights."""
     if dynamic.mean_squares is None:
-        rate, pull = (torch.tensor(x, device=next(iter(weights.values())).device) for x in (dynamic.step, dynamic.decay))
+        rate, pull = (torch.tensor(x, device=next(iter(weights.values())).device) for x in (dynamic.rate, dynamic.decay))
         return dict.fromkeys(weights, (rate, pull))
     try:
         check_names(dynamic.mean_squares, weights)
@@ -180,11 +128,26 @@ def _rates(dynamic: Dynamic, weights: Mapping[str, Tensor]) -> dict[str, tuple[T
     except ValueError as error:
         raise ConfigError(f"mean squares are those of another model: {error}; use mean_squares(model, …)") from None
     roots = {name: x.to(weights[name].device).sqrt() for name, x in dynamic.mean_squares.items()}
-    mean = sum(float(x.double().sum()) for x in roots.values()) / sum(x.numel() for x in roots.values())
+    n = sum(x.numel() for x in roots.values())
+    mean = sum(float(x.double().sum()) for x in roots.values()) / n
     if not 0 < mean < math.inf:
         raise ConfigError(f"mean squares must be numbers that are not all 0 (mean root {mean}); use mean_squares(model, …)")
-    relative = {name: x / mean for name, x in roots.items()}
-    return {name: (dynamic.step / (r + dynamic.epsilon), (dynamic.decay * r).clamp(max=1)) for name, r in relative.items()}
+    floor = dynamic.epsilon * math.sqrt(sum(float(x.double().square().sum()) for x in roots.values()) / n)
+    return {name: (dynamic.rate / (x + floor), (dynamic.decay / mean * x).clamp(max=1)) for name, x in roots.items()}
+
+
+def precision_of_learning(name: str, device: torch.device) -> Precision:
+    """Return the precision in which a text is read to learn from it; `auto` takes bf16 where it is native, else fp32.
+
+    Raises:
+        ConfigError: an unknown name, or one in which nothing is learned.
+    """
+    check_precision(name)
+    chosen = "fp32" if name == "auto" and choose_precision(name, device)[0] == "fp16" else name
+    if chosen == "int8" or chosen == "fp16":
+        why = "weights are frozen" if chosen == "int8" else "gradients vanish"
+        raise ConfigError(f"dynamic evaluation needs bf16 or fp32, and precision is {chosen}, in which {why}")
+    return choose_precision(chosen, device)[0]
 
 
 def mean_squares(
@@ -197,6 +160,7 @@ def mean_squares(
     same_length: bool | None = None,
     clamp_len: int | None = None,
     precision: PrecisionName = "fp32",
+    on_tokens: Callable[[int], object] | None = None,
     execution: Execution = Execution(),
 ) -> dict[str, Tensor]:
     """Return the mean of squared gradients over segments of training text, for the RMS rule of `Dynamic`.
@@ -210,6 +174,7 @@ def mean_squares(
         same_length: the same number of keys for every query.
         clamp_len: largest distance told apart.
         precision: of the matrix products, not int8 or fp16.
+        on_tokens: called with the number of tokens just read, for progress bars.
         execution: how the model computes.
 
     Returns:
@@ -231,7 +196,7 @@ def mean_squares(
     if len(ids) < 2:
         raise CorpusError(f"the training text has {len(ids)} tokens; at least 2 are needed for mean squares")
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
-    tgt_len, chosen = min(tgt_len, len(ids) - 1), precision_of_segments(precision, model.device)
+    tgt_len, chosen = min(tgt_len, len(ids) - 1), precision_of_learning(precision, model.device)
     with scoring(model):
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
         stream = LearningState(view.for_text(len(ids)), None, tgt_len=tgt_len, precision=chosen, execution=execution)
@@ -241,4 +206,6 @@ def mean_squares(
             for name, gradient in stream.gradients(segment.ids, segment.labels, n_pad=segment.n_pad)[2].items():
                 total[name].addcmul_(gradient, gradient)
             n += 1
+            if on_tokens:
+                on_tokens(int(segment.is_scored.sum()))
         return {name: x / n for name, x in total.items()}

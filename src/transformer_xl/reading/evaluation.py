@@ -24,8 +24,9 @@ from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.model_config import ModelConfig
-from transformer_xl.reading.cache import Cache, CacheRows
-from transformer_xl.reading.dynamic import Dynamic, LearningState
+from transformer_xl.reading.adapting import Cache, Dynamic
+from transformer_xl.reading.cache import CacheRows
+from transformer_xl.reading.dynamic import LearningState, precision_of_learning
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
 from transformer_xl.reading.stream import Stream, check_names, open_stream, scoring
 from transformer_xl.world import World
@@ -266,7 +267,7 @@ def evaluate(
     _check_alone(model, everyone, batch_size, dynamic=dynamic is not None, cache=cache is not None, carried=carried)
     if not carried:
         tgt_len = min(tgt_len, n_predicted)
-    chosen = precision_of_segments(precision, model.device)
+    chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, model.device)
     world = World() if model.is_sharded else everyone
     token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
     begin, total = time.perf_counter(), 0.0
