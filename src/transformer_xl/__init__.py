@@ -49,6 +49,8 @@ if TYPE_CHECKING:
         register_model,
     )
     from transformer_xl.predicting import predict
+    from transformer_xl.reading.adapting import Cache, Dynamic
+    from transformer_xl.reading.dynamic import mean_squares
     from transformer_xl.reading.evaluation import Score, evaluate
     from transformer_xl.reading.tasks import Answer, Prediction, TaskScore
     from transformer_xl.training.finetune import Tuned, finetune
@@ -59,8 +61,10 @@ _HOMES = {
     "AttentionKind": "kinds",
     "BeyondKind": "kinds",
     "BeyondTransformerXL": "model.beyond.model",
+    "Cache": "reading.adapting",
     "Converted": "conversion.convert",
     "Decoder": "generation.decoder",
+    "Dynamic": "reading.adapting",
     "Example": "data.labels",
     "Execution": "model.call",
     "HeadConfig": "model_config",
@@ -97,6 +101,7 @@ _HOMES = {
     "generate": "generation.generate",
     "load": "checkpoint.run_directory",
     "load_recipe": "config",
+    "mean_squares": "reading.dynamic",
     "predict": "predicting",
     "prepare": "data.prepare",
     "register_attention": "kinds",
@@ -110,8 +115,10 @@ __all__ = [
     "AttentionKind",
     "BeyondKind",
     "BeyondTransformerXL",
+    "Cache",
     "Converted",
     "Decoder",
+    "Dynamic",
     "Example",
     "Execution",
     "HeadConfig",
@@ -148,6 +155,7 @@ __all__ = [
     "generate",
     "load",
     "load_recipe",
+    "mean_squares",
     "predict",
     "prepare",
     "register_attention",

@@ -181,6 +181,36 @@ def test_eval_options_reach_the_reader(txl: Txl) -> None:
     assert nats("--ext-len", "3", "--tgt-len", "4") != pytest.approx(nats("--tgt-len", "4"), abs=1e-6)
 
 
+def test_eval_says_what_reading_time_buys(txl: Txl, workbench: Path) -> None:
+    def score(*options: str) -> dict[str, Any]:
+        return json.loads(txl("eval", "run", "--json", "--precision", "fp32", "--batch-size", "1", *options).out)
+
+    before = {path: path.read_bytes() for path in (workbench / "run").rglob("*.safetensors")}
+    plain, both = score(), score("--dynamic", "sgd", "--dynamic-lr", "0.02", "--cache", "30")
+    assert both["plain"]["nats"] == plain["nats"]
+    assert both["dynamic"] == {"rule": "sgd", "lr": 0.02, "decay": 0.0}
+    assert both["cache"] == {"size": 30, "weight": 0.1, "theta": 5.0}
+    cached, rms = score("--cache", "30"), score("--dynamic", "rms", "--dynamic-decay", "0.1")
+    assert (cached["dynamic"], rms["cache"]) == (None, None)
+    assert (rms["dynamic"]["rule"], rms["dynamic"]["decay"]) == ("rms", 0.1)
+    assert len({each["nats"] for each in (plain, both, cached, rms)}) == 4
+    assert both["nats"] == score("--dynamic", "sgd", "--dynamic-lr", "0.02", "--cache", "30")["nats"]
+    said = txl("eval", "run", "--precision", "fp32", "--dynamic", "sgd", "--dynamic-lr", "0.02", "--cache", "30").out
+    assert "dynamic evaluation (sgd, lr 0.02, decay 0.0), cache (size 30, weight 0.1, theta 5.0), fp32: " in said
+    last = said.splitlines()[-1]
+    assert last.startswith(f"without dynamic evaluation and the cache {plain['loss']:.4f} nats per token in ")
+    assert f"with {both['loss']:.4f} in " in last
+    assert f"worth {plain['loss'] - both['loss']:z.4f} nats per token" in last
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_model_without_training_text_cannot_take_steps_of_rms(txl: Txl, workbench: Path) -> None:
+    load(workbench / "run")[0].save_pretrained(workbench / "exported")
+    (workbench / "exported" / "tokenizer.json").write_bytes((workbench / "run" / "tokenizer.json").read_bytes())
+    answer = txl("eval", "exported", "--file", "text.txt", "--dynamic", "rms", "--quiet")
+    assert "--dynamic rms reads training text, and 'exported' is a model without any; use --dynamic sgd" in answer.complaint
+
+
 def test_eval_of_a_file_counts_all_its_tokens(txl: Txl, workbench: Path) -> None:
     (workbench / "other.txt").write_text("ein anderer Text — ß\n" * 3, encoding="utf-8")
     score = json.loads(txl("eval", "run", "--file", "other.txt", "--json").out)
@@ -338,6 +368,16 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         ("eval text.txt", "'text.txt' "),
         ("eval run --mem-len -1", "--mem-len (-1) must be at least 0"),
         ("eval run --tgt-len 0", "--tgt-len (0) must be at least 1"),
+        (
+            "eval run --dynamic sgd --batch-size 2",
+            "--dynamic reads from beginning to end in one lane; leave --batch-size (2) out",
+        ),
+        ("eval run --dynamic sgd --precision int8", "dynamic evaluation needs bf16 or fp32, and precision is int8"),
+        ("eval run --dynamic-lr 0.1", "--dynamic-lr is for dynamic evaluation; add --dynamic rms or --dynamic sgd"),
+        ("eval run --dynamic rms --dynamic-lr 0", "lr (0) and epsilon (0.1) of dynamic evaluation must be numbers above 0"),
+        ("eval run --cache 0", "size of a cache (0) must be at least 1"),
+        ("eval run --cache-theta 1", "--cache-theta is for a cache; add --cache 2000"),
+        ("eval run --cache 9 --cache-weight 1", "weight of a cache (1) must be between 0 and 1"),
         ("eval run --file text.txt --split test", "--file scores a whole file; leave --split and --corpus out"),
         ("eval run --file gone.txt", "cannot read 'gone.txt': no such file"),
         ("eval run --file empty.txt", "empty.txt' has no token; at least 2 are needed"),

@@ -54,8 +54,9 @@ def test_lanes_warm_up_with_what_stands_before_them() -> None:
     lanes = Lanes(TEXT, 3, tgt_len=10, ext_len=4)
     assert (lanes.length, lanes.n_lane, lanes.n_cold) == (140, 3, 1)
     first, second = lanes.before(20)
-    assert first.tolist() == [list(range(1000 + b - 24, 1000 + b - 10)) for b in (140, 280)]
-    assert second.tolist() == [list(range(1000 + b - 14, 1000 + b)) for b in (140, 280)]
+    assert first.ids.tolist() == [list(range(1000 + b - 24, 1000 + b - 10)) for b in (140, 280)]
+    assert second.ids.tolist() == [list(range(1000 + b - 14, 1000 + b)) for b in (140, 280)]
+    assert second.labels.tolist() == [[-100] * 4 + list(range(1000 + b - 9, 1000 + b + 1)) for b in (140, 280)]
 
 
 @settings(max_examples=examples(100))

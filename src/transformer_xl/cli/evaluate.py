@@ -4,18 +4,77 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Json, Opening, Precision, TextChoice, check_least, check_run, mind_busy_cores
 from transformer_xl.console import printable, progress, table, warn
 from transformer_xl.errors import ConfigError, TrainingError
 from transformer_xl.files import check_file
+from transformer_xl.reading.adapting import Cache, Dynamic, DynamicRule
 
 if TYPE_CHECKING:
-    from transformer_xl.opening import Opened
+    from torch import Tensor
+
+    from transformer_xl.opening import Opened, Text
     from transformer_xl.reading.evaluation import Reading, Score
     from transformer_xl.world import World
+
+_TRAINING_TOKENS = 20_000
+"""Tokens of training text from which the rms rule gathers squared gradients."""
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Adapting:
+    """What adapts to the text while it is read.
+
+    Args:
+        dynamic: let a copy of the weights learn from each segment once it is scored; rms first reads training text.
+        dynamic_lr: learning rate. Default: 0.05 with sgd, 0.3 with rms.
+        dynamic_decay: how far each step goes back towards the trained weights, 0 to 1. Default: 0.
+        cache: places to keep; what followed similar ones is mixed into the prediction. 2000 suits most texts.
+        cache_weight: share of the cache in the prediction. Default: 0.1.
+        cache_theta: how much more similar places count than others. Default: 5.
+    """
+
+    dynamic: DynamicRule | None = None
+    dynamic_lr: float | None = None
+    dynamic_decay: float | None = None
+    cache: int | None = None
+    cache_weight: float | None = None
+    cache_theta: float | None = None
+
+    def __bool__(self) -> bool:
+        return self.dynamic is not None or self.cache is not None
+
+    @property
+    def dynamic_settings(self) -> Dynamic | None:
+        """Dynamic evaluation, without mean squares; None: it is not asked for."""
+        given = _given(lr=self.dynamic_lr, decay=self.dynamic_decay)
+        if self.dynamic is None and given:
+            raise ConfigError(f"--dynamic-{next(iter(given))} is for dynamic evaluation; add --dynamic rms or --dynamic sgd")
+        return None if self.dynamic is None else Dynamic(**given)
+
+    @property
+    def cache_settings(self) -> Cache | None:
+        """The cache; None: it is not asked for."""
+        given = _given(weight=self.cache_weight, theta=self.cache_theta)
+        if self.cache is None and given:
+            raise ConfigError(f"--cache-{next(iter(given))} is for a cache; add --cache 2000")
+        return None if self.cache is None else Cache(self.cache, **given)
+
+    @property
+    def in_words(self) -> str:
+        """What adapts."""
+        return " and ".join([*["dynamic evaluation"] * bool(self.dynamic), *["the cache"] * bool(self.cache)])
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def evaluate(
@@ -30,6 +89,7 @@ def evaluate(
     clamp_len: int | None = None,
     ext_len: int | None = None,
     precision: Precision = "auto",
+    adapting: Adapting = Adapting(),
     opening: Opening = Opening(),
     compare_memory: Flag = False,
     per_token: Path | None = None,
@@ -43,6 +103,8 @@ def evaluate(
         txl eval runs/mine --compare-memory
         txl eval runs/mine --mem-len 1024 --same-length
         txl eval runs/mine --file other.txt --json
+        txl eval runs/mine --dynamic rms
+        txl eval runs/mine --cache 2000
         txl eval runs/mine --per-token nats.tsv
         txl eval runs/mood --file test.tsv
 
@@ -59,6 +121,7 @@ def evaluate(
         clamp_len: largest distance told apart.
         ext_len: tokens before each segment read again with it instead of remembered.
         precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
+        adapting: what adapts to the text while it is read; the run itself stays as it is.
         opening: how the run is opened.
         compare_memory: score once more without memory, and say what it is worth.
         per_token: write position, id, nats and text of every token to this file; an array if it ends in .npy.
@@ -68,10 +131,16 @@ def evaluate(
     choice.check()
     limits = {"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)}
     check_least(limits | {"clamp-len": (clamp_len, 1), "ext-len": (ext_len, 0)})
+    dynamic, cache = adapting.dynamic_settings, adapting.cache_settings
+    if dynamic:
+        batch_size = 1 if batch_size is None else batch_size
+        if batch_size > 1:
+            raise ConfigError(f"--dynamic reads from beginning to end in one lane; leave --batch-size ({batch_size}) out")
     check_run(run)
     from transformer_xl.model.precision import precision_of_segments
     from transformer_xl.opening import not_scored
     from transformer_xl.process import keep_freed_memory
+    from transformer_xl.reading.dynamic import precision_of_learning
     from transformer_xl.reading.evaluation import evaluate as score_stream
     from transformer_xl.reading.evaluation import write_token_nats
     from transformer_xl.world import joined
@@ -85,6 +154,7 @@ def evaluate(
         if opened.any_model.config.head is not None:
             own = {"tgt-len": tgt_len, "mem-len": mem_len, "same-length": same_length, "clamp-len": clamp_len}
             own |= {"ext-len": ext_len, "per-token": per_token, "compare-memory": compare_memory or None}
+            own |= {"dynamic": dynamic, "cache": cache}
             if given := next((name for name, value in own.items() if value is not None), None):
                 raise ConfigError(f"--{given} is for models that predict tokens; '{run}' is fine-tuned and reads whole texts")
             asked = {"batch_size": batch_size, "precision": precision, "quiet": quiet, "json_": json_}
@@ -92,7 +162,7 @@ def evaluate(
             return
         if opened.any_model.config.predicts == "target":
             own = {"tgt-len": tgt_len, "same-length": same_length, "clamp-len": clamp_len, "ext-len": ext_len}
-            _check_rows(own | {"per-token": per_token})
+            _check_rows(own | {"per-token": per_token, "dynamic": dynamic, "cache": cache})
             asked = {"mem_len": mem_len, "batch_size": batch_size, "precision": precision, "compare_memory": compare_memory}
             _evaluate_targets(opened, choice, world, **asked, quiet=quiet, json_=json_)
             return
@@ -107,14 +177,17 @@ def evaluate(
             )
             if compare_memory and not reading.mem_len:
                 raise ConfigError(f"--compare-memory: '{run}' is read without memory (mem_len 0) already; leave it out")
-            chosen = precision_of_segments(precision, opened.device)
+            if dynamic and not world.alone:
+                raise ConfigError(f"--dynamic reads in one process, not in {world.size}; start txl eval without torchrun")
+            chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, opened.device)
             text = choice.text(opened)
+            training_text = _training_text(opened, choice) if adapting.dynamic == "rms" else None
             mind_busy_cores(opened, quiet=not world.first)
         if not world.alone:
             model = opened.model.config.model_dump(mode="json")
             world.check_same(model=model, text=text.digest(), precision=chosen)
 
-        def measure(reading: "Reading", what: str = "scoring", *, per_token: bool = False) -> "Score":
+        def measure(reading: "Reading", what: str = "scoring", **adapts: Any) -> "Score":
             with progress(what, (len(text.ids) - 1) // world.size, hidden=quiet or not world.first) as bar:
                 return score_stream(
                     opened.model,
@@ -123,16 +196,27 @@ def evaluate(
                     n_characters=text.n_characters,
                     n_bytes=text.n_bytes,
                     precision=chosen,
-                    per_token=per_token,
+                    per_token=per_token is not None,
                     on_tokens=bar.advance,
                     world=world,
+                    **adapts,
                 )
 
-        score = measure(reading, per_token=per_token is not None)
+        score = plain = measure(reading)
         with world.agreed():
             if not math.isfinite(score.loss):
                 raise TrainingError(f"the loss of '{run}' in {chosen} is not a finite number; {score.doubt}")
-        without = measure(reading.without_memory(), "scoring without memory") if compare_memory else None
+        if adapting:
+            begin = time.perf_counter()
+            if dynamic and training_text:
+                squares = _mean_squares(opened, training_text, reading, chosen, quiet=quiet)
+                dynamic = replace(dynamic, mean_squares=squares)
+            training_seconds = time.perf_counter() - begin
+            score = measure(reading, f"scoring with {adapting.in_words}", dynamic=dynamic, cache=cache)
+            score = replace(score, seconds=score.seconds + training_seconds)
+        without = None
+        if compare_memory:
+            without = measure(reading.without_memory(), "scoring without memory", dynamic=dynamic, cache=cache)
     if not world.first:
         return
     if score.doubt:
@@ -141,17 +225,44 @@ def evaluate(
         write_token_nats(per_token, text.ids, score.token_nats, opened.tokenizer)
     if json_:
         figures = {"run": str(run), "text": text.what, "precision": chosen, "reading": vars(reading), **score.as_dict()}
+        if adapting:
+            figures |= {"dynamic": dynamic and dynamic.as_dict(), "cache": cache and cache.as_dict(), "plain": plain.as_dict()}
         print(json.dumps(figures | ({"without_memory": without.as_dict()} if without else {})))
         return
-    _print(score, f"{text.what}, {reading.in_words(opened.model.config)}, {chosen}")
+    settings = [f"dynamic evaluation ({_listed(dynamic.as_dict())})"] if dynamic else []
+    settings += [f"cache ({_listed(cache.as_dict())})"] if cache else []
+    _print(score, ", ".join([text.what, reading.in_words(opened.model.config), *settings, chosen]))
     if left_out := not_scored(opened.tokenizer):
         print(f"  {left_out}")
+    if adapting:
+        print(
+            f"without {adapting.in_words} {plain.loss:.4f} nats per token in {plain.seconds:.1f} s, with "
+            f"{score.loss:.4f} in {score.seconds:.1f} s: worth {plain.loss - score.loss:z.4f} nats per token"
+        )
     if without:
         print(
             f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "
             f"memory is worth {without.bpc - score.bpc:z.4f} bits per character "
             f"({without.loss - score.loss:z.4f} nats per token)"
         )
+
+
+def _listed(settings: Mapping[str, object]) -> str:
+    return ", ".join(f"{value}" if name == "rule" else f"{name} {value}" for name, value in settings.items())
+
+
+def _training_text(opened: "Opened", choice: TextChoice) -> "Text":
+    if not opened.is_run and choice.corpus is None:
+        raise ConfigError(f"--dynamic rms reads training text, and '{opened.source}' is a model without any; use --dynamic sgd")
+    return opened.text(split="train", corpus=choice.corpus, limit=_TRAINING_TOKENS)
+
+
+def _mean_squares(opened: "Opened", text: "Text", reading: "Reading", precision: Any, *, quiet: bool) -> "dict[str, Tensor]":
+    from transformer_xl.reading.dynamic import mean_squares
+
+    how = {name: value for name, value in vars(reading).items() if name != "batch_size"}
+    with progress("reading training text", len(text.ids) - 1, hidden=quiet) as bar:
+        return mean_squares(opened.model, text.ids, **how, precision=precision, on_tokens=bar.advance)
 
 
 def _evaluate_task(

@@ -8,7 +8,7 @@ holds what it would hold if one lane had read everything.
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -24,8 +24,11 @@ from transformer_xl.model.language_model import LanguageModel, check_reads_on
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
 from transformer_xl.model.softmax import check_ids
 from transformer_xl.model_config import ModelConfig
+from transformer_xl.reading.adapting import Cache, Dynamic
+from transformer_xl.reading.cache import CacheRows
+from transformer_xl.reading.dynamic import LearningState, precision_of_learning
 from transformer_xl.reading.segments import NOT_SCORED, Cut, Lanes
-from transformer_xl.reading.stream import open_stream, scoring
+from transformer_xl.reading.stream import Stream, check_names, open_stream, scoring
 from transformer_xl.world import World
 
 
@@ -113,6 +116,7 @@ class Score:
         seconds: time it took.
         token_nats: float32 (tokens,), nats of each token in order; None unless asked for.
         share: part of the text that was read, where `tokens` does not say it, because they are targets.
+        state: from which `evaluate` goes on: tensors on the CPU by name; None unless asked for.
     """
 
     nats: float
@@ -122,6 +126,7 @@ class Score:
     seconds: float
     token_nats: np.ndarray | None = field(default=None, repr=False)
     share: float = 1.0
+    state: dict[str, torch.Tensor] | None = field(default=None, repr=False)
 
     @property
     def loss(self) -> float:
@@ -188,6 +193,10 @@ def evaluate(
     n_characters: int | None = None,
     n_bytes: int | None = None,
     precision: PrecisionName = "fp32",
+    dynamic: Dynamic | None = None,
+    cache: Cache | None = None,
+    state: Mapping[str, torch.Tensor] | None = None,
+    keep_state: bool = False,
     per_token: bool = False,
     on_tokens: Callable[[int], object] | None = None,
     world: World | None = None,
@@ -212,6 +221,13 @@ def evaluate(
         n_bytes: bytes of the predicted text, for `Score.bpb`.
         precision: of the matrix products, and of keys and values; int8 rounds the weights, auto takes what the device
             multiplies natively.
+        dynamic: let a copy of the weights learn from each segment after it has been scored; `model` stays as it is. The text is
+            read in one lane, so `batch_size` must be 1.
+        cache: mix what followed similar states into the prediction. Lanes first read as many tokens as it keeps.
+        state: `Score.state` of the text before, read with the same settings; the first of `token_ids` is then the last token
+            of that text, whose length, less 1, must be a multiple of `tgt_len` to give the score of one text. `batch_size`
+            must be 1.
+        keep_state: return what is needed to go on, as `Score.state`; `batch_size` must be 1.
         per_token: keep the nats of every token.
         on_tokens: called with the number of tokens just scored here, for progress bars.
         world: the processes that score the stream together, each with the same arguments; None: this one alone.
@@ -223,8 +239,9 @@ def evaluate(
     Raises:
         CorpusError: fewer than two tokens.
         TokenizerError: ids outside the model's vocabulary.
-        ConfigError: sizes below 1, an unknown precision, `mem_len`, `clamp_len` and `same_length` that cannot work together, or
-            a model that does not read from left to right.
+        ConfigError: sizes below 1, an unknown precision, `mem_len`, `clamp_len` and `same_length` that cannot work together, a
+            model that does not read from left to right, or what cannot be done with dynamic evaluation, a cache or a state.
+        TrainingError: dynamic evaluation diverged.
         ValueError: ids that are not integers, or of another shape.
 
     Example:
@@ -245,49 +262,138 @@ def evaluate(
             f"tgt_len ({tgt_len}) and batch_size ({batch_size}) must be at least 1, and ext_len ({ext_len}) at least 0"
         )
     check_ids(ids, vocab_size=model.config.vocab_size or 0)
-    tgt_len = min(tgt_len, n_predicted)
-    chosen = precision_of_segments(precision, model.device)
     everyone = world or World()
+    carried = state is not None or keep_state
+    _check_alone(model, everyone, batch_size, dynamic=dynamic is not None, cache=cache is not None, carried=carried)
+    if not carried:
+        tgt_len = min(tgt_len, n_predicted)
+    chosen = (precision_of_learning if dynamic else precision_of_segments)(precision, model.device)
     world = World() if model.is_sharded else everyone
-    token_nats = torch.zeros(n_predicted) if per_token else None
+    token_nats = torch.zeros(n_predicted, dtype=torch.float32) if per_token else None
     begin, total = time.perf_counter(), 0.0
     with scoring(model):
         view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
         view.check_memory()
-        view = view.for_text(len(ids))
-        n_lane = max(1, min(batch_size, n_predicted // max(view.reach(tgt_len) + ext_len, 1)))
+        if not carried:
+            view = view.for_text(len(ids))
+        n_before = view.reach(tgt_len) + (math.ceil(cache.size / tgt_len) * tgt_len if cache else 0)
+        n_lane = max(1, min(batch_size, n_predicted // max(n_before + ext_len, 1)))
         lanes = Lanes(ids, n_lane, tgt_len=tgt_len, ext_len=ext_len, world=world)
-        for segment, nll in _nats(view, lanes, tgt_len, chosen, execution):
+        rows = _Rows(view, lanes, n_before, dynamic, cache, tgt_len=tgt_len, precision=chosen, execution=execution)
+        if state is not None:
+            rows.put(state)
+        for segment, nll in rows.nats():
             total += float(nll.double().sum())
             if token_nats is not None:
                 token_nats[segment.places[segment.is_scored]] = nll[segment.is_scored].float()
             if on_tokens:
                 on_tokens(int(segment.is_scored.sum()))
+        left = rows.take() if keep_state else None
     # all processes need the same bits: if each has read all lanes, devices may differ in the last bit
     (total,) = (everyone.from_first(total),) if model.is_sharded else world.sum(total)
     if token_nats is not None:
         world.add_(token_nats)
     seconds = time.perf_counter() - begin
     kept = None if token_nats is None else token_nats.numpy()
-    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, kept)
+    return Score(total, n_predicted, n_characters or n_predicted, n_bytes, seconds, kept, state=left)
 
 
-def _nats(
-    view: LanguageModel, lanes: Lanes, tgt_len: int, precision: InferencePrecision, execution: Execution
-) -> Iterator[tuple[Cut, torch.Tensor]]:
-    """Yield each segment of all lanes with the nats of its tokens (lanes, W) on the CPU, 0 where there is no label."""
-    if not lanes.n_lane:
-        return
-    reach = view.reach(tgt_len)
-    n_cold = lanes.n_cold if reach else lanes.n_lane  # rows that begin without memory
-    stream = open_stream(view, lanes.n_lane - n_cold or n_cold, tgt_len=tgt_len, precision=precision, execution=execution)
-    if n_cold < lanes.n_lane:  # fill the memory of the other lanes with what stands before them
-        for ids in lanes.before(reach):
-            stream.score(ids, torch.full_like(ids, NOT_SCORED))
-        if n_cold:
-            stream.prepend(n_cold)
-    for segment in lanes.segments(pad_left=stream.pads_left):
-        yield segment, stream.score(segment.ids, segment.labels, n_pad=segment.n_pad).cpu()
+def _check_alone(model: LanguageModel, world: World, batch_size: int, *, dynamic: bool, cache: bool, carried: bool) -> None:
+    """Refuse lanes and processes for what goes strictly from the beginning of a text to its end."""
+    what = "dynamic evaluation" if dynamic else "a state that is handed over"
+    if dynamic or carried:
+        if batch_size > 1:
+            raise ConfigError(f"{what} reads from beginning to end in one lane; set batch_size ({batch_size}) to 1")
+        if not world.alone:
+            raise ConfigError(f"{what} reads in one process, not in {world.size}; start it without torchrun")
+    if model.is_sharded and (dynamic or carried or cache):
+        raise ConfigError(f"{'a cache' if cache else what} needs all weights in one process; do not shard the model")
+
+
+class _Rows:
+    """The lanes of a text, read by a stream and with a cache, if there is one."""
+
+    def __init__(
+        self,
+        view: LanguageModel,
+        lanes: Lanes,
+        n_before: int,
+        dynamic: Dynamic | None,
+        cache: Cache | None,
+        *,
+        tgt_len: int,
+        precision: InferencePrecision,
+        execution: Execution,
+    ) -> None:
+        self._lanes, self._n_before = lanes, n_before
+        self._n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
+        n_row = lanes.n_lane - self._n_cold or self._n_cold or 1
+        self.stream: Stream = (
+            LearningState(view, dynamic, tgt_len=tgt_len, precision=precision, execution=execution)
+            if dynamic
+            else open_stream(view, n_row, tgt_len=tgt_len, precision=precision, execution=execution)
+        )
+        dtype = torch.promote_types(view.dtype, torch.float32)
+        sizes = {"d_model": view.config.d_model, "tgt_len": tgt_len}
+        self.cache = CacheRows(cache, n_row, **sizes, dtype=dtype, device=view.device) if cache else None
+
+    def nats(self) -> Iterator[tuple[Cut, torch.Tensor]]:
+        """Yield each segment of all lanes with the nats of its tokens (lanes, W) on the CPU, 0 where there is no label."""
+        if not self._lanes.n_lane:
+            return
+        if self._n_cold < self._lanes.n_lane:  # let the other lanes read what stands before them
+            for segment in self._lanes.before(self._n_before):
+                nowhere = torch.full_like(segment.ids, NOT_SCORED)
+                if self.cache:
+                    self.cache.add(*_new(segment, self.stream.read_and_score(segment.ids, nowhere)[0]))
+                else:
+                    self.stream.score(segment.ids, nowhere)
+            if self._n_cold:
+                self.stream.prepend(self._n_cold)
+                if self.cache:
+                    self.cache.prepend(self._n_cold)
+        for segment in self._lanes.segments(pad_left=self.stream.pads_left):
+            yield segment, self._score(segment).cpu()
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """Return what the only row knows, as tensors on the CPU by name."""
+        parts = {"memory": self.stream.take(0)}
+        if self.cache:
+            parts["cache"] = self.cache.take(0)
+        if isinstance(self.stream, LearningState):
+            parts["weights"] = self.stream.take_weights()
+        return {f"{part}.{name}": x.cpu() for part, tensors in parts.items() for name, x in tensors.items()}
+
+    def put(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Let the only row go on from what `take` returned; ConfigError if it does not fit."""
+
+        def part(prefix: str) -> dict[str, torch.Tensor]:
+            return {name.removeprefix(prefix): x for name, x in state.items() if name.startswith(prefix)}
+
+        memory, cached, weights = part("memory."), part("cache."), part("weights.")
+        try:
+            check_names(state, self.take())
+            self.stream.check(memory)
+            if self.cache:
+                self.cache.put(0, cached)
+            if isinstance(self.stream, LearningState):
+                self.stream.put_weights(weights)
+        except ValueError as error:
+            raise ConfigError(f"the state does not fit: {error}; read on with the model and settings it is of") from None
+        self.stream.put(0, memory)
+
+    def _score(self, segment: Cut) -> torch.Tensor:
+        if not self.cache:
+            return self.stream.score(segment.ids, segment.labels, n_pad=segment.n_pad)
+        h_BTD, nats_BT = self.stream.read_and_score(segment.ids, segment.labels, n_pad=segment.n_pad)
+        n = segment.n_context
+        return torch.cat([nats_BT[:, :n], self.cache.mix(nats_BT[:, n:], *_new(segment, h_BTD))], dim=1)
+
+
+def _new(segment: Cut, h_BTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the states and labels of a segment without what was read again before it."""
+    n = segment.n_context
+    return h_BTD[:, n:], segment.labels[:, n:].to(h_BTD.device)
 
 
 def write_token_nats(path: Path, ids: np.ndarray, nats: np.ndarray, tokenizer: Tokenizer) -> None:

@@ -108,14 +108,15 @@ class Lanes:
             begin = torch.minimum((first - self._ext_len).clamp(min=0), end)
             yield cut(self._ids, begin, end, scored=first, pad_left=pad_left)
 
-    def before(self, n: int) -> Iterator[Tensor]:
+    def before(self, n: int) -> Iterator[Cut]:
         """Yield segments (n_lane - n_cold, ext_len + tgt_len) of the last `n` tokens before each lane but the text's first.
 
         `n` is a multiple of `tgt_len` and at most the length of a lane less `ext_len`.
         """
-        begins = [b * self.length for b in self._own if b > 0]
-        warm = torch.from_numpy(np.stack([self._ids[b - n - self._ext_len : b] for b in begins]).astype(np.int64))
-        yield from warm.unfold(1, self._ext_len + self._tgt_len, self._tgt_len).unbind(1)
+        begins = torch.tensor([b * self.length for b in self._own if b > 0])
+        for first in range(-n, 0, self._tgt_len):
+            scored = begins + first
+            yield cut(self._ids, scored - self._ext_len, scored + self._tgt_len, scored=scored)
 
 
 def segments(ids: np.ndarray, *, tgt_len: int, ext_len: int = 0, rows: int = 1) -> Iterator[Cut]:

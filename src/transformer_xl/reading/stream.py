@@ -102,10 +102,13 @@ class Stream(ABC):
 
     def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
         """Read one segment (B, T) in all rows, and return the nats of its labels, as `nll` does; on any device."""
-        h_BTD = self.read(ids.to(self.model.device), n_pad=n_pad)
-        if not (labels >= 0).any():
-            return h_BTD.new_zeros(labels.shape)
-        return self.nll(h_BTD, labels.to(self.model.device))
+        return self.read_and_score(ids, labels, n_pad=n_pad)[1]
+
+    def read_and_score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Read one segment (B, T) in all rows, and return its states (B, T, D) and the nats of its labels; see `score`."""
+        device = self.model.device
+        h_BTD = self.read(ids.to(device), n_pad=None if n_pad is None else n_pad.to(device))
+        return h_BTD, self.nll(h_BTD, labels.to(device)) if (labels >= 0).any() else h_BTD.new_zeros(labels.shape)
 
     def prepend(self, n: int) -> None:
         """Put `n` rows that have read nothing before the others, so that all can be read at once."""

@@ -1,0 +1,211 @@
+"""Dynamic evaluation: after each segment has been scored, the weights take a step on its loss, so they learn from the text.
+
+    SGD    θ ← θ - η g + λ (θ0 - θ)
+    RMS    θ ← θ - η g / (√MS + ε √mean(MS)) + min(λ √MS / mean(√MS), 1) (θ0 - θ)
+
+g is the gradient of the mean nats of the segment, θ0 the trained weights, MS the mean of g² over segments of training text;
+mean(…) is over all weights. A weight with large gradients on training text takes smaller steps for each, and goes back faster.
+
+Reference: Krause et al. 2018, arXiv 1709.07432, section 4, and 2019, arXiv 1904.08378. Known deviation: ε is a multiple of
+√mean(MS), so that it suits gradients of any size.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from transformer_xl.errors import ConfigError, CorpusError, TrainingError
+from transformer_xl.model.call import Execution, Rows
+from transformer_xl.model.language_model import LanguageModel, check_reads_on
+from transformer_xl.model.precision import Precision, PrecisionName, autocast, check_precision, choose_precision
+from transformer_xl.model.room import check_room
+from transformer_xl.model.softmax import check_ids
+from transformer_xl.reading.adapting import Dynamic
+from transformer_xl.reading.segments import NOT_SCORED, Lanes
+from transformer_xl.reading.stream import CarriedState, check_like, check_names, scoring
+
+
+class LearningState(CarriedState):
+    """One row whose weights, a copy of the model's, take a step on the loss of each segment after it has been scored.
+
+    Args:
+        model: which stays as it is; in evaluation mode.
+        dynamic: settings; None: no step is taken.
+        tgt_len: tokens of a segment.
+        precision: of the matrix products.
+        execution: how the model computes.
+
+    Raises:
+        ConfigError: a model that cannot learn, or no room for the copy.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        dynamic: Dynamic | None,
+        *,
+        tgt_len: int,
+        precision: Precision,
+        execution: Execution = Execution(),
+    ) -> None:
+        if model.is_sharded:
+            raise ConfigError("dynamic evaluation needs all weights in one process; do not shard the model")
+        n_bytes = 4 * sum(parameter.nbytes for parameter in model.parameters())
+        check_room(n_bytes, model.device, what="dynamic evaluation", remedy="leave it out")
+        learner = copy.deepcopy(model).requires_grad_(True)
+        if model.dtype in (torch.bfloat16, torch.float16):  # small steps would be lost
+            learner = learner.float()
+        super().__init__(learner, 1, tgt_len=tgt_len, precision=precision, execution=execution)
+        self.weights = dict(learner.named_parameters())
+        self._trained = {name: parameter.detach().clone() for name, parameter in self.weights.items()}
+        self._dynamic = dynamic
+        self._rates = {} if dynamic is None else _rates(dynamic, self.weights)
+
+    def read_and_score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Read, score and learn from one segment; see `Stream.read_and_score`."""
+        h_BTD, nll, gradients = self.gradients(ids, labels, n_pad=n_pad)
+        self._step(gradients)
+        return h_BTD, nll
+
+    def score(self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None) -> Tensor:
+        """Score and learn from one segment; see `Stream.score`."""
+        return self.read_and_score(ids, labels, n_pad=n_pad)[1]
+
+    def gradients(
+        self, ids: Tensor, labels: Tensor, *, n_pad: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Read one segment, and return its states, its nats and the gradient of their mean by name of the weight.
+
+        Raises:
+            TrainingError: the loss is not finite.
+        """
+        device = self.model.device
+        ids, labels, n_pad = ids.to(device), labels.to(device), None if n_pad is None else n_pad.to(device)
+        with torch.enable_grad(), autocast(device, self.precision):
+            h_BTD, mems = self.model.read(ids, mems=self.mems, rows=Rows(n_pad=n_pad), execution=self.execution)
+            nll = self.model.softmax.nll(h_BTD, labels, self.model.embedding)
+            loss = nll.sum() / (labels != NOT_SCORED).sum()
+        if not loss.isfinite():
+            lr = "" if self._dynamic is None else f"; lower lr ({self._dynamic.rate:g}, --dynamic-lr)"
+            raise TrainingError(f"dynamic evaluation diverged: the loss of a segment is {loss.item()}{lr}")
+        found = torch.autograd.grad(loss, list(self.weights.values()), allow_unused=True, materialize_grads=True)
+        self.mems = mems
+        return h_BTD.detach(), nll.detach(), dict(zip(self.weights, found, strict=True))
+
+    def take_weights(self) -> dict[str, Tensor]:
+        """Return copies of the weights by name."""
+        return {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def put_weights(self, state: Mapping[str, Tensor]) -> None:
+        """Go on with weights that `take_weights` returned; ValueError for other names, types or shapes."""
+        check_names(state, self.weights)
+        for name, weight in self.weights.items():
+            check_like(name, state[name], weight.dtype, weight.shape)
+        for name, weight in self.weights.items():
+            weight.copy_(state[name])
+
+    @torch.no_grad()
+    def _step(self, gradients: Mapping[str, Tensor]) -> None:
+        for name, weight in self.weights.items():
+            rate, pull = self._rates[name]
+            weight.lerp_(self._trained[name], pull).sub_(gradients[name] * rate)
+
+
+def _rates(dynamic: Dynamic, weights: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return by name what multiplies the gradient, and the share of the way back to the trained weights."""
+    if dynamic.mean_squares is None:
+        rate, pull = (torch.tensor(x, device=next(iter(weights.values())).device) for x in (dynamic.rate, dynamic.decay))
+        return dict.fromkeys(weights, (rate, pull))
+    try:
+        check_names(dynamic.mean_squares, weights)
+        for name, weight in weights.items():
+            check_like(name, dynamic.mean_squares[name], weight.dtype, weight.shape)
+    except ValueError as error:
+        raise ConfigError(f"mean squares are those of another model: {error}; use mean_squares(model, …)") from None
+    roots = {name: x.to(weights[name].device).sqrt() for name, x in dynamic.mean_squares.items()}
+    n = sum(x.numel() for x in roots.values())
+    mean = sum(float(x.double().sum()) for x in roots.values()) / n
+    if not 0 < mean < math.inf:
+        raise ConfigError(f"mean squares must be numbers that are not all 0 (mean root {mean}); use mean_squares(model, …)")
+    floor = dynamic.epsilon * math.sqrt(sum(float(x.double().square().sum()) for x in roots.values()) / n)
+    return {name: (dynamic.rate / (x + floor), (dynamic.decay / mean * x).clamp(max=1)) for name, x in roots.items()}
+
+
+def precision_of_learning(name: str, device: torch.device) -> Precision:
+    """Return the precision in which a text is read to learn from it; `auto` takes bf16 where it is native, else fp32.
+
+    Raises:
+        ConfigError: an unknown name, or one in which nothing is learned.
+    """
+    check_precision(name)
+    chosen = "fp32" if name == "auto" and choose_precision(name, device)[0] == "fp16" else name
+    if chosen == "int8" or chosen == "fp16":
+        why = "weights are frozen" if chosen == "int8" else "gradients vanish"
+        raise ConfigError(f"dynamic evaluation needs bf16 or fp32, and precision is {chosen}, in which {why}")
+    return choose_precision(chosen, device)[0]
+
+
+def mean_squares(
+    model: LanguageModel,
+    token_ids: np.ndarray | Tensor,
+    *,
+    tgt_len: int = 128,
+    mem_len: int | None = None,
+    ext_len: int = 0,
+    same_length: bool | None = None,
+    clamp_len: int | None = None,
+    precision: PrecisionName = "fp32",
+    on_tokens: Callable[[int], object] | None = None,
+    execution: Execution = Execution(),
+) -> dict[str, Tensor]:
+    """Return the mean of squared gradients over segments of training text, for the RMS rule of `Dynamic`.
+
+    Args:
+        model: stays as it is.
+        token_ids: of the text, integers (N,), N ≥ 2; some 20,000 tokens are enough.
+        tgt_len: tokens per segment, as the text to score will be read; so are the next arguments.
+        mem_len: positions of memory; None: the model's.
+        ext_len: tokens before each segment that are read again with it.
+        same_length: the same number of keys for every query.
+        clamp_len: largest distance told apart.
+        precision: of the matrix products, not int8 or fp16.
+        on_tokens: called with the number of tokens just read, for progress bars.
+        execution: how the model computes.
+
+    Returns:
+        A tensor for each parameter, by name.
+
+    Raises:
+        CorpusError: fewer than two tokens.
+        TokenizerError: ids outside the model's vocabulary.
+        ConfigError: a model or a precision that cannot learn.
+
+    Example:
+        >>> from transformer_xl import TransformerXL, TransformerXLConfig
+        >>> model = TransformerXL(TransformerXLConfig(vocab_size=4, n_layer=1, d_model=8, n_head=1, d_head=8, d_inner=8))
+        >>> Dynamic(mean_squares=mean_squares(model, np.array([0, 1, 2, 3]))).rule
+        'rms'
+    """
+    check_reads_on(model)
+    ids = np.asarray(token_ids)
+    if len(ids) < 2:
+        raise CorpusError(f"the training text has {len(ids)} tokens; at least 2 are needed for mean squares")
+    check_ids(ids, vocab_size=model.config.vocab_size or 0)
+    tgt_len, chosen = min(tgt_len, len(ids) - 1), precision_of_learning(precision, model.device)
+    with scoring(model):
+        view = model.with_context(mem_len=mem_len, clamp_len=clamp_len, same_length=same_length, ext_len=ext_len)
+        stream = LearningState(view.for_text(len(ids)), None, tgt_len=tgt_len, precision=chosen, execution=execution)
+        total = {name: torch.zeros_like(weight) for name, weight in stream.weights.items()}
+        n = 0
+        for segment in Lanes(ids, 1, tgt_len=tgt_len, ext_len=ext_len).segments(pad_left=True):
+            for name, gradient in stream.gradients(segment.ids, segment.labels, n_pad=segment.n_pad)[2].items():
+                total[name].addcmul_(gradient, gradient)
+            n += 1
+            if on_tokens:
+                on_tokens(int(segment.is_scored.sum()))
+        return {name: x / n for name, x in total.items()}

@@ -1,0 +1,253 @@
+"""Dynamic evaluation against a second transcription; the model stays as it is, and a text can be read in parts."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.helpers import assert_close, default_dtype, random_weights, tiny_model
+from tests.reference.reading_loops import dynamic_nats, mean_of_squares
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TrainingError
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.lstm import Lstm
+from transformer_xl.model.vanilla import Vanilla
+from transformer_xl.model_config import LstmConfig, VanillaConfig
+from transformer_xl.reading.adapting import Cache, Dynamic
+from transformer_xl.reading.dynamic import mean_squares
+from transformer_xl.reading.evaluation import Score, evaluate
+from transformer_xl.tensor_file import load_tensors, write_sealed_tensors
+from transformer_xl.world import World
+
+
+def some_ids(n: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 13, n).astype(np.uint16)
+
+
+def nats_of(score: Score) -> np.ndarray:
+    assert score.token_nats is not None
+    return score.token_nats
+
+
+def state_of(score: Score) -> dict[str, torch.Tensor]:
+    assert score.state is not None
+    return score.state
+
+
+def weights(model: LanguageModel) -> dict[str, torch.Tensor]:
+    return {name: x.detach().clone() for name, x in model.named_parameters()}
+
+
+def lstm() -> LanguageModel:
+    config = LstmConfig(vocab_size=13, n_layer=2, d_model=7, dropout=0.3)
+    return random_weights(Lstm(config)).eval()
+
+
+def vanilla() -> LanguageModel:
+    config = VanillaConfig(vocab_size=13, n_layer=2, d_model=6, n_head=2, d_head=3, d_inner=9, max_len=12)
+    return random_weights(Vanilla(config)).eval()
+
+
+KINDS = {
+    "paper": {},
+    "pre_lnorm, final_norm": {"pre_lnorm": True, "final_norm": True, "activation": "relu2"},
+    "clusters": {"cutoffs": (4, 9), "div_val": 2, "untie_r": True},
+    "long memory, same_length": {"mem_len": 9, "same_length": True},
+    "no memory": {"mem_len": 0},
+}
+RULES = {"sgd": {"lr": 0.3}, "sgd, decay": {"lr": 0.3, "decay": 0.2}, "rms": {"lr": 0.02, "decay": 0.4, "epsilon": 0.05}}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", RULES)
+def test_each_step_is_that_of_the_paper(kind: str, rule: str) -> None:
+    with default_dtype(torch.float64):
+        model, ids = tiny_model(**KINDS[kind]), some_ids(20)
+        squares = mean_of_squares(some_ids(16, 1).tolist(), weights(model), model.config, tgt_len=5) if rule == "rms" else None
+        expected, left = dynamic_nats(ids.tolist(), weights(model), model.config, tgt_len=6, squares=squares, **RULES[rule])
+        dynamic = Dynamic(**RULES[rule], mean_squares=squares)
+        score = evaluate(model, ids, tgt_len=6, dynamic=dynamic, per_token=True, keep_state=True)
+        np.testing.assert_allclose(nats_of(score), expected, atol=1e-6)
+        assert score.nats == pytest.approx(sum(expected), abs=1e-9)
+        for name, x in left.items():
+            assert_close(name, state_of(score)[f"weights.{name}"], x, 1e-9)
+        assert dynamic.rule == rule[:3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mean_squares_are_those_of_single_segments(kind: str) -> None:
+    with default_dtype(torch.float64):
+        model, ids = tiny_model(**KINDS[kind]), some_ids(18)
+        expected = mean_of_squares(ids.tolist(), weights(model), model.config, tgt_len=5)
+        found = mean_squares(model, ids, tgt_len=5)
+        assert found.keys() == expected.keys()
+        for name, x in expected.items():
+            assert_close(name, found[name], x, 1e-10, least=x.abs().max().item())
+
+
+@pytest.mark.parametrize("make", [lstm, vanilla, tiny_model])
+@pytest.mark.parametrize("ext_len", [0, 3])
+def test_all_kinds_learn_as_an_optimizer_of_torch_lets_them(make: Callable[[], LanguageModel], ext_len: int) -> None:
+    """With an extended context, only tokens that are scored teach, each once."""
+    model, ids = make(), torch.from_numpy(some_ids(23).astype(np.int64))
+    learner = copy.deepcopy(model).with_context(ext_len=ext_len)
+    optimizer = torch.optim.SGD(learner.parameters(), lr=0.2)
+    mems, expected = learner.init_mems(1), []
+    for at in range(0, 22, 5):
+        begin, end = max(at - ext_len, 0), min(at + 5, 22)
+        labels = ids[begin + 1 : end + 1].clone()
+        labels[: at - begin] = -100
+        out = learner(ids[None, begin:end], mems=mems, labels=labels[None])
+        mems = out.mems
+        expected += out.nll[0, at - begin :].tolist()
+        optimizer.zero_grad()
+        out.nll[0, at - begin :].mean().backward()
+        optimizer.step()
+    score = evaluate(model, ids, tgt_len=5, ext_len=ext_len, dynamic=Dynamic(lr=0.2), per_token=True)
+    np.testing.assert_allclose(nats_of(score), expected, atol=1e-5)
+
+
+def test_a_text_that_repeats_itself_is_learned() -> None:
+    model, ids = tiny_model(mem_len=0), np.tile(some_ids(7), 20)
+    plain = evaluate(model, ids, tgt_len=7)
+    squares = mean_squares(model, some_ids(50), tgt_len=7)
+    for dynamic in (Dynamic(lr=0.1), Dynamic(lr=0.1, mean_squares=squares)):
+        score = evaluate(model, ids, tgt_len=7, dynamic=dynamic, per_token=True)
+        assert score.loss < plain.loss - 0.3
+        assert nats_of(score)[-7:].mean() < nats_of(score)[:7].mean() - 1
+
+
+@pytest.mark.parametrize("end", [None, KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_stays_as_it_is_however_reading_ends(end: type[BaseException] | None, training: bool) -> None:
+    model = tiny_model(dropout=0.5).train(training).requires_grad_(False)
+    before, random_state, calls = copy.deepcopy(model.state_dict()), torch.get_rng_state(), []
+
+    def on_tokens(n: int) -> None:
+        calls.append(n)
+        if end and len(calls) == 3:
+            raise end
+
+    read = lambda: evaluate(model, some_ids(30), tgt_len=5, dynamic=Dynamic(lr=1.0), cache=Cache(3), on_tokens=on_tokens)  # noqa: E731
+    if end is None:
+        read()
+    else:
+        with pytest.raises(end):
+            read()
+    assert len(calls) >= 3
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert all(x.grad is None and not x.requires_grad for x in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert (model.training, torch.is_grad_enabled()) == (training, True)
+
+
+CARRIED = {
+    "kept keys": (tiny_model, None, None, "fp32"),
+    "kept keys, int8, cache": (tiny_model, None, Cache(11), "int8"),
+    "cache": (tiny_model, None, Cache(11), "fp32"),
+    "sgd": (tiny_model, {"lr": 0.1, "decay": 0.01}, None, "fp32"),
+    "rms, cache": (tiny_model, {"lr": 0.1, "decay": 0.1}, Cache(4), "bf16"),
+    "lstm, sgd, cache": (lstm, {"lr": 0.1}, Cache(40), "fp32"),
+    "vanilla, sgd": (vanilla, {"lr": 0.1}, None, "fp32"),
+}
+
+
+@pytest.mark.parametrize("case", CARRIED)
+@pytest.mark.parametrize("at", [6, 24])
+def test_two_halves_with_the_state_handed_over_are_one_text(case: str, at: int, tmp_path: Path) -> None:
+    make, rule, cache, precision = CARRIED[case]
+    model, ids = make(), some_ids(41)
+    squares = mean_squares(model, some_ids(30, 1), tgt_len=6) if "rms" in case else None
+    dynamic = None if rule is None else Dynamic(**rule, mean_squares=squares)
+    how: dict[str, Any] = {"tgt_len": 6, "dynamic": dynamic, "cache": cache, "precision": precision, "per_token": True}
+    whole, again = (evaluate(model, ids, keep_state=True, **how) for _ in range(2))
+    first = evaluate(model, ids[: at + 1], keep_state=True, **how)
+    content = {name: (x.dtype, x.shape) for name, x in state_of(first).items()}
+    write_sealed_tensors(tmp_path / "state.safetensors", content, state_of(first).__getitem__, metadata={})
+    second = evaluate(model, ids[at:], state=load_tensors(tmp_path / "state.safetensors"), keep_state=True, **how)
+    assert whole.nats == again.nats
+    for other in (nats_of(again), np.concatenate([nats_of(first), nats_of(second)])):
+        np.testing.assert_array_equal(nats_of(whole), other)
+    assert state_of(whole).keys() == state_of(second).keys()
+    assert all(torch.equal(x, state_of(second)[name]) for name, x in state_of(whole).items())
+    alone = evaluate(model, ids[at:], **how)
+    assert np.abs(nats_of(second) - nats_of(alone)).max() > 1e-4
+
+
+def test_bf16_is_close_and_weights_in_bf16_are_taught_in_fp32() -> None:
+    model, ids = tiny_model(), some_ids(60)
+    fp32 = evaluate(model, ids, tgt_len=8, dynamic=Dynamic(lr=0.1)).loss
+    assert evaluate(model, ids, tgt_len=8, dynamic=Dynamic(lr=0.1), precision="bf16").loss == pytest.approx(fp32, abs=0.1)
+    narrow = tiny_model().to(torch.bfloat16)
+    taught = state_of(evaluate(narrow, ids, tgt_len=8, dynamic=Dynamic(lr=1e-5), keep_state=True))
+    changed = [not torch.equal(taught[f"weights.{name}"], x.float()) for name, x in narrow.named_parameters()]
+    assert all(changed)
+    assert narrow.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("how", "match"),
+    [
+        ({"precision": "int8"}, "dynamic evaluation needs bf16 or fp32, and precision is int8, in which weights are frozen"),
+        ({"precision": "fp16"}, "precision is fp16, in which gradients vanish"),
+        ({"batch_size": 2}, r"dynamic evaluation reads from beginning to end in one lane; set batch_size \(2\) to 1"),
+        ({"world": World(rank=0, size=2)}, "dynamic evaluation reads in one process, not in 2"),
+        ({"dynamic": None, "keep_state": True, "batch_size": 3}, r"a state that is handed over reads .* batch_size \(3\)"),
+        ({"dynamic": Dynamic(mean_squares={"a": torch.zeros(1)})}, "mean squares are those of another model: tensors"),
+        ({"state": {}}, "the state does not fit: tensors"),
+    ],
+)
+def test_what_cannot_learn_is_refused(how: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        evaluate(tiny_model(), some_ids(20), **{"dynamic": Dynamic(lr=0.1), "tgt_len": 5, **how})
+
+
+def test_states_of_other_settings_are_refused() -> None:
+    model, how = tiny_model(), {"tgt_len": 5, "keep_state": True}
+    plain = state_of(evaluate(model, some_ids(20), **how))
+    for settings in ({"dynamic": Dynamic()}, {"cache": Cache(3)}):
+        with pytest.raises(ConfigError, match=r"the state does not fit: tensors .* are missing or unknown; read on"):
+            evaluate(model, some_ids(20), state=plain, **settings, **how)
+    shorter = state_of(evaluate(model, some_ids(20), cache=Cache(3), **how))
+    with pytest.raises(ConfigError, match=r"tensor 'states' is torch.float32 \(3, \d+\) and should be torch.float32 \(4, "):
+        evaluate(model, some_ids(20), cache=Cache(4), state=shorter, **how)
+    taught = state_of(evaluate(model, some_ids(20), dynamic=Dynamic(), **how))
+    other = {**taught, "weights.softmax.bias": torch.zeros(3)}
+    with pytest.raises(ConfigError, match=r"tensor 'softmax.bias' is torch.float32 \(3,\) and should be"):
+        evaluate(model, some_ids(20), dynamic=Dynamic(), state=other, **how)
+
+
+def test_zero_mean_squares_and_wrong_texts_are_refused() -> None:
+    model = tiny_model()
+    nothing = {name: torch.zeros_like(x) for name, x in model.named_parameters()}
+    with pytest.raises(ConfigError, match="mean squares must be numbers that are not all 0"):
+        evaluate(model, some_ids(20), dynamic=Dynamic(mean_squares=nothing))
+    with pytest.raises(CorpusError, match="the training text has 1 tokens; at least 2 are needed"):
+        mean_squares(model, some_ids(1))
+    with pytest.raises(TokenizerError, match="token id 13 is outside the vocabulary"):
+        mean_squares(model, np.array([1, 13]))
+    with pytest.raises(ConfigError, match="precision is int8"):
+        mean_squares(model, some_ids(9), precision="int8")
+
+
+def test_a_rate_that_is_too_high_is_named() -> None:
+    with pytest.raises(TrainingError, match=r"dynamic evaluation diverged: .*; lower lr \(1e\+20, --dynamic-lr\)"):
+        evaluate(tiny_model(), some_ids(60), tgt_len=5, dynamic=Dynamic(lr=1e20))
+
+
+@pytest.mark.parametrize(
+    ("values", "match"),
+    [
+        ({"lr": 0.0}, r"lr \(0\) and epsilon \(0.1\) .* must be numbers above 0"),
+        ({"lr": float("nan")}, r"lr \(nan\)"),
+        ({"epsilon": 0.0}, r"epsilon \(0\)"),
+        ({"decay": 1.5}, r"decay \(1.5\) .* must be from 0 to 1"),
+        ({"decay": -0.1}, r"decay \(-0.1\)"),
+    ],
+)
+def test_settings_out_of_range_are_refused(values: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Dynamic(**values)
