@@ -370,11 +370,11 @@ def test_corpus_prepare_lines_verified(txl: Txl, workbench: Path) -> None:
         ("eval run --tgt-len 0", "--tgt-len (0) must be at least 1"),
         (
             "eval run --dynamic sgd --batch-size 2",
-            "--dynamic reads from beginning to end in one lane; leave --batch-size (2) out",
+            "from beginning to end in one lane; leave --batch-size (2) out",
         ),
         ("eval run --dynamic sgd --precision int8", "dynamic evaluation needs bf16 or fp32, and precision is int8"),
         ("eval run --dynamic-lr 0.1", "--dynamic-lr is for dynamic evaluation; add --dynamic rms or --dynamic sgd"),
-        ("eval run --dynamic rms --dynamic-lr 0", "lr (0) and epsilon (0.1) of dynamic evaluation must be numbers above 0"),
+        ("eval run --dynamic rms --dynamic-lr 0", "lr (0) and epsilon (1) of dynamic evaluation must be numbers above 0"),
         ("eval run --cache 0", "size of a cache (0) must be at least 1"),
         ("eval run --cache-theta 1", "--cache-theta is for a cache; add --cache 2000"),
         ("eval run --cache 9 --cache-weight 1", "weight of a cache (1) must be between 0 and 1"),

@@ -16,6 +16,7 @@ import torch
 from tests.training.helpers import write_recipe, write_text
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.training.run import train
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -66,6 +67,18 @@ def test_memory(tmp_path):
     done = run("memory.py", "--tiny", "--segments", 1, "--mem-lens", 0, 8, "--lengths", 2, "--plot", picture)
     assert done.stdout.count("above idle MB") == 4
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.benchmarks
+def test_reading_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "cache"))
+    recipe, text = write_recipe(tmp_path / "tiny.toml"), write_text(tmp_path / "text.txt")
+    train(str(recipe), corpus=str(text), out=tmp_path / "run")
+    sizes = ("--tokens", 90, "--tune-tokens", 40, "--training-tokens", 50)
+    run("reading_time.py", tmp_path / "run", *sizes, "--json", tmp_path / "figures.json")
+    rows = json.loads((tmp_path / "figures.json").read_text())
+    assert [row["way"] for row in rows] == ["plain", "sgd", "rms", "cache", "rms and cache"]
+    assert all(row["loss"] + row["gained"] == pytest.approx(rows[0]["loss"]) for row in rows)
 
 
 @pytest.mark.benchmarks

@@ -241,7 +241,7 @@ def test_a_rate_that_is_too_high_is_named() -> None:
 @pytest.mark.parametrize(
     ("values", "match"),
     [
-        ({"lr": 0.0}, r"lr \(0\) and epsilon \(0.1\) .* must be numbers above 0"),
+        ({"lr": 0.0}, r"lr \(0\) and epsilon \(1\) .* must be numbers above 0"),
         ({"lr": float("nan")}, r"lr \(nan\)"),
         ({"epsilon": 0.0}, r"epsilon \(0\)"),
         ({"decay": 1.5}, r"decay \(1.5\) .* must be from 0 to 1"),

@@ -34,7 +34,7 @@ class Adapting:
 
     Args:
         dynamic: let a copy of the weights learn from each segment once it is scored; rms first reads training text.
-        dynamic_lr: learning rate. Default: 0.05 with sgd, 0.3 with rms.
+        dynamic_lr: learning rate. Default: 0.05 with sgd, 0.0003 with rms.
         dynamic_decay: how far each step goes back towards the trained weights, 0 to 1. Default: 0.
         cache: places to keep; what followed similar ones is mixed into the prediction. 2000 suits most texts.
         cache_weight: share of the cache in the prediction. Default: 0.1.

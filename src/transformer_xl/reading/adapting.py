@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DynamicRule = Literal["sgd", "rms"]
 """How the weights take a step."""
 
-DEFAULT_LR: dict[DynamicRule, float] = {"sgd": 0.05, "rms": 0.3}
+DEFAULT_LR: dict[DynamicRule, float] = {"sgd": 0.05, "rms": 3e-4}
 """Learning rates that suit small models; see docs/results.md."""
 
 
@@ -74,7 +74,7 @@ class Dynamic:
 
     lr: float | None = None
     decay: float = 0.0
-    epsilon: float = 0.1
+    epsilon: float = 1.0
     mean_squares: "Mapping[str, Tensor] | None" = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
