@@ -192,6 +192,15 @@ def test_a_convolution_learns_from_its_own_loss_alone_and_nothing_else_does() ->
     assert model.eval()(TEXT[:, :12], labels=TEXT[:, 1:13]).auxiliary is None
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_smallest_call_uses_all_parameters(kind: str) -> None:
+    """Processes that share gradients wait for each of them."""
+    model = tiny(kind).train()
+    out = model(**model.smallest_call())
+    (out.nll.sum() if out.auxiliary is None else out.nll.sum() + out.auxiliary).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
 @pytest.mark.parametrize("kind", [*KINDS, "first"])
 def test_a_resumed_training_is_the_uninterrupted_one(kind: str) -> None:
     changes: dict[str, Any] = {
