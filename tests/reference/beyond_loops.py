@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.reference.loops import embed, feed_forward, layer_norm, log_probabilities, score
+from tests.reference.loops import embed, feed_forward, gated, layer_norm, log_probabilities, score
 
 
 @dataclass
@@ -79,7 +79,7 @@ def attend(own, first, document, goes_on, history, kept, w, layer, config):
             size = torch.sqrt((mean * mean).sum() / config.d_head + 1e-6)
             out = out + mean / size * w[f"layers.{layer}.beyond.scale"][n * config.d_head : (n + 1) * config.d_head]
         heads.append(out)
-    out = history[own] + w[f"{prefix}.o_net.weight"] @ torch.cat(heads)
+    out = gated(history[own], w[f"{prefix}.o_net.weight"] @ torch.cat(heads), w, f"{prefix}.gate", config)
     return out if config.pre_lnorm else layer_norm(out, w, f"{prefix}.layer_norm", config)
 
 
