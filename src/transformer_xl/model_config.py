@@ -334,9 +334,10 @@ class TransformerXLConfig(AttentionConfig):
         description="a stream begins with a memory of mem_len zeros that queries attend to, as in Hugging Face and TF",
     )
     untie_r: bool = Field(default=False, description="transformer_xl: u and v per layer instead of shared by all layers")
-    shift: Literal["none", "token", "conv"] = Field(
+    shift: Literal["none", "token", "averages", "conv"] = Field(
         default="none",
-        description="what layers read of the tokens right before each: token = half of its channels; conv = a convolution",
+        description="what layers read of the tokens right before each: token = half of its channels; averages = it and means "
+        "that fade; conv = a convolution",
     )
     conv_width: Annotated[int, Field(ge=2)] = Field(
         default=4, description="shift = conv: tokens that it reads, the own one included"
@@ -401,7 +402,12 @@ class TransformerXLConfig(AttentionConfig):
                 f"gate ('{self.gate}') needs pre_lnorm (False): with a norm behind it, a closed gate would change states; "
                 "set model.pre_lnorm=true"
             )
-        if self.shift_reach > self.mem_len > 0:
+        if self.shift == "averages" and self.d_model % 8:
+            raise ValueError(
+                f"d_model ({self.d_model}) must be a multiple of 8, because shift 'averages' divides it in eighths; "
+                f"use {-(-self.d_model // 8) * 8}"
+            )
+        if self.shift == "conv" and self.shift_reach > self.mem_len > 0:
             raise ValueError(
                 f"conv_width ({self.conv_width}) reaches {self.shift_reach} tokens back, farther than mem_len "
                 f"({self.mem_len}); make it at most {self.mem_len + 1}"
@@ -447,7 +453,7 @@ class TransformerXLConfig(AttentionConfig):
     @property
     def shift_reach(self) -> int:
         """How many tokens before its own each block of a layer reads, besides what attention sees."""
-        return {"none": 0, "token": 1}.get(self.shift, self.conv_width - 1)
+        return {"none": 0, "token": 1, "averages": 32}.get(self.shift, self.conv_width - 1)
 
     @property
     def attention_kind(self) -> AttentionKind:

@@ -61,6 +61,7 @@ KINDS = [
     {"attention": "al_rfou", "max_klen": 7, "n_head": 2, "d_head": 5},
     {"shift": "token", "pre_lnorm": True},
     {"shift": "conv", "conv_width": 2},
+    {"shift": "averages", "d_model": 16, "pre_lnorm": True},
     {"attention": "shaw", "max_klen": 7, "shift": "token"},
     {"attention": "rotary"},
     {"attention": "alibi"},
@@ -97,6 +98,7 @@ def test_left_padded_rows_read_as_if_alone(data):
 def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""
     others = [{"attention": "rotary"}, {"attention": "alibi"}, {"shift": "token"}, {"shift": "conv", "pre_lnorm": True}]
+    others += [{"shift": "averages", "d_model": 16}]
     kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *others]))
     model = tiny_model(mem_len=4, same_length=data.draw(st.booleans()), **kind)
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
@@ -121,7 +123,7 @@ def test_documents_inside_a_segment_see_only_themselves(data):
         begin += length
 
 
-@pytest.mark.parametrize("changes", [{}, {"shift": "token"}, {"shift": "conv"}])
+@pytest.mark.parametrize("changes", [{}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}])
 @pytest.mark.parametrize("mem_len", [7, 30])
 def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, changes):
     model = tiny_model(mem_len=30, **changes)

@@ -22,6 +22,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "al_rfou that begins with zeros": {**ABSOLUTE, "zero_first_memory": True},
     "no memory": {"mem_len": 0},
     "token shift": {"shift": "token"},
+    "averages": {"shift": "averages", "d_model": 16},
     "convolution": {"shift": "conv", "same_length": True},
     "absolute after a shift": {**ABSOLUTE, "shift": "token"},
     "lstm": {},

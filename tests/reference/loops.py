@@ -26,9 +26,16 @@ def looked_back(x, history, own, w, prefix, config):
     """What a block reads of `x`, the state at position `own`, and of the layer's inputs before it."""
     if config.shift == "none":
         return x
-    before = [history[own - k] if own >= k else 0 * x for k in range(1, config.conv_width)]
+    reach = {"token": 1, "averages": 32, "conv": config.conv_width - 1}[config.shift]
+    before = [history[own - k] if own >= k else 0 * x for k in range(1, reach + 1)]
     if config.shift == "token":
         return torch.stack([before[0][c] if c < len(x) // 2 else x[c] for c in range(len(x))])
+    if config.shift == "averages":  # eighths of the channels: two of the token before, one for each decay, four of its own
+        fast = sum(0.5**k * h for k, h in enumerate(before, start=1))
+        slow = sum(0.2 * 0.8 ** (k - 1) * h for k, h in enumerate(before, start=1))
+        parts = [before[0], before[0], fast, slow, x, x, x, x]
+        n = len(x) // 8
+        return torch.cat([part[i * n : (i + 1) * n] for i, part in enumerate(parts)])
     return x + sum(w[f"{prefix}.taps"][k, 0] * h for k, h in enumerate(before))
 
 

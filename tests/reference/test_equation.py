@@ -53,6 +53,9 @@ VARIANTS = {
     "convolution, pre_lnorm": {"shift": "conv", "conv_width": 3, "pre_lnorm": True, "mem_len": 7, "untie_r": True},
     "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
     "convolution, no memory": {"shift": "conv", "mem_len": 0},
+    "averages": {"shift": "averages", "d_model": 16},
+    "averages, pre_lnorm, long memory": {"shift": "averages", "d_model": 16, "pre_lnorm": True, "mem_len": 11},
+    "averages, no memory": {"shift": "averages", "d_model": 8, "mem_len": 0},
     "gru gate": {"gate": "gru", "pre_lnorm": True},
     "gru gate, token shift": {"gate": "gru", "pre_lnorm": True, "shift": "token", "final_norm": True},
     "output gate": {"gate": "output", "pre_lnorm": True, "same_length": True},
@@ -123,7 +126,16 @@ def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "variant",
-    ["paper", "pre_lnorm", "same_length, clamp_len", "long memory", "untie_r", "token shift, pre_lnorm", "convolution"],
+    [
+        "paper",
+        "pre_lnorm",
+        "same_length, clamp_len",
+        "long memory",
+        "untie_r",
+        "token shift, pre_lnorm",
+        "convolution",
+        "averages",
+    ],
 )
 def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
     model = tiny_model(**VARIANTS[variant])

@@ -25,7 +25,7 @@ from transformer_xl.model.attention.rotary import turned
 from transformer_xl.model.gates import Gate, gru_gate, output_gate
 from transformer_xl.model.layers import DecoderLayer, FeedForward, activate
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32
-from transformer_xl.model.shift import ShortConvolution, TokenShift
+from transformer_xl.model.shift import Shift, with_before
 from transformer_xl.model_config import Activation
 
 # weights
@@ -37,9 +37,6 @@ class Matrix(NamedTuple):
     weight: Tensor
     scale: Tensor | None = None
 
-
-Earlier = Sequence[Tensor]
-"""A layer's inputs one token before each token, two tokens before, …; none in layers without a shift."""
 
 Product = Callable[[Tensor, Matrix, torch.dtype, Tensor | None], Tensor]
 """How vectors are multiplied by weights: `product` or `streamed_product`."""
@@ -64,10 +61,10 @@ class LayerWeights(NamedTuple):
     """r of the distances P - 1, …, 0; (N, P, H). Farther ones have the key of P - 1."""
     distance_bias: Tensor | None
     """b, what a distance adds to a score whatever the query, (N, P)."""
-    attention_taps: Tensor | None
-    """Weights of the convolution before attention, (k, 1, D); see `ShortConvolution`."""
-    feed_forward_taps: Tensor | None
-    """The same before the feed-forward network."""
+    attention_shift: tuple[Tensor, Tensor] | None
+    """Weights (D,) and (k, D) of what attention reads of a token and of those before it; see `Shift.kernel`."""
+    feed_forward_shift: tuple[Tensor, Tensor] | None
+    """The same of the feed-forward network."""
     attention_gate: "FrozenGate | None"
     feed_forward_gate: "FrozenGate | None"
 
@@ -146,8 +143,8 @@ def freeze_layer(layer: DecoderLayer, positions: FrozenPositions, precision: Inf
         position_bias=None if v is None else freeze_vector(v),
         position_keys=None if keys_PNH is None else _heads_first(keys_PNH, precision),
         distance_bias=None if bias_PN is None else freeze_vector(bias_PN.T).contiguous(),
-        attention_taps=_taps(layer, "attention_shift"),
-        feed_forward_taps=_taps(layer, "feed_forward_shift"),
+        attention_shift=_frozen_shift(layer, "attention_shift"),
+        feed_forward_shift=_frozen_shift(layer, "feed_forward_shift"),
         attention_gate=_frozen_gate(attention.gate, precision),
         feed_forward_gate=_frozen_gate(feed_forward.gate, precision),
     )
@@ -174,9 +171,12 @@ def _net(matrix: Matrix, product: Product, dtype: torch.dtype, result: torch.dty
     return product(x, matrix, dtype, None).to(result)
 
 
-def _taps(layer: DecoderLayer, name: str) -> Tensor | None:
-    shift = getattr(layer, name, None)
-    return freeze_vector(shift.taps) if isinstance(shift, ShortConvolution) else None
+def _frozen_shift(layer: DecoderLayer, name: str) -> tuple[Tensor, Tensor] | None:
+    shift, weight = getattr(layer, name, None), cast(nn.Module, layer.feed_forward.inner).weight
+    if not isinstance(shift, Shift):
+        return None
+    own, taps = (freeze_vector(x.to(weight)) for x in shift.kernel(weight.shape[1]))
+    return own, taps
 
 
 def _heads_first(keys_PNH: Tensor, precision: InferencePrecision) -> Tensor:
@@ -209,10 +209,10 @@ def streamed_product(x_BI: Tensor, matrix: Matrix, dtype: torch.dtype, bias: Ten
 
 
 def _project(
-    h: Tensor, earlier: Earlier, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
+    h: Tensor, joined: Tensor | None, weights: LayerWeights, options: LayerOptions, product: Product, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values (…, N, H)."""
-    h = shifted(h, earlier, weights.attention_taps)
+    h = shifted(h, joined, weights.attention_shift)
     normalized = normalize(h, weights.attention_norm, options) if options.pre_lnorm else h
     q, k, v = product(normalized, weights.qkv, dtype, None).unflatten(-1, (3, options.n_head, options.d_head)).unbind(-3)
     return q, k, v
@@ -221,7 +221,7 @@ def _project(
 def _finish(
     h: Tensor,
     attended: Tensor,
-    earlier: Earlier,
+    joined: Tensor | None,
     weights: LayerWeights,
     options: LayerOptions,
     product: Product,
@@ -231,29 +231,23 @@ def _finish(
     h = _join(h, product(attended.flatten(-2), weights.output, dtype, None), weights.attention_gate, product, dtype)
     if not options.pre_lnorm:
         h = normalize(h, weights.attention_norm, options)
-    x = shifted(h, earlier, weights.feed_forward_taps)
+    x = shifted(h, joined, weights.feed_forward_shift)
     x = normalize(x, weights.feed_forward_norm, options) if options.pre_lnorm else x
     inner = activate(product(x, weights.inner, dtype, weights.inner_bias), options.activation)
     h = _join(h, product(inner, weights.outer, dtype, weights.outer_bias), weights.feed_forward_gate, product, dtype)
     return h if options.pre_lnorm else normalize(h, weights.feed_forward_norm, options)
 
 
-def shifted(h: Tensor, earlier: Earlier, taps: Tensor | None) -> Tensor:
-    """Return what a block reads, see `shift`."""
-    if not earlier:
-        return h
-    if taps is None:
-        return TokenShift.mix(h, earlier[0])
-    return ShortConvolution.mix(h, earlier, taps)
-
-
-def earlier_inputs(h_BTD: Tensor, before_BkD: Tensor | None) -> Earlier:
-    """Return the inputs 1, …, k tokens before each token of a segment."""
-    if before_BkD is None:
-        return ()
-    k, T = before_BkD.shape[1], h_BTD.shape[1]
-    joined = torch.cat([before_BkD, h_BTD], dim=1)
-    return [joined[:, k - i : k - i + T] for i in range(1, k + 1)]
+def shifted(x: Tensor, joined_BLD: Tensor | None, kernel: tuple[Tensor, Tensor] | None) -> Tensor:
+    """Return what a block reads instead of `x`, (B, T, D) or one token (B, D); `joined_BLD` are the inputs that it sees."""
+    if kernel is None or joined_BLD is None:
+        return x
+    own, taps_kD = kernel
+    k = len(taps_kD)
+    if x.dim() == 2:
+        return own * x + (joined_BLD[:, :k] * taps_kD.flip(0)).sum(1)
+    windows_BTDk = joined_BLD[:, :-1].unfold(1, k, 1)
+    return own * x + torch.einsum("btdk,kd->btd", windows_BTDk, taps_kD.flip(0))
 
 
 def normalize(h: Tensor, norm: tuple[Tensor, Tensor], options: LayerOptions) -> Tensor:
@@ -299,8 +293,8 @@ def read_segment(
     """
     (B, T, _), (N, _, C, H) = h_BTD.shape, keys_NBCH.shape
     dtype = keys_NBCH.dtype
-    earlier = earlier_inputs(h_BTD, before_BkD)
-    q, k, v = _project(h_BTD, earlier, weights, options, product, dtype)
+    joined = None if before_BkD is None else with_before(h_BTD, before_BkD, before_BkD.shape[1])
+    q, k, v = _project(h_BTD, joined, weights, options, product, dtype)
     if turns is not None:
         q, k = turned(at_least_fp32(q), *turns), turned(k, *turns)
     _write(keys_NBCH, k.to(dtype).permute(2, 0, 1, 3), at, dim=2)
@@ -321,7 +315,7 @@ def read_segment(
         score_NBTC[..., slots] += bias
     torch.softmax(score, dim=-1, out=score)
     attended = torch.bmm(score, values_NBHC.flatten(0, 1).transpose(1, 2))
-    return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), earlier, weights, options, product, dtype)
+    return _finish(h_BTD, attended.view(N, B, T, H).permute(1, 2, 0, 3), joined, weights, options, product, dtype)
 
 
 def _position_scores(query_NXH: Tensor, weights: LayerWeights, scale: float, *, tgt_len: int, n_slot: int) -> Tensor:
@@ -410,8 +404,8 @@ def read_token(
     N, B, C, H = keys_NBCH.shape
     dtype = keys_NBCH.dtype
     multiply = streamed_product if streamed else product
-    earlier = () if before_BkD is None else before_BkD.flip(1).unbind(1)
-    q_BNH, k_BNH, v_BNH = _project(h_BD, earlier, weights, options, multiply, dtype)
+    joined = None if before_BkD is None else torch.cat([before_BkD, h_BD.unsqueeze(1)], dim=1)
+    q_BNH, k_BNH, v_BNH = _project(h_BD, joined, weights, options, multiply, dtype)
     if turns is not None:
         q_BNH, k_BNH = turned(at_least_fp32(q_BNH), *turns), turned(k_BNH, *turns)
     # assigned by index, which a compiler does in place; it would copy the whole ring for scatter_
@@ -436,7 +430,7 @@ def read_token(
         attended = (weight_NBC.unsqueeze(-2) * values_NBHC.to(weight_NBC.dtype)).sum(-1)
     else:
         attended = torch.matmul(values_NBHC, weight_NBC.to(dtype).unsqueeze(-1)).squeeze(-1).to(weight_NBC.dtype)
-    return _finish(h_BD, attended.transpose(0, 1), earlier, weights, options, multiply, dtype)
+    return _finish(h_BD, attended.transpose(0, 1), joined, weights, options, multiply, dtype)
 
 
 def _streamed_scores(q_NBH: Tensor, keys_NBCH: Tensor) -> Tensor:

@@ -120,12 +120,11 @@ class KeyValueMemory:
         inputs = {f"inputs.{i}": x for i, x in enumerate(self.inputs) if x.shape[1]}
         return {**keys, **values, **inputs, "end": self.end, "n_valid": self.n_valid}
 
-    def inputs_before(self, layer: int, rows: slice, n: int, n_seen_B: Tensor) -> Tensor:
-        """Return a layer's inputs at the last `n` positions of some rows, (B, n, D); 0 beyond the last `n_seen_B` of a row."""
+    def inputs_before(self, layer: int, rows: slice, n: int) -> Tensor:
+        """Return a layer's inputs at the last `n` < R positions of some rows, (B, n, D); 0 where a row has read nothing."""
         ring_BRD, age_n = self.inputs[layer][rows], torch.arange(n, 0, -1, device=self.end.device)
         slot_Bn = (self.end[rows].unsqueeze(1) - age_n) % ring_BRD.shape[1]
-        found_BnD = ring_BRD[torch.arange(len(ring_BRD), device=slot_Bn.device).unsqueeze(1), slot_Bn]
-        return torch.where((age_n <= n_seen_B.unsqueeze(1)).unsqueeze(-1), found_BnD, 0)
+        return ring_BRD[torch.arange(len(ring_BRD), device=slot_Bn.device).unsqueeze(1), slot_Bn]
 
     def write_inputs(self, layer: int, rows: slice, h_BTD: Tensor) -> None:
         """Keep a layer's inputs at the positions that begin at `end`, in place."""

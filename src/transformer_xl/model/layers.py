@@ -12,7 +12,7 @@ from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
 from transformer_xl.model.gates import GateKind, joined, make_gate
 from transformer_xl.model.memory import join
-from transformer_xl.model.shift import Shift, earlier_states, make_shift
+from transformer_xl.model.shift import Shift, make_shift, with_before
 from transformer_xl.model_config import Activation, AttentionConfig, TransformerXLConfig
 
 
@@ -117,7 +117,7 @@ class ShiftedLayer(DecoderLayer):
         Returns:
             The layer's output, (B, T, D).
         """
-        T, k = h_BTD.shape[1], self.attention_shift.reach
+        T = h_BTD.shape[1]
         own_BTD = h_BTD
         if n_pad is not None:
             joined_BLD = join(mem_BMD, h_BTD, n_pad)
@@ -125,14 +125,21 @@ class ShiftedLayer(DecoderLayer):
         start_BM, start_BT = (None, None) if start_BL is None else (start_BL[:, :-T], start_BL[:, -T:])
         # apart, because no gradient is computed for the states of the memory
         read_BMD = self.read_memory(mem_BMD, start_BM)[:, n_before:]
-        earlier = earlier_states(own_BTD, start_BT, k, before_BMD=mem_BMD)
-        read_BTD = self.attention_shift(own_BTD, earlier)
+        k = self.attention_shift.reach
+        joined_BLD = with_before(own_BTD, mem_BMD, k)
+        start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - k)
+        past = self.attention_shift(joined_BLD, start_BT)
+        read_BTD = self.attention_shift.mix(own_BTD, past)
         h_BTD = self.attention(h_BTD, read_BTD=read_BTD, mem_BMD=read_BMD, **attention)
-        return self.feed_forward(h_BTD, read_BTD=self.feed_forward_shift(h_BTD, earlier))
+        if any(True for _ in self.feed_forward_shift.parameters()):
+            past = self.feed_forward_shift(joined_BLD, start_BT)
+        return self.feed_forward(h_BTD, read_BTD=self.feed_forward_shift.mix(h_BTD, past))
 
     def read_memory(self, mem_BMD: Tensor, start_BM: Tensor | None) -> Tensor:
         """Return what keys and values of remembered states are projected from; `start_BM` is that of `forward`."""
-        return self.attention_shift(mem_BMD, earlier_states(mem_BMD, start_BM, self.attention_shift.reach))
+        k = self.attention_shift.reach
+        past = self.attention_shift(F.pad(mem_BMD, (0, 0, k, 0)), None if start_BM is None else start_BM + k)
+        return self.attention_shift.mix(mem_BMD, past)
 
 
 def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:

@@ -192,10 +192,12 @@ class Reader:
         M = mems.length
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
+        memory.end.fill_(kept - M)  # where the oldest stands
         for i, (layer, hidden) in enumerate(zip(self._model.layers, mems.hidden, strict=True)):
             read_BMD = hidden
             if isinstance(layer, ShiftedLayer):
-                memory.write_inputs(i, slice(None), hidden[:, M - kept :])
+                is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
+                memory.write_inputs(i, slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
                 read_BMD = layer.read_memory(hidden, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
             block = cast(AttentionBlock, layer.attention)
             keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
@@ -266,7 +268,6 @@ class Reader:
             )
         h_BTD = at_least_fp32(self.embedding(ids))
         at = int(places)
-        n_seen = memory.n_valid[rows].clamp(max=self.mem_len)
         turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
         hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
         n_score = self.config.n_head * tgt_len * self.n_slot
@@ -276,7 +277,7 @@ class Reader:
         parts = [slice(first, first + at_once) for first in range(0, n_row, at_once)]
         for i, weights in enumerate(self.layers):
             own_keys, own_values = memory.keys[i][:, rows], memory.values[i][:, rows]
-            before_BkD = self._before(memory, i, rows, h_BTD, n_seen)
+            before_BkD = self._before(memory, i, rows, h_BTD)
             h_BTD = torch.cat(
                 [
                     read_segment(
@@ -297,13 +298,13 @@ class Reader:
         _advance(memory, rows, tgt_len)
         return self._normalize_last(h_BTD)
 
-    def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor, n_seen: Tensor) -> Tensor | None:
+    def _before(self, memory: KeyValueMemory, layer: int, rows: slice, h_BTD: Tensor) -> Tensor | None:
         """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
         if not self.n_before:
             return None
-        before_BkD = memory.inputs_before(layer, rows, self.n_before, n_seen)
+        before_BkD = memory.inputs_before(layer, rows, self.n_before)
         memory.write_inputs(layer, rows, h_BTD)
-        return before_BkD
+        return before_BkD if self.mem_len else torch.zeros_like(before_BkD)
 
     def _normalize_last(self, h: Tensor) -> Tensor:
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
@@ -326,11 +327,10 @@ class Reader:
 
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
         slot_B, column_BC, bias_BC = self._places(memory)
-        n_seen = memory.n_valid.clamp(max=self.mem_len)
         turning = self._turns(memory.end)
         h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
         for i, weights in enumerate(self.layers):
-            before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1), n_seen)
+            before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1))
             h_BD = self._read_token(
                 h_BD,
                 weights,

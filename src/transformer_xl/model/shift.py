@@ -1,20 +1,21 @@
 """What a layer reads of the tokens right before each token, besides what it attends to.
 
-    x_t = [h_{t-1}; h_t]                           token shift: some channels are those of the token before
-    x_t = h_t + w_1 ⊙ h_{t-1} + … + w_k ⊙ h_{t-k}     short convolution, depthwise
+    token:     x_t = [h_{t-1}; h_t]                            half of the channels are those of the token before
+    averages:  x_t = [h_{t-1}; a_t; b_t; h_t]                  so is a quarter; two eighths are means that fade
+    conv:      x_t = h_t + w_1 ⊙ h_{t-1} + … + w_k ⊙ h_{t-k}     short convolution, depthwise
 
 Both blocks of a layer read such an x_t instead of h_t, and add their output to h_t. The earlier h are inputs of the layer, for
 the feed-forward network too: they are what the memory keeps, so segments need nothing new to read on as one text. Memory is
 longer by these k positions, which only its oldest key needs.
 
-Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); Canon layers of Allen-Zhu 2025 (arXiv 2512.17351), whose
-convolution reads the input of each block instead, which takes a state of its own.
+Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); the moving averages of Ma et al. 2022 (Mega, arXiv
+2209.10655), here with fixed decays; Canon layers of Allen-Zhu 2025 (arXiv 2512.17351). They read the input of each block.
 
-Shapes: B batch, L positions, T the last of them, D d_model, k earlier tokens.
+Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,9 @@ from torch import Tensor, nn
 from transformer_xl.model.attention.equation import first_keys
 from transformer_xl.model.call import Rows
 from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
+
+DECAYS = (0.5, 0.8)
+"""Of the moving averages: how much less a token counts than the one after it."""
 
 
 class Shift(nn.Module):
@@ -35,29 +39,62 @@ class Shift(nn.Module):
     reach: int
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """Return what the block reads, (B, T, D).
+    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
+        """Return what earlier tokens add, (B, T, n).
 
         Args:
-            x_BTD: what it would read otherwise.
-            earlier: k tensors (B, T, D), the layer's inputs one token before, two tokens before, …; 0 where there was none.
+            h_BLD: the layer's inputs: k before the tokens, 0 where there were none, then those at the tokens.
+            first_BT: int64, the first of the L positions that each token may look back to; None: all.
         """
 
+    @abstractmethod
+    def mix(self, x: Tensor, past: Tensor) -> Tensor:
+        """Return what the block reads instead of `x` (…, D), with what `forward` returned (…, n)."""
 
-class TokenShift(Shift):
-    """The first half of the channels is that of the token before; it has no parameters."""
+    @abstractmethod
+    def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
+        """Return weights w_0 (D,) and w_1, …, w_k (k, D) so that x_t is w_0 ⊙ x + Σ w_i ⊙ h_{t-i}, for frozen weights."""
+
+
+class Replacing(Shift):
+    """The first channels are replaced, by what needs no parameters."""
+
+    def mix(self, x: Tensor, past: Tensor) -> Tensor:
+        """Replace the first n channels."""
+        return torch.cat([past, x[..., past.shape[-1] :]], dim=-1)
+
+    def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
+        """Return the response to a single token."""
+        impulse = torch.zeros(1, 2 * self.reach + 1, d_model, dtype=torch.float64)
+        impulse[:, self.reach] = 1.0
+        past_TN = self(impulse)[0]
+        own = torch.ones(d_model, dtype=torch.float64)
+        own[: past_TN.shape[1]] = 0.0
+        return own, F.pad(past_TN[1:], (0, d_model - past_TN.shape[1]))
+
+
+class TokenShift(Replacing):
+    """The first half of the channels is that of the token before."""
 
     reach = 1
 
-    def forward(self, x_BTD: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """Replace the first channels."""
-        return self.mix(x_BTD, earlier[0])
+    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
+        """Return the first half of the token before."""
+        return earlier(h_BLD[..., : h_BLD.shape[-1] // 2], first_BT, 1, reach=1)
 
-    @staticmethod
-    def mix(x: Tensor, before: Tensor) -> Tensor:
-        """Return the first half of `before` and the second half of `x`, (…, D)."""
-        half = x.shape[-1] // 2
-        return torch.cat([before[..., :half], x[..., half:]], dim=-1)
+
+class MovingAverages(Replacing):
+    """A quarter of the channels is that of the token before, two eighths are moving averages of the tokens before."""
+
+    reach = 32
+    """Where what is left out of a mean is less than a thousandth of it."""
+
+    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
+        """Return the token before and the averages."""
+        n = h_BLD.shape[-1] // 8
+        token, *rest = h_BLD[..., : 4 * n].split([2 * n, n, n], dim=-1)
+        means = [faded(x, first_BT, decay, reach=self.reach) for x, decay in zip(rest, DECAYS, strict=True)]
+        return torch.cat([earlier(token, first_BT, 1, reach=self.reach), *means], dim=-1)
 
 
 class ShortConvolution(Shift):
@@ -68,25 +105,29 @@ class ShortConvolution(Shift):
         self.reach = reach
         self.taps = nn.Parameter(torch.zeros(reach, 1, d_model))
 
-    def forward(self, x_BTD: Tensor, earlier: Sequence[Tensor]) -> Tensor:
-        """Add the weighted tokens."""
-        return self.mix(x_BTD, earlier, self.taps)
+    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
+        """Return the weighted tokens."""
+        past = earlier(h_BLD, first_BT, 1, reach=self.reach) * self.taps[0]
+        for k in range(2, self.reach + 1):
+            past = torch.addcmul(past, earlier(h_BLD, first_BT, k, reach=self.reach), self.taps[k - 1])
+        return past
 
-    @staticmethod
-    def mix(x: Tensor, earlier: Sequence[Tensor], taps: Tensor) -> Tensor:
-        """Add to `x` the earlier states (…, D), each weighted by a row of `taps` (k, 1, D)."""
-        for tap, h in zip(taps, earlier, strict=True):
-            x = torch.addcmul(x, h, tap)
-        return x
+    def mix(self, x: Tensor, past: Tensor) -> Tensor:
+        """Add them."""
+        return x + past
+
+    def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
+        """Return the weights."""
+        return torch.ones(d_model), self.taps.detach()[:, 0]
 
 
 def make_shift(config: AttentionConfig) -> Shift | None:
     """Return the shift of one block, as the settings describe it; None: it reads its own token."""
-    if config.shift_reach == 0:
+    if not isinstance(config, TransformerXLConfig) or config.shift == "none":
         return None
-    if isinstance(config, TransformerXLConfig) and config.shift == "token":
-        return TokenShift()
-    return ShortConvolution(config.d_model, config.shift_reach)
+    if config.shift == "conv":
+        return ShortConvolution(config.d_model, config.shift_reach)
+    return TokenShift() if config.shift == "token" else MovingAverages()
 
 
 def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length: int) -> Tensor | None:
@@ -126,27 +167,42 @@ def without_oldest(first_BT: Tensor, n_before: int, n_pad: Tensor | None, *, n_k
     return (first_BT - n_before).maximum(oldest_B1).minimum(own_T)
 
 
-def earlier_states(h_BTD: Tensor, first_BT: Tensor | None, reach: int, *, before_BMD: Tensor | None = None) -> list[Tensor]:
-    """Return the states 1, …, `reach` positions before each position, k tensors (B, T, D).
+def with_before(h_BTD: Tensor, before_BMD: Tensor, n: int) -> Tensor:
+    """Return states with the `n` before them, (B, n + T, D), and zeros where `before_BMD` has fewer."""
+    M = before_BMD.shape[1]
+    return F.pad(torch.cat([before_BMD[:, max(M - n, 0) :], h_BTD], dim=1), (0, 0, max(n - M, 0), 0))
 
-    Args:
-        h_BTD: states, contiguous in time.
-        first_BT: int64, the first position that each position may look back to, counted from the first of `before_BMD`;
-            None: all that there are.
-        reach: k.
-        before_BMD: states right before them; None: there are none.
+
+def earlier(h_BLD: Tensor, first_BT: Tensor | None, k: int, *, reach: int) -> Tensor:
+    """Return the states `k` tokens before each of the T = L - `reach` last ones, (B, T, D); 0 before `first_BT`.
 
     Example:
-        >>> (before,) = earlier_states(torch.tensor([[[1.0], [2.0], [3.0]]]), torch.tensor([[0, 0, 2]]), 1)
-        >>> before.flatten().tolist()  # a text begins at position 2
+        >>> h_BLD = torch.tensor([[[0.0], [1.0], [2.0], [3.0]]])
+        >>> earlier(h_BLD, torch.tensor([[0, 0, 3]]), 1, reach=1).flatten().tolist()  # a text begins at the last position
         [0.0, 1.0, 0.0]
     """
-    T, M = h_BTD.shape[1], 0 if before_BMD is None else before_BMD.shape[1]
-    n = min(M, reach)
-    joined = h_BTD if before_BMD is None else torch.cat([before_BMD[:, M - n :], h_BTD], dim=1)
-    joined = F.pad(joined, (0, 0, reach - n, 0))
-    found = [joined[:, reach - k : reach - k + T] for k in range(1, reach + 1)]
+    T = h_BLD.shape[1] - reach
+    moved = h_BLD[:, reach - k : reach - k + T]
     if first_BT is None:
-        return found
-    own_T = torch.arange(M, M + T, device=h_BTD.device)
-    return [torch.where((own_T - k >= first_BT).unsqueeze(-1), x, 0) for k, x in enumerate(found, start=1)]
+        return moved
+    own_T = torch.arange(reach, reach + T, device=h_BLD.device)
+    return torch.where((own_T - k >= first_BT).unsqueeze(-1), moved, 0)
+
+
+def faded(h_BLD: Tensor, first_BT: Tensor | None, decay: float, *, reach: int) -> Tensor:
+    """Return Σ_k (1 - α) α^(k-1) h_{t-k} over the `reach` tokens before each of the T last ones, (B, T, D), α the decay."""
+    B, L, D = h_BLD.shape
+    weight_TL = _fading(decay, L - reach, reach, h_BLD.device, h_BLD.dtype)
+    with torch.autocast(h_BLD.device.type, enabled=False):  # the products are small, and states stay as exact as they are
+        if first_BT is None:  # one product for all rows
+            return (weight_TL @ h_BLD.transpose(0, 1).reshape(L, B * D)).view(-1, B, D).transpose(0, 1)
+        is_seen = torch.arange(L, device=h_BLD.device) >= first_BT.unsqueeze(-1)
+        return torch.where(is_seen, weight_TL, 0) @ h_BLD
+
+
+@lru_cache(maxsize=64)
+def _fading(decay: float, tgt_len: int, reach: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the weight of each of the L positions in the mean of each token, (T, L)."""
+    age_TL = torch.arange(reach, reach + tgt_len).unsqueeze(1) - torch.arange(reach + tgt_len)
+    weight_TL = (1 - decay) * decay ** (age_TL - 1).double()
+    return weight_TL.where((age_TL >= 1) & (age_TL <= reach), 0.0).to(device, dtype)

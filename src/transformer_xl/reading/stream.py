@@ -205,9 +205,8 @@ class KeptKeys(Stream):
         keys = {f"keys.{i}": x_NBCH[:, row, slots] for i, x_NBCH in enumerate(memory.keys)}
         values = {f"values.{i}": x_NBHC[:, row][..., slots].transpose(1, 2) for i, x_NBHC in enumerate(memory.values)}
         own, before = slice(row, row + 1), self.reader.n_before
-        n_seen = torch.tensor([n], device=memory.end.device)
         layers = range(len(memory.keys) if before else 0)
-        inputs = {f"inputs.{i}": memory.inputs_before(i, own, before, n_seen)[0] for i in layers}
+        inputs = {f"inputs.{i}": memory.inputs_before(i, own, before)[0] for i in layers}
         return {**keys, **values, **inputs, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
 
     def check(self, state: dict[str, Tensor]) -> None:
