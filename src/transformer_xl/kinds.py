@@ -67,6 +67,11 @@ class AttentionKind:
     biases_heads: bool = False
     foreign: ForeignNames | None = None
 
+    @property
+    def by_content(self) -> bool:
+        """Whether `content_attention` computes it: by batched products in training on a CPU, else by PyTorch's own function."""
+        return self.turns_pairs or self.biases_heads
+
 
 _PACKAGE = "transformer_xl.model.attention"
 _ONE_MATRIX = {"qkv_net.weight": (("qkv_net.weight", "3H D"),)}

@@ -101,10 +101,13 @@ def _attention_bytes(work: Work) -> int:
     n += B * M * _NORM if config.pre_lnorm else 0
     n += _shifted_bytes(work) if config.shift_reach else 0
     n += X * A * e + 2 * B * S * A * e + X * A * e  # queries, keys and values, and what the heads found
+    # turned keys are another tensor; the projected ones are still there, because values are a part of the same
+    n += B * S * A * e if kind.turns_pairs and (B == 1 or not work.on_cpu) else 0
+    if kind.by_content and work.on_cpu:
+        of_heads = config.n_head * work.tgt_len * S * e if kind.biases_heads else 0
+        return n + of_heads + _scores_bytes(work) + _closing_bytes(work)
     if not kind.compares_distances:
-        n += B * S * A * e if kind.turns_pairs else 0  # keys once more, because those that were turned are another tensor
-        # what each head adds; a GPU does not look whether all rows are alike
-        n_mask = config.n_head * (1 if work.on_cpu else B) if kind.biases_heads else B
+        n_mask = B * config.n_head if kind.biases_heads else B
         return n + n_mask * work.tgt_len * S * e + X * config.n_head * _FP32 + _closing_bytes(work)  # and a sum of each query
     n += X * A * e + S * A * e  # queries with another bias, and keys of distances
     if kind.has_backends:
@@ -126,7 +129,7 @@ def _shifted_bytes(work: Work) -> int:
 def _scores_bytes(work: Work) -> int:
     """Return the bytes that a backend keeps besides queries, keys and values."""
     config, T, e = work.model.config, work.tgt_len, work.element
-    if work.backend == "triton":
+    if work.backend == "triton" and config.attention_kind.has_backends:
         return work.n_token * config.n_head * _FP32 + work.n_token * _FP32  # a sum, and the first key, for each query
     n_weight = work.rows * config.n_head * T * work.n_key
     kept = (n_weight * e if e != _FP32 else 0) + (n_weight if config.dropatt else 0)

@@ -127,8 +127,10 @@ def count_flops(work: Work) -> Flops:
 def _repeats(work: Work) -> dict[Part, int]:
     """Return how often the backward pass of attention repeats each product.
 
-    Only the paper's attention has backends that repeat any: those that do not keep the weights compute scores once more.
+    Backends that do not keep the weights compute scores once more, and so does `content_attention` in fp32 on a CPU.
     """
+    if work.model.config.attention_kind.by_content:
+        return {"content": int(work.on_cpu and work.precision == "fp32")}
     if not work.model.config.has_backends:
         return {}
     again = int(work.backend == "triton" or (work.backend == "matmul" and work.precision == "fp32"))

@@ -95,8 +95,9 @@ def read_weights(ids, memory, w, config):
                 q = W_q[part] @ own_norm(history[own])
                 scores = [score(q, W_k[part] @ norm(history[s]), n, own - s, w, layer, config) / H**0.5 for s in visible]
                 table[n, own - first, visible] = torch.stack(scores).softmax(0).detach()
-            out = attend(history[own], [history[s] for s in visible], [own - s for s in visible], w, layer, config)
-            outputs.append(feed_forward(out, w, f"layers.{layer}.feed_forward", config))
+            keys = [history[s] for s in visible]
+            out = attend(history[own], history[own], keys, [own - s for s in visible], w, layer, config)
+            outputs.append(feed_forward(out, out, w, f"layers.{layer}.feed_forward", config))
         weights.append(table)
         new_memory.append([h.detach() for h in history][len(history) - min(config.mem_len, len(history)) :])
         hidden = outputs

@@ -5,11 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers import assert_close, tiny_model
+from tests.helpers import assert_close, gradients, tiny_model
 from transformer_xl.config import RunConfig
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.alibi import slopes
 from transformer_xl.model.attention.rotary import turned, turns
+from transformer_xl.model.call import Rows
+from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, autocast
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -63,6 +65,23 @@ def test_bf16_costs_little(kind: str, weights: torch.dtype) -> None:
     assert gradient is not None and narrow_gradient is not None
     cosine = torch.nn.functional.cosine_similarity(gradient.flatten(), narrow_gradient.float().flatten(), dim=0)
     assert cosine > 0.98
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gpu_and_a_cpu_compute_the_same_in_different_ways(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs and all gradients by PyTorch's own attention, and by batched products; rows of different ages."""
+    model = tiny_model(attention=kind).double()
+    mems = Mems.concatenate([model(torch.randint(13, (1, n)), mems=model.init_mems(1)).mems for n in (1, 4, 9)])
+    ids, results = torch.randint(13, (3, 7)), []
+    for matmul in (True, False):
+        if not matmul:
+            monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+        model.zero_grad()
+        out = model(ids, mems=mems, rows=Rows(n_pad=torch.tensor([0, 2, 0])))
+        out.logits[:, 2:].square().sum().backward()
+        results.append({"logits": out.logits[:, 2:].detach(), **gradients(model)})
+    for name, right in results[0].items():
+        assert_close(name, results[1][name], right, 1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

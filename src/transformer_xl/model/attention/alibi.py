@@ -11,11 +11,11 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
-from transformer_xl.model.attention.equation import common_rows, hidden_keys, key_distances, masked_softmax, rel_shift
+from transformer_xl.model.attention.equation import key_distances, masked_softmax, rel_shift
+from transformer_xl.model.backends.content import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
@@ -38,14 +38,9 @@ class AlibiAttention(AttentionBlock):
 
     def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, bias_NS: Tensor) -> Tensor:
         """Return what each query gathers from the values."""
-        T, S = q_BTNH.shape[1], k_BSNH.shape[1]
-        if not torch.compiler.is_compiling():  # which cannot follow what depends on values
-            first_BT = common_rows(first_BT)
-        bias_NTS = _by_key(bias_NS, T).to(q_BTNH.dtype)
-        mask_BNTS = bias_NTS.masked_fill(hidden_keys(first_BT, S).unsqueeze(1), float("-inf"))
-        q, k, v = (x.transpose(1, 2) for x in (q_BTNH, k_BSNH, v_BSNH))
+        bias_NTS = _by_key(bias_NS, q_BTNH.shape[1]).to(q_BTNH.dtype).contiguous()
         dropatt = self.dropatt if self.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask_BNTS, dropout_p=dropatt).transpose(1, 2)
+        return content_attention(q_BTNH, k_BSNH, v_BSNH, first_BT=first_BT, bias_NTS=bias_NTS, dropatt=dropatt)
 
     def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, bias_NS: Tensor) -> Tensor:
         """Return how much each query attends to each key."""

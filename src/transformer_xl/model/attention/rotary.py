@@ -11,12 +11,13 @@ paper pairs neighbors, which is the same with the rows of W_q and W_k in another
 Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, F = H / 2 pairs.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from transformer_xl.model.attention.block import AttentionBlock, FrozenPositions
+from transformer_xl.model.backends.content import content_attention
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL
@@ -40,7 +41,8 @@ class RotaryAttention(AttentionBlock):
     def attend(self, q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, **positions: Tensor) -> Tensor:
         """Return what each query gathers from the values; `positions` are the turns of all keys."""
         q_BTNH, k_BSNH = _both_turned(q_BTNH, k_BSNH, **positions)
-        return super().attend(q_BTNH, k_BSNH, v_BSNH, first_BT=first_BT)
+        dropatt = self.dropatt if self.training else 0.0
+        return content_attention(q_BTNH, k_BSNH, v_BSNH, first_BT=first_BT, dropatt=dropatt)
 
     def attention_weights(self, q_BTNH: Tensor, k_BSNH: Tensor, *, first_BT: Tensor, **positions: Tensor) -> Tensor:
         """Return how much each query attends to each key; `positions` are the turns of all keys."""
@@ -66,8 +68,26 @@ def turns(positions: Tensor, d_head: int, dtype: torch.dtype) -> tuple[Tensor, T
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the pairs of queries or keys (…, H) by angles (…, F); with `-sin` that is undone."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+    if x.requires_grad and torch.is_grad_enabled():
+        return cast("Tensor", _Turn.apply(x, cos, sin))
+    first, second = x.to(cos.dtype).chunk(2, dim=-1)
+    halves = [torch.addcmul(first * cos, second, sin, value=-1), torch.addcmul(second * cos, first, sin)]
+    return torch.cat(halves, dim=-1).to(x.dtype)
+
+
+class _Turn(torch.autograd.Function):
+    """The gradient of a turn is one turn back, where autograd would add up those of its products."""
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
+        x, cos, sin = args
+        ctx.save_for_backward(cos, sin)
+        return turned(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        cos, sin = ctx.saved_tensors
+        return turned(grad_outputs[0], cos, -sin), None, None
 
 
 def _both_turned(q_BTNH: Tensor, k_BSNH: Tensor, *, cos_S1F: Tensor, sin_S1F: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""`relative_attention` by batched matrix products, in one autograd node with a backward pass written out.
+"""`relative_attention` and `content_attention` by batched products, in one autograd node with a backward pass written out.
 
 It saves memory traffic against the equation, the limit on a CPU. Heads come first, so every product is one batched matmul. The
 shift is a view of the position scores rather than a copy, and the content product is added on top of it. Mask and softmax work
@@ -40,23 +40,32 @@ def matmul_attention(
     # scaling queries costs T x H products where scaling scores would cost T x S
     content_query = (q_BTNH + r_w_bias.to(dtype)) * scale
     position_query = (q_BTNH + r_r_bias.to(dtype)) * scale
-    return _MatmulAttention.apply(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), first_BT, dropatt)
+    return _MatmulAttention.apply(content_query, position_query, k_BSNH, v_BSNH, r_SNH.to(dtype), first_BT, dropatt, None)
+
+
+def matmul_content_attention(
+    q_BTNH: Tensor, k_BSNH: Tensor, v_BSNH: Tensor, *, first_BT: Tensor, bias_NTS: Tensor | None, dropatt: float = 0.0
+) -> Tensor:
+    """Compute `content_attention` by batched matmuls; the same arguments and result."""
+    query = q_BTNH * q_BTNH.shape[-1] ** -0.5
+    return _MatmulAttention.apply(query, None, k_BSNH, v_BSNH, None, first_BT, dropatt, bias_NTS)
 
 
 class _MatmulAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any, **_: Any) -> Tensor:
-        qu_BTNH, qv_BTNH, k_BSNH, v_BSNH, r_SNH, first_BT, dropatt = args
+        qu_BTNH, qv_BTNH, k_BSNH, v_BSNH, r_SNH, first_BT, dropatt, by_head = args
         (B, T, N, H), S = qu_BTNH.shape, k_BSNH.shape[1]
-        qu, qv, k, v = (_heads_first(x) for x in (qu_BTNH, qv_BTNH, k_BSNH, v_BSNH))
-        r_NSH = r_SNH.transpose(0, 1).contiguous()
+        qu, k, v = (_heads_first(x) for x in (qu_BTNH, k_BSNH, v_BSNH))
+        qv = None if r_SNH is None else _heads_first(qv_BTNH)
+        r_NSH = None if r_SNH is None else r_SNH.transpose(0, 1).contiguous()
         bias = _bias(first_BT, S, qu.dtype)
         out = qu.new_empty(N * B, T, H)
         # in fp32 the weights would be the largest tensors kept; computing 2 of 9 products twice saves a third of the memory
         keeps_weights = qu.dtype != torch.float32
         weights, keeps = [], []
         for heads, rows in _groups(qu, k, N):
-            weight = _attention_weights(qu[rows], qv[rows], k[rows], r_NSH[heads], bias)
+            weight = _attention_weights(heads, rows, qu, qv, k, r_NSH, bias, by_head)
             if keeps_weights:
                 weights.append(weight)
             if dropatt:
@@ -65,23 +74,24 @@ class _MatmulAttention(torch.autograd.Function):
                 weight = apply_mask(weight, keep, ctx.factor)
             torch.bmm(weight, v[rows], out=out[rows])
         ctx.kept = len(weights)
-        ctx.save_for_backward(qu, qv, k, v, r_NSH, bias, out, *weights, *keeps)
+        ctx.save_for_backward(qu, qv, k, v, r_NSH, bias, by_head, out, *weights, *keeps)
         return out.view(N, B, T, H).permute(1, 2, 0, 3)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad_BTNH,) = grad_outputs
-        qu, qv, k, v, r_NSH, bias, out, *rest = ctx.saved_tensors
+        qu, qv, k, v, r_NSH, bias, by_head, out, *rest = ctx.saved_tensors
         weights, keeps = rest[: ctx.kept], rest[ctx.kept :]
         B, T, N, H = grad_BTNH.shape
         S = k.shape[1]
         grad = _heads_first(grad_BTNH)
         # softmax backward, weight * (grad_weight - sum(grad_weight * weight)); that sum over keys is also grad · out
         mean = (grad * out).sum(-1, keepdim=True)
-        grad_qu, grad_qv, grad_k, grad_v, grad_r = (torch.empty_like(x) for x in (qu, qv, k, v, r_NSH))
+        grad_qu, grad_k, grad_v = (torch.empty_like(x) for x in (qu, k, v))
+        grad_qv, grad_r = (None if x is None else torch.empty_like(x) for x in (qv, r_NSH))
         for i, (heads, rows) in enumerate(_groups(qu, k, N)):
-            weight = weights[i] if weights else _attention_weights(qu[rows], qv[rows], k[rows], r_NSH[heads], bias)
+            weight = weights[i] if weights else _attention_weights(heads, rows, qu, qv, k, r_NSH, bias, by_head)
             dropped = apply_mask(weight, keeps[i], ctx.factor) if keeps else weight
             torch.bmm(dropped.transpose(1, 2), grad[rows], out=grad_v[rows])
             if keeps:
@@ -92,11 +102,13 @@ class _MatmulAttention(torch.autograd.Function):
                 grad_score = torch.baddbmm(minus_mean, grad[rows], v[rows].transpose(1, 2), beta=-1).mul_(weight)
             torch.bmm(grad_score, k[rows], out=grad_qu[rows])
             torch.bmm(grad_score.transpose(1, 2), qu[rows], out=grad_k[rows])
+            if qv is None or grad_qv is None or grad_r is None:
+                continue
             grad_position = _unshifted(grad_score).view(-1, B * T, S)
             torch.bmm(grad_position, r_NSH[heads], out=grad_qv[rows].view(-1, B * T, H))
             torch.bmm(grad_position.transpose(1, 2), qv[rows].view(-1, B * T, H), out=grad_r[heads])
-        back = (x.view(N, B, -1, H).permute(1, 2, 0, 3) for x in (grad_qu, grad_qv, grad_k, grad_v))
-        return *back, grad_r.transpose(0, 1), None, None
+        back = (x if x is None else x.view(N, B, -1, H).permute(1, 2, 0, 3) for x in (grad_qu, grad_qv, grad_k, grad_v))
+        return *back, grad_r if grad_r is None else grad_r.transpose(0, 1), None, None, None
 
 
 def _bias(first_BT: Tensor, n_key: int, dtype: torch.dtype) -> Tensor:
@@ -110,11 +122,28 @@ def _bias(first_BT: Tensor, n_key: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
-def _attention_weights(qu: Tensor, qv: Tensor, k: Tensor, r_XSH: Tensor, bias: Tensor) -> Tensor:
-    """Return softmax(content + position + bias), (X·B, T, S), of X heads; bias (B or 1, T, ≤ S) is for the last keys."""
-    (_, T, H), S, X = qu.shape, k.shape[1], r_XSH.shape[0]
-    position = torch.bmm(qv.view(X, -1, H), r_XSH.transpose(1, 2)).view(-1, T, S)
-    weight = torch.baddbmm(_shifted(position), qu, k.transpose(1, 2))
+def _attention_weights(
+    heads: slice,
+    rows: slice,
+    qu: Tensor,
+    qv: Tensor | None,
+    k: Tensor,
+    r_NSH: Tensor | None,
+    bias: Tensor,
+    by_head: Tensor | None,
+) -> Tensor:
+    """Return softmax(content + position + bias), (X·B, T, S), of X heads.
+
+    `bias` (B or 1, T, ≤ S) is for the last keys, `by_head` (N, T, S) for all rows. Without qv and r there is no position.
+    """
+    (_, T, H), S, X = qu.shape, k.shape[1], heads.stop - heads.start
+    if qv is None or r_NSH is None:
+        weight = torch.bmm(qu[rows], k[rows].transpose(1, 2))
+    else:
+        position = torch.bmm(qv[rows].view(X, -1, H), r_NSH[heads].transpose(1, 2)).view(-1, T, S)
+        weight = torch.baddbmm(_shifted(position), qu[rows], k[rows].transpose(1, 2))
+    if by_head is not None:
+        weight.view(X, -1, T, S).add_(by_head[heads].unsqueeze(1))
     weight.view(X, -1, T, S)[..., S - bias.shape[-1] :].add_(bias)
     return torch.softmax(weight, dim=-1, out=weight)
 
