@@ -11,7 +11,7 @@ longer by these k positions, which only its oldest key needs.
 Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); the moving averages of Ma et al. 2022 (Mega, arXiv
 2209.10655), here with fixed decays; Canon layers of Allen-Zhu 2025 (arXiv 2512.17351). They read the input of each block.
 
-Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens.
+Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens, A decays.
 """
 
 from abc import abstractmethod
@@ -92,9 +92,8 @@ class MovingAverages(Replacing):
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
         """Return the token before and the averages."""
         n = h_BLD.shape[-1] // 8
-        token, *rest = h_BLD[..., : 4 * n].split([2 * n, n, n], dim=-1)
-        means = [faded(x, first_BT, decay, reach=self.reach) for x, decay in zip(rest, DECAYS, strict=True)]
-        return torch.cat([earlier(token, first_BT, 1, reach=self.reach), *means], dim=-1)
+        token, rest = h_BLD[..., : 4 * n].split([2 * n, 2 * n], dim=-1)
+        return torch.cat([earlier(token, first_BT, 1, reach=self.reach), faded(rest, first_BT, reach=self.reach)], dim=-1)
 
 
 class ShortConvolution(Shift):
@@ -170,7 +169,8 @@ def without_oldest(first_BT: Tensor, n_before: int, n_pad: Tensor | None, *, n_k
 def with_before(h_BTD: Tensor, before_BMD: Tensor, n: int) -> Tensor:
     """Return states with the `n` before them, (B, n + T, D), and zeros where `before_BMD` has fewer."""
     M = before_BMD.shape[1]
-    return F.pad(torch.cat([before_BMD[:, max(M - n, 0) :], h_BTD], dim=1), (0, 0, max(n - M, 0), 0))
+    joined = torch.cat([before_BMD[:, max(M - n, 0) :], h_BTD], dim=1)
+    return joined if n <= M else F.pad(joined, (0, 0, n - M, 0))  # which copies even where it adds nothing
 
 
 def earlier(h_BLD: Tensor, first_BT: Tensor | None, k: int, *, reach: int) -> Tensor:
@@ -189,20 +189,26 @@ def earlier(h_BLD: Tensor, first_BT: Tensor | None, k: int, *, reach: int) -> Te
     return torch.where((own_T - k >= first_BT).unsqueeze(-1), moved, 0)
 
 
-def faded(h_BLD: Tensor, first_BT: Tensor | None, decay: float, *, reach: int) -> Tensor:
-    """Return Σ_k (1 - α) α^(k-1) h_{t-k} over the `reach` tokens before each of the T last ones, (B, T, D), α the decay."""
-    B, L, D = h_BLD.shape
-    weight_TL = _fading(decay, L - reach, reach, h_BLD.device, h_BLD.dtype)
+def faded(h_BLD: Tensor, first_BT: Tensor | None, *, reach: int) -> Tensor:
+    """Return Σ_k (1 - α) α^(k-1) h_{t-k} over the `reach` tokens before each of the T last ones, (B, T, D).
+
+    The channels are divided equally among the decays α of `DECAYS`.
+    """
+    (B, L, D), A = h_BLD.shape, len(DECAYS)
+    weight_ATL = _fading(L - reach, reach, h_BLD.device, h_BLD.dtype)
     with torch.autocast(h_BLD.device.type, enabled=False):  # the products are small, and states stay as exact as they are
         if first_BT is None:  # one product for all rows
-            return (weight_TL @ h_BLD.transpose(0, 1).reshape(L, B * D)).view(-1, B, D).transpose(0, 1)
+            h_ALX = h_BLD.unflatten(-1, (A, -1)).permute(2, 1, 0, 3).reshape(A, L, -1)
+            return torch.bmm(weight_ATL, h_ALX).view(A, -1, B, D // A).permute(2, 1, 0, 3).flatten(2)
         is_seen = torch.arange(L, device=h_BLD.device) >= first_BT.unsqueeze(-1)
-        return torch.where(is_seen, weight_TL, 0) @ h_BLD
+        weight_BATL = torch.where(is_seen.unsqueeze(1), weight_ATL, 0)
+        return (weight_BATL @ h_BLD.unflatten(-1, (A, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
 
 
 @lru_cache(maxsize=64)
-def _fading(decay: float, tgt_len: int, reach: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the weight of each of the L positions in the mean of each token, (T, L)."""
+def _fading(tgt_len: int, reach: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the weight of each of the L positions in the mean of each token, for all decays, (A, T, L)."""
     age_TL = torch.arange(reach, reach + tgt_len).unsqueeze(1) - torch.arange(reach + tgt_len)
-    weight_TL = (1 - decay) * decay ** (age_TL - 1).double()
-    return weight_TL.where((age_TL >= 1) & (age_TL <= reach), 0.0).to(device, dtype)
+    is_before = (age_TL >= 1) & (age_TL <= reach)
+    weights = [((1 - decay) * decay ** (age_TL - 1).double()).where(is_before, 0.0) for decay in DECAYS]
+    return torch.stack(weights).to(device, dtype)
