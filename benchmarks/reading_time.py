@@ -17,7 +17,7 @@ from common.report import facts
 
 from transformer_xl.console import say, table
 from transformer_xl.errors import TrainingError
-from transformer_xl.model.precision import choose_precision
+from transformer_xl.model.precision import Precision, choose_precision
 from transformer_xl.opening import Opened, open_run
 from transformer_xl.reading.adapting import Cache, Dynamic
 from transformer_xl.reading.dynamic import mean_squares
@@ -62,7 +62,7 @@ class RunReader:
 
     def __init__(self, run: Path) -> None:
         self.opened: Opened = open_run(run)
-        self.precision, _ = choose_precision("auto", self.opened.device)
+        self.precision: Precision = choose_precision("auto", self.opened.device)[0]
         self._reading = vars(self.opened.reading(batch_size=1))
 
     def score(self, ids: np.ndarray, way: Way) -> Score:

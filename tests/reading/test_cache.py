@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers import default_dtype, examples, tiny_model
@@ -64,6 +64,7 @@ def test_the_cache_is_that_of_the_paper(kind: str, ext_len: int, cache: Cache) -
     ext_len=st.integers(0, 5),
     kind=st.sampled_from([{}, {"mem_len": 0}, {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5}]),
 )
+@example(n=25, batch_size=3, size=2, ext_len=0, kind={})  # kept states need the whole reach of memory before them
 def test_lanes_score_as_one_lane(n: int, batch_size: int, size: int, ext_len: int, kind: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model, ids, cache = tiny_model(**{"mem_len": 3, **kind}), some_ids(n), Cache(size, 0.4, 2.0)

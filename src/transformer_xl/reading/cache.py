@@ -1,12 +1,12 @@
 """The neural cache: what followed similar states in the text read so far is likely to follow again; nothing is trained.
 
-    p_cache(w)  ∝  Σ_i 1[w = x_{i+1}] exp(θ h_t · h_i)        over the last n places i < t
+    p_cache(w)  ∝  Σ_i 1[w = x_{i+1}] exp(θ h_t · h_i / √D)        over the last n places i < t
     p(w)        =  (1 - λ) p_model(w) + λ p_cache(w)
 
-h_i is the input of the softmax after the model has read x_i. Where nothing has been read before, p is p_model.
+h_i is the input of the softmax after the model has read x_i. Where nothing is kept yet, p is p_model.
 
 Reference: Grave et al. 2016, "Improving Neural Language Models with a Continuous Cache", arXiv 1612.04426, section 3, equations
-2 and 3. Known deviation: θ is a share of 1 / sqrt(D), so that one value suits models of every width.
+2 and 3. Known deviation: the product is divided by √D, so that one θ suits models of every width.
 
 Shapes: B rows, T tokens of a segment, n places kept, D width of a state.
 """

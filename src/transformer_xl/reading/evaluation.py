@@ -328,11 +328,12 @@ class _Rows:
         self._lanes, self._n_before = lanes, n_before
         self._n_cold = lanes.n_cold if n_before else lanes.n_lane  # rows that begin without memory
         n_row = lanes.n_lane - self._n_cold or self._n_cold or 1
-        self.stream: Stream = (
-            LearningState(view, dynamic, tgt_len=tgt_len, precision=precision, execution=execution)
-            if dynamic
-            else open_stream(view, n_row, tgt_len=tgt_len, precision=precision, execution=execution)
-        )
+        self.stream: Stream
+        if dynamic:
+            assert precision != "int8"  # see precision_of_learning
+            self.stream = LearningState(view, dynamic, tgt_len=tgt_len, precision=precision, execution=execution)
+        else:
+            self.stream = open_stream(view, n_row, tgt_len=tgt_len, precision=precision, execution=execution)
         dtype = torch.promote_types(view.dtype, torch.float32)
         sizes = {"d_model": view.config.d_model, "tgt_len": tgt_len}
         self.cache = CacheRows(cache, n_row, **sizes, dtype=dtype, device=view.device) if cache else None
