@@ -172,10 +172,10 @@ def _net(matrix: Matrix, product: Product, dtype: torch.dtype, result: torch.dty
 
 
 def _frozen_shift(layer: DecoderLayer, name: str) -> tuple[Tensor, Tensor] | None:
-    shift, weight = getattr(layer, name, None), cast(nn.Module, layer.feed_forward.inner).weight
+    shift, norm = getattr(layer, name, None), cast(FeedForward, layer.feed_forward).layer_norm
     if not isinstance(shift, Shift):
         return None
-    own, taps = (freeze_vector(x.to(weight)) for x in shift.kernel(weight.shape[1]))
+    own, taps = (freeze_vector(x.to(norm.weight)) for x in shift.kernel(len(norm.weight)))
     return own, taps
 
 
