@@ -118,7 +118,7 @@ def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
         own = getattr(config.model, name)
         if own != value and any(override.partition("=")[0].strip() == f"model.{name}" for override in overrides):
             raise ConfigError(f"--set model.{name}={own} contradicts --compatible, which needs {value}; leave one of them out")
-        yield f"model.{name}={json.dumps(value)}"
+        yield f"model.{name}={'none' if value is None else json.dumps(value)}"
 
 
 def _is_text(recipe: str) -> bool:
