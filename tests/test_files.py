@@ -6,7 +6,7 @@ import pytest
 
 from transformer_xl import files
 from transformer_xl.errors import ConfigError
-from transformer_xl.files import check_file, locked, whole_file
+from transformer_xl.files import check_file, locked, make_directories, whole_file
 
 
 def test_a_file_that_was_removed_before_it_was_locked_keeps_nobody_out(tmp_path: Path, monkeypatch) -> None:
@@ -90,3 +90,8 @@ def test_a_file_may_be_written_or_replaced(tmp_path: Path) -> None:
     check_file(tmp_path / "new", option="out")
     (tmp_path / "old").touch()
     check_file(tmp_path / "old", option="out")
+
+
+def test_more_directories_than_python_makes_are_too_long_a_path(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        make_directories(tmp_path.joinpath(*["d"] * 1000))

@@ -1,5 +1,6 @@
 """Files that are written and deleted whole or not at all, even if the process is killed or the power fails; locks (POSIX)."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -186,6 +187,18 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory, and those that it lies in, unless they are there.
+
+    Raises:
+        OSError: it cannot be made; a path of so many directories that Python gives up is too long, too.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except RecursionError:
+        raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), str(path)) from None
 
 
 def make_directory(directory: Path) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.errors import CheckpointError, ConfigError
-from transformer_xl.files import whole_file
+from transformer_xl.files import make_directories, whole_file
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -143,7 +143,7 @@ def _quiet() -> Iterator[None]:
 def _save(program: Any, path: Path, *, n_bytes: int) -> None:
     """Write beside the final place, then move, so that a crash leaves the old file; large weights are written in place."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         if n_bytes > 0.9 * _LARGEST_FILE:
             program.save(path, external_data=True)  # the graph names the file of the weights, so it cannot be moved
         else:

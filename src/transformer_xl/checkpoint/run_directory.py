@@ -25,7 +25,7 @@ from transformer_xl.checkpoint.store import CheckpointStore, averaged_weights
 from transformer_xl.config import RunConfig
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, TxlError, beside, one_line, system_reason
-from transformer_xl.files import locked, remove, replace_file, stray_name
+from transformer_xl.files import locked, make_directories, remove, replace_file, stray_name
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, TOKENIZER_FILE, read_config, resolve
 from transformer_xl.seals import differences, read_sealed, seal, seal_command, summary
 from transformer_xl.untrusted import read_json_object
@@ -79,7 +79,7 @@ class RunDirectory:
 
         with ExitStack() as held:
             with self._writing():
-                self.path.mkdir(parents=True, exist_ok=True)
+                make_directories(self.path)
                 held.callback(remove_if_empty)
                 is_held = held.enter_context(locked(self.path / LOCK_FILE, on_busy=refuse))
             yield is_held
@@ -112,7 +112,7 @@ class RunDirectory:
         missing = [name for name in names if not (self.path / name).exists()]
         with self._writing():
             if missing:
-                (self.path / CHECKPOINTS).mkdir(exist_ok=True, parents=True)
+                make_directories(self.path / CHECKPOINTS)
             if TOKENIZER_FILE in missing:
                 tokenizer.save(self.path / TOKENIZER_FILE)
         if CONFIG_FILE in missing or SEAL_FILE in missing:

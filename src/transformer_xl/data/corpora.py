@@ -24,7 +24,7 @@ from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitF
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
 from transformer_xl.errors import CorpusError, beside, did_you_mean
-from transformer_xl.files import locked
+from transformer_xl.files import locked, make_directories
 from transformer_xl.process import is_reporter
 
 PYTHON_STDLIB = "python-stdlib"
@@ -294,7 +294,7 @@ def fetch(name: str) -> Path:
     if not corpus.sources:
         raise CorpusError(f"corpus '{name}' is not downloaded automatically; {_remedy(name, corpus)}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directories(folder)
         busy = f"another process is downloading '{name}'; waiting for it"  # perhaps another process of the same run
         with locked(folder / ".lock", on_busy=lambda: say(busy, quiet=not is_reporter())):
             for source in corpus.sources:

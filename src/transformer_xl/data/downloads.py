@@ -14,7 +14,7 @@ from typing import IO
 
 from transformer_xl import console
 from transformer_xl.errors import CorpusError
-from transformer_xl.files import whole_file
+from transformer_xl.files import make_directories, whole_file
 
 TIMEOUT = 30.0
 """Seconds without a byte after which a connection counts as lost."""
@@ -45,7 +45,7 @@ def download(url: str | Sequence[str], target: Path, *, size: int | None, sha256
     urls = [url] if isinstance(url, str) else list(url)
     part = target.with_name(target.name + ".part")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(target.parent)
         for i, mirror in enumerate(urls, 1):
             try:
                 _fetch(mirror, part, size=size)

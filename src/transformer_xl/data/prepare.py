@@ -53,7 +53,7 @@ from transformer_xl.data.splits import is_cut_inside
 from transformer_xl.data.text_files import COMPRESSED, CONVERT, EVERY_LINE, content_sha256, kind_of_file
 from transformer_xl.data.tokenizers import Tokenizer, WordTokenizer, load_tokenizer, train_tokenizer
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError, TokenizerError, one_line
-from transformer_xl.files import STRAY_SUFFIX, locked, replace_file
+from transformer_xl.files import STRAY_SUFFIX, locked, make_directories, replace_file
 from transformer_xl.process import cores, is_reporter
 from transformer_xl.untrusted import read_json
 
@@ -210,7 +210,7 @@ def _make(directory: Path, build: Callable[[Path], None], *, name: str, verify: 
     """
     unfinished = directory.with_name(directory.name + _UNFINISHED)
     try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(directory.parent)
         _remove_abandoned(directory.parent, but=unfinished)
         busy = f"another process is preparing '{name}'; waiting for it"
         lock = directory.with_name(directory.name + ".lock")

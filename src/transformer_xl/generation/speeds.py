@@ -12,7 +12,7 @@ import torch
 
 from transformer_xl.data.corpora import cache_dir
 from transformer_xl.errors import CheckpointError
-from transformer_xl.files import canonical_json, whole_file
+from transformer_xl.files import canonical_json, make_directories, whole_file
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, device_name
 from transformer_xl.untrusted import read_json_object
@@ -121,7 +121,7 @@ class KeptSpeeds:
     def keep(self, speeds: Speeds) -> None:
         """Replace what is known, if the disk lets us; of two processes, the last one counts."""
         with suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(self._path.parent)
             with whole_file(self._path) as file:
                 file.write_bytes(canonical_json({"of": self._key, "seconds": asdict(speeds)}) + b"\n")
 
@@ -145,7 +145,7 @@ def keep_compiled_code() -> None:
     """Keep compiled code beside the speeds, unless the environment names a place; a restart deletes the default."""
     folder = cache_dir() / "compiled"
     with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_directories(folder)
         if os.access(folder, os.W_OK):
             os.environ.setdefault(_COMPILED, str(folder))
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.errors import CheckpointError, one_line, shown
-from transformer_xl.files import canonical_json, replace_file, whole_file
+from transformer_xl.files import canonical_json, make_directories, replace_file, whole_file
 from transformer_xl.hub import model_card, upload
 from transformer_xl.model.directory import CONFIG_FILE, TOKENIZER_FILE, WEIGHTS_FILE, read_config, resolve
 from transformer_xl.model_config import ModelConfig
@@ -46,7 +46,7 @@ class PretrainedMixin:
         check_storable(weights)
         content = {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()}
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_directories(folder)
             with whole_file(folder / WEIGHTS_FILE) as stray:
                 write_sealed_tensors(stray, content, weights.__getitem__, metadata=sealing(values))
             replace_file(folder / CONFIG_FILE, (json.dumps(values, indent=2) + "\n").encode())

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 from transformer_xl.analysis.ablation.budget import Pace
 from transformer_xl.analysis.ablation.plan import AblationPlan, Trial, Variant
 from transformer_xl.errors import CheckpointError, shown, system_reason
-from transformer_xl.files import locked, replace_file
+from transformer_xl.files import locked, make_directories, replace_file
 from transformer_xl.untrusted import read_json_object
 
 _REMEDY = "restore it, or choose another --out"
@@ -96,7 +96,7 @@ class Ablation:
             CheckpointError: the directory holds another ablation or something else, or cannot be written.
         """
         with _writing(self.directory):
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_directories(self.directory)
             with self.alone(lambda: None):
                 stored = self._stored()
                 if stored is None or stored.seeds < self.plan.seeds:

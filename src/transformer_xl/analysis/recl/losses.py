@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from transformer_xl.errors import ConfigError, CorpusError, TrainingError
-from transformer_xl.files import replace_file
+from transformer_xl.files import make_directories, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.softmax import check_ids
@@ -258,7 +258,7 @@ class CachedLosses:
         np.save(file, losses, allow_pickle=False)
         content = file.getvalue()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(path.parent)
             replace_file(path, content + hashlib.sha256(content).digest())
         except OSError as error:
             self._warn(f"losses cannot be kept in '{path.parent}' ({error.strerror or error}); set TXL_CACHE to another place")
