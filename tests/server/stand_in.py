@@ -18,17 +18,27 @@ class StandIn:
     def __init__(self, workers: dict[str, int]) -> None:
         self._ports, self._up = workers, set(workers)
         self._busy, self._asked = Counter[str](), Counter[str]()
+        self._own = set[asyncio.Task[None]]()
 
     async def run(self, listening: socket.socket, stop: asyncio.Event) -> None:
         """Serve until `stop` is set."""
-        server = await asyncio.start_server(self._serve, sock=listening)
-        checks = [asyncio.ensure_future(self._check(name)) for name in self._ports]
+        server = await asyncio.start_server(self._begin, sock=listening)
+        for name in self._ports:
+            self._own.add(asyncio.ensure_future(self._check(name)))
         await stop.wait()
+        asyncio.get_running_loop().remove_reader(listening)  # to close the server now would fail for who is being let in
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # who has just been let in begins another
+            for task in self._own & others:
+                task.cancel()
+            await asyncio.wait(others)
         server.close()
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*checks, *others, return_exceptions=True)
+        await asyncio.sleep(0)  # in which connections end
+
+    def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.ensure_future(self._serve(reader, writer))
+        self._own.add(task)
+        task.add_done_callback(self._own.discard)
+        task.add_done_callback(lambda _: writer.close())  # also of a task that was stopped before its first line
 
     def _order(self, session: str) -> list[str]:
         """Return the workers that live, the best one for a request first."""
@@ -50,7 +60,7 @@ class StandIn:
             await asyncio.sleep(0.2)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
             head = await reader.readuntil(b"\r\n\r\n")
             found = _SESSION.search(head)
             for name in self._order((found[1] or found[2]).decode() if found else ""):
