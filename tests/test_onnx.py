@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shaw": {"attention": "shaw", "max_klen": 9, "final_norm": True},
     "rotary": {"attention": "rotary", "pre_lnorm": True},
     "alibi": {"attention": "alibi", "clamp_len": 4},
+    "averages, gates": {"shift": "averages", "d_model": 16, "gate": "gru", "pre_lnorm": True},
 }
 
 
@@ -56,7 +57,7 @@ class Runner:
         n_valid = model.mem_len if model.config.zero_first_memory else 0
         self.memory: dict[str, np.ndarray] = {"n_valid": np.full(batch_size, n_valid, np.int64)}
         for name in names[3:]:
-            self.memory[name] = np.zeros((batch_size, model.mem_len, model.config.d_model), np.float32)
+            self.memory[name] = np.zeros((batch_size, model.n_kept, model.config.d_model), np.float32)
 
     def read(self, ids: torch.Tensor, n_pad: torch.Tensor) -> torch.Tensor:
         values = self.session.run(None, {"ids": ids.numpy(), "n_pad": n_pad.numpy(), **self.memory})

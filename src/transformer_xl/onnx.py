@@ -75,11 +75,12 @@ def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
     """Return what a program must know to run the file; it is stored in the file's metadata.
 
     Returns:
-        mem_len and tgt_len: M and T. vocab_size: V. first_n_valid: `n_valid` of every row when a stream begins; above 0 for
-        models that begin with a memory of zeros and attend to it.
+        mem_len and tgt_len: M and T; with a `shift`, M includes the tokens that it reads before the memory. vocab_size: V.
+        first_n_valid: `n_valid` of every row when a stream begins; above 0 for models that begin with a memory of zeros and
+        attend to it.
     """
     return {
-        "mem_len": model.mem_len,
+        "mem_len": model.n_kept,
         "tgt_len": tgt_len,
         "vocab_size": model.config.vocab_size or 0,
         "first_n_valid": model.mem_len if model.config.zero_first_memory else 0,

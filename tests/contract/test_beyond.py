@@ -19,6 +19,7 @@ from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.kinds import BEYOND
 from transformer_xl.model.beyond.compressed import Pooling
 from transformer_xl.model.beyond.memory import BeyondMems
+from transformer_xl.onnx import export_onnx
 from transformer_xl.reading.stream import CarriedState, open_stream
 from transformer_xl.training.display import Display
 
@@ -321,10 +322,9 @@ def test_what_cannot_work_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_other_programs_get_no_model_that_they_cannot_read() -> None:
-    onnx = pytest.importorskip("transformer_xl.onnx")
     pytest.importorskip("onnxscript", reason="the extra 'onnx' is not installed")
     with pytest.raises(ConfigError, match=r"beyond \('delta'\) has no place in the ONNX file"):
-        onnx.export_onnx(tiny("delta"), "model.onnx")
+        export_onnx(tiny("delta"), "model.onnx")
 
 
 def test_transformers_gets_no_such_model(tmp_path: Path) -> None:
