@@ -17,6 +17,10 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "relu2"]
 """Names of the non-linearities of a feed-forward network."""
 
 
+GateKind = Literal["sum", "output", "gru"]
+"""How a layer joins its states and what a block found for them; see `model/gates.py`."""
+
+
 class HeadConfig(Settings):
     """What fine-tuning adds to a model: a head over its last states, and how texts are read for it."""
 
@@ -342,7 +346,7 @@ class TransformerXLConfig(AttentionConfig):
     conv_width: Annotated[int, Field(ge=2)] = Field(
         default=4, description="shift = conv: tokens that it reads, the own one included"
     )
-    gate: Literal["sum", "output", "gru"] = Field(
+    gate: GateKind = Field(
         default="sum",
         description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
     )
@@ -363,7 +367,9 @@ class TransformerXLConfig(AttentionConfig):
     def _known_beyond(cls, beyond: Any) -> Any:
         if beyond is not None and (not isinstance(beyond, str) or beyond not in BEYOND):
             names = ", ".join(map(repr, BEYOND))
-            raise ValueError(f"must be {names} or None; no other is registered: if it is your own, import its module first")
+            raise ValueError(
+                f"must be {names} or None; no other is registered: if it is your own, import its module first (--import)"
+            )
         return beyond
 
     @field_validator("attention", mode="before")
@@ -453,6 +459,7 @@ class TransformerXLConfig(AttentionConfig):
     @property
     def shift_reach(self) -> int:
         """How many tokens before its own each block of a layer reads, besides what attention sees."""
+        # 32: what is left out of a moving average is less than a thousandth of it
         return {"none": 0, "token": 1, "averages": 32}.get(self.shift, self.conv_width - 1)
 
     @property
@@ -467,7 +474,7 @@ class TransformerXLConfig(AttentionConfig):
 
     @property
     def built_as(self) -> str:
-        """Where the class is: with `beyond`, that of models that remember more."""
+        """Where the class is, `module:Class`; with `beyond` it is `BeyondTransformerXL`."""
         if self.beyond is None or self.model_class != TransformerXLConfig.model_class:
             return self.model_class
         return "transformer_xl.model.beyond.model:BeyondTransformerXL"

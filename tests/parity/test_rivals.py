@@ -25,7 +25,9 @@ def test_a_rival_is_its_library(rival: str) -> None:
     command = [str(PYTHON), "-m", "pytest", *options, str(Path(__file__).with_name("peer_rivals.py"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout[-6000:]
-    assert "9 passed" in done.stdout or "8 passed, 1 skipped" in done.stdout, done.stdout
+    # x-transformers, like ours, sees a text as it is cut, so one of the tests is not about it
+    expected = "8 passed, 1 skipped" if rival.startswith("x-transformers") else "9 passed"
+    assert expected in done.stdout, done.stdout
 
 
 def test_all_of_them_race(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def read_segment(
         hidden: runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0.
         scratch: for N x B x T x C scores, in the type of keys; overwritten.
         options: of all layers.
-        before_BkD: the layer's inputs at the last positions before the segment, for a shift.
+        before_BkD: inputs of the layer at the k positions before the segment; None: it has no shift.
         turns: of the tokens' positions, (B or 1, T, 1, H / 2); None: queries and keys are not turned.
 
     Returns:
@@ -394,7 +394,7 @@ def read_token(
         column_BC: int64, for each slot the column of the position keys for its distance.
         bias_BC: -inf where a row must not see a slot, else 0.
         options: of all layers.
-        before_BkD: the layer's inputs at the last positions before the token, for a shift.
+        before_BkD: inputs of the layer at the k positions before the token; None: it has no shift.
         turns: of the tokens' positions, (B, 1, H / 2); None: queries and keys are not turned.
         streamed: write products as multiplications and sums, which a compiler turns into loops, instead of calling matmul.
 

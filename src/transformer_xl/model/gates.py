@@ -12,15 +12,14 @@ Shapes: D d_model; any number of leading axes.
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from transformer_xl.model.dropout import DropConnectLinear
+from transformer_xl.model_config import GateKind
 
-GateKind = Literal["sum", "output", "gru"]
 FIRST_BIAS = 2.0
 """b in the beginning; what the paper found best."""
 
@@ -72,6 +71,6 @@ def make_gate(kind: GateKind, d_model: int, *, dropweight: float = 0.0) -> Gate 
     return None if kind == "sum" else Gate(kind, d_model, dropweight=dropweight)
 
 
-def joined(x: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
+def added(x: Tensor, y: Tensor, gate: Gate | None) -> Tensor:
     """Return x + y, or what a gate makes of them."""
     return x + y if gate is None else gate(x, y)

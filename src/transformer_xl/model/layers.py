@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.dropout import DropConnectLinear, Dropout, relu_dropout
-from transformer_xl.model.gates import GateKind, joined, make_gate
+from transformer_xl.model.gates import added, make_gate
 from transformer_xl.model.memory import join
 from transformer_xl.model.shift import Shift, make_shift, with_before
-from transformer_xl.model_config import Activation, AttentionConfig, TransformerXLConfig
+from transformer_xl.model_config import Activation, AttentionConfig, GateKind, TransformerXLConfig
 
 
 class FeedForward(nn.Module):
@@ -63,7 +63,7 @@ class FeedForward(nn.Module):
             active = relu_dropout(inner, self.drop.p)
         else:
             active = self.drop(activate(inner, self.activation))
-        output = joined(h_BTD, self.drop(self.outer(active)), self.gate)
+        output = added(h_BTD, self.drop(self.outer(active)), self.gate)
         return output if self.pre_lnorm else self.layer_norm(output)
 
 
@@ -131,7 +131,7 @@ class ShiftedLayer(DecoderLayer):
         past = self.attention_shift(joined_BLD, start_BT)
         read_BTD = self.attention_shift.mix(own_BTD, past)
         h_BTD = self.attention(h_BTD, read_BTD=read_BTD, mem_BMD=read_BMD, **attention)
-        if any(True for _ in self.feed_forward_shift.parameters()):
+        if self.feed_forward_shift.is_learned:
             past = self.feed_forward_shift(joined_BLD, start_BT)
         return self.feed_forward(h_BTD, read_BTD=self.feed_forward_shift.mix(h_BTD, past))
 

@@ -14,8 +14,8 @@ Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); the moving
 Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens, A decays.
 """
 
-from abc import abstractmethod
-from functools import lru_cache
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -29,14 +29,19 @@ DECAYS = (0.5, 0.8)
 """Of the moving averages: how much less a token counts than the one after it."""
 
 
-class Shift(nn.Module):
+class Shift(nn.Module, ABC):
     """Changes what a block reads by the inputs of the layer at earlier tokens.
 
-    Attributes:
+    Args:
         reach: k, how many tokens back it reads.
     """
 
-    reach: int
+    is_learned: ClassVar[bool] = False
+    """Whether it has weights, so that what earlier tokens add is not the same for both blocks of a layer."""
+
+    def __init__(self, reach: int) -> None:
+        super().__init__()
+        self.reach = reach
 
     @abstractmethod
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
@@ -76,18 +81,13 @@ class Replacing(Shift):
 class TokenShift(Replacing):
     """The first half of the channels is that of the token before."""
 
-    reach = 1
-
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
         """Return the first half of the token before."""
-        return earlier(h_BLD[..., : h_BLD.shape[-1] // 2], first_BT, 1, reach=1)
+        return earlier(h_BLD[..., : h_BLD.shape[-1] // 2], first_BT, 1, reach=self.reach)
 
 
 class MovingAverages(Replacing):
     """A quarter of the channels is that of the token before, two eighths are moving averages of the tokens before."""
-
-    reach = 32
-    """Where what is left out of a mean is less than a thousandth of it."""
 
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
         """Return the token before and the averages."""
@@ -99,9 +99,10 @@ class MovingAverages(Replacing):
 class ShortConvolution(Shift):
     """Adds the last `reach` tokens, each channel by weights of its own, which begin at 0."""
 
-    def __init__(self, d_model: int, reach: int) -> None:
-        super().__init__()
-        self.reach = reach
+    is_learned = True
+
+    def __init__(self, reach: int, d_model: int) -> None:
+        super().__init__(reach)
         self.taps = nn.Parameter(torch.zeros(reach, 1, d_model))
 
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
@@ -125,14 +126,14 @@ def make_shift(config: AttentionConfig) -> Shift | None:
     if not isinstance(config, TransformerXLConfig) or config.shift == "none":
         return None
     if config.shift == "conv":
-        return ShortConvolution(config.d_model, config.shift_reach)
-    return TokenShift() if config.shift == "token" else MovingAverages()
+        return ShortConvolution(config.shift_reach, config.d_model)
+    return (TokenShift if config.shift == "token" else MovingAverages)(config.shift_reach)
 
 
 def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length: int) -> Tensor | None:
     """Return the first position of memory and segment that each of them may look back to, int64 (B, M + T).
 
-    It is that of its own text. None: nothing is hidden from any position, or rather, on a CPU, where finding out is cheap.
+    It is that of its own text. None: all are of one text. Only on a CPU is that looked for; elsewhere it would mean waiting.
 
     Args:
         rows: padding and beginnings of documents.
@@ -205,7 +206,6 @@ def faded(h_BLD: Tensor, first_BT: Tensor | None, *, reach: int) -> Tensor:
         return (weight_BATL @ h_BLD.unflatten(-1, (A, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
 
 
-@lru_cache(maxsize=64)
 def _fading(tgt_len: int, reach: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the weight of each of the L positions in the mean of each token, for all decays, (A, T, L)."""
     age_TL = torch.arange(reach, reach + tgt_len).unsqueeze(1) - torch.arange(reach + tgt_len)

@@ -88,7 +88,7 @@ class TransformerXL(LanguageModel):
 
     @property
     def n_kept(self) -> int:
-        """Positions that the memory keeps: those that are attended to, and those that only a shift reads, for the oldest."""
+        """Positions that the memory keeps: `mem_len`, and as many as a shift needs before the oldest of these."""
         return self.mem_len + self.config.shift_reach if self.mem_len else 0
 
     def init_own(self, name: str, parameter: Tensor) -> bool:

@@ -163,7 +163,7 @@ def mean_squares(
     on_tokens: Callable[[int], object] | None = None,
     execution: Execution = Execution(),
 ) -> dict[str, Tensor]:
-    """Return the mean of squared gradients over segments of training text, for the RMS rule of `Dynamic`.
+    """Return the mean squared gradient of each weight on a training text, which the RMS rule of `Dynamic` needs.
 
     Args:
         model: stays as it is.

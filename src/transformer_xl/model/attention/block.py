@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.equation import hidden_keys, masked_softmax
 from transformer_xl.model.dropout import DropConnectLinear, Dropout
-from transformer_xl.model.gates import GateKind, joined, make_gate
+from transformer_xl.model.gates import added, make_gate
 from transformer_xl.model.memory import join
 from transformer_xl.model.products import linear
-from transformer_xl.model_config import TransformerXLConfig
+from transformer_xl.model_config import GateKind, TransformerXLConfig
 
 if TYPE_CHECKING:
     from transformer_xl.model.transformer_xl import TransformerXL  # which builds its layers of these blocks
@@ -212,5 +212,5 @@ class AttentionBlock(nn.Module):
 
     def add(self, h_BTD: Tensor, attended_BTNH: Tensor) -> Tensor:
         """Project the output of the heads and add it to the segment's states, or join them by a gate."""
-        output = joined(h_BTD, self.drop(self.o_net(attended_BTNH.flatten(-2))), self.gate)
+        output = added(h_BTD, self.drop(self.o_net(attended_BTNH.flatten(-2))), self.gate)
         return output if self.pre_lnorm else self.layer_norm(output)

@@ -13,6 +13,8 @@ learn nothing from it.
 Shapes: B batch, T tgt_len, Y hidden states held, K compressed_len, N heads, H d_head, D d_model, n blocks of C.
 """
 
+from abc import abstractmethod
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -53,9 +55,9 @@ class Pooling(Beyond):
         last_BK = leaving.n_block[:, None] + torch.arange(beyond_B.shape[1], device=queue.device)
         return queue[torch.arange(len(queue), device=queue.device)[:, None], last_BK]
 
+    @abstractmethod
     def compress(self, h_BnCD: Tensor) -> Tensor:
         """Return a state for each block, (B, n, D)."""
-        raise NotImplementedError
 
 
 class MeanPooling(Pooling):
