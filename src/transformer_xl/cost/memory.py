@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from transformer_xl.config import OptimConfig
 from transformer_xl.cost.work import Work, clusters
 from transformer_xl.model.backends import SCRATCH_BYTES
+from transformer_xl.model.shift import BLOCK, DECAYS
 from transformer_xl.training.optim import state_bytes
 
 _FP32 = 4
@@ -118,12 +119,14 @@ def _attention_bytes(work: Work) -> int:
 
 
 def _shifted_bytes(work: Work) -> int:
-    """Return the bytes of what layers read of the memory instead of its states, and of what convolutions read."""
+    """Return the bytes of what layers read instead of the memory's states, of weights of averages, of a convolution's input."""
     config, M, k = work.model.config, work.model.mem_len, work.model.config.shift_reach
     n_state = M if config.pre_lnorm else 0
     if work.convolves:
         n_state += k + M + k + work.tgt_len
-    return work.rows * n_state * config.d_model * _FP32
+    n = min(work.tgt_len, BLOCK)
+    n_weight = len(DECAYS) * n * (k + n + 1) if config.shift == "averages" else 0
+    return (work.rows * n_state * config.d_model + n_weight) * _FP32
 
 
 def _scores_bytes(work: Work) -> int:

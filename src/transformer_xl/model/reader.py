@@ -198,7 +198,7 @@ class Reader:
             if isinstance(layer, ShiftedLayer):
                 is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
                 memory.write_inputs(i, slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
-                read_BMD = layer.read_memory(hidden, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
+                read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
             block = cast(AttentionBlock, layer.attention)
             keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
             memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))

@@ -15,6 +15,7 @@ Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, 
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
@@ -27,6 +28,9 @@ from transformer_xl.model_config import AttentionConfig, TransformerXLConfig
 
 DECAYS = (0.5, 0.8)
 """Of the moving averages: how much less a token counts than the one after it."""
+
+BLOCK = 64
+"""Tokens whose averages are one product, so that the products grow with the text and not with its square."""
 
 
 class Shift(nn.Module, ABC):
@@ -62,38 +66,41 @@ class Shift(nn.Module, ABC):
 
 
 class Replacing(Shift):
-    """The first channels are replaced, by what needs no parameters."""
+    """The first channels are replaced by weighted sums of what they were at earlier tokens, without parameters.
+
+    Args:
+        groups: of channels, from the first: how many eighths of D, and the weights of as many last tokens, newest first.
+    """
+
+    def __init__(self, groups: Sequence[tuple[int, Sequence[float]]]) -> None:
+        super().__init__(max(len(weights) for _, weights in groups))
+        self.groups = groups
+
+    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
+        """Return the sums."""
+        *parts, _ = h_BLD.split(self._widths(h_BLD.shape[-1]), dim=-1)  # whose gradients are joined at once
+        sums = [
+            weighted_sums(part, weights, first_BT, reach=self.reach)
+            for part, (_, weights) in zip(parts, self.groups, strict=True)
+        ]
+        return sums[0] if len(sums) == 1 else torch.cat(sums, dim=-1)
 
     def mix(self, x: Tensor, past: Tensor) -> Tensor:
         """Replace the first n channels."""
         return torch.cat([past, x[..., past.shape[-1] :]], dim=-1)
 
     def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
-        """Return the response to a single token."""
-        impulse = torch.zeros(1, 2 * self.reach + 1, d_model, dtype=torch.float64)
-        impulse[:, self.reach] = 1.0
-        past_TN = self(impulse)[0]
-        own = torch.ones(d_model, dtype=torch.float64)
-        own[: past_TN.shape[1]] = 0.0
-        return own, F.pad(past_TN[1:], (0, d_model - past_TN.shape[1]))
+        """Return the weights."""
+        *parts, own = torch.zeros(1 + self.reach, d_model, dtype=torch.float64).split(self._widths(d_model), dim=1)
+        own[0] = 1.0
+        for part, (_, weights) in zip(parts, self.groups, strict=True):
+            part[1 : 1 + len(weights)] = part.new_tensor(weights).unsqueeze(1)
+        first, *rest = torch.cat([*parts, own], dim=1).split([1, self.reach])
+        return first[0], rest[0]
 
-
-class TokenShift(Replacing):
-    """The first half of the channels is that of the token before."""
-
-    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
-        """Return the first half of the token before."""
-        return earlier(h_BLD[..., : h_BLD.shape[-1] // 2], first_BT, 1, reach=self.reach)
-
-
-class MovingAverages(Replacing):
-    """A quarter of the channels is that of the token before, two eighths are moving averages of the tokens before."""
-
-    def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
-        """Return the token before and the averages."""
-        n = h_BLD.shape[-1] // 8
-        token, rest = h_BLD[..., : 4 * n].split([2 * n, 2 * n], dim=-1)
-        return torch.cat([earlier(token, first_BT, 1, reach=self.reach), faded(rest, first_BT, reach=self.reach)], dim=-1)
+    def _widths(self, d_model: int) -> list[int]:
+        widths = [n * d_model // 8 for n, _ in self.groups]
+        return [*widths, d_model - sum(widths)]
 
 
 class ShortConvolution(Shift):
@@ -127,7 +134,10 @@ def make_shift(config: AttentionConfig) -> Shift | None:
         return None
     if config.shift == "conv":
         return ShortConvolution(config.shift_reach, config.d_model)
-    return (TokenShift if config.shift == "token" else MovingAverages)(config.shift_reach)
+    if config.shift == "token":
+        return Replacing([(4, [1.0])])
+    means = [[(1 - decay) * decay**age for age in range(config.shift_reach)] for decay in DECAYS]
+    return Replacing([(2, [1.0]), *((1, weights) for weights in means)])
 
 
 def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length: int) -> Tensor | None:
@@ -190,25 +200,37 @@ def earlier(h_BLD: Tensor, first_BT: Tensor | None, k: int, *, reach: int) -> Te
     return torch.where((own_T - k >= first_BT).unsqueeze(-1), moved, 0)
 
 
-def faded(h_BLD: Tensor, first_BT: Tensor | None, *, reach: int) -> Tensor:
-    """Return Σ_k (1 - α) α^(k-1) h_{t-k} over the `reach` tokens before each of the T last ones, (B, T, D).
+def weighted_sums(h_BLD: Tensor, weights: Sequence[float], first_BT: Tensor | None, *, reach: int) -> Tensor:
+    """Return Σ_k w_k h_{t-k} for each of the T = L - `reach` last tokens, (B, T, D); of no state before `first_BT`.
 
-    The channels are divided equally among the decays α of `DECAYS`.
+    Example:
+        >>> h_BLD = torch.tensor([[[4.0], [8.0], [0.0]]])
+        >>> weighted_sums(h_BLD, [0.5, 0.25], None, reach=2).flatten().tolist()
+        [5.0]
     """
-    (B, L, D), A = h_BLD.shape, len(DECAYS)
-    weight_ATL = _fading(L - reach, reach, h_BLD.device, h_BLD.dtype)
-    with torch.autocast(h_BLD.device.type, enabled=False):  # the products are small, and states stay as exact as they are
-        if first_BT is None:  # one product for all rows
-            h_ALX = h_BLD.unflatten(-1, (A, -1)).permute(2, 1, 0, 3).reshape(A, L, -1)
-            return torch.bmm(weight_ATL, h_ALX).view(A, -1, B, D // A).permute(2, 1, 0, 3).flatten(2)
-        is_seen = torch.arange(L, device=h_BLD.device) >= first_BT.unsqueeze(-1)
-        weight_BATL = torch.where(is_seen.unsqueeze(1), weight_ATL, 0)
-        return (weight_BATL @ h_BLD.unflatten(-1, (A, -1)).transpose(1, 2)).transpose(1, 2).flatten(2)
+    (B, L, _), k = h_BLD.shape, len(weights)
+    if k == 1:
+        return earlier(h_BLD, first_BT, 1, reach=reach) * weights[0]
+    T, sums = L - reach, []
+    band_TL = _band(h_BLD.new_tensor(weights[::-1]), min(T, BLOCK))
+    for start in range(0, max(T, 1), BLOCK):
+        n = min(BLOCK, T - start)
+        before = start + reach - k
+        weight = band_TL[:n, : k + n].expand(B, -1, -1)
+        if first_BT is not None:
+            position = torch.arange(before, before + k + n, device=h_BLD.device)
+            weight = torch.where(position >= first_BT[:, start : start + n].unsqueeze(-1), weight, 0)
+        with torch.autocast(h_BLD.device.type, enabled=False):  # the products are small, and states stay as exact as they are
+            sums.append(torch.bmm(weight, h_BLD[:, before : before + k + n]))
+    return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
 
 
-def _fading(tgt_len: int, reach: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the weight of each of the L positions in the mean of each token, for all decays, (A, T, L)."""
-    age_TL = torch.arange(reach, reach + tgt_len).unsqueeze(1) - torch.arange(reach + tgt_len)
-    is_before = (age_TL >= 1) & (age_TL <= reach)
-    weights = [((1 - decay) * decay ** (age_TL - 1).double()).where(is_before, 0.0) for decay in DECAYS]
-    return torch.stack(weights).to(device, dtype)
+def _band(weights_K: Tensor, n_row: int) -> Tensor:
+    """Return a matrix with the weights in each row, one column farther than in the row before, (rows, K + rows).
+
+    Example:
+        >>> _band(torch.tensor([1, 2]), 2).tolist()
+        [[1, 2, 0, 0], [0, 1, 2, 0]]
+    """
+    n_column = len(weights_K) + n_row
+    return F.pad(weights_K, (0, n_row + 1)).repeat(n_row)[: n_row * n_column].view(n_row, n_column)
