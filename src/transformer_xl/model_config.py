@@ -437,8 +437,6 @@ class TransformerXLConfig(AttentionConfig):
                 f"{what} needs keys without absolute positions, and attention '{self.attention}' adds them; use "
                 "attention='transformer_xl'"
             )
-        if self.shift != "none":
-            raise ValueError(f"{what} and shift ('{self.shift}') do not go together; leave one of them out")
         if self.zero_first_memory:
             raise ValueError(f"{what} would keep the zeros of zero_first_memory (True); set it to False")
         self.check_window(self.same_length)

@@ -93,6 +93,16 @@ def test_left_padded_rows_read_as_if_alone(data):
             assert int(mems.n_valid[row]) == int(alone[row].n_valid[0])
 
 
+@pytest.mark.parametrize("shift", ["token", "conv", "averages"])
+def test_the_oldest_key_of_a_memory_that_grows_looks_back_to_nothing(shift):
+    """Where padding moves memory up, copies of its oldest state fill the places before it."""
+    model, ids = tiny_model(mem_len=6, shift=shift, d_model=16), tokens(2, 9)
+    mems = model(ids[:, :4]).mems
+    padded = model(ids[:, 4:], mems=mems, rows=Rows(n_pad=torch.tensor([0, 3])))
+    alone = model(ids[1:, 7:], mems=mems.select(slice(1, 2)))
+    assert_close("logits", padded.logits[1, 3:], alone.logits[0], 1e-12)
+
+
 @settings(max_examples=examples(30))
 @given(data=st.data())
 def test_documents_inside_a_segment_see_only_themselves(data):

@@ -9,14 +9,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.reference.loops import embed, feed_forward, gated, layer_norm, log_probabilities, score
+from tests.reference.loops import embed, feed_forward, gated, layer_norm, log_probabilities, looked_back, score
 
 
 @dataclass
 class Kept:
     """What a layer remembers of a row."""
 
-    held: list = field(default_factory=list)
+    held: list = field(default_factory=list)  # what keys are made of
+    inputs: list = field(default_factory=list)  # of the layer, for its shift
     matrix: dict = field(default_factory=dict)  # per head: S and z
     slots: list = field(default_factory=list)
     n_left: int = 0
@@ -55,8 +56,8 @@ def is_matrix(config):
     return config.beyond in ("linear", "delta")
 
 
-def attend(own, first, document, goes_on, history, kept, w, layer, config):
-    """What one position becomes: `first` is the first state of the history that attention may see."""
+def attend(h, own, first, document, goes_on, history, kept, w, layer, config):
+    """What one position h becomes: `first` is the first state of the history that attention may see."""
     prefix = f"layers.{layer}.attention"
     slots = kept.slots if goes_on and not is_matrix(config) else []
     seen = [*slots, *history[first : own + 1]]
@@ -79,7 +80,7 @@ def attend(own, first, document, goes_on, history, kept, w, layer, config):
             size = torch.sqrt((mean * mean).sum() / config.d_head + 1e-6)
             out = out + mean / size * w[f"layers.{layer}.beyond.scale"][n * config.d_head : (n + 1) * config.d_head]
         heads.append(out)
-    out = gated(history[own], w[f"{prefix}.o_net.weight"] @ torch.cat(heads), w, f"{prefix}.gate", config)
+    out = gated(h, w[f"{prefix}.o_net.weight"] @ torch.cat(heads), w, f"{prefix}.gate", config)
     return out if config.pre_lnorm else layer_norm(out, w, f"{prefix}.layer_norm", config)
 
 
@@ -147,8 +148,12 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
     window = config.mem_len + config.same_length_besides_self
     total = torch.zeros(())
     for layer, kept in enumerate(memory):
-        n_held = len(kept.held)
-        history = kept.held + hidden
+        n_held, n_input = len(kept.held), len(kept.inputs)
+        inputs, reads = kept.inputs + hidden, []
+        for t, h in enumerate(hidden):  # of the document that it is in
+            text = inputs[max([0, *(n_input + start for start in starts if start <= t)]) : n_input + t + 1]
+            reads.append(looked_back(h, text, len(text) - 1, w, f"layers.{layer}.attention_shift", config))
+        history = kept.held + reads
         outputs = []
         for own in range(n_held, len(history)):
             begun = [n_held + start for start in starts if n_held + start <= own]
@@ -156,8 +161,11 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
             first = max(document, n_held - config.mem_len) if is_matrix(config) else document
             if config.same_length:
                 first = max(first, own - window + 1)
-            out = attend(own, first, document, not begun, history, kept, w, layer, config)
-            outputs.append(feed_forward(out, out, w, f"layers.{layer}.feed_forward", config))
+            h = hidden[own - n_held]
+            out = attend(h, own, first, document, not begun, history, kept, w, layer, config)
+            text = inputs[n_input + max(begun) - n_held if begun else 0 : n_input + own - n_held + 1]
+            source = looked_back(out, text, len(text) - 1, w, f"layers.{layer}.feed_forward_shift", config)
+            outputs.append(feed_forward(out, source, w, f"layers.{layer}.feed_forward", config))
         if starts:
             memory[layer] = kept = Kept()
         begin = max([0, *(n_held + start for start in starts)])
@@ -172,6 +180,8 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
         for block in blocks:
             write(block, kept, w, layer, config)
         kept.held = own_states
+        begin = max([0, *(n_input + start for start in starts)])
+        kept.inputs = [h.detach() for h in inputs[begin : max(len(inputs) - ext_len, begin)]]
         hidden = outputs
     if config.final_norm:
         hidden = [layer_norm(h, w, "final_norm", config) for h in hidden]

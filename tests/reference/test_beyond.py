@@ -33,6 +33,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mean of one": {"beyond": "mean", "compression": 1},
     "max": {"beyond": "max", "compression": 3, "untie_r": True},
     "conv": {"beyond": "conv"},
+    "linear, token shift": {"beyond": "linear", "shift": "token", "pre_lnorm": True},
+    "delta, convolution": {"beyond": "delta", "shift": "conv", "conv_width": 3},
+    "conv, averages": {"beyond": "conv", "shift": "averages", "d_model": 16, "gate": "gru", "pre_lnorm": True},
+    "max, convolution of four": {"beyond": "max", "shift": "conv", "same_length": False},
     "conv, pre_lnorm": {"beyond": "conv", "pre_lnorm": True, "compression": 3, "compressed_len": 1},
 }
 AGES = [0, 4, 9, 14]
@@ -150,6 +154,11 @@ def compare_memories(model: BeyondTransformerXL, mems: BeyondMems, expected: Exp
             assert (n, int(mems.n_block[row])) == (len(kept.held), kept.n_left)
             if n:
                 assert_close("held", held[-n:], torch.stack(kept.held).to(held.dtype), tolerance)
+            before = mems.before[layer][row]
+            inputs = kept.inputs[len(kept.inputs) - min(len(kept.inputs), len(before)) :]
+            assert not before[: len(before) - len(inputs)].any()
+            if inputs:
+                assert_close("inputs", before[-len(inputs) :], torch.stack(inputs).to(before.dtype), tolerance)
             own = mems.beyond[layer][row]
             for head, (S, z) in kept.matrix.items():
                 assert_close("matrix", own[head], torch.cat([S, z[:, None]], dim=1).to(own.dtype), tolerance)
@@ -166,3 +175,10 @@ def test_model_equals_loops(variant: str) -> None:
     for dtype in TOLERANCE:
         compare(model, expected, dtype, backend="equation")
     compare(model, expected, torch.float64, checkpoint_layers=True)
+
+
+@pytest.mark.parametrize("variant", ["linear", "delta, convolution", "conv, averages"])
+def test_the_end_of_a_segment_may_be_left_out_of_memory(variant: str) -> None:
+    model = tiny(**VARIANTS[variant])
+    how: dict[str, Any] = {"ext_len": 1, "pads": [None, [0, 3, 6, 2], None, [1, 0, 0, 3]]}
+    compare(model, read_by_loops(model, **how), torch.float64, **how, backend="equation")

@@ -146,15 +146,15 @@ class ShiftedLayer(DecoderLayer):
         start_BM, start_BT = (None, None) if start_BL is None else (start_BL[:, :-T], start_BL[:, -T:])
         # apart, because no gradient is computed for the states of the memory
         read_BMD = self.read_memory(mem_BMD, n_before, start_BM)
-        k = self.attention_shift.reach
-        joined_BLD = with_before(own_BTD, mem_BMD, k)
-        start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - k)
-        past = self.attention_shift(joined_BLD, start_BT)
-        read_BTD = self.attention_shift.mix(own_BTD, past)
+        start_BT = None if start_BT is None else start_BT - (mem_BMD.shape[1] - self.attention_shift.reach)
+        read_BTD, past = shifted(self.shifts, own_BTD, mem_BMD, start_BT)
         h_BTD = self.attention(h_BTD, read_BTD=read_BTD, mem_BMD=read_BMD, **attention)
-        if self.feed_forward_shift.is_learned:
-            past = self.feed_forward_shift(joined_BLD, start_BT)
         return self.feed_forward(h_BTD, read_BTD=self.feed_forward_shift.mix(h_BTD, past))
+
+    @property
+    def shifts(self) -> tuple[Shift, Shift]:
+        """That of the attention, and that of the feed-forward network."""
+        return self.attention_shift, self.feed_forward_shift
 
     def read_memory(self, mem_BMD: Tensor, n_before: int, start_BM: Tensor | None) -> Tensor:
         """Return what keys and values of remembered states are projected from; the arguments are those of `forward`."""
@@ -163,6 +163,21 @@ class ShiftedLayer(DecoderLayer):
         n_missing = k - n_before
         start_BM = None if start_BM is None else start_BM[:, n_before:] + n_missing
         return self.attention_shift.mix(own_BMD, self.attention_shift(with_before(own_BMD, before_BND, k), start_BM))
+
+
+def shifted(shifts: tuple[Shift, Shift], h_BTD: Tensor, before_BMD: Tensor, start_BT: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what attention reads instead of the inputs of a layer, and what the other shift adds for the feed-forward network.
+
+    Args:
+        shifts: of both blocks of the layer.
+        h_BTD: the inputs.
+        before_BMD: those before them.
+        start_BT: int64 (B, T), the first position that each may look back to, among k before the inputs and the inputs.
+    """
+    first, second = shifts
+    joined_BLD = with_before(h_BTD, before_BMD, first.reach)
+    past = first(joined_BLD, start_BT)
+    return first.mix(h_BTD, past), second(joined_BLD, start_BT) if second.is_learned else past
 
 
 def make_layer(kind: type[AttentionBlock], config: AttentionConfig) -> DecoderLayer:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.beyond.memory import Leaving
-from transformer_xl.model.layers import DecoderLayer
+from transformer_xl.model.layers import DecoderLayer, ShiftedLayer, shifted
 from transformer_xl.model.memory import join
 from transformer_xl.model_config import TransformerXLConfig
 
@@ -108,11 +108,24 @@ class BeyondLayer(DecoderLayer):
     def __init__(self, layer: DecoderLayer, beyond: Beyond) -> None:
         super().__init__(layer.attention, layer.feed_forward)
         self.beyond = beyond
+        if isinstance(layer, ShiftedLayer):
+            self.attention_shift, self.feed_forward_shift = layer.shifts
+
+    def shifted(
+        self, h_BTD: Tensor, before_BkD: Tensor, n_pad: Tensor | None, start_BT: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return what `layers.shifted` does, also of padded rows; of a layer without shifts its inputs, and None."""
+        if not hasattr(self, "attention_shift"):
+            return h_BTD, None
+        before_BkD, h_BTD = join(before_BkD, h_BTD, n_pad).split([before_BkD.shape[1], h_BTD.shape[1]], dim=1)
+        return shifted((self.attention_shift, self.feed_forward_shift), h_BTD, before_BkD, start_BT)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # only a BeyondTransformerXL calls it
         self,
         h_BTD: Tensor,
         *,
+        read_BTD: Tensor,
+        past: Tensor | None,
         held_BYD: Tensor,
         n_valid_B: Tensor,
         beyond_B: Tensor,
@@ -127,6 +140,8 @@ class BeyondLayer(DecoderLayer):
 
         Args:
             h_BTD: the segment.
+            read_BTD: what attention reads instead, see `shifted`.
+            past: what its shift adds for the feed-forward network; None: it has none.
             held_BYD: hidden states before it.
             n_valid_B: int64 (B,), how many of them are real.
             beyond_B: what the layer keeps of earlier ones.
@@ -141,13 +156,15 @@ class BeyondLayer(DecoderLayer):
             The layer's output (B, T, D), what it keeps afterwards, and in training a loss, or None.
         """
         block, beyond = self.attention, self.beyond
-        q, k, v = block.project(h_BTD, beyond.before(beyond_B, held_BYD, n_valid_B), n_pad)
+        q, k, v = block.project(read_BTD, beyond.before(beyond_B, held_BYD, n_valid_B), n_pad)
         attended = block.attend(q, k, v, first_BT=first_BT, **positions)
         attended = beyond.add(attended, q, k, v, beyond_B, seen_BT=first_BT, leaving=leaving, n_near=n_near)
-        h_BSD = join(held_BYD, h_BTD, n_pad)
+        h_BSD = join(held_BYD, read_BTD, n_pad)
         k, v = (x[:, -h_BSD.shape[1] :] for x in (k, v))  # without those of what stands before the held states
         new = beyond.write(leaving.kept(beyond_B), h_BSD=h_BSD, k_BSNH=k, v_BSNH=v, leaving=leaving)
         loss = None
         if beyond.adds_loss and self.training and torch.is_grad_enabled():
-            loss = beyond.loss(block, h_BTD.detach(), h_BSD.detach(), leaving=leaving, n_pad=n_pad)
-        return self.feed_forward(block.add(h_BTD, attended)), new if keep_graph else new.detach(), loss
+            loss = beyond.loss(block, read_BTD.detach(), h_BSD.detach(), leaving=leaving, n_pad=n_pad)
+        h_BTD = block.add(h_BTD, attended)
+        read = None if past is None else self.feed_forward_shift.mix(h_BTD, past)
+        return self.feed_forward(h_BTD, read_BTD=read), new if keep_graph else new.detach(), loss

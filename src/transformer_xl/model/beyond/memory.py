@@ -19,6 +19,7 @@ from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Memory
 
 _MOST_BLOCKS = 2**62
+_OF_LAYERS = ("hidden", "beyond", "before")
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,20 @@ class BeyondMems(Memory):
     """Hidden states of the last positions, and for each layer what is kept of earlier ones.
 
     Attributes:
-        hidden: one tensor per layer, (B, Y, D), inputs of the layer, newest last; the memory and what waits to leave it.
+        hidden: one tensor per layer, (B, Y, D), what keys are made of, newest last: inputs of the layer, or what a shift made
+            of them; the memory and what waits to leave it.
         n_valid: int64 (B,), how many of the last Y positions hold real states.
         beyond: one tensor per layer, (B, …); zeros where nothing has left.
         n_block: int64 (B,), how many blocks have left since the document began.
+        before: one tensor per layer, (B, k, D), inputs of the layer at the last k positions, for its shift; zeros where the
+            document had not begun.
     """
 
     hidden: tuple[Tensor, ...]
     n_valid: Tensor
     beyond: tuple[Tensor, ...]
     n_block: Tensor
+    before: tuple[Tensor, ...]
 
     @property
     def batch_size(self) -> int:
@@ -48,15 +53,16 @@ class BeyondMems(Memory):
         return self.hidden[0].shape[1]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return both counts, and both tensors of each layer."""
-        layers = {f"{name}.{i}": x for name in ("hidden", "beyond") for i, x in enumerate(getattr(self, name))}
+        """Return both counts, and the tensors of each layer."""
+        layers = {f"{name}.{i}": x for name in _OF_LAYERS for i, x in enumerate(getattr(self, name))}
         return {"n_valid": self.n_valid, "n_block": self.n_block, **layers}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
         """Rebuild a memory from `state_dict()`."""
-        hidden, beyond = (tuple(state[f"{name}.{i}"] for i in range(len(state) // 2 - 1)) for name in ("hidden", "beyond"))
-        return cls(hidden, state["n_valid"], beyond, state["n_block"])
+        n_layer = len(state) // len(_OF_LAYERS)
+        layers = {name: tuple(state[f"{name}.{i}"] for i in range(n_layer)) for name in _OF_LAYERS}
+        return cls(n_valid=state["n_valid"], n_block=state["n_block"], **layers)
 
     def check(self, batch_size: int, n_layer: int) -> None:
         """Refuse a segment with other rows, or a model with another number of layers."""
@@ -100,7 +106,9 @@ class Leaving:
     n_valid: Tensor
 
     @classmethod
-    def of(cls, rows: Rows, mems: BeyondMems, *, tgt_len: int, mem_len: int, ext_len: int, size: int, n_kept: int) -> "Leaving":
+    def of(
+        cls, rows: Rows, mems: BeyondMems, *, tgt_len: int, mem_len: int, ext_len: int, size: int, n_waiting: int
+    ) -> "Leaving":
         """Find out what leaves.
 
         Args:
@@ -110,21 +118,21 @@ class Leaving:
             mem_len: positions that stay.
             ext_len: positions at the end of the segment that are not remembered.
             size: C.
-            n_kept: 1: the newest block waits although it is whole, until a position follows it; 0: it leaves.
+            n_waiting: 1: the newest block waits although it is whole, until a position follows it; 0: it leaves.
         """
         starts = rows.document_starts
         first_BT, n_own_B = first_keys(
             starts, mems.n_valid, rows.n_pad, tgt_len=tgt_len, memory_length=mems.length, window=None
         )
         n_left_B = (n_own_B - ext_len).clamp(min=0)
-        n_block_B = (n_left_B - mem_len - n_kept).clamp(min=0) // size
+        n_block_B = (n_left_B - mem_len - n_waiting).clamp(min=0) // size
         return cls(
             first=first_BT,
             goes_on=None if starts is None else starts.cumsum(dim=1) == 0,
             ended=None if starts is None else starts.any(dim=1),
             begin=mems.length + tgt_len - n_own_B,
             n_block=n_block_B,
-            n_most=max(mems.length + tgt_len - ext_len - mem_len - n_kept, 0) // size,
+            n_most=max(mems.length + tgt_len - ext_len - mem_len - n_waiting, 0) // size,
             size=size,
             n_valid=n_left_B - n_block_B * size,
         )
@@ -133,6 +141,15 @@ class Leaving:
     def leaves(self) -> Tensor:
         """Bool (B, n), which blocks leave."""
         return torch.arange(self.n_most, device=self.begin.device) < self.n_block[:, None]
+
+    def first_after(self, n_before: int, n_held: int) -> Tensor | None:
+        """Return the first position of each query's document among `n_before` before the segment and it; None: all are of it.
+
+        Where it goes on this is 0. `n_held` is Y, hidden states before the segment in the places of `first`.
+        """
+        if self.goes_on is None:
+            return None
+        return (self.first - n_held + n_before).where(~self.goes_on, 0)
 
     def blocks(self, x_BS: Tensor) -> Tensor:
         """Return the blocks (B, n, C, …) of what stands at the places (B, S, …); those that do not leave mean nothing."""

@@ -65,14 +65,14 @@ class BeyondTransformerXL(TransformerXL):
         return cast("BeyondLayer", self.get_submodule(layer)).beyond.init_own(own, parameter)
 
     @property
-    def n_kept(self) -> int:
+    def n_waiting(self) -> int:
         """How many positions of the newest block wait, although it may be whole."""
         return int(self._kind.reads_waiting)
 
     @property
-    def n_held(self) -> int:
+    def n_kept(self) -> int:
         """Y, hidden states of a full memory: `mem_len`, and those that wait to leave."""
-        return self.mem_len + self.config.compression - 1 + self.n_kept if self.mem_len else 0
+        return self.mem_len + self.config.compression - 1 + self.n_waiting if self.mem_len else 0
 
     @property
     def carries_state(self) -> bool:
@@ -83,10 +83,10 @@ class BeyondTransformerXL(TransformerXL):
         """Return how far back it remembers, in whole segments; of a matrix, which reaches back without limit, enough."""
         if not self.mem_len:
             return 0
-        kept = self._kind.reach(self.config)
+        held, kept = self.n_kept + self.config.shift_reach, self._kind.reach(self.config)
         if self._kind.reads_waiting:
-            return self.config.n_layer * math.ceil(self.n_held / tgt_len) * tgt_len + math.ceil(kept / tgt_len) * tgt_len
-        return self.config.n_layer * math.ceil((self.n_held + kept) / tgt_len) * tgt_len
+            return self.config.n_layer * math.ceil(held / tgt_len) * tgt_len + math.ceil(kept / tgt_len) * tgt_len
+        return self.config.n_layer * math.ceil((held + kept) / tgt_len) * tgt_len
 
     def check_context(self) -> None:
         """Refuse lengths that cannot work together."""
@@ -116,6 +116,7 @@ class BeyondTransformerXL(TransformerXL):
     def _n_bytes(self, length: int) -> int:
         """Return the bytes of so many hidden states and of what is kept, in all layers, of one row."""
         kept = math.prod(self._kind.shape(self.config)) * self._kept_dtype.itemsize
+        length += self.config.shift_reach
         return self.config.n_layer * (min(length, 2**63) * self.config.d_model * self.dtype.itemsize + kept)
 
     @property
@@ -124,11 +125,11 @@ class BeyondTransformerXL(TransformerXL):
         return torch.promote_types(self.dtype, torch.float32) if self._kind.reads_waiting else self.dtype
 
     def init_mems(self, batch_size: int, *, length: int | None = None) -> BeyondMems:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return an empty memory; `length` is the number of hidden states, None: `n_held`."""
+        """Return an empty memory; `length` is the number of hidden states, None: `n_kept`."""
         if length is None:
             self.check_memory()
         self._check_kept(asked=not self.mem_len_from_file)
-        length = self.n_held if length is None else length
+        length = self.n_kept if length is None else length
         check_room(
             batch_size * self._n_bytes(length),
             self.device,
@@ -139,7 +140,8 @@ class BeyondTransformerXL(TransformerXL):
         hidden = torch.zeros(batch_size, length, self.config.d_model, dtype=self.dtype, device=device)
         kept = torch.zeros(batch_size, *self._kind.shape(self.config), dtype=self._kept_dtype, device=device)
         count = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count)
+        before = torch.zeros(batch_size, self.config.shift_reach, self.config.d_model, dtype=self.dtype, device=device)
+        return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count, (before,) * n_layer)
 
     def forward(
         self,
@@ -176,10 +178,10 @@ class BeyondTransformerXL(TransformerXL):
         """Return the input of the softmax, the new memory, and the sum of the layers' losses or None."""
         (batch_size, T), n_pad, config = ids.shape, rows.n_pad, self.config
         mems = self.init_mems(batch_size, length=0) if mems is None else mems
-        if mems.length > self.n_held:
-            raise ValueError(f"mems of {mems.length} positions are longer than the model's ({self.n_held}); use init_mems")
+        if mems.length > self.n_kept:
+            raise ValueError(f"mems of {mems.length} positions are longer than the model's ({self.n_kept}); use init_mems")
         lengths: dict[str, int] = {"mem_len": self.mem_len, "ext_len": self.ext_len}
-        leaving = Leaving.of(rows, mems, tgt_len=T, size=config.compression, n_kept=self.n_kept, **lengths)
+        leaving = Leaving.of(rows, mems, tgt_len=T, size=config.compression, n_waiting=self.n_waiting, **lengths)
         n_seen = mems.n_valid.clamp(max=self.mem_len) if self._kind.reads_waiting else mems.n_valid
         n_before, n_filled = self._kind.n_before(config, mems.n_block)
         first_BT, _ = first_keys(
@@ -189,14 +191,24 @@ class BeyondTransformerXL(TransformerXL):
         n_near = max(mems.length - self.mem_len, 0) if n_pad is None and self.window is None else mems.length + T
         positions = self.block_class.positions(self, n_before + mems.length + T, backend=execution.backend)
         h_BTD = self.embed(ids)
-        hidden, beyond, losses = [], [], []
+        start_BT = leaving.first_after(config.shift_reach, mems.length)
+        kept_graph: dict[str, Any] = {"ext_len": self.ext_len, "keep_graph": keep_graph}
+        hidden, beyond, before, losses = [], [], [], []
         for i, layer in enumerate(self.layers):
             held_BYD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
-            hidden.append(remembered(held_BYD, h_BTD, n_pad, mem_len=self.n_held, ext_len=self.ext_len, keep_graph=keep_graph))
+            read_BTD, past = cast("BeyondLayer", layer).shifted(h_BTD, mems.before[i], n_pad, start_BT)
+            hidden.append(remembered(held_BYD, read_BTD, n_pad, mem_len=self.n_kept, **kept_graph))
+            last_BkD = remembered(mems.before[i], h_BTD, n_pad, mem_len=config.shift_reach, **kept_graph)
+            if start_BT is not None:
+                n_older = config.shift_reach + T - self.ext_len - last_BkD.shape[1]
+                last_BkD = _of_its_document(last_BkD, start_BT[:, -1:] - n_older)
+            before.append(last_BkD)
             run = cast("Any", execution.run)  # a layer of this model returns more than a tensor
             h_BTD, kept, loss = run(
                 layer,
                 h_BTD,
+                read_BTD=read_BTD,
+                past=past,
                 held_BYD=held_BYD,
                 n_valid_B=mems.n_valid,
                 beyond_B=mems.beyond[i],
@@ -214,4 +226,10 @@ class BeyondTransformerXL(TransformerXL):
         if not self.mem_len:
             return h_BTD, self.init_mems(batch_size), total
         n_block = leaving.kept(mems.n_block) + leaving.n_block
-        return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block), total
+        return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block, tuple(before)), total
+
+
+def _of_its_document(last_BkD: Tensor, first_B1: Tensor) -> Tensor:
+    """Return states with zeros in the place of those before the first of their document."""
+    place = torch.arange(last_BkD.shape[1], device=last_BkD.device)
+    return last_BkD.where((place >= first_B1).unsqueeze(-1), 0.0)
