@@ -107,10 +107,11 @@ def test_what_left_is_still_read(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "first"])
-@pytest.mark.parametrize("ext_len", [0, 2])
-def test_rows_may_be_padded_and_documents_begin_anywhere(kind: str, ext_len: int) -> None:
+@pytest.mark.parametrize(("ext_len", "cuts"), [(0, [5, 4, 2]), (2, [5, 4, 2]), (4, [5, 4, 2]), (4, [5, 6])])
+def test_rows_may_be_padded_and_documents_begin_anywhere(kind: str, ext_len: int, cuts: list[int]) -> None:
+    """The end that is left out may be longer than a segment, or than what a row has of it."""
     model = tiny(kind).with_context(ext_len=ext_len)
-    mems = read(model, [5, 4, 2])[1]
+    mems = read(model, cuts)[1]
     pad = torch.tensor([0, 3, 6])
     with torch.no_grad():
         together, after = model.read(TEXT[:, 11:17], mems=mems, rows=txl.Rows(n_pad=pad))
@@ -135,7 +136,7 @@ def same(one: BeyondMems, other: BeyondMems) -> None:
     assert (int(one.n_valid), int(one.n_block)) == (n, int(other.n_block))
     for x, y in zip(one.hidden, other.hidden, strict=True):
         assert_close("hidden", x[:, x.shape[1] - n :], y[:, y.shape[1] - n :], 1e-5)
-    for x, y in zip((*one.beyond, *one.before), (*other.beyond, *other.before), strict=True):
+    for x, y in zip((*one.beyond, *one.inputs), (*other.beyond, *other.inputs), strict=True):
         assert_close("beyond", x, y, 1e-5)
 
 

@@ -154,7 +154,7 @@ def compare_memories(model: BeyondTransformerXL, mems: BeyondMems, expected: Exp
             assert (n, int(mems.n_block[row])) == (len(kept.held), kept.n_left)
             if n:
                 assert_close("held", held[-n:], torch.stack(kept.held).to(held.dtype), tolerance)
-            before = mems.before[layer][row]
+            before = mems.inputs[layer][row]
             inputs = kept.inputs[len(kept.inputs) - min(len(kept.inputs), len(before)) :]
             assert not before[: len(before) - len(inputs)].any()
             if inputs:

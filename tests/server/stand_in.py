@@ -87,8 +87,10 @@ class StandIn:
         to_worker.write(_CONNECTION.sub(b"", head[:-4]) + b"\r\nconnection: close\r\n\r\n")
         asking = asyncio.ensure_future(_copy(reader, to_worker))
         asking.add_done_callback(lambda _: to_worker.close())  # the client has gone, or the answer is whole
-        n_byte = await _copy(worker, writer)
-        asking.cancel()
+        try:
+            n_byte = await _copy(worker, writer)
+        finally:
+            asking.cancel()
         if not n_byte:
             writer.write(_NONE % b"502 died")  # and no other worker is asked: it may have done what it was asked for
 

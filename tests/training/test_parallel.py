@@ -23,6 +23,10 @@ SHORT: Cases = {
         "model": {"cutoffs": [4, 10], "div_val": 2, "d_embed": 6},
         "train": {"reset_at_documents": True},
     },
+    "fsdp, a shift, and what leaves the memory": {
+        "model": {"shift": "conv", "beyond": "mean", "compression": 2},
+        "train": {"parallel": "fsdp"},
+    },
     "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
     "fsdp, muon": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},

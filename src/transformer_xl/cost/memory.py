@@ -124,8 +124,10 @@ def _shifted_bytes(work: Work) -> int:
     n_state = M if config.pre_lnorm else 0
     if work.convolves:
         n_state += k + M + k + work.tgt_len
-    n = min(work.tgt_len, BLOCK)
-    n_weight = len(DECAYS) * n * (k + n + 1) if config.shift == "averages" else 0
+    n_weight = 0
+    if config.shift == "averages":  # on a CPU, a matrix for all rows if all of them are full
+        n = min(work.tgt_len, BLOCK)
+        n_weight = len(DECAYS) * (n * (k + n + 1) if work.on_cpu else work.n_token * (k + n))
     return (work.rows * n_state * config.d_model + n_weight) * _FP32
 
 

@@ -6,12 +6,13 @@
 
 Both blocks of a layer read such an x_t instead of h_t, and add their output to h_t. The earlier h are inputs of the layer, for
 the feed-forward network too: they are what the memory keeps, so segments need nothing new to read on as one text. Memory is
-longer by these k positions, which only its oldest key needs.
+longer by these k positions, which only its oldest key needs. (Where `beyond` keeps something of what leaves, it keeps what the
+shift made, and the last k inputs.)
 
 Reference: `time_shift` of Peng et al. 2023 (RWKV, arXiv 2305.13048); the moving averages of Ma et al. 2022 (Mega, arXiv
 2209.10655), here with fixed decays; Canon layers of Allen-Zhu 2025 (arXiv 2512.17351). They read the input of each block.
 
-Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens, A decays.
+Shapes: B batch, T tokens, L = k + T, D d_model, n channels that a shift makes, k earlier tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -66,24 +67,22 @@ class Shift(nn.Module, ABC):
 
 
 class Replacing(Shift):
-    """The first channels are replaced by weighted sums of what they were at earlier tokens, without parameters.
+    """The first channels are replaced by what they were at the tokens before, without parameters.
 
     Args:
-        groups: of channels, from the first: how many eighths of D, and the weights of as many last tokens, newest first.
+        reach: k.
+        groups: of channels, from the first: how many eighths of D, and the decay of their mean; 0: the token before alone.
     """
 
-    def __init__(self, groups: Sequence[tuple[int, Sequence[float]]]) -> None:
-        super().__init__(max(len(weights) for _, weights in groups))
+    def __init__(self, reach: int, groups: Sequence[tuple[int, float]]) -> None:
+        super().__init__(reach)
         self.groups = groups
 
     def forward(self, h_BLD: Tensor, first_BT: Tensor | None = None) -> Tensor:
-        """Return the sums."""
+        """Return what they were."""
         *parts, _ = h_BLD.split(self._widths(h_BLD.shape[-1]), dim=-1)  # whose gradients are joined at once
-        sums = [
-            weighted_sums(part, weights, first_BT, reach=self.reach)
-            for part, (_, weights) in zip(parts, self.groups, strict=True)
-        ]
-        return sums[0] if len(sums) == 1 else torch.cat(sums, dim=-1)
+        past = [faded(x, decay, first_BT, reach=self.reach) for x, (_, decay) in zip(parts, self.groups, strict=True)]
+        return past[0] if len(past) == 1 else torch.cat(past, dim=-1)
 
     def mix(self, x: Tensor, past: Tensor) -> Tensor:
         """Replace the first n channels."""
@@ -91,12 +90,13 @@ class Replacing(Shift):
 
     def kernel(self, d_model: int) -> tuple[Tensor, Tensor]:
         """Return the weights."""
-        *parts, own = torch.zeros(1 + self.reach, d_model, dtype=torch.float64).split(self._widths(d_model), dim=1)
-        own[0] = 1.0
-        for part, (_, weights) in zip(parts, self.groups, strict=True):
-            part[1 : 1 + len(weights)] = part.new_tensor(weights).unsqueeze(1)
-        first, *rest = torch.cat([*parts, own], dim=1).split([1, self.reach])
-        return first[0], rest[0]
+        *widths, n_own = self._widths(d_model)
+        taps = [
+            fading(decay, self.reach, dtype=torch.float64).flip(0).unsqueeze(1).expand(-1, n)
+            for n, (_, decay) in zip(widths, self.groups, strict=True)
+        ]
+        own = torch.cat([torch.zeros(d_model - n_own), torch.ones(n_own)])
+        return own, F.pad(torch.cat(taps, dim=1), (0, n_own))
 
     def _widths(self, d_model: int) -> list[int]:
         widths = [n * d_model // 8 for n, _ in self.groups]
@@ -134,10 +134,8 @@ def make_shift(config: AttentionConfig) -> Shift | None:
         return None
     if config.shift == "conv":
         return ShortConvolution(config.shift_reach, config.d_model)
-    if config.shift == "token":
-        return Replacing([(4, [1.0])])
-    means = [[(1 - decay) * decay**age for age in range(config.shift_reach)] for decay in DECAYS]
-    return Replacing([(2, [1.0]), *((1, weights) for weights in means)])
+    groups = [(4, 0.0)] if config.shift == "token" else [(2, 0.0), *((1, decay) for decay in DECAYS)]
+    return Replacing(config.shift_reach, groups)
 
 
 def first_positions(rows: Rows, n_valid: Tensor, *, tgt_len: int, memory_length: int) -> Tensor | None:
@@ -200,29 +198,39 @@ def earlier(h_BLD: Tensor, first_BT: Tensor | None, k: int, *, reach: int) -> Te
     return torch.where((own_T - k >= first_BT).unsqueeze(-1), moved, 0)
 
 
-def weighted_sums(h_BLD: Tensor, weights: Sequence[float], first_BT: Tensor | None, *, reach: int) -> Tensor:
-    """Return Σ_k w_k h_{t-k} for each of the T = L - `reach` last tokens, (B, T, D); of no state before `first_BT`.
+def faded(h_BLD: Tensor, decay: float, first_BT: Tensor | None, *, reach: int) -> Tensor:
+    """Return Σ_k (1 - α) α^(k-1) h_{t-k} over `reach` tokens before each of the T last ones, (B, T, D), from `first_BT` on.
 
     Example:
         >>> h_BLD = torch.tensor([[[4.0], [8.0], [0.0]]])
-        >>> weighted_sums(h_BLD, [0.5, 0.25], None, reach=2).flatten().tolist()
+        >>> faded(h_BLD, 0.5, None, reach=2).flatten().tolist()
         [5.0]
     """
-    (B, L, _), k = h_BLD.shape, len(weights)
-    if k == 1:
-        return earlier(h_BLD, first_BT, 1, reach=reach) * weights[0]
-    T, sums = L - reach, []
-    band_TL = _band(h_BLD.new_tensor(weights[::-1]), min(T, BLOCK))
+    if not decay:
+        return earlier(h_BLD, first_BT, 1, reach=reach)
+    B, T = h_BLD.shape[0], h_BLD.shape[1] - reach
+    weights = fading(decay, reach, dtype=torch.promote_types(h_BLD.dtype, torch.float32), device=h_BLD.device)
+    band_TL = _band(weights.to(h_BLD.dtype), min(T, BLOCK))
+    sums = []
     for start in range(0, max(T, 1), BLOCK):
         n = min(BLOCK, T - start)
-        before = start + reach - k
-        weight = band_TL[:n, : k + n].expand(B, -1, -1)
+        weight = band_TL[:n, : reach + n].expand(B, -1, -1)
         if first_BT is not None:
-            position = torch.arange(before, before + k + n, device=h_BLD.device)
+            position = torch.arange(start, start + reach + n, device=h_BLD.device)
             weight = torch.where(position >= first_BT[:, start : start + n].unsqueeze(-1), weight, 0)
         with torch.autocast(h_BLD.device.type, enabled=False):  # the products are small, and states stay as exact as they are
-            sums.append(torch.bmm(weight, h_BLD[:, before : before + k + n]))
+            sums.append(torch.bmm(weight, h_BLD[:, start : start + reach + n]))
     return sums[0] if len(sums) == 1 else torch.cat(sums, dim=1)
+
+
+def fading(decay: float, reach: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None) -> Tensor:
+    """Return the weights of the last `reach` tokens in a mean, oldest first; computed where they are needed, so nothing waits.
+
+    Example:
+        >>> fading(0.5, 3).tolist(), fading(0.0, 2).tolist()
+        ([0.125, 0.25, 0.5], [0.0, 1.0])
+    """
+    return (1 - decay) * decay ** torch.arange(reach - 1, -1, -1, dtype=dtype or torch.get_default_dtype(), device=device)
 
 
 def _band(weights_K: Tensor, n_row: int) -> Tensor:

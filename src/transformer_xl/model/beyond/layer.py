@@ -91,7 +91,7 @@ class Beyond(nn.Module, ABC):
 
         Args:
             beyond_B: what was kept of the document before.
-            h_BSD: hidden states, held ones and the segment.
+            h_BSD: hidden states, held ones and the segment; with a shift, what it made of them.
             k_BSNH: their keys.
             v_BSNH: their values.
             leaving: what leaves.
@@ -111,21 +111,21 @@ class BeyondLayer(DecoderLayer):
         if isinstance(layer, ShiftedLayer):
             self.attention_shift, self.feed_forward_shift = layer.shifts
 
-    def shifted(
-        self, h_BTD: Tensor, before_BkD: Tensor, n_pad: Tensor | None, start_BT: Tensor | None
+    def _mixed(
+        self, h_BTD: Tensor, inputs_BkD: Tensor, n_pad: Tensor | None, start_BT: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what `layers.shifted` does, also of padded rows; of a layer without shifts its inputs, and None."""
+        """Return what `shifted` does, also of padded rows; of a layer without shifts its inputs, and None."""
         if not hasattr(self, "attention_shift"):
             return h_BTD, None
-        before_BkD, h_BTD = join(before_BkD, h_BTD, n_pad).split([before_BkD.shape[1], h_BTD.shape[1]], dim=1)
+        before_BkD, h_BTD = join(inputs_BkD, h_BTD, n_pad).split([inputs_BkD.shape[1], h_BTD.shape[1]], dim=1)
         return shifted((self.attention_shift, self.feed_forward_shift), h_BTD, before_BkD, start_BT)
 
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  # only a BeyondTransformerXL calls it
         self,
         h_BTD: Tensor,
         *,
-        read_BTD: Tensor,
-        past: Tensor | None,
+        inputs_BkD: Tensor,
+        start_BT: Tensor | None,
         held_BYD: Tensor,
         n_valid_B: Tensor,
         beyond_B: Tensor,
@@ -135,14 +135,14 @@ class BeyondLayer(DecoderLayer):
         n_pad: Tensor | None,
         keep_graph: bool,
         **positions: Any,
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Read a segment.
 
         Args:
             h_BTD: the segment.
-            read_BTD: what attention reads instead, see `shifted`.
-            past: what its shift adds for the feed-forward network; None: it has none.
-            held_BYD: hidden states before it.
+            inputs_BkD: the layer's inputs at the positions before it, for its shift.
+            start_BT: int64 (B, T), the first place of each token's document among these and the segment; None: all are of it.
+            held_BYD: hidden states before it, or what the shift made of them.
             n_valid_B: int64 (B,), how many of them are real.
             beyond_B: what the layer keeps of earlier ones.
             first_BT: int64 (B or 1, T), the first key that attention sees.
@@ -153,9 +153,11 @@ class BeyondLayer(DecoderLayer):
             **positions: what `positions` of the attention returned for the layer.
 
         Returns:
-            The layer's output (B, T, D), what it keeps afterwards, and in training a loss, or None.
+            The layer's output (B, T, D), what keys are made of (B, T, D), what it keeps afterwards, and in training a loss, or
+            None.
         """
         block, beyond = self.attention, self.beyond
+        read_BTD, past = self._mixed(h_BTD, inputs_BkD, n_pad, start_BT)
         q, k, v = block.project(read_BTD, beyond.before(beyond_B, held_BYD, n_valid_B), n_pad)
         attended = block.attend(q, k, v, first_BT=first_BT, **positions)
         attended = beyond.add(attended, q, k, v, beyond_B, seen_BT=first_BT, leaving=leaving, n_near=n_near)
@@ -166,5 +168,5 @@ class BeyondLayer(DecoderLayer):
         if beyond.adds_loss and self.training and torch.is_grad_enabled():
             loss = beyond.loss(block, read_BTD.detach(), h_BSD.detach(), leaving=leaving, n_pad=n_pad)
         h_BTD = block.add(h_BTD, attended)
-        read = None if past is None else self.feed_forward_shift.mix(h_BTD, past)
-        return self.feed_forward(h_BTD, read_BTD=read), new if keep_graph else new.detach(), loss
+        source = None if past is None else self.feed_forward_shift.mix(h_BTD, past)
+        return self.feed_forward(h_BTD, read_BTD=source), read_BTD, new if keep_graph else new.detach(), loss

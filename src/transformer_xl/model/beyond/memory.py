@@ -19,7 +19,7 @@ from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Memory
 
 _MOST_BLOCKS = 2**62
-_OF_LAYERS = ("hidden", "beyond", "before")
+_OF_LAYERS = ("hidden", "beyond", "inputs")
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class BeyondMems(Memory):
         n_valid: int64 (B,), how many of the last Y positions hold real states.
         beyond: one tensor per layer, (B, …); zeros where nothing has left.
         n_block: int64 (B,), how many blocks have left since the document began.
-        before: one tensor per layer, (B, k, D), inputs of the layer at the last k positions, for its shift; zeros where the
-            document had not begun.
+        inputs: one tensor per layer, (B, k, D), its inputs at the last k positions, for its shift; zeros where the document had
+            not begun.
     """
 
     hidden: tuple[Tensor, ...]
     n_valid: Tensor
     beyond: tuple[Tensor, ...]
     n_block: Tensor
-    before: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
 
     @property
     def batch_size(self) -> int:
@@ -142,14 +142,14 @@ class Leaving:
         """Bool (B, n), which blocks leave."""
         return torch.arange(self.n_most, device=self.begin.device) < self.n_block[:, None]
 
-    def first_after(self, n_before: int, n_held: int) -> Tensor | None:
-        """Return the first position of each query's document among `n_before` before the segment and it; None: all are of it.
+    def first_of(self, n_input: int, n_held: int) -> Tensor | None:
+        """Return `first`, int64 (B, T), among `n_input` inputs and the segment; 0 where a document goes on; None: all do.
 
-        Where it goes on this is 0. `n_held` is Y, hidden states before the segment in the places of `first`.
+        `n_held` is Y, which `first` counts before the segment.
         """
         if self.goes_on is None:
             return None
-        return (self.first - n_held + n_before).where(~self.goes_on, 0)
+        return (self.first - n_held + n_input).where(~self.goes_on, 0)
 
     def blocks(self, x_BS: Tensor) -> Tensor:
         """Return the blocks (B, n, C, …) of what stands at the places (B, S, …); those that do not leave mean nothing."""

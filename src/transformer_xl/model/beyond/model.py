@@ -4,6 +4,8 @@
     h ← layer(h, memory, beyond)        as without it, and what is kept is read, too
     beyond ← write(beyond, blocks)      of C positions each that no later query sees
 
+With a `shift`, the memory holds what it made of each layer's inputs, and the last k of these.
+
 Shapes: B batch, T tgt_len, Y hidden states held, D d_model.
 """
 
@@ -11,6 +13,7 @@ import math
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from transformer_xl.errors import ConfigError
@@ -140,8 +143,8 @@ class BeyondTransformerXL(TransformerXL):
         hidden = torch.zeros(batch_size, length, self.config.d_model, dtype=self.dtype, device=device)
         kept = torch.zeros(batch_size, *self._kind.shape(self.config), dtype=self._kept_dtype, device=device)
         count = torch.zeros(batch_size, dtype=torch.int64, device=device)
-        before = torch.zeros(batch_size, self.config.shift_reach, self.config.d_model, dtype=self.dtype, device=device)
-        return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count, (before,) * n_layer)
+        inputs = torch.zeros(batch_size, self.config.shift_reach, self.config.d_model, dtype=self.dtype, device=device)
+        return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count, (inputs,) * n_layer)
 
     def forward(
         self,
@@ -191,24 +194,19 @@ class BeyondTransformerXL(TransformerXL):
         n_near = max(mems.length - self.mem_len, 0) if n_pad is None and self.window is None else mems.length + T
         positions = self.block_class.positions(self, n_before + mems.length + T, backend=execution.backend)
         h_BTD = self.embed(ids)
-        start_BT = leaving.first_after(config.shift_reach, mems.length)
-        kept_graph: dict[str, Any] = {"ext_len": self.ext_len, "keep_graph": keep_graph}
-        hidden, beyond, before, losses = [], [], [], []
+        start_BT = leaving.first_of(config.shift_reach, mems.length)
+        remember: dict[str, Any] = {"ext_len": self.ext_len, "keep_graph": keep_graph}
+        hidden, beyond, inputs, losses = [], [], [], []
         for i, layer in enumerate(self.layers):
             held_BYD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
-            read_BTD, past = cast("BeyondLayer", layer).shifted(h_BTD, mems.before[i], n_pad, start_BT)
-            hidden.append(remembered(held_BYD, read_BTD, n_pad, mem_len=self.n_kept, **kept_graph))
-            last_BkD = remembered(mems.before[i], h_BTD, n_pad, mem_len=config.shift_reach, **kept_graph)
-            if start_BT is not None:
-                n_older = config.shift_reach + T - self.ext_len - last_BkD.shape[1]
-                last_BkD = _of_its_document(last_BkD, start_BT[:, -1:] - n_older)
-            before.append(last_BkD)
+            last_BkD = remembered(mems.inputs[i], h_BTD, n_pad, mem_len=config.shift_reach, **remember)
+            inputs.append(self._of_its_document(last_BkD, T, n_pad, start_BT))
             run = cast("Any", execution.run)  # a layer of this model returns more than a tensor
-            h_BTD, kept, loss = run(
+            h_BTD, read_BTD, kept, loss = run(
                 layer,
                 h_BTD,
-                read_BTD=read_BTD,
-                past=past,
+                inputs_BkD=mems.inputs[i],
+                start_BT=start_BT,
                 held_BYD=held_BYD,
                 n_valid_B=mems.n_valid,
                 beyond_B=mems.beyond[i],
@@ -219,6 +217,7 @@ class BeyondTransformerXL(TransformerXL):
                 keep_graph=keep_graph,
                 **positions[i],
             )
+            hidden.append(remembered(held_BYD, read_BTD, n_pad, mem_len=self.n_kept, **remember))
             beyond.append(kept)
             losses += [] if loss is None else [loss]
         h_BTD = self.drop_output(self.final_norm(h_BTD))
@@ -226,10 +225,17 @@ class BeyondTransformerXL(TransformerXL):
         if not self.mem_len:
             return h_BTD, self.init_mems(batch_size), total
         n_block = leaving.kept(mems.n_block) + leaving.n_block
-        return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block, tuple(before)), total
+        return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block, tuple(inputs)), total
 
+    def _of_its_document(self, last_BkD: Tensor, tgt_len: int, n_pad: Tensor | None, start_BT: Tensor | None) -> Tensor:
+        """Return the last k inputs with zeros for those of an earlier document, and for those that nobody has any more.
 
-def _of_its_document(last_BkD: Tensor, first_B1: Tensor) -> Tensor:
-    """Return states with zeros in the place of those before the first of their document."""
-    place = torch.arange(last_BkD.shape[1], device=last_BkD.device)
-    return last_BkD.where((place >= first_B1).unsqueeze(-1), 0.0)
+        Such are lost where `ext_len` leaves out more tokens than a segment has; padding repeats others in their place.
+        """
+        k, n_last = self.config.shift_reach, last_BkD.shape[1]
+        if n_pad is not None or start_BT is not None:
+            place = torch.arange(n_last, device=last_BkD.device) + k + tgt_len - self.ext_len - n_last
+            for first_B in (n_pad, None if start_BT is None else start_BT[:, -1]):
+                if first_B is not None:
+                    last_BkD = last_BkD.where((place >= first_B[:, None]).unsqueeze(-1), 0.0)
+        return last_BkD if n_last == k else F.pad(last_BkD, (0, 0, k - n_last, 0))
