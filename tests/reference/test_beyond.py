@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "linear, token shift": {"beyond": "linear", "shift": "token", "pre_lnorm": True},
     "delta, convolution": {"beyond": "delta", "shift": "conv", "conv_width": 3},
     "conv, averages": {"beyond": "conv", "shift": "averages", "d_model": 16, "gate": "gru", "pre_lnorm": True},
-    "max, convolution of four": {"beyond": "max", "shift": "conv", "same_length": False},
+    "max, convolution of four": {"beyond": "max", "shift": "conv"},
     "conv, pre_lnorm": {"beyond": "conv", "pre_lnorm": True, "compression": 3, "compressed_len": 1},
 }
 AGES = [0, 4, 9, 14]

@@ -199,8 +199,7 @@ class BeyondTransformerXL(TransformerXL):
         hidden, beyond, inputs, losses = [], [], [], []
         for i, layer in enumerate(self.layers):
             held_BYD, h_BTD = self.block_class.enter(self, i, mems.hidden[i], h_BTD, n_pad)
-            last_BkD = remembered(mems.inputs[i], h_BTD, n_pad, mem_len=config.shift_reach, **remember)
-            inputs.append(self._of_its_document(last_BkD, T, n_pad, start_BT))
+            inputs.append(self._last_inputs(mems.inputs[i], h_BTD, n_pad, start_BT, **remember))
             run = cast("Any", execution.run)  # a layer of this model returns more than a tensor
             h_BTD, read_BTD, kept, loss = run(
                 layer,
@@ -227,15 +226,21 @@ class BeyondTransformerXL(TransformerXL):
         n_block = leaving.kept(mems.n_block) + leaving.n_block
         return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block, tuple(inputs)), total
 
-    def _of_its_document(self, last_BkD: Tensor, tgt_len: int, n_pad: Tensor | None, start_BT: Tensor | None) -> Tensor:
-        """Return the last k inputs with zeros for those of an earlier document, and for those that nobody has any more.
+    def _last_inputs(
+        self, inputs_BkD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, start_BT: Tensor | None, **remember: Any
+    ) -> Tensor:
+        """Return the last k inputs of a layer, zeros for those of an earlier document and for those that nobody has any more.
 
         Such are lost where `ext_len` leaves out more tokens than a segment has; padding repeats others in their place.
         """
-        k, n_last = self.config.shift_reach, last_BkD.shape[1]
+        k = self.config.shift_reach
+        if not k:
+            return inputs_BkD
+        last_BkD = remembered(inputs_BkD, h_BTD, n_pad, mem_len=k, **remember)
+        n_last = last_BkD.shape[1]
         if n_pad is not None or start_BT is not None:
-            place = torch.arange(n_last, device=last_BkD.device) + k + tgt_len - self.ext_len - n_last
+            place = torch.arange(n_last, device=h_BTD.device) + k + h_BTD.shape[1] - self.ext_len - n_last
             for first_B in (n_pad, None if start_BT is None else start_BT[:, -1]):
                 if first_B is not None:
                     last_BkD = last_BkD.where((place >= first_B[:, None]).unsqueeze(-1), 0.0)
-        return last_BkD if n_last == k else F.pad(last_BkD, (0, 0, k - n_last, 0))
+        return F.pad(last_BkD, (0, 0, k - n_last, 0))
