@@ -292,7 +292,6 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
         ({"shift": "token", "zero_first_memory": True}, r"shift \('token'\) and zero_first_memory \(True\) exclude each other"),
         ({"shift": "half"}, "shift"),
         ({"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),
-        ({"shift": "token", "beyond": "linear"}, r"beyond \('linear'\) and shift \('token'\) do not go together"),
         ({"gate": "gru"}, r"gate \('gru'\) needs pre_lnorm \(False\)"),
     ],
 )

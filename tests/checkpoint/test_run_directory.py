@@ -207,7 +207,9 @@ def test_no_run(tmp_path: Path, name: str) -> None:
         load(tmp_path / name)
 
 
-def test_only_runs_are_proposed_where_a_run_is_needed(run: RunDirectory) -> None:
+def test_only_runs_are_proposed_where_a_run_is_needed(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.path.parent / "empty").mkdir()
+    monkeypatch.chdir(run.path.parent / "empty")  # where this is developed, there may be runs, and they are proposed, too
     exported = run.path.with_name("exported")
     exported.mkdir()
     (exported / "config.json").write_text("{}")
