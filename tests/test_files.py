@@ -1,12 +1,15 @@
 import errno
+import inspect
 import os
+import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from transformer_xl import files
 from transformer_xl.errors import ConfigError
-from transformer_xl.files import check_file, locked, make_directories, whole_file
+from transformer_xl.files import check_file, files_below, locked, make_directories, whole_file
 
 
 def test_a_file_that_was_removed_before_it_was_locked_keeps_nobody_out(tmp_path: Path, monkeypatch) -> None:
@@ -101,3 +104,25 @@ def test_more_directories_than_python_makes_are_too_long_a_path(tmp_path: Path, 
     monkeypatch.setattr(Path, "mkdir", give_up)
     with pytest.raises(OSError, match="File name too long"):
         make_directories(tmp_path / "d")
+
+
+def test_files_are_found_however_deep_they_lie(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    folder = tmp_path
+    for _ in range(300):
+        folder = folder / "d"
+        folder.mkdir()
+    for path in (folder / "z", tmp_path / "a", tmp_path / ".hidden", folder / ".hidden"):
+        path.touch()
+    (tmp_path / "link").symlink_to(folder, target_is_directory=True)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "config").touch()
+    request.addfinalizer(partial(sys.setrecursionlimit, sys.getrecursionlimit()))
+    sys.setrecursionlimit(len(inspect.stack(0)) + 200)
+    assert files_below(tmp_path) == [tmp_path / "a", folder / "z"]
+    assert files_below(tmp_path, skip={"d"}) == [tmp_path / "a"]
+
+
+def test_a_folder_that_cannot_be_listed_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a").touch()
+    assert files_below(tmp_path / "none") == []
+    assert files_below(tmp_path) == [tmp_path / "a"]

@@ -18,7 +18,7 @@ from transformer_xl.data.squad import read_squad
 from transformer_xl.data.text_files import Piece, check_readable, content_sha256, read_blocks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError, one_line, shown, system_reason
-from transformer_xl.files import locked, replace_file
+from transformer_xl.files import files_below, locked, replace_file
 from transformer_xl.generation.session_file import model_sha256
 from transformer_xl.model.precision import choose_device
 from transformer_xl.model.sequence_model import SequenceModel
@@ -256,7 +256,7 @@ def origin_of(
 def _content_sha256(texts: Path) -> str:
     if not texts.is_dir():
         return content_sha256(texts)
-    files = sorted(each for each in texts.rglob("*") if each.is_file())
+    files = files_below(texts)
     return hashlib.sha256("".join(f"{each.relative_to(texts)} {content_sha256(each)}\n" for each in files).encode()).hexdigest()
 
 

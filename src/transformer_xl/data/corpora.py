@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -24,7 +24,7 @@ from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitF
 from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
 from transformer_xl.errors import CorpusError, beside, did_you_mean
-from transformer_xl.files import locked, make_directories
+from transformer_xl.files import files_below, locked, make_directories
 from transformer_xl.process import is_reporter
 
 PYTHON_STDLIB = "python-stdlib"
@@ -205,20 +205,11 @@ def _from_files(
     )
 
 
-def _walk(root: Path, *, skip: Set[str] = frozenset()) -> list[Path]:
-    """Return the files below `root` in order of path, without hidden ones and without folders named in `skip`."""
-    found: list[Path] = []
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in skip]
-        found += [Path(folder, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if file.is_file())
-
-
 def _text_files(root: Path) -> tuple[list[Path], list[Path]]:
     """Return the files below `root` that are text, and the others."""
     texts: list[Path] = []
     binary: list[Path] = []
-    for file in _walk(root):
+    for file in files_below(root):
         (binary if kind_of_file(file) == "binary" else texts).append(file)
     if binary and not texts:
         raise CorpusError(
@@ -238,7 +229,7 @@ def _matches(pattern: Path) -> tuple[list[Path], Path]:
 
 def _python_stdlib(config: DataConfig) -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in _walk(root, skip=_NOT_STDLIB) if file.suffix == ".py"]
+    files = [file for file in files_below(root, skip=_NOT_STDLIB) if file.suffix == ".py"]
     if not files:
         raise CorpusError(f"corpus '{PYTHON_STDLIB}': no source files in '{root}'; give another corpus")
     return Corpus(

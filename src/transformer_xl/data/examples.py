@@ -21,6 +21,7 @@ from transformer_xl.data.columns import ColumnFinder, Columns, counted
 from transformer_xl.data.labels import Example, Label, label_number
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Piece, check_readable, not_utf8_remedy, read_blocks
 from transformer_xl.errors import CorpusError, one_line, shown, system_reason
+from transformer_xl.files import files_below
 from transformer_xl.untrusted import parse_json
 
 MAX_LINE_BYTES = 1 << 26
@@ -146,7 +147,7 @@ class _Reader:
 
     def files(self, path: Path) -> Iterator[Example]:
         """Yield all files in a directory and those in it, each as one text; its name is its id."""
-        for file in sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith(".")):
+        for file in files_below(path):
             place = f"'{file}'"
             yield self._checked(Example(_decoded(_whole(file), place), place=place, id=str(file.relative_to(path))))
 
