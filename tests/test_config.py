@@ -291,6 +291,13 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
         ({"shift": "conv", "conv_width": 1}, "conv_width"),
         ({"shift": "token", "zero_first_memory": True}, r"shift \('token'\) and zero_first_memory \(True\) exclude each other"),
         ({"shift": "half"}, "shift"),
+        (
+            {"ngram_rows": [4], "zero_first_memory": True},
+            r"ngram_rows \(\[4\]\) and zero_first_memory \(True\) exclude each other",
+        ),
+        ({"ngram_rows": [4], "beyond": "mean"}, r"beyond \('mean'\) and ngram_rows \(\[4\]\) do not go together yet"),
+        ({"ngram_rows": [0]}, "ngram_rows"),
+        ({"ngram_rows": [4] * 9}, "ngram_rows"),
         ({"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),
         ({"gate": "gru"}, r"gate \('gru'\) needs pre_lnorm \(False\)"),
     ],

@@ -27,6 +27,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shaw": {"attention": "shaw", "max_klen": 9, "final_norm": True},
     "rotary": {"attention": "rotary", "pre_lnorm": True},
     "alibi": {"attention": "alibi", "clamp_len": 4},
+    "pairs and triples": {"ngram_rows": (40, 9)},
     "averages, gates": {"shift": "averages", "d_model": 16, "gate": "gru", "pre_lnorm": True},
 }
 
@@ -52,12 +53,20 @@ class Runner:
     def __init__(self, path: Path, model: TransformerXL, batch_size: int) -> None:
         self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [node.name for node in self.session.get_inputs()]
-        assert names == ["ids", "n_pad", "n_valid", *(f"mems.{i}" for i in range(model.config.n_layer))]
+        assert names == [
+            "ids",
+            "n_pad",
+            "n_valid",
+            *(f"mems.{i}" for i in range(model.config.n_layer)),
+            *["tokens"] * bool(model.config.n_earlier),
+        ]
         self.outputs = [node.name for node in self.session.get_outputs()]
         n_valid = model.mem_len if model.config.zero_first_memory else 0
         self.memory: dict[str, np.ndarray] = {"n_valid": np.full(batch_size, n_valid, np.int64)}
-        for name in names[3:]:
+        for name in names[3 : 3 + model.config.n_layer]:
             self.memory[name] = np.zeros((batch_size, model.n_kept, model.config.d_model), np.float32)
+        if model.config.n_earlier:
+            self.memory["tokens"] = np.zeros((batch_size, model.config.n_earlier), np.int64)
 
     def read(self, ids: torch.Tensor, n_pad: torch.Tensor) -> torch.Tensor:
         values = self.session.run(None, {"ids": ids.numpy(), "n_pad": n_pad.numpy(), **self.memory})
@@ -85,6 +94,7 @@ def test_the_graph_is_the_model_segment_after_segment(variant: str, exported: Ex
             for row in range(batch_size):
                 assert_close("logits", logits[row, n_pad[row] :], out.logits[row, n_pad[row] :], 1e-4)
             assert runner.memory["n_valid"].tolist() == mems.n_valid.tolist()
+            assert mems.tokens is None or runner.memory["tokens"].tolist() == mems.tokens.tolist()
             for i, hidden in enumerate(mems.hidden):
                 for row, n in enumerate(mems.n_valid.tolist()):
                     ours = torch.from_numpy(runner.memory[f"mems.{i}"])[row]

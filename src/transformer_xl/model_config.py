@@ -207,6 +207,11 @@ class ModelConfig(Settings):
         return self.n_layer
 
     @property
+    def n_earlier(self) -> int:
+        """How many tokens before a segment its vectors of tokens depend on."""
+        return 0
+
+    @property
     def embedding_scale(self) -> float:
         """What the vectors of tokens are multiplied by."""
         return self.d_model**0.5
@@ -346,6 +351,13 @@ class TransformerXLConfig(AttentionConfig):
     conv_width: Annotated[int, Field(ge=2)] = Field(
         default=4, description="shift = conv: tokens that it reads, the own one included"
     )
+    ngram_rows: tuple[Annotated[int, Field(gt=0, le=2**31)], ...] = Field(
+        default=(),
+        strict=False,
+        max_length=8,
+        description="rows of a table of vectors of pairs of tokens, of one of triples, and so on, added to those of tokens; "
+        "empty: none",
+    )
     gate: GateKind = Field(
         default="sum",
         description="how a layer joins its states and what a block found: added, or by a gate as in GTrXL (pre_lnorm)",
@@ -423,6 +435,11 @@ class TransformerXLConfig(AttentionConfig):
                 f"shift ('{self.shift}') and zero_first_memory (True) exclude each other: programs whose memory begins with "
                 "zeros know no shift; leave one of them out"
             )
+        if self.ngram_rows and self.zero_first_memory:
+            raise ValueError(
+                f"ngram_rows ({list(self.ngram_rows)}) and zero_first_memory (True) exclude each other: programs whose memory "
+                "begins with zeros know no n-grams; leave one of them out"
+            )
         if self.beyond is not None:
             self._check_beyond(self.beyond)
         return self
@@ -437,6 +454,8 @@ class TransformerXLConfig(AttentionConfig):
                 f"{what} needs keys without absolute positions, and attention '{self.attention}' adds them; use "
                 "attention='transformer_xl'"
             )
+        if self.ngram_rows:
+            raise ValueError(f"{what} and ngram_rows ({list(self.ngram_rows)}) do not go together yet; leave one of them out")
         if self.zero_first_memory:
             raise ValueError(f"{what} would keep the zeros of zero_first_memory (True); set it to False")
         self.check_window(self.same_length)
@@ -459,6 +478,16 @@ class TransformerXLConfig(AttentionConfig):
         """How many tokens before its own each block of a layer reads, besides what attention sees."""
         # 32: what is left out of a moving average is less than a thousandth of it
         return {"none": 0, "token": 1, "averages": 32}.get(self.shift, self.conv_width - 1)
+
+    @property
+    def n_earlier(self) -> int:
+        """How many tokens before the first of a segment its n-grams reach back."""
+        return len(self.ngram_rows)
+
+    @property
+    def least_tensors(self) -> int:
+        """The fewest tensors that the weights can be."""
+        return self.n_layer + len(self.ngram_rows)
 
     @property
     def attention_kind(self) -> AttentionKind:

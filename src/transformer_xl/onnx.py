@@ -8,11 +8,12 @@ The program that runs the graph keeps the memory: it begins with zeros and passe
 | `n_pad` | int64 | B | padding at the left of each row, so that texts of any length fit T |
 | `n_valid` | int64 | B | valid positions of the memory; 0 at the beginning (`mem_len` for `zero_first_memory`) |
 | `mems.0` … | float | B, M, D | memory of each layer, zeros at the beginning |
+| `tokens` | int64 | B, K | of a model with n-grams: the last tokens, zeros at the beginning |
 
 | output | type | shape | |
 |---|---|---|---|
 | `logits` | float | B, T, V | scores of the token after each position; with an adaptive softmax log-probabilities |
-| `new_n_valid`, `new_mems.0` … | | | for the next call |
+| `new_n_valid`, `new_mems.0` …, `new_tokens` | | | for the next call |
 
 Needs the extra `onnx`.
 """
@@ -98,24 +99,31 @@ class _FlatModel(nn.Module):
     def forward(self, ids: Tensor, n_pad: Tensor, n_valid: Tensor, mems: list[Tensor]) -> tuple[Tensor, ...]:
         # n_pad is always given: without it, the model would look at values to find out whether anything is masked
         execution = Execution(backend="equation")  # the others are written for one processor, not for an exporter
-        out = self.model(ids, mems=Mems(tuple(mems), n_valid), rows=Rows(n_pad=n_pad), execution=execution)
+        n_layer = self.model.config.n_layer
+        old = Mems(tuple(mems[:n_layer]), n_valid, *mems[n_layer:])
+        out = self.model(ids, mems=old, rows=Rows(n_pad=n_pad), execution=execution)
         assert out.logits is not None  # no labels are given
-        return (out.logits, out.mems.n_valid, *out.mems.hidden)
+        return (out.logits, out.mems.n_valid, *_flat(out.mems))
+
+
+def _flat(mems: Mems) -> list[Tensor]:
+    """Return what a memory holds besides `n_valid`."""
+    return [*mems.hidden, *([] if mems.tokens is None else [mems.tokens])]
 
 
 def _trace(model: TransformerXL, batch_size: int | None, tgt_len: int) -> Any:
     B, was_training = batch_size or 2, model.training
     mems = model.init_mems(B)
-    hidden = [h.clone() for h in mems.hidden]  # an empty memory is one tensor for all layers, which would be one input
+    state = [x.clone() for x in _flat(mems)]  # an empty memory is one tensor for all layers, which would be one input
     ids = torch.zeros(B, tgt_len, dtype=torch.int64, device=model.device)
-    names = [f"mems.{i}" for i in range(len(mems.hidden))]
+    names = [*(f"mems.{i}" for i in range(len(mems.hidden))), "tokens"][: len(state)]
     any_size = None if batch_size else {0: torch.export.Dim("B")}
     shapes = (any_size, any_size, any_size, [any_size] * len(names))
     try:
         with _quiet(), torch.no_grad():
             return torch.onnx.export(
                 _FlatModel(model),
-                (ids, torch.zeros_like(mems.n_valid), mems.n_valid, hidden),
+                (ids, torch.zeros_like(mems.n_valid), mems.n_valid, state),
                 dynamo=True,
                 dynamic_shapes=None if batch_size else shapes,
                 input_names=["ids", "n_pad", "n_valid", *names],

@@ -43,6 +43,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "averages, same_length": {"shift": "averages", "d_model": 16, "same_length": True},
     "gru gate": {"gate": "gru", "pre_lnorm": True, "shift": "token"},
     "output gate": {"gate": "output", "pre_lnorm": True, "final_norm": True},
+    "pairs to fours": {"ngram_rows": (40, 50, 60)},
+    "pairs, no memory": {"ngram_rows": (40,), "mem_len": 0},
+    "pairs, averages": {"ngram_rows": (40,), "shift": "averages", "d_model": 16, "pre_lnorm": True},
     "convolution as wide as memory": {"shift": "conv", "conv_width": 6, "same_length": True},
 }
 DOUBLE, SINGLE = (torch.float64, 1e-10), (torch.float32, 1e-5)
@@ -493,7 +496,7 @@ def two_threads() -> Iterator[None]:
         ("fp32", 3, 1e-5, {"shift": "conv"}),
         ("bf16", 3, 0.05, {}),
         ("int8", 1, 0.05, {"shift": "token"}),
-        ("fp32", 2, 1e-5, {"shift": "averages", "d_model": 16}),
+        ("fp32", 2, 1e-5, {"shift": "averages", "d_model": 16, "ngram_rows": (40, 50)}),
         ("fp32", 1, 1e-5, {"attention": "rotary"}),
         ("bf16", 3, 0.05, {"attention": "rotary"}),
         ("fp32", 1, 1e-5, {"attention": "alibi"}),

@@ -62,6 +62,8 @@ KINDS = [
     {"shift": "token", "pre_lnorm": True},
     {"shift": "conv", "conv_width": 2},
     {"shift": "averages", "d_model": 16, "pre_lnorm": True},
+    {"ngram_rows": (40,)},
+    {"ngram_rows": (40, 50, 60), "shift": "token"},
     {"attention": "shaw", "max_klen": 7, "shift": "token"},
     {"attention": "rotary"},
     {"attention": "alibi"},
@@ -108,7 +110,7 @@ def test_the_oldest_key_of_a_memory_that_grows_looks_back_to_nothing(shift):
 def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""
     others = [{"attention": "rotary"}, {"attention": "alibi"}, {"shift": "token"}, {"shift": "conv", "pre_lnorm": True}]
-    others += [{"shift": "averages", "d_model": 16}]
+    others += [{"shift": "averages", "d_model": 16}, {"ngram_rows": (40, 50)}]
     kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *others]))
     model = tiny_model(mem_len=4, same_length=data.draw(st.booleans()), **kind)
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
@@ -133,7 +135,9 @@ def test_documents_inside_a_segment_see_only_themselves(data):
         begin += length
 
 
-@pytest.mark.parametrize("changes", [{}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}, {"ngram_rows": (40, 50)}]
+)
 @pytest.mark.parametrize("mem_len", [7, 30])
 def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, changes):
     model = tiny_model(mem_len=30, **changes)

@@ -237,7 +237,9 @@ def test_what_cannot_be_scored(ids: list[int], settings: dict[str, Any], error: 
         evaluate(tiny_model(), np.array(ids, dtype=np.int64), **settings)
 
 
-@pytest.mark.parametrize("changes", [{}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"shift": "token"}, {"shift": "conv"}, {"shift": "averages", "d_model": 16}, {"ngram_rows": (50, 60)}]
+)
 @pytest.mark.parametrize(("mem_len", "tgt_len"), [(4, 16), (5, 3), (16, 4), (7, 7)])
 def test_lanes_score_as_one_lane_whatever_the_segments(mem_len, tgt_len, changes):
     """What memory holds depends on where segments begin, layer by layer; lanes keep these borders and warm up far enough."""

@@ -12,7 +12,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
 from transformer_xl.model.vanilla import Vanilla
 from transformer_xl.model_config import LstmConfig, VanillaConfig
-from transformer_xl.reading.stream import CarriedState, KeptKeys, ReadAgain, open_stream, scoring
+from transformer_xl.reading.stream import CarriedState, KeptKeys, ReadAgain, Stream, open_stream, scoring
 
 ABSOLUTE = {"attention": "al_rfou", "max_klen": 12, "n_head": 2, "d_head": 5}
 KINDS: dict[str, dict[str, Any]] = {
@@ -24,6 +24,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "token shift": {"shift": "token"},
     "averages": {"shift": "averages", "d_model": 16},
     "convolution": {"shift": "conv", "same_length": True},
+    "pairs": {"ngram_rows": (50,)},
+    "pairs and triples after averages": {"ngram_rows": (50, 60), "shift": "averages", "d_model": 16, "mem_len": 7},
     "absolute after a shift": {**ABSOLUTE, "shift": "token"},
     "lstm": {},
     "vanilla": {},
@@ -121,3 +123,21 @@ def test_views_made_while_scoring_are_in_evaluation_mode() -> None:
     with scoring(model):
         assert not model.with_context(mem_len=2).training and not torch.is_grad_enabled()
     assert model.training and torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "token shift", "averages", "pairs", "pairs and triples after averages"])
+def test_a_row_goes_back_as_if_it_had_never_read_on(kind: str) -> None:
+    """Also a young one, whose rings of inputs and tokens are shorter than that of its keys."""
+    model, text = model_of(kind), TEXT.flatten()[:60, None]
+
+    def read(n: int) -> Stream:
+        stream = open_stream(model, 1, tgt_len=6, token_by_token=True)
+        for token in text[:n]:
+            stream.step(token)
+        return stream
+
+    for n_read in range(1, 30, 4):
+        for n in {1, read(n_read).n_rewindable(0)} - {0}:
+            stream = read(n_read)
+            stream.rewind(0, n)
+            assert_close("states", stream.step(text[n_read]), read(n_read - n).step(text[n_read]), 1e-5)

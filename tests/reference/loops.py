@@ -186,7 +186,19 @@ def cluster_scores(cluster, h, w, config):
     return scores
 
 
-def read_row(ids, memory, w, config):
+def ngram_vectors(tokens, w, config):
+    """The sum of the vectors of the n-grams that end with `tokens`; before the text stands a token of its own, number 0."""
+    total = 0
+    for n, n_row in enumerate(config.ngram_rows, start=2):
+        numbers = [token + 1 for token in tokens[-n:]]
+        numbers = [0] * (n - len(numbers)) + numbers
+        factor = config.vocab_size + 1 if (config.vocab_size + 1) ** n <= n_row else 1_000_003
+        row = sum(number * factor**k for k, number in enumerate(reversed(numbers))) % n_row
+        total = total + w[f"ngrams.tables.{n - 2}"][row] * math.sqrt(config.d_model)
+    return total
+
+
+def read_row(ids, memory, w, config, before=()):
     """Read one segment of one row.
 
     Args:
@@ -194,11 +206,16 @@ def read_row(ids, memory, w, config):
         memory: per layer, the list of hidden states remembered (any number up to mem_len).
         w: the model's state dict (with gradients).
         config: its TransformerXLConfig.
+        before: ids read before.
 
     Returns:
         (T, V) log-probabilities and the new memory.
     """
-    hidden = [embed(token, w, config) for token in ids]
+    known = [*(before if config.mem_len else ()), *ids]
+    hidden = [
+        embed(token, w, config) + ngram_vectors(known[: len(known) - len(ids) + t + 1], w, config)
+        for t, token in enumerate(ids)
+    ]
     window = config.mem_len + config.same_length_besides_self
     new_memory = []
     for layer in range(config.n_layer):

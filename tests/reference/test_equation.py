@@ -56,6 +56,10 @@ VARIANTS = {
     "averages": {"shift": "averages", "d_model": 16},
     "averages, pre_lnorm, long memory": {"shift": "averages", "d_model": 16, "pre_lnorm": True, "mem_len": 11},
     "averages, no memory": {"shift": "averages", "d_model": 8, "mem_len": 0},
+    "pairs, d_embed": {"ngram_rows": (196,), "d_embed": 7},
+    "pairs and triples that share rows": {"ngram_rows": (30, 7), "pre_lnorm": True, "same_length": True},
+    "pairs to fours, no memory": {"ngram_rows": (30, 20, 10), "mem_len": 0},
+    "triples, averages": {"ngram_rows": (9, 40), "shift": "averages", "d_model": 16, "mem_len": 1},
     "gru gate": {"gate": "gru", "pre_lnorm": True},
     "gru gate, token shift": {"gate": "gru", "pre_lnorm": True, "shift": "token", "final_norm": True},
     "output gate": {"gate": "output", "pre_lnorm": True, "same_length": True},
@@ -135,6 +139,7 @@ def test_rows_of_unequal_age_equal_loops_for_other_kinds(kind: str) -> None:
         "token shift, pre_lnorm",
         "convolution",
         "averages",
+        "pairs and triples that share rows",
     ],
 )
 def test_rows_of_unequal_age_equal_loops(variant: str) -> None:
@@ -176,11 +181,12 @@ def read_by_loops(model: TransformerXL, *, ages: list[int]) -> Reading:
             zeros = [torch.zeros(config.d_model)] * config.mem_len if config.zero_first_memory else []
             memory = [list(zeros) for _ in range(config.n_layer)]
             memories.append(read_row(ids[0].tolist(), memory, w, config)[1] if ids.numel() else memory)
-        segments, total = [], torch.zeros(())
+        segments, total, before = [], torch.zeros(()), [ids[0].tolist() for ids in past]
         for T in SEGMENTS:
             ids, labels = torch.randint(config.vocab_size, (2, len(ages), T))
-            rows = [read_row(row, memory, w, config) for row, memory in zip(ids.tolist(), memories, strict=True)]
+            rows = [read_row(*row, w, config, known) for *row, known in zip(ids.tolist(), memories, before, strict=True)]
             memories = [memory for _, memory in rows]
+            before = [[*known, *row] for known, row in zip(before, ids.tolist(), strict=True)]
             nll = [-expected.gather(1, labels[b][:, None])[:, 0] for b, (expected, _) in enumerate(rows)]
             total = total + weighted(torch.stack(nll))
             segments.append(Segment(ids, labels, [row.detach() for row, _ in rows], [n.detach() for n in nll], memories))

@@ -27,6 +27,8 @@ SHORT: Cases = {
         "model": {"shift": "conv", "beyond": "mean", "compression": 2},
         "train": {"parallel": "fsdp"},
     },
+    "n-grams": {"model": {"ngram_rows": [40, 50]}, "train": {"reset_at_documents": True}},
+    "fsdp, n-grams, muon": {"model": {"ngram_rows": [40, 50]}, "train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
     "fsdp, muon": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},
@@ -39,7 +41,7 @@ SHORT: Cases = {
     "sgd, clipped": {"optim": {"optimizer": "sgd", "clip": 0.01}},
 }
 # where matrices are multiplied, or orthogonalized, in bf16, what was a difference of the last bit in fp32 is one of 0.004
-BF16 = {"fsdp, muon": 1e-4, "fsdp, bf16": 1e-3}
+BF16 = {"fsdp, muon": 1e-4, "fsdp, n-grams, muon": 1e-4, "fsdp, bf16": 1e-3}
 N_LONG, N_SHORT = 24, 10  # the tenth step begins the second epoch
 
 DROPPING = {"dropout": 0.2, "dropatt": 0.1}

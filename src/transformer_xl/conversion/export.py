@@ -37,6 +37,7 @@ COMPATIBLE: dict[str, Any] = {
     "final_norm": False,
     "gate": "sum",
     "layer_norm_epsilon": 1e-5,
+    "ngram_rows": (),
     "proj_same_dim": True,
     "same_length_besides_self": False,
     "shift": "none",

@@ -64,11 +64,12 @@ def bytes_per_token(decoder: Decoder) -> BytesPerToken | None:
     tables = list(model.embedding.named_parameters())
     projections = [x for name, x in tables if name.startswith("projection")]
     norms = cast("TransformerXL", model).final_norm.parameters()  # only this kind keeps keys
+    ngrams = [] if reader.ngrams is None else reader.ngrams.tables
     return BytesPerToken(
         weights=_n_bytes([*_layer_tensors(reader, of_positions=False), *head, *norms, *projections]),
         positions=_n_bytes(_layer_tensors(reader, of_positions=True)),
         memory=_n_bytes((*memory.keys, *memory.values)) // memory.batch_size,
-        embedding=_n_bytes(x[0] for name, x in tables if not name.startswith("projection")),
+        embedding=_n_bytes(x[0] for x in (*(x for name, x in tables if not name.startswith("projection")), *ngrams)),
         tails=tuple(map(_n_bytes, tails)),
     )
 

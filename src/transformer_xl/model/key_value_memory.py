@@ -6,7 +6,7 @@ slot p modulo C, and overwrites the token C positions before it. Rows may have d
 
 Values are kept transposed, so that both products of attention read memory in the order in which it lies.
 
-Shapes: B rows, N heads, C slots, H d_head, R slots of inputs, D d_model.
+Shapes: B rows, N heads, C slots, H d_head, R slots of inputs and of tokens, D d_model.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ class KeyValueMemory:
         values: one tensor per layer, (N, B, H, C).
         inputs: one tensor per layer, (B, R, D), the layer's inputs at the last positions, each in slot p modulo R, for layers
             with a shift; else R is 0.
+        tokens: int64 (B, R), the ids of the last tokens plus 1, in the same way, for models with n-grams; else R is 0.
         end: int64 (B,), position of each row's next token; its slot is `end` modulo C.
         n_valid: int64 (B,), how many of the last positions before `end` are real, at most C.
     """
@@ -34,6 +35,7 @@ class KeyValueMemory:
     keys: tuple[Tensor, ...]
     values: tuple[Tensor, ...]
     inputs: tuple[Tensor, ...]
+    tokens: Tensor
     end: Tensor
     n_valid: Tensor
 
@@ -47,6 +49,7 @@ class KeyValueMemory:
         d_head: int,
         n_slot: int,
         inputs: tuple[int, int] = (0, 0),
+        n_token: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> "KeyValueMemory":
@@ -59,6 +62,7 @@ class KeyValueMemory:
             d_head: H.
             n_slot: C, slots per row: for the keys that a query may see, and the longest segment read at once.
             inputs: R and D.
+            n_token: R of the tokens.
             dtype: of keys and values; inputs are at least fp32.
             device: where it lives.
 
@@ -70,6 +74,7 @@ class KeyValueMemory:
             tuple(torch.zeros(n_head, batch_size, n_slot, d_head, **place) for _ in range(n_layer)),
             tuple(torch.zeros(n_head, batch_size, d_head, n_slot, **place) for _ in range(n_layer)),
             tuple(at_least_fp32(torch.zeros(batch_size, *inputs, **place)) for _ in range(n_layer)),
+            torch.zeros(batch_size, n_token, dtype=torch.int64, device=device),
             torch.zeros(batch_size, dtype=torch.int64, device=device),
             torch.zeros(batch_size, dtype=torch.int64, device=device),
         )
@@ -86,8 +91,8 @@ class KeyValueMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes of it all: n_layer x B x (C x 2 x N x H + R x D) x the size of a number, and 16 per row."""
-        return sum(x.nbytes for x in (*self.keys, *self.values, *self.inputs, self.end, self.n_valid))
+        """Bytes of it all: n_layer x B x (C x 2 x N x H + R x D) x the size of a number, and 16 + 8 x R per row."""
+        return sum(x.nbytes for x in (*self.keys, *self.values, *self.inputs, self.tokens, self.end, self.n_valid))
 
     def reset(self, rows: Tensor) -> None:
         """Empty some rows in place; nothing of the old text is left in them, and they begin as new ones do.
@@ -98,10 +103,8 @@ class KeyValueMemory:
         index = rows.to(self.end.device).nonzero().squeeze(1)
         for buffer in (*self.keys, *self.values):
             buffer.index_fill_(1, index, 0)
-        for buffer in self.inputs:
+        for buffer in (*self.inputs, self.tokens, self.end, self.n_valid):
             buffer.index_fill_(0, index, 0)
-        self.end.index_fill_(0, index, 0)
-        self.n_valid.index_fill_(0, index, 0)
 
     @staticmethod
     def concatenate(parts: Sequence["KeyValueMemory"]) -> "KeyValueMemory":
@@ -109,31 +112,34 @@ class KeyValueMemory:
         keys = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.keys for part in parts), strict=True))
         values = tuple(torch.cat(layer, dim=1) for layer in zip(*(part.values for part in parts), strict=True))
         inputs = tuple(map(torch.cat, zip(*(part.inputs for part in parts), strict=True)))
-        return KeyValueMemory(
-            keys, values, inputs, torch.cat([part.end for part in parts]), torch.cat([part.n_valid for part in parts])
-        )
+        rest = (torch.cat([getattr(part, name) for part in parts]) for name in ("tokens", "end", "n_valid"))
+        return KeyValueMemory(keys, values, inputs, *rest)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the memory as named tensors, for example for a file."""
         layers = range(len(self.keys))
         keys, values = ({f"{name}.{i}": x[i] for i in layers} for name, x in (("keys", self.keys), ("values", self.values)))
         inputs = {f"inputs.{i}": x for i, x in enumerate(self.inputs) if x.shape[1]}
-        return {**keys, **values, **inputs, "end": self.end, "n_valid": self.n_valid}
+        tokens = {"tokens": self.tokens} if self.tokens.shape[1] else {}
+        return {**keys, **values, **inputs, **tokens, "end": self.end, "n_valid": self.n_valid}
 
-    def inputs_before(self, layer: int, rows: slice, n: int) -> Tensor:
-        """Return a layer's inputs at the last `n` < R positions of some rows, (B, n, D); 0 where a row has read nothing."""
-        ring_BRD, age_n = self.inputs[layer][rows], torch.arange(n, 0, -1, device=self.end.device)
-        slot_Bn = (self.end[rows].unsqueeze(1) - age_n) % ring_BRD.shape[1]
-        return ring_BRD[torch.arange(len(ring_BRD), device=slot_Bn.device).unsqueeze(1), slot_Bn]
+    def last(self, ring: Tensor, rows: slice, n: int) -> Tensor:
+        """Return what `inputs` of a layer or `tokens` hold at the last `n` < R positions of some rows, (B, n, …).
 
-    def write_inputs(self, layer: int, rows: slice, h_BTD: Tensor) -> None:
-        """Keep a layer's inputs at the positions that begin at `end`, in place."""
-        ring_BRD = self.inputs[layer][rows]
-        new_BTD = h_BTD[:, -ring_BRD.shape[1] :]
-        first = h_BTD.shape[1] - new_BTD.shape[1]
-        place_T = torch.arange(first, h_BTD.shape[1], device=self.end.device)
-        slot_BT = (self.end[rows].unsqueeze(1) + place_T) % ring_BRD.shape[1]
-        ring_BRD[torch.arange(len(ring_BRD), device=slot_BT.device).unsqueeze(1), slot_BT] = new_BTD.to(ring_BRD.dtype)
+        It is 0 where a row has read nothing.
+        """
+        own, age_n = ring[rows], torch.arange(n, 0, -1, device=self.end.device)
+        slot_Bn = (self.end[rows].unsqueeze(1) - age_n) % own.shape[1]
+        return own[torch.arange(len(own), device=slot_Bn.device).unsqueeze(1), slot_Bn]
+
+    def keep(self, ring: Tensor, rows: slice, x_BT: Tensor) -> None:
+        """Keep in `inputs` of a layer or in `tokens` what stands at the positions that begin at `end`, in place."""
+        own = ring[rows]
+        new_BT = x_BT[:, -own.shape[1] :]
+        first = x_BT.shape[1] - new_BT.shape[1]
+        place_T = torch.arange(first, x_BT.shape[1], device=self.end.device)
+        slot_BT = (self.end[rows].unsqueeze(1) + place_T) % own.shape[1]
+        own[torch.arange(len(own), device=slot_BT.device).unsqueeze(1), slot_BT] = new_BT.to(own.dtype)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Copy the tensors of another memory of the same shape into this one, in place.

@@ -116,6 +116,7 @@ class Mems(Memory):
     Attributes:
         hidden: one tensor per layer, (B, M, D), detached unless the call had `keep_graph`.
         n_valid: int64 (B,), how many of the last M positions hold real states.
+        tokens: int64 (B, K), the ids of the last K tokens plus 1, 0 where there were none, for a model with n-grams; else None.
         valid_when_empty: whether queries attend to the zeros of a row that has read nothing.
     """
 
@@ -123,6 +124,7 @@ class Mems(Memory):
 
     hidden: tuple[Tensor, ...]
     n_valid: Tensor
+    tokens: Tensor | None = None
 
     @classmethod
     def empty(
@@ -132,6 +134,7 @@ class Mems(Memory):
         n_layer: int,
         d_model: int,
         length: int = 0,
+        n_token: int = 0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
@@ -142,6 +145,7 @@ class Mems(Memory):
             n_layer: number of layers.
             d_model: D, width of a hidden state.
             length: M, positions allotted; with the model's `mem_len` shapes never change, with 0 the memory grows.
+            n_token: K.
             dtype: of the hidden states.
             device: where it lives.
 
@@ -152,7 +156,8 @@ class Mems(Memory):
         what = f"a memory of mem_len {length} and batch_size {batch_size}"
         check_room(n_bytes, device, what=what, remedy="lower mem_len (--mem-len) or batch_size (--batch-size)")
         zeros = torch.zeros(batch_size, length, d_model, dtype=dtype, device=device)
-        return cls((zeros,) * n_layer, torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device))
+        tokens = torch.zeros(batch_size, n_token, dtype=torch.int64, device=device) if n_token else None
+        return cls((zeros,) * n_layer, torch.full((batch_size,), length if cls.valid_when_empty else 0, device=device), tokens)
 
     @property
     def batch_size(self) -> int:
@@ -168,16 +173,18 @@ class Mems(Memory):
         """Return this memory with some rows emptied, as those of a new text are; the argument is that of `Memory.reset`."""
         emptied = super().reset(rows)
         n_valid = torch.where(rows.to(self.n_valid.device), self.length if self.valid_when_empty else 0, emptied.n_valid)
-        return type(self)(emptied.hidden, n_valid)
+        return type(self)(emptied.hidden, n_valid, emptied.tokens)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the numbers of valid positions and the states of each layer."""
-        return {"n_valid": self.n_valid, **{f"hidden.{i}": h for i, h in enumerate(self.hidden)}}
+        """Return the numbers of valid positions, the states of each layer, and the last tokens."""
+        tokens = {} if self.tokens is None else {"tokens": self.tokens}
+        return {"n_valid": self.n_valid, **{f"hidden.{i}": h for i, h in enumerate(self.hidden)}, **tokens}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
         """Rebuild a memory from `state_dict()`."""
-        return cls(tuple(state[f"hidden.{i}"] for i in range(len(state) - 1)), state["n_valid"])
+        n_layer = sum(name.startswith("hidden.") for name in state)
+        return cls(tuple(state[f"hidden.{i}"] for i in range(n_layer)), state["n_valid"], state.get("tokens"))
 
     def check(self, batch_size: int, n_layer: int) -> None:
         """Refuse a segment with other rows, or a model with another number of layers."""

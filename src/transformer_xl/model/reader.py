@@ -18,6 +18,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.attention.block import AttentionBlock
 from transformer_xl.model.attention.equation import common_rows
 from transformer_xl.model.attention.rotary import turned, turns
+from transformer_xl.model.call import Rows
 from transformer_xl.model.frozen import (
     LayerOptions,
     Turns,
@@ -32,6 +33,7 @@ from transformer_xl.model.frozen_softmax import FrozenSoftmax, HeadFunction, com
 from transformer_xl.model.key_value_memory import KeyValueMemory
 from transformer_xl.model.layers import DecoderLayer, ShiftedLayer
 from transformer_xl.model.memory import Mems
+from transformer_xl.model.ngrams import earlier_tokens
 from transformer_xl.model.precision import InferencePrecision, activation_dtype, at_least_fp32, check_precision
 from transformer_xl.model.transformer_xl import TransformerXL
 
@@ -101,7 +103,7 @@ class Reader:
                 f"keys of {model.config.reads_by} cannot be kept ({says} says keeps_keys=False); read with the model itself"
             )
         self.config = config = model.config
-        self.mem_len, self.embedding = model.mem_len, model.embedding
+        self.mem_len, self.embedding, self.ngrams = model.mem_len, model.embedding, model.ngrams
         self.window = model.window if window is None else window
         self.tgt_len, self.n_before = tgt_len, config.shift_reach
         self.precision: InferencePrecision = precision
@@ -154,10 +156,9 @@ class Reader:
     def _allot(self, batch_size: int) -> KeyValueMemory:
         heads = {"n_layer": self.config.n_layer, "n_head": self.config.n_head, "d_head": self.config.d_head}
         # as far back as a row can be rewound, and the tokens before, and one that a step of an inactive row overwrites
-        n_input = self.n_slot - self.mem_len + self.n_before + 1 if self.n_before else 0
-        inputs = (n_input, self.config.d_model)
-        place = {"dtype": self.dtype, "device": self.device}
-        return KeyValueMemory.empty(batch_size, **heads, n_slot=self.n_slot, inputs=inputs, **place)
+        n_input, n_token = (self.n_slot - self.mem_len + k + 1 if k else 0 for k in (self.n_before, self.config.n_earlier))
+        sizes = {"n_slot": self.n_slot, "inputs": (n_input, self.config.d_model), "n_token": n_token}
+        return KeyValueMemory.empty(batch_size, **heads, **sizes, dtype=self.dtype, device=self.device)
 
     @torch.no_grad()
     def reset(self, memory: KeyValueMemory, rows: Tensor, *, end: int = 0) -> None:
@@ -197,11 +198,14 @@ class Reader:
             read_BMD = hidden
             if isinstance(layer, ShiftedLayer):
                 is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
-                memory.write_inputs(i, slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
+                memory.keep(memory.inputs[i], slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
                 read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
             block = cast(AttentionBlock, layer.attention)
             keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
             memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
+        if mems.tokens is not None:
+            memory.end.fill_(kept - mems.tokens.shape[1])
+            memory.keep(memory.tokens, slice(None), mems.tokens)
         memory.end.fill_(kept)
         memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
         return memory
@@ -243,7 +247,9 @@ class Reader:
             v_BMX = values.transpose(2, 3)[:, row_B1, slot_BM].permute(1, 2, 0, 3).flatten(2)
             states = _solve(layer, torch.cat([k_BMX, v_BMX.double()], dim=-1))
             hidden.append(torch.where((age <= n_valid.unsqueeze(1)).unsqueeze(-1), states, 0).to(self._model.dtype))
-        return self._model.mems_class(tuple(hidden), n_valid.clone())
+        K = self.config.n_earlier
+        tokens = memory.last(memory.tokens, slice(None), K) if K else None
+        return self._model.mems_class(tuple(hidden), n_valid.clone(), tokens)
 
     @torch.no_grad()
     def read(self, ids: Tensor, memory: KeyValueMemory, *, rows: slice = slice(None)) -> Tensor:
@@ -266,7 +272,7 @@ class Reader:
             raise ValueError(
                 f"{tgt_len} tokens (at most {self.tgt_len}) cannot be read at ring positions {places.tolist()} at once"
             )
-        h_BTD = at_least_fp32(self.embedding(ids))
+        h_BTD = at_least_fp32(self._embed(memory, rows, ids))
         at = int(places)
         turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
         hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
@@ -302,9 +308,20 @@ class Reader:
         """Return a layer's inputs before a segment, for its shift, and keep those of the segment; None without a shift."""
         if not self.n_before:
             return None
-        before_BkD = memory.inputs_before(layer, rows, self.n_before)
-        memory.write_inputs(layer, rows, h_BTD)
+        before_BkD = memory.last(memory.inputs[layer], rows, self.n_before)
+        memory.keep(memory.inputs[layer], rows, h_BTD)
         return before_BkD if self.mem_len else torch.zeros_like(before_BkD)
+
+    def _embed(self, memory: KeyValueMemory, rows: slice, ids: Tensor) -> Tensor:
+        """Return the vectors of a segment's ids (B, T), and keep the ids for n-grams."""
+        vectors_BTD = self.embedding(ids)
+        if self.ngrams is None:
+            return vectors_BTD
+        before_BK = memory.last(memory.tokens, rows, self.config.n_earlier)
+        if self.mem_len:
+            memory.keep(memory.tokens, rows, ids + 1)
+        earlier, _ = earlier_tokens(before_BK, ids, Rows())
+        return vectors_BTD + self.ngrams(earlier, ids)
 
     def _normalize_last(self, h: Tensor) -> Tensor:
         return h if self._final_norm is None else normalize(h, self._final_norm, self.options)
@@ -328,7 +345,7 @@ class Reader:
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
         slot_B, column_BC, bias_BC = self._places(memory)
         turning = self._turns(memory.end)
-        h_BD = at_least_fp32(self.embedding(ids.unsqueeze(1))).squeeze(1)
+        h_BD = at_least_fp32(self._embed(memory, slice(None), ids.unsqueeze(1))).squeeze(1)
         for i, weights in enumerate(self.layers):
             before_BkD = self._before(memory, i, slice(None), h_BD.unsqueeze(1))
             h_BD = self._read_token(

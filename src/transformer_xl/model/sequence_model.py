@@ -153,6 +153,7 @@ class SequenceModel(nn.Module, PretrainedMixin, ABC):
             n_layer=self.config.n_layer,
             d_model=self.config.d_model,
             length=self.n_kept if length is None else length,
+            n_token=self.config.n_earlier,
             dtype=self.dtype,
             device=self.device,
         )

@@ -29,6 +29,7 @@ from transformer_xl.model.gates import FIRST_BIAS
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layers import DecoderLayer, make_layer
 from transformer_xl.model.memory import Mems, remembered
+from transformer_xl.model.ngrams import earlier_tokens, make_ngrams
 from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model.shift import first_positions, without_oldest
 from transformer_xl.model_config import TransformerXLConfig
@@ -68,6 +69,7 @@ class TransformerXL(LanguageModel):
                 f"attention '{config.attention}' keeps keys (keeps_keys=True), but {self.block_class.__name__} has no method "
                 "'frozen'; define it, or register the kind with keeps_keys=False"
             )
+        self.ngrams = make_ngrams(config)
         self.layers = nn.ModuleList(self.make_layer() for _ in range(config.n_layer))
         shapes = self.block_class.shapes(config)
         for name, shape in shapes.items():
@@ -114,8 +116,11 @@ class TransformerXL(LanguageModel):
         return self.mem_len + self.config.same_length_besides_self if self.same_length else None
 
     def reach(self, tgt_len: int) -> int:
-        """Return how far back memory goes: each layer adds the memory of the layer below, in whole segments."""
-        return self.config.n_layer * math.ceil(self.n_kept / tgt_len) * tgt_len
+        """Return how far back memory goes, in whole segments: each layer adds that of the layer below, n-grams their tokens."""
+        if not self.mem_len:
+            return 0
+        n_segment = self.config.n_layer * math.ceil(self.n_kept / tgt_len) + math.ceil(self.config.n_earlier / tgt_len)
+        return n_segment * tgt_len
 
     def check_context(self) -> None:
         """Refuse lengths that cannot work together."""
@@ -151,7 +156,7 @@ class TransformerXL(LanguageModel):
         if n_before := looking_back.get("n_before", 0):
             first_BT = without_oldest(first_BT, n_before, n_pad, n_key=mems.length - n_before + T)
         positions = self.block_class.positions(self, mems.length - n_before + T, backend=execution.backend)
-        h_BTD = self.embed(ids)
+        h_BTD, tokens = self.embed_after(mems, ids, rows)
         kept: dict[str, Any] = {"mem_len": self.n_kept, "ext_len": self.ext_len, "keep_graph": keep_graph}
         hidden = []
         for i, layer in enumerate(self.layers):
@@ -161,7 +166,18 @@ class TransformerXL(LanguageModel):
             h_BTD = execution.run(layer, h_BTD, **seen, **looking_back, **positions[i])
         h_BTD = self.drop_output(self.final_norm(h_BTD))
         n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
-        return h_BTD, self.mems_class(tuple(hidden), n_valid)
+        return h_BTD, self.mems_class(tuple(hidden), n_valid, tokens)
+
+    def embed_after(self, mems: Mems, ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """Return the vectors of ids, (B, T, D), with those of their n-grams, and the last tokens for the next segment."""
+        h_BTD = self.embedding(ids)
+        if self.ngrams is None:
+            return self.drop_words(h_BTD, ids), None
+        if mems.tokens is None:
+            raise ValueError("these mems have no tokens, which a model with ngram_rows begins with; use model.init_mems")
+        earlier, last_BK = earlier_tokens(mems.tokens, ids, rows, ext_len=self.ext_len)
+        h_BTD = self.drop_words(h_BTD + self.ngrams(earlier, ids), ids)
+        return h_BTD, last_BK if self.mem_len else torch.zeros_like(last_BK)
 
     def _looking_back(self, mems: Mems, rows: Rows, tgt_len: int) -> dict[str, Any]:
         """Return how far the shifts of all layers look back; nothing for a model without."""

@@ -197,7 +197,8 @@ class KeptKeys(Stream):
     def take(self, row: int) -> dict[str, Tensor]:
         """Return keys and values (N, n, H) of the last n ≤ mem_len positions, `end` and n as `n_valid`.
 
-        With a shift, `inputs` (k, D) are those of the layers at the last k positions, 0 where there were none.
+        With a shift, `inputs` (k, D) are those of the layers at the last k positions, 0 where there were none; with n-grams,
+        `tokens` (K) are the last ones.
         """
         memory = self.memory
         end, n = int(memory.end[row]), min(int(memory.n_valid[row]), self.reader.mem_len)
@@ -206,8 +207,10 @@ class KeptKeys(Stream):
         values = {f"values.{i}": x_NBHC[:, row][..., slots].transpose(1, 2) for i, x_NBHC in enumerate(memory.values)}
         own, before = slice(row, row + 1), self.reader.n_before
         layers = range(len(memory.keys) if before else 0)
-        inputs = {f"inputs.{i}": memory.inputs_before(i, own, before)[0] for i in layers}
-        return {**keys, **values, **inputs, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
+        rings = {f"inputs.{i}": memory.last(memory.inputs[i], own, before)[0] for i in layers}
+        if n_earlier := self.model.config.n_earlier:
+            rings["tokens"] = memory.last(memory.tokens, own, n_earlier)[0]
+        return {**keys, **values, **rings, "end": torch.tensor(end), "n_valid": torch.tensor(n)}
 
     def check(self, state: dict[str, Tensor]) -> None:
         """Refuse other shapes, and impossible counts, because they would become indices."""
@@ -229,20 +232,25 @@ class KeptKeys(Stream):
         for i, (keys, values) in enumerate(zip(memory.keys, memory.values, strict=True)):
             keys[:, row, slots] = state[f"keys.{i}"].to(keys.device)
             values[:, row].index_copy_(2, slots, state[f"values.{i}"].transpose(1, 2).to(values.device))
-        memory.end[row], memory.n_valid[row] = end - self.reader.n_before, n
-        for i, x_BRD in enumerate(memory.inputs):
-            if x_BRD.shape[1]:
-                memory.write_inputs(i, slice(row, row + 1), state[f"inputs.{i}"].unsqueeze(0).to(x_BRD.device))
+        memory.n_valid[row] = n
+        for name, ring in memory.state_dict().items():
+            if name.startswith(("inputs.", "tokens")):
+                last = state[name].unsqueeze(0).to(ring.device)
+                memory.end[row] = end - last.shape[1]
+                memory.keep(ring, slice(row, row + 1), last)
         memory.end[row] = end
 
     def n_rewindable(self, row: int) -> int:
         """Return how many tokens the ring holds beyond those that a token sees; for a young row, all that it has read.
 
-        One slot does not count: a step writes the next slot, the oldest of a full ring, even in rows that are not active.
+        One slot does not count: a step writes the next slot, the oldest of a full ring, even in rows that are not active. Rings
+        of inputs and tokens are shorter, so that with a shift or n-grams a young row goes back no farther than an old one.
         """
         end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
-        intact = min(n_valid, self.reader.n_slot - 1)
-        return end if end == intact else max(0, min(end, intact - self.reader.mem_len))
+        intact, mem_len = min(n_valid, self.reader.n_slot - 1), self.reader.mem_len
+        n = end if end == intact else max(0, min(end, intact - mem_len))
+        has_rings = self.reader.n_before or self.model.config.n_earlier
+        return min(n, self.reader.n_slot - mem_len) if has_rings else n
 
     def rewind(self, row: int, n: int) -> None:
         """Move the end of the row back; no query sees what lies beyond."""

@@ -144,7 +144,7 @@ def _groups(named: Named, config: OptimConfig, *, lr: float, n_layer: int | None
     n_layer = _n_layer(named) if n_layer is None else n_layer
     for name, parameter in named.items():
         rate = lr * _factor(name, parameter, config, n_layer)
-        if _own_name(name).startswith("embedding."):
+        if _own_name(name).startswith(("embedding.", "ngrams.")):
             rate *= config.embedding_lr_ratio
         # biases and norms have one dimension; u, v and tables of positions, which the model itself holds, are not matrices
         is_matrix = parameter.dim() == 2 and "." in _own_name(name)
@@ -189,7 +189,7 @@ def _factor(name: str, parameter: nn.Parameter, config: OptimConfig, n_layer: in
         return 1.0
     if (layer := _layer(name)) is not None:
         return config.layer_lr_decay ** (n_layer - 1 - layer)
-    is_below = _own_name(name).startswith("embedding.") or "." not in _own_name(name)
+    is_below = _own_name(name).startswith(("embedding.", "ngrams.")) or "." not in _own_name(name)
     return config.layer_lr_decay**n_layer if is_below else 1.0
 
 
