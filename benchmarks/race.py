@@ -46,9 +46,9 @@ RECIPES = Path(__file__).parent / "rivals" / "recipes"
 RIVALS = ("x-transformers", "x-transformers-shift", "xlstm", "mistral")
 SIDES = ("ours", "lstm", *RIVALS)
 TEXTS = {
-    "shakespeare": ("shakespeare-small", "shakespeare-small-lstm"),
-    "enwik8": ("enwik8-small", "enwik8-small-lstm"),
-    "ptb": tuple(str(RECIPES / f"ptb-{side}.toml") for side in ("ours", "lstm")),
+    "shakespeare": ("shakespeare-char", "shakespeare-small-lstm"),
+    "enwik8": ("enwik8-byte", "enwik8-small-lstm"),
+    "ptb": ("ptb-word", str(RECIPES / "ptb-lstm.toml")),
 }
 """The recipes of ours and of the LSTM; those of the rivals are beside each other in `RECIPES`."""
 

@@ -295,7 +295,6 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
             {"ngram_rows": [4], "zero_first_memory": True},
             r"ngram_rows \(\[4\]\) and zero_first_memory \(True\) exclude each other",
         ),
-        ({"ngram_rows": [4], "beyond": "mean"}, r"beyond \('mean'\) and ngram_rows \(\[4\]\) do not go together yet"),
         ({"ngram_rows": [0]}, "ngram_rows"),
         ({"ngram_rows": [4] * 9}, "ngram_rows"),
         ({"shift": "averages", "d_model": 12}, r"d_model \(12\) must be a multiple of 8.*; use 16"),

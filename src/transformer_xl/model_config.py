@@ -454,8 +454,6 @@ class TransformerXLConfig(AttentionConfig):
                 f"{what} needs keys without absolute positions, and attention '{self.attention}' adds them; use "
                 "attention='transformer_xl'"
             )
-        if self.ngram_rows:
-            raise ValueError(f"{what} and ngram_rows ({list(self.ngram_rows)}) do not go together yet; leave one of them out")
         if self.zero_first_memory:
             raise ValueError(f"{what} would keep the zeros of zero_first_memory (True); set it to False")
         self.check_window(self.same_length)

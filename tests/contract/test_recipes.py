@@ -29,9 +29,16 @@ from transformer_xl.training.run import train
 from transformer_xl.training.starting import compare_parameters, count_parameters
 from transformer_xl.training.trainer import Trainer
 
-OUR_OWN = {"ptb-small", "quickstart", "scale-1b", "shakespeare-char", "xlnet-quick", "xlnet-small"} | {
-    f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")
-}
+OUR_OWN = {
+    "enwik8-byte",
+    "ptb-small",
+    "ptb-word",
+    "quickstart",
+    "scale-1b",
+    "shakespeare-char",
+    "xlnet-quick",
+    "xlnet-small",
+} | {f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")}
 VOCABULARY = {"enwik8": 204, "text8": 27, "wikitext-103": 267_735, "lm1b": 793_471, "ptb": 10_000, "wikitext-2": 33_278}
 PARAMETERS = {
     "enwik8-base": 41_055_436,

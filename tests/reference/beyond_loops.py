@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tests.reference.loops import embed, feed_forward, gated, layer_norm, log_probabilities, looked_back, score
+from tests.reference.loops import embed, feed_forward, gated, layer_norm, log_probabilities, looked_back, ngram_vectors, score
 
 
 @dataclass
@@ -21,6 +21,7 @@ class Kept:
     matrix: dict = field(default_factory=dict)  # per head: S and z
     slots: list = field(default_factory=list)
     n_left: int = 0
+    tokens: list = field(default_factory=list)  # of the first layer: ids of its document, for n-grams
 
 
 def phi(x):
@@ -144,7 +145,10 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
     Returns:
         (T, V) log-probabilities, and the sum of the layers' reconstruction losses.
     """
-    hidden = [embed(token, w, config) for token in ids]
+    tokens, n_before, hidden = memory[0].tokens + ids, len(memory[0].tokens), []
+    for t, token in enumerate(ids):
+        begin = max([0, *(n_before + start for start in starts if start <= t)])
+        hidden.append(embed(token, w, config) + ngram_vectors(tokens[begin : n_before + t + 1], w, config))
     window = config.mem_len + config.same_length_besides_self
     total = torch.zeros(())
     for layer, kept in enumerate(memory):
@@ -183,6 +187,8 @@ def read_row(ids, memory, w, config, *, starts=(), ext_len=0):
         begin = max([0, *(n_input + start for start in starts)])
         kept.inputs = [h.detach() for h in inputs[begin : max(len(inputs) - ext_len, begin)]]
         hidden = outputs
+    begin = max([0, *(n_before + start for start in starts)])
+    memory[0].tokens = tokens[begin : max(len(tokens) - ext_len, begin)]
     if config.final_norm:
         hidden = [layer_norm(h, w, "final_norm", config) for h in hidden]
     return torch.stack([log_probabilities(h, w, config) for h in hidden]), total

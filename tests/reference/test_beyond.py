@@ -35,6 +35,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "conv": {"beyond": "conv"},
     "linear, token shift": {"beyond": "linear", "shift": "token", "pre_lnorm": True},
     "delta, convolution": {"beyond": "delta", "shift": "conv", "conv_width": 3},
+    "mean, pairs and triples": {"beyond": "mean", "ngram_rows": (30, 20)},
+    "delta, averages, pairs": {"beyond": "delta", "shift": "averages", "d_model": 16, "ngram_rows": (30,), "pre_lnorm": True},
     "conv, averages": {"beyond": "conv", "shift": "averages", "d_model": 16, "gate": "gru", "pre_lnorm": True},
     "max, convolution of four": {"beyond": "max", "shift": "conv"},
     "conv, pre_lnorm": {"beyond": "conv", "pre_lnorm": True, "compression": 3, "compressed_len": 1},

@@ -14,7 +14,7 @@ Shapes: B batch, T tgt_len, M memory, S = M + T keys, N heads, H d_head, D d_mod
 """
 
 import math
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,9 @@ from transformer_xl.model.ngrams import earlier_tokens, make_ngrams
 from transformer_xl.model.sequence_model import make_softmax
 from transformer_xl.model.shift import first_positions, without_oldest
 from transformer_xl.model_config import TransformerXLConfig
+
+if TYPE_CHECKING:
+    from transformer_xl.model.beyond.memory import BeyondMems
 
 
 class TransformerXL(LanguageModel):
@@ -168,7 +171,7 @@ class TransformerXL(LanguageModel):
         n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         return h_BTD, self.mems_class(tuple(hidden), n_valid, tokens)
 
-    def embed_after(self, mems: Mems, ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
+    def embed_after(self, mems: "Mems | BeyondMems", ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the vectors of ids, (B, T, D), with those of their n-grams, and the last tokens for the next segment."""
         h_BTD = self.embedding(ids)
         if self.ngrams is None:

@@ -34,6 +34,7 @@ class BeyondMems(Memory):
         n_block: int64 (B,), how many blocks have left since the document began.
         inputs: one tensor per layer, (B, k, D), its inputs at the last k positions, for its shift; zeros where the document had
             not begun.
+        tokens: int64 (B, K), those of `Mems`.
     """
 
     hidden: tuple[Tensor, ...]
@@ -41,6 +42,7 @@ class BeyondMems(Memory):
     beyond: tuple[Tensor, ...]
     n_block: Tensor
     inputs: tuple[Tensor, ...]
+    tokens: Tensor | None = None
 
     @property
     def batch_size(self) -> int:
@@ -53,16 +55,17 @@ class BeyondMems(Memory):
         return self.hidden[0].shape[1]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return both counts, and the tensors of each layer."""
+        """Return both counts, the tensors of each layer, and the last tokens."""
         layers = {f"{name}.{i}": x for name in _OF_LAYERS for i, x in enumerate(getattr(self, name))}
-        return {"n_valid": self.n_valid, "n_block": self.n_block, **layers}
+        tokens = {} if self.tokens is None else {"tokens": self.tokens}
+        return {"n_valid": self.n_valid, "n_block": self.n_block, **layers, **tokens}
 
     @classmethod
     def from_state_dict(cls, state: Mapping[str, Tensor]) -> Self:
         """Rebuild a memory from `state_dict()`."""
-        n_layer = len(state) // len(_OF_LAYERS)
+        n_layer = sum(name.startswith("hidden.") for name in state)
         layers = {name: tuple(state[f"{name}.{i}"] for i in range(n_layer)) for name in _OF_LAYERS}
-        return cls(n_valid=state["n_valid"], n_block=state["n_block"], **layers)
+        return cls(n_valid=state["n_valid"], n_block=state["n_block"], **layers, tokens=state.get("tokens"))
 
     def check(self, batch_size: int, n_layer: int) -> None:
         """Refuse a segment with other rows, or a model with another number of layers."""

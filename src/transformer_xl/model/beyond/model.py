@@ -87,6 +87,7 @@ class BeyondTransformerXL(TransformerXL):
         if not self.mem_len:
             return 0
         held, kept = self.n_kept + self.config.shift_reach, self._kind.reach(self.config)
+        kept += self.config.n_earlier
         if self._kind.reads_waiting:
             return self.config.n_layer * math.ceil(held / tgt_len) * tgt_len + math.ceil(kept / tgt_len) * tgt_len
         return self.config.n_layer * math.ceil((held + kept) / tgt_len) * tgt_len
@@ -144,7 +145,9 @@ class BeyondTransformerXL(TransformerXL):
         kept = torch.zeros(batch_size, *self._kind.shape(self.config), dtype=self._kept_dtype, device=device)
         count = torch.zeros(batch_size, dtype=torch.int64, device=device)
         inputs = torch.zeros(batch_size, self.config.shift_reach, self.config.d_model, dtype=self.dtype, device=device)
-        return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count, (inputs,) * n_layer)
+        K = self.config.n_earlier
+        tokens = torch.zeros(batch_size, K, dtype=torch.int64, device=device) if K else None
+        return BeyondMems((hidden,) * n_layer, count, (kept,) * n_layer, count, (inputs,) * n_layer, tokens)
 
     def forward(
         self,
@@ -193,7 +196,7 @@ class BeyondTransformerXL(TransformerXL):
         # what attention does not see any more is at the beginning: what waits, and behind padding or a window more of it
         n_near = max(mems.length - self.mem_len, 0) if n_pad is None and self.window is None else mems.length + T
         positions = self.block_class.positions(self, n_before + mems.length + T, backend=execution.backend)
-        h_BTD = self.embed(ids)
+        h_BTD, tokens = self.embed_after(mems, ids, rows)
         start_BT = leaving.first_of(config.shift_reach, mems.length)
         remember: dict[str, Any] = {"ext_len": self.ext_len, "keep_graph": keep_graph}
         hidden, beyond, inputs, losses = [], [], [], []
@@ -224,7 +227,7 @@ class BeyondTransformerXL(TransformerXL):
         if not self.mem_len:
             return h_BTD, self.init_mems(batch_size), total
         n_block = leaving.kept(mems.n_block) + leaving.n_block
-        return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block, tuple(inputs)), total
+        return h_BTD, BeyondMems(tuple(hidden), leaving.n_valid, tuple(beyond), n_block, tuple(inputs), tokens), total
 
     def _last_inputs(
         self, inputs_BkD: Tensor, h_BTD: Tensor, n_pad: Tensor | None, start_BT: Tensor | None, **remember: Any
