@@ -125,7 +125,7 @@ def test_a_model_without_memory_is_refused(tmp_path: Path) -> None:
         export_onnx(tiny_model(mem_len=0), tmp_path / "model.onnx")
 
 
-@pytest.mark.parametrize(("variant", "first_n_valid"), [("plain", 0), ("adaptive", 5)])
+@pytest.mark.parametrize(("variant", "first_n_valid"), [("plain", 0), ("adaptive", 5), ("pairs and triples", 0)])
 def test_the_document_reads_on_as_the_model_does(
     variant: str, first_n_valid: int, exported: Export, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -183,17 +183,20 @@ def _is_still(path: Path, descriptor: int) -> bool:
 def files_below(root: Path, *, skip: Set[str] = frozenset()) -> list[Path]:
     """Return the files below `root` in order of path, but none that is hidden or in a folder that is hidden or named in `skip`.
 
-    Folders that are links or cannot be listed are left out. Depth has no limit, as it has in `os.walk` before Python 3.12.
+    What cannot be looked at is left out, and folders that are links. `os.walk` before Python 3.12 recurses, which limits depth.
     """
     found: list[Path] = []
     folders = [root]
     while folders:
-        try:
+        entries: list[Path] = []
+        with suppress(OSError):
             entries = [each for each in folders.pop().iterdir() if not each.name.startswith(".")]
-            found += [each for each in entries if each.is_file()]
-            folders += [each for each in entries if each.is_dir() and not each.is_symlink() and each.name not in skip]
-        except OSError:
-            continue
+        for each in entries:
+            with suppress(OSError):  # of this one alone, such as a link into a folder that nobody may enter
+                if each.is_file():
+                    found.append(each)
+                elif each.is_dir() and not each.is_symlink() and each.name not in skip:
+                    folders.append(each)
     return sorted(found)
 
 

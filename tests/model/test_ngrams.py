@@ -1,6 +1,7 @@
 """Which row an n-gram has, and which tokens stand before a segment; the loops of the equation test the rest."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from tests.helpers import assert_close, tiny_model
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import Mems
 from transformer_xl.model.ngrams import codes, earlier_tokens
+from transformer_xl.model.reader import Reader
 
 
 @pytest.mark.parametrize("n", [2, 3])
@@ -17,9 +19,9 @@ def test_every_ngram_has_a_row_of_its_own_where_there_are_enough(n: int) -> None
     assert sorted(codes(grams.unbind(1), 5, 5**n).tolist()) == list(range(5**n))
 
 
-@pytest.mark.parametrize("n_row", [255, 256, 257, 300, 1024])
+@pytest.mark.parametrize("n_row", [255, 256, 257, 300, 1000, 1024, 4000, 10_000])
 def test_no_table_is_blind_to_a_token(n_row: int) -> None:
-    """256 tokens: with c = 256 and 256 rows, only the last token would count."""
+    """With c = 257 and 257 rows, only the last token would count; with c = 1,000,003 and 1,000 rows, neighbors share theirs."""
     last, before = torch.arange(257).repeat(257), torch.arange(257).repeat_interleave(257)
     row = codes([last, before], 257, n_row).view(257, 257)
     for of_one in (row[3], row[:, 3]):
@@ -74,5 +76,9 @@ def test_without_memory_each_segment_begins_anew() -> None:
 
 
 def test_a_memory_of_a_model_without_ngrams_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"these mems have no tokens, .* use model\.init_mems"):
+    with pytest.raises(ValueError, match=r"these mems hold 0 tokens, .* the last 1; use model\.init_mems"):
         tiny_model(ngram_rows=(40,))(torch.tensor([[1]]), mems=tiny_model().init_mems(1))
+    model, other = tiny_model(ngram_rows=(40, 50)), tiny_model(ngram_rows=(40,))
+    for read in (partial(model, torch.tensor([[1]])), lambda mems: Reader(model, tgt_len=4).from_mems(mems)):
+        with pytest.raises(ValueError, match="hold 1 tokens"):
+            read(mems=other.init_mems(1))

@@ -1,5 +1,6 @@
 """The three ways to read on give the states of every token, as the model itself has them, and keep rows apart."""
 
+import random
 from functools import cache
 from typing import Any
 
@@ -141,3 +142,30 @@ def test_a_row_goes_back_as_if_it_had_never_read_on(kind: str) -> None:
             stream = read(n_read)
             stream.rewind(0, n)
             assert_close("states", stream.step(text[n_read]), read(n_read - n).step(text[n_read]), 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "token shift", "averages", "pairs", "pairs and triples after averages"])
+def test_a_row_goes_back_several_times_and_after_it_was_put(kind: str) -> None:
+    """What the rings of inputs and tokens no longer hold is not gone back to in two steps either."""
+    model, chance = model_of(kind), random.Random(kind)
+    for _ in range(30):
+        stream, text = open_stream(model, 1, tgt_len=6, token_by_token=True), [0]
+        stream.step(torch.tensor([0]))
+        for _ in range(6):
+            n = stream.n_rewindable(0)
+            what = chance.choice(["read", "back", "put"])
+            if what == "read":
+                new = [chance.randrange(13) for _ in range(chance.randrange(1, 14))]
+                text += new
+                for token in new:
+                    stream.step(torch.tensor([token]))
+            elif what == "back" and n > 1:
+                back = min(chance.randrange(1, n), len(text) - 1)
+                stream.rewind(0, back)
+                text = text[:-back]
+            elif what == "put":
+                stream.put(0, stream.take(0))
+        other = open_stream(model, 1, tgt_len=6, token_by_token=True)
+        for token in text:
+            other.step(torch.tensor([token]))
+        assert_close("states", stream.step(torch.tensor([5])), other.step(torch.tensor([5])), 1e-5)

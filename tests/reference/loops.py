@@ -192,7 +192,9 @@ def ngram_vectors(tokens, w, config):
     for n, n_row in enumerate(config.ngram_rows, start=2):
         numbers = [token + 1 for token in tokens[-n:]]
         numbers = [0] * (n - len(numbers)) + numbers
-        factor = config.vocab_size + 1 if (config.vocab_size + 1) ** n <= n_row else 1_000_003
+        factor = config.vocab_size + 1
+        if factor**n > n_row:
+            factor = next(c for c in range(max(round(0.6180339887498949 * n_row), 1), 2 * n_row) if math.gcd(c, n_row) == 1)
         row = sum(number * factor**k for k, number in enumerate(reversed(numbers))) % n_row
         total = total + w[f"ngrams.tables.{n - 2}"][row] * math.sqrt(config.d_model)
     return total

@@ -13,7 +13,7 @@ import itertools
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from transformer_xl.cost.hardware import Clock, seconds_of
 from transformer_xl.cost.operations import flops_per_token
 from transformer_xl.errors import ConfigError
-from transformer_xl.model.memory import Mems
 from transformer_xl.model.precision import Precision, activation_dtype, autocast
 from transformer_xl.model.reader import Reader
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -184,7 +183,9 @@ class _Runner:
         model = with_length(sides.ours, length)
         self._reader = Reader(model, tgt_len=sides.tgt_len, precision=sides.precision)
         empty = model.init_mems(1)
-        full = Mems(tuple(map(torch.randn_like, empty.hidden)), torch.full_like(empty.n_valid, model.mem_len))
+        full = replace(
+            empty, hidden=tuple(map(torch.randn_like, empty.hidden)), n_valid=torch.full_like(empty.n_valid, model.mem_len)
+        )
         self._memory = self._reader.from_mems(full)
 
     def _tokens(self, n: int) -> Tensor:

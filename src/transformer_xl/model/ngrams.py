@@ -2,15 +2,16 @@
 
     e_t = √D (E_1[x_t] + E_2[code(x_{t-1}, x_t)] + E_3[code(x_{t-2}, x_{t-1}, x_t)] + …)
 
-A table has fewer rows than there are n-grams, so some share a row: code = Σ_k x_{t-k} c^k modulo the number of rows. Before the
-beginning of a text stands a token of its own. Like any embedding, a table costs no products: a model of the same size that has
-one reads faster than one without.
+A table has fewer rows than there are n-grams, so some share a row: code = Σ_k x_{t-k} c^k modulo the number of rows R, with c
+near R / 1.618, so that tokens with near ids lie far apart. Before the beginning of a text stands a token of its own. Like any
+embedding, a table costs no products: a model of the same size that has one reads faster than one without.
 
 Reference: the hashed n-grams of Pagnoni et al. 2024 (Byte Latent Transformer, arXiv 2412.09871), section 3.2.1, there of bytes.
 
 Shapes: B batch, T tokens, K = largest n - 1 tokens before them, D d_model.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,9 +21,6 @@ from torch import Tensor, nn
 from transformer_xl.model.call import Rows
 from transformer_xl.model.memory import join
 from transformer_xl.model_config import TransformerXLConfig
-
-_FACTOR = 1_000_003
-"""c where a table has too few rows for all n-grams; a prime, so that no number of rows makes it blind to some token."""
 
 
 class NgramEmbedding(nn.Module):
@@ -71,11 +69,19 @@ def codes(tokens: Sequence[Tensor], n_token: int, n_row: int) -> Tensor:
         >>> codes([torch.tensor([2]), torch.tensor([1])], 10, 100).tolist()
         [12]
     """
-    factor = n_token if n_token ** len(tokens) <= n_row else _FACTOR
+    factor = n_token if n_token ** len(tokens) <= n_row else _scattering(n_row)
     code = torch.zeros_like(tokens[0])
     for token in reversed(tokens):
         code = (code * factor + token) % n_row
     return code
+
+
+def _scattering(n_row: int) -> int:
+    """Return a factor near the golden section of a number of rows, without a common divisor, so that no token is lost in it."""
+    factor = max(round(n_row * (math.sqrt(5) - 1) / 2), 1)
+    while math.gcd(factor, n_row) > 1:
+        factor += 1
+    return factor
 
 
 def earlier_tokens(before_BK: Tensor, ids: Tensor, rows: Rows, *, ext_len: int = 0) -> tuple[list[Tensor], Tensor]:

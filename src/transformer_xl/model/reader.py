@@ -203,9 +203,9 @@ class Reader:
             block = cast(AttentionBlock, layer.attention)
             keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
             memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
-        if mems.tokens is not None:
-            memory.end.fill_(kept - mems.tokens.shape[1])
-            memory.keep(memory.tokens, slice(None), mems.tokens)
+        if K := self.config.n_earlier:
+            memory.end.fill_(kept - K)
+            memory.keep(memory.tokens, slice(None), self._model.last_tokens(mems))
         memory.end.fill_(kept)
         memory.n_valid.copy_(mems.n_valid.clamp(max=kept))
         return memory

@@ -171,14 +171,20 @@ class TransformerXL(LanguageModel):
         n_valid = (n_own - self.ext_len).clamp(min=0, max=hidden[0].shape[1])
         return h_BTD, self.mems_class(tuple(hidden), n_valid, tokens)
 
+    def last_tokens(self, mems: "Mems | BeyondMems") -> Tensor:
+        """Return the last tokens that a memory holds, int64 (B, K); a ValueError if these are not what n-grams need."""
+        K = self.config.n_earlier
+        if mems.tokens is None or mems.tokens.shape[1] != K:
+            found = 0 if mems.tokens is None else mems.tokens.shape[1]
+            raise ValueError(f"these mems hold {found} tokens, and n-grams begin with the last {K}; use model.init_mems")
+        return mems.tokens
+
     def embed_after(self, mems: "Mems | BeyondMems", ids: Tensor, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """Return the vectors of ids, (B, T, D), with those of their n-grams, and the last tokens for the next segment."""
         h_BTD = self.embedding(ids)
         if self.ngrams is None:
             return self.drop_words(h_BTD, ids), None
-        if mems.tokens is None:
-            raise ValueError("these mems have no tokens, which a model with ngram_rows begins with; use model.init_mems")
-        earlier, last_BK = earlier_tokens(mems.tokens, ids, rows, ext_len=self.ext_len)
+        earlier, last_BK = earlier_tokens(self.last_tokens(mems), ids, rows, ext_len=self.ext_len)
         h_BTD = self.drop_words(h_BTD + self.ngrams(earlier, ids), ids)
         return h_BTD, last_BK if self.mem_len else torch.zeros_like(last_BK)
 

@@ -160,6 +160,7 @@ class KeptKeys(Stream):
         )
         self.reader = Reader(model, tgt_len=tgt_len, precision=precision, window=window)
         self.memory = self.reader.empty_memory(batch_size)
+        self._oldest = [0] * batch_size  # per row, the first position before which rings of inputs and tokens know nothing more
         self.by_position = tuple(f"{name}.{i}" for name in ("keys", "values") for i in range(len(self.memory.keys)))
 
     @property
@@ -183,12 +184,15 @@ class KeptKeys(Stream):
 
     def prepend(self, n: int) -> None:
         """Put empty rows before the others, at the same place in their rings, so that all can be read at once."""
-        empty = self.reader.empty_memory(n, end=int(self.memory.end[0]))
+        end = int(self.memory.end[0])
+        empty = self.reader.empty_memory(n, end=end)
+        self._oldest = [end] * n + self._oldest
         self.memory = KeyValueMemory.concatenate([empty, self.memory])
 
     def reset(self, rows: Tensor) -> None:
         """Empty rows."""
         self.reader.reset(self.memory, rows)
+        self._oldest = [0 if emptied else oldest for emptied, oldest in zip(rows.tolist(), self._oldest, strict=True)]
 
     def together(self) -> bool:
         """Return whether the rings of all rows stand at the same place."""
@@ -238,22 +242,28 @@ class KeptKeys(Stream):
                 last = state[name].unsqueeze(0).to(ring.device)
                 memory.end[row] = end - last.shape[1]
                 memory.keep(ring, slice(row, row + 1), last)
-        memory.end[row] = end
+        memory.end[row] = self._oldest[row] = end
 
     def n_rewindable(self, row: int) -> int:
         """Return how many tokens the ring holds beyond those that a token sees; for a young row, all that it has read.
 
         One slot does not count: a step writes the next slot, the oldest of a full ring, even in rows that are not active. Rings
-        of inputs and tokens are shorter, so that with a shift or n-grams a young row goes back no farther than an old one.
+        of inputs and tokens are shorter: with a shift or n-grams a young row goes back no farther than an old one, all in all.
         """
         end, n_valid = int(self.memory.end[row]), int(self.memory.n_valid[row])
         intact, mem_len = min(n_valid, self.reader.n_slot - 1), self.reader.mem_len
         n = end if end == intact else max(0, min(end, intact - mem_len))
         has_rings = self.reader.n_before or self.model.config.n_earlier
-        return min(n, self.reader.n_slot - mem_len) if has_rings else n
+        return min(n, self._in_rings, int(self.memory.end[row]) - self._oldest[row]) if has_rings else n
+
+    @property
+    def _in_rings(self) -> int:
+        """By how many tokens rings of inputs and tokens reach back farther than reading on needs."""
+        return self.reader.n_slot - self.reader.mem_len
 
     def rewind(self, row: int, n: int) -> None:
         """Move the end of the row back; no query sees what lies beyond."""
+        self._oldest[row] = max(self._oldest[row], int(self.memory.end[row]) - self._in_rings)
         self.memory.end[row] -= n
         self.memory.n_valid[row] = min(int(self.memory.n_valid[row]), self.reader.n_slot - 1) - n
 

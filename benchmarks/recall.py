@@ -1,0 +1,171 @@
+"""How far back models recall: pairs of a key and a value, then other tokens, then the keys in another order.
+
+Every side trains from nothing on texts with at most 96 tokens between, and is asked over longer distances. What it keeps of a
+text has the same size on all sides but the LSTM's, which has as many parameters instead: with a state of this size it would
+have a hundred times as many. Sides and seeds that --out has are not run again, so a second terminal can take others; table and
+recall.png show all.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from common.machine import describe
+from common.report import facts
+from torch import Tensor
+
+from transformer_xl.console import progress, table
+from transformer_xl.files import replace_file
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.sequence_model import SequenceModel, make_model
+from transformer_xl.model_config import LstmConfig, TransformerXLConfig
+from transformer_xl.pictures import line_style, new_figure, save_with_legend
+
+N_KEY, N_VALUE, N_OTHER, N_PAIR = 16, 16, 8, 8
+VOCABULARY = N_KEY + N_VALUE + N_OTHER
+WINDOW = T = 16
+"""Positions of memory, and tokens of a segment; a query sees at most both."""
+FARTHEST = 96
+"""In training."""
+SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "n_layer": 2, "d_model": 64, "dropout": 0.0}
+OURS: dict[str, Any] = {**SIZES, "n_head": 2, "d_head": 32, "d_inner": 128, "pre_lnorm": True, "final_norm": True}
+PAIRS: dict[str, Any] = {"ngram_rows": ((VOCABULARY + 1) ** 2,)}
+MATRIX: dict[str, Any] = {**OURS, "mem_len": WINDOW, "compression": 8}
+
+
+def n_slot(reserved: int = 0) -> int:
+    """Return how many hidden states take as much room as what the matrices keep."""
+    kept = make_model(TransformerXLConfig(**MATRIX, beyond="delta")).init_mems(1).n_bytes
+    return round(kept / (4 * OURS["n_layer"] * OURS["d_model"])) - reserved
+
+
+SIDES = {
+    "delta": lambda: TransformerXLConfig(**MATRIX, **PAIRS, beyond="delta"),
+    "linear": lambda: TransformerXLConfig(**MATRIX, **PAIRS, beyond="linear"),
+    "mean": lambda: TransformerXLConfig(
+        **OURS, **PAIRS, mem_len=WINDOW, beyond="mean", compression=4, compressed_len=n_slot(reserved=WINDOW + 3)
+    ),
+    "plain": lambda: TransformerXLConfig(**OURS, **PAIRS, mem_len=n_slot()),
+    "delta without pairs": lambda: TransformerXLConfig(**MATRIX, beyond="delta"),
+    "lstm": lambda: LstmConfig(**SIZES, d_hidden=150),
+}
+
+
+@dataclass
+class Result:
+    """What one side recalls."""
+
+    side: str
+    seed: int
+    parameters: int
+    kept_bytes: int
+    loss: float  # nats, of the last hundred steps
+    recalled: dict[int, float]  # distance → share
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/recall"), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
+    parser.add_argument("--steps", type=int, default=2_000, help="of 32 texts (default: %(default)s)")
+    parser.add_argument("--lr", type=float, default=5e-3, help="of AdamW (default: %(default)s)")
+    distances = [10, 32, 100, 320, 1_000, 3_200, 10_000, 100_000]
+    parser.add_argument("--distances", type=int, nargs="+", default=distances, help="default: 10 to 100,000")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for side, seed in itertools.product(options.sides, options.seeds):
+        file = options.out / f"{side.replace(' ', '-')}-{seed}.json"
+        if not file.exists():
+            result = run(side, seed, options)
+            options.out.mkdir(parents=True, exist_ok=True)
+            replace_file(file, json.dumps(asdict(result)).encode())
+    results = [Result(**json.loads(file.read_text())) for file in sorted(options.out.glob("*-*.json"))]
+    show(results, options.out / "recall.png")
+
+
+def texts(n: int, distance: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return ids (n, L) and labels: pairs of a key and its value, `distance` other tokens, keys and what follows them."""
+    keys, order = (torch.rand(n, size, generator=generator).argsort(dim=1)[:, :N_PAIR] for size in (N_KEY, N_PAIR))
+    values = N_KEY + torch.randint(N_VALUE, (n, N_PAIR), generator=generator)
+    between = N_KEY + N_VALUE + torch.randint(N_OTHER, (n, distance), generator=generator)
+    told = torch.stack([keys, values], dim=2).flatten(1)
+    asked = torch.stack([keys.gather(1, order), values.gather(1, order)], dim=2).flatten(1)
+    ids = torch.cat([told, between, asked], dim=1)
+    labels = torch.full_like(ids, -100)
+    labels[:, -2 * N_PAIR :: 2] = ids[:, 1 - 2 * N_PAIR :: 2]
+    return ids, labels
+
+
+def read(model: SequenceModel, ids: Tensor, labels: Tensor, *, keep_graph: bool) -> tuple[Tensor, Tensor]:
+    """Read texts segment by segment; return the nats of all answers, and which of them are right."""
+    mems: Memory | None = None
+    nats, right = [], []
+    for piece, answers in zip(ids.split(T, dim=1), labels.split(T, dim=1), strict=True):
+        out = model(piece, mems=mems, keep_graph=keep_graph)
+        mems, asked = out.mems, answers >= 0
+        if asked.any():
+            nats.append(torch.nn.functional.cross_entropy(out.logits[asked], answers[asked], reduction="none"))
+            right.append(out.logits[asked].argmax(dim=1) == answers[asked])
+    return torch.cat(nats), torch.cat(right)
+
+
+def run(side: str, seed: int, options: argparse.Namespace) -> Result:
+    """Train a side and ask it."""
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    model = make_model(SIDES[side]())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    losses = []
+    with progress(f"{side}, seed {seed}", options.steps, unit=None) as bar:
+        for step in range(options.steps):
+            for group in optimizer.param_groups:
+                group["lr"] = options.lr * min(1, (step + 1) / 50) * (1 - step / options.steps)
+            reach = min(8 + step // 8, FARTHEST)  # near ones first
+            distance = int(torch.randint(reach + 1, (), generator=generator))
+            nats, _ = read(model.train(), *texts(32, distance, generator), keep_graph=True)
+            nats.mean().backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(float(nats.detach().mean()))
+            bar.advance()
+    recalled = {}
+    with torch.no_grad():
+        for distance in options.distances:
+            n = 64 if distance < 5_000 else 16
+            recalled[distance] = float(read(model.eval(), *texts(n, distance, generator), keep_graph=False)[1].float().mean())
+    kept = model.init_mems(1).n_bytes
+    n_parameter = sum(p.numel() for p in model.parameters())
+    return Result(side, seed, n_parameter, kept, statistics.fmean(losses[-100:]), recalled)
+
+
+def show(results: list[Result], path: Path) -> None:
+    """Print the table of all results, and draw them."""
+    print(facts({**describe(), "chance": f"1 of {N_VALUE}"}))
+    distances = sorted({int(distance) for result in results for distance in result.recalled})
+    rows = [["side", "parameters", "kept, bytes", "seeds", "loss", *(f"{distance:,}" for distance in distances)]]
+    figure = new_figure()
+    axes = figure.subplots()
+    for i, side in enumerate(name for name in SIDES if any(result.side == name for result in results)):
+        own = [result for result in results if result.side == side]
+        shares = {d: [share for r in own for at, share in r.recalled.items() if int(at) == d] for d in distances}
+        means = {d: statistics.fmean(each) for d, each in shares.items() if each}
+        cells = [f"{means[d]:.3f}" if d in means else "" for d in distances]
+        loss = f"{statistics.fmean(r.loss for r in own):.3f}"
+        rows.append([side, f"{own[0].parameters:,}", f"{own[0].kept_bytes:,}", str(len(own)), loss, *cells])
+        axes.plot(list(means), list(means.values()), label=side, **line_style(i))
+    print(table(rows))
+    axes.axhline(1 / N_VALUE, color="gray", linestyle=":", label="chance")
+    axes.axvline(10 * WINDOW, color="gray", linestyle="--", linewidth=1, label="ten windows")
+    axes.set(xscale="log", xlabel="tokens between a pair and the question", ylabel="share recalled", ylim=(0, 1.03))
+    print(f"picture: {save_with_legend(figure, axes, path, beside=True)}")
+
+
+if __name__ == "__main__":
+    main()
