@@ -348,7 +348,7 @@ class TransformerXLConfig(AttentionConfig):
         description="what layers read of the tokens right before each: token = half of its channels; averages = it and means "
         "that fade; conv = a convolution",
     )
-    conv_width: Annotated[int, Field(ge=2)] = Field(
+    conv_width: Annotated[int, Field(ge=2, le=2**31)] = Field(
         default=4, description="shift = conv: tokens that it reads, the own one included"
     )
     ngram_rows: tuple[Annotated[int, Field(gt=0, le=2**31)], ...] = Field(
@@ -367,10 +367,10 @@ class TransformerXLConfig(AttentionConfig):
         description="what becomes of positions that leave the memory: linear, delta: a matrix per head; mean, max, conv: "
         "compressed states; None: nothing",
     )
-    compression: Positive = Field(
+    compression: Annotated[int, Field(gt=0, le=2**31)] = Field(
         default=4, description="beyond: so many positions leave together; mean, max and conv make one state of them"
     )
-    compressed_len: Positive | None = Field(
+    compressed_len: Annotated[int, Field(gt=0, le=2**31)] | None = Field(
         default=None, description="mean, max, conv: compressed states kept per layer; None: mem_len"
     )
 

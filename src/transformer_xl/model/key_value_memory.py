@@ -124,16 +124,28 @@ class KeyValueMemory:
         return {**keys, **values, **inputs, **tokens, "end": self.end, "n_valid": self.n_valid}
 
     def last(self, ring: Tensor, rows: slice, n: int) -> Tensor:
-        """Return what `inputs` of a layer or `tokens` hold at the last `n` < R positions of some rows, (B, n, …).
+        """Return what a ring holds of the latest positions; 0 where a row has read nothing.
 
-        It is 0 where a row has read nothing.
+        Args:
+            ring: `inputs` of a layer or `tokens`, (B, R, …).
+            rows: the rows to look at.
+            n: how many positions, less than R.
+
+        Returns:
+            Oldest first, (rows, n, …).
         """
         own, age_n = ring[rows], torch.arange(n, 0, -1, device=self.end.device)
         slot_Bn = (self.end[rows].unsqueeze(1) - age_n) % own.shape[1]
         return own[torch.arange(len(own), device=slot_Bn.device).unsqueeze(1), slot_Bn]
 
     def keep(self, ring: Tensor, rows: slice, x_BT: Tensor) -> None:
-        """Keep in `inputs` of a layer or in `tokens` what stands at the positions that begin at `end`, in place."""
+        """Write the positions that begin at `end` into a ring, in place.
+
+        Args:
+            ring: `inputs` of a layer or `tokens`, (B, R, …).
+            rows: the rows to write.
+            x_BT: what stands at those positions, (rows, T, …).
+        """
         own = ring[rows]
         new_BT = x_BT[:, -own.shape[1] :]
         first = x_BT.shape[1] - new_BT.shape[1]
