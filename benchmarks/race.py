@@ -36,14 +36,14 @@ from transformer_xl.config import apply_overrides
 from transformer_xl.console import markdown, say, table, warn
 from transformer_xl.data.prepare import PreparedCorpus, prepare
 from transformer_xl.errors import ConfigError, TxlError, one_line
-from transformer_xl.files import replace_file
+from transformer_xl.files import locked, replace_file
 from transformer_xl.opening import open_run
 from transformer_xl.pictures import line_style, new_figure, save_with_legend
 from transformer_xl.process import keep_freed_memory
 from transformer_xl.reading.evaluation import Reading
 
 RECIPES = Path(__file__).parent / "rivals" / "recipes"
-RIVALS = ("x-transformers", "x-transformers-shift", "xlstm", "mistral")
+RIVALS = ("lstm-ngrams", "x-transformers", "x-transformers-shift", "xlstm", "mistral")
 SIDES = ("ours", "lstm", *RIVALS)
 TEXTS = {
     "shakespeare": ("shakespeare-char", "shakespeare-small-lstm"),
@@ -142,12 +142,14 @@ class Race:
     def paces(self) -> dict[str, Pace]:
         """Return the time of a step of each side; those that are not known yet are measured in turns, and kept."""
         file = self.directory / "pace.json"
-        known = {side: Pace(**pace) for side, pace in read_json(file).items()}
-        if missing := [side for side in self.sides if side not in known]:
-            say("measuring the time of a step of each side, in turn", quiet=self.quiet)
-            configs = {side: self.sides[side].config for side in missing}
-            known |= measure_paces(configs, self.corpora)
-            write_json(file, {side: asdict(pace) for side, pace in known.items()})
+        self.directory.mkdir(parents=True, exist_ok=True)
+        with locked(self.directory / "pace.lock", on_busy=lambda: say("another process measures; waiting", quiet=self.quiet)):
+            known = {side: Pace(**pace) for side, pace in read_json(file).items()}
+            if missing := [side for side in self.sides if side not in known]:
+                say("measuring the time of a step of each side, in turn", quiet=self.quiet)
+                configs = {side: self.sides[side].config for side in missing}
+                known |= measure_paces(configs, self.corpora)
+                write_json(file, {side: asdict(pace) for side, pace in known.items()})
         return known
 
     def pace_table(self) -> str:
@@ -174,9 +176,10 @@ class Race:
         ablation = Ablation(folder, plan)
         Worker(ablation, quiet=True).check()
         ablation.begin()
-        if not ablation.stored_paces():
-            paces = self.paces()
-            ablation.save_paces({each.name: paces[side] for each in variants})
+        paces = self.paces()
+        with ablation.alone(lambda: None):
+            if not ablation.stored_paces():
+                ablation.save_paces({each.name: paces[side] for each in variants})
         return ablation
 
     def finish(self, ablation: Ablation) -> bool:

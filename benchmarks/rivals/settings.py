@@ -4,8 +4,20 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
-from transformer_xl.model_config import ModelConfig
+from transformer_xl.model_config import LstmConfig, ModelConfig
 from transformer_xl.settings import Natural, Positive
+
+
+class LstmNgramsConfig(LstmConfig):
+    """Our LSTM with tables of pairs, triples and so on, to tell what the tables of `ngram_rows` do from what memory does."""
+
+    kind: ClassVar[str] = "lstm_ngrams"
+    model_class: ClassVar[str] = "rivals.lstm_ngrams:LstmNgrams"
+    title: ClassVar[str] = "An LSTM with tables of n-grams"
+
+    ngram_rows: tuple[Positive, ...] = Field(
+        min_length=1, strict=False, description="rows of a table of vectors of pairs of tokens, of one of triples, and so on"
+    )
 
 
 class XTransformersConfig(ModelConfig):

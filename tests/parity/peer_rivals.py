@@ -13,8 +13,9 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 
 import rivals  # noqa: F401
 import x_transformers
+from rivals.lstm_ngrams import LstmNgrams
 from rivals.rival import Rival
-from rivals.settings import MistralConfig, XlstmConfig, XTransformersConfig
+from rivals.settings import LstmNgramsConfig, MistralConfig, XlstmConfig, XTransformersConfig
 from transformers import MistralConfig as TheirMistralConfig
 from transformers import MistralForCausalLM
 from xlstm.xlstm_large.model import xLSTMLarge, xLSTMLargeConfig
@@ -308,3 +309,27 @@ def test_what_a_rival_cannot_do_is_one_line(rival: Rival, ids: Tensor) -> None:
             rival.with_context(mem_len=5)
         with pytest.raises(ValueError, match=r"train.tgt_len \(6\) must be a multiple of model.chunk_size \(4\)"):
             rival.config.completed(vocab_size=V, tgt_len=6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["lstm-ngrams"])
+def test_an_lstm_adds_the_vectors_of_pairs_and_triples_over_segments(name: str, ids: Tensor) -> None:
+    """Against torch.nn.LSTM over a sum of three vectors a token; every n-gram has a row of its own."""
+    torch.manual_seed(0)
+    config = LstmNgramsConfig(vocab_size=V, n_layer=2, d_model=24, ngram_rows=[(V + 1) ** 2, (V + 1) ** 3])
+    model = LstmNgrams(config).eval()
+    pairs, triples = model.ngrams.tables
+    x_BLD, code = torch.zeros(*ids.shape, 24), (ids + 1).tolist()
+    for b, row in enumerate(code):
+        for t, one in enumerate(row):
+            before, first = row[t - 1] if t else 0, row[t - 2] if t > 1 else 0
+            x_BLD[b, t] = model.embedding.get_parameter("weight")[one - 1] + pairs[one + before * (V + 1)]
+            x_BLD[b, t] += triples[one + before * (V + 1) + first * (V + 1) ** 2]
+    h_BLD = x_BLD * 24**0.5
+    for layer in model.layers:
+        h_BLD, _ = layer.get_submodule("lstm")(h_BLD)
+    mems, found = None, []
+    for segment in ids.split(T, dim=1):
+        h_BTD, mems = model.read(segment, mems=mems)
+        found.append(h_BTD)
+    torch.testing.assert_close(torch.cat(found, dim=1), h_BLD, **CLOSE)

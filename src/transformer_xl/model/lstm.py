@@ -158,7 +158,13 @@ class Lstm(LanguageModel):
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return the input of the softmax, (B, T, D), and the state before the last `ext_len` tokens of the segment."""
-        B, T = ids.shape
+        return self.read_vectors(self.embed(ids), mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)
+
+    def read_vectors(
+        self, x_BTD: Tensor, *, mems: Mems | None, rows: Rows, execution: Execution, keep_graph: bool
+    ) -> tuple[Tensor, Mems]:
+        """Do what `read` does, of vectors of tokens, (B, T, D)."""
+        B, T, _ = x_BTD.shape
         old = (self.init_mems(B) if mems is None else mems).hidden
         kept = max(T - self.ext_len, 0)
         cuts = {0, kept, T}
@@ -166,7 +172,7 @@ class Lstm(LanguageModel):
             cuts |= set(rows.document_starts.any(dim=0).nonzero().flatten().tolist())
         if rows.n_pad is not None:
             cuts |= set(rows.n_pad.clamp(max=T).tolist())
-        x_BTD = self.drop_input(self.embed(ids))
+        x_BTD = self.drop_input(x_BTD)
         states = []
         for i, layer in enumerate(self._own_layers()):
             state = old[i] if self.mem_len else old[i].new_zeros(B, 1, 2 * layer.lstm.hidden_size)
@@ -183,5 +189,5 @@ class Lstm(LanguageModel):
             states.append((state if keep_graph else state.detach())[:, : self.mem_len])
             if i < len(self.layers) - 1:
                 x_BTD = self.drop(x_BTD)
-        n_valid = torch.full((B,), self.mem_len, device=ids.device)
+        n_valid = torch.full((B,), self.mem_len, device=x_BTD.device)
         return self.drop_output(x_BTD), Mems(tuple(states), n_valid)
