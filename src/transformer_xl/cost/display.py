@@ -213,7 +213,8 @@ def plan_table(plan: Plan) -> str:
     notes = [*(f"advice: {text}" for text in plan.advice), *(f"assumed: {text}" for text in plan.assumptions)]
     wrapped = [line for note in notes for line in textwrap.wrap(note, _PLAN_WIDTH, subsequent_indent="  ")]
     model, layout = plan.model, plan.layout
-    shape = f"{model.n_layer} layers, width {model.d_model}, {model.n_head} heads of {model.d_head}, inner {model.d_inner}"
+    heads = f"{model.n_head} heads" if model.n_head > 1 else "1 head"
+    shape = f"{model.n_layer} layers, width {model.d_model}, {heads} of {model.d_head}, inner {model.d_inner}"
     where = plan.hardware.name if layout.gpus == 1 else f"{layout.gpus} × {plan.hardware.name}"
     machines = f" on {layout.machines} machines" if layout.machines > 1 else ""
     title = f"{plan.recipe}: {shape}, memory {model.mem_len:,}; {where}{machines}, {plan.precision}"
@@ -254,6 +255,12 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
         yield "budget", "?", "in epochs: the length of the corpus tells"
     else:
         yield "budget", _duration(budget.seconds), f"{budget.tokens:,.0f} tokens, {budget.steps:,.0f} steps"
+    if found := plan.expected:
+        off = "compared with no run as long" if found.is_far else f"off by {found.error:g} as a rule"
+        law = f"per byte, by the law of docs/scaling.md, {off}"
+        yield "expected loss", f"{found.loss:.2f} nats", law
+        alike = f"after as many tokens; {found.without_memory_in_as_much_time:.2f} in as much time"
+        yield "  without memory", f"{found.without_memory:.2f} nats", alike
 
 
 def _seconds(s: float) -> str:
