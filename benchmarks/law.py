@@ -47,6 +47,7 @@ class Point:
     tokens: int
     memory: int
     loss: float  # nats per byte
+    held_out: bool  # the fit does not see it
 
 
 class BusyError(Exception):
@@ -67,14 +68,14 @@ def settings(width: int, tokens: int, memory: int) -> list[str]:
     ]
 
 
-def measure(width: int, tokens: int, memory: int, *, corpus: str, out: Path) -> Point:
+def measure(width: int, tokens: int, memory: int, *, corpus: str, out: Path, held_out: bool) -> Point:
     """Train a model and score it on validation text."""
     done = train("enwik8-byte", corpus=corpus, overrides=settings(width, tokens, memory), out=out, display=Display(quiet=True))
     assert done.score is not None
     shutil.rmtree(out)
     config = load_recipe("enwik8-byte", settings(width, tokens, memory)).model
     n = sum(x.numel() for x in make_model(config.completed(vocab_size=256, tgt_len=64)).get_submodule("layers").parameters())
-    return Point(width, n, done.tokens, memory, done.score.loss)
+    return Point(width, n, done.tokens, memory, done.score.loss, held_out)
 
 
 def fit(points: Sequence[Point]) -> Law:
@@ -108,9 +109,7 @@ def law(logs: Tensor) -> Any:
 
 def show(points: Sequence[Point]) -> None:
     """Fit the points of the grid, and print how far all are from the law."""
-    grid, held_out = [], []
-    for point in points:
-        (grid if point.width in WIDTHS and point.memory in MEMORIES and point.tokens < 4e6 else held_out).append(point)
+    grid, held_out = ([point for point in points if point.held_out == is_held_out] for is_held_out in (False, True))
     found = fit(grid)
     print(f"fitted to {len(grid)} models, the root of the mean squared error is {rms(found, grid):.4f} nats:\n{found}\n")
     rows = [["width", "parameters", "tokens", "memory", "loss", "law", "error"]]
@@ -139,13 +138,13 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     grid = [(width, n, memory) for n in TOKENS for width in WIDTHS for memory in MEMORIES]
     with progress("models", len(grid) + len(HELD_OUT), unit=None) as bar:
-        for width, n, memory in (*grid, *HELD_OUT):
+        for place, (width, n, memory) in enumerate((*grid, *HELD_OUT)):
             setting = (width, round(options.share * n), memory)
             name = "-".join(map(str, setting))
             with suppress(BusyError), locked(options.out / f"{name}.lock", on_busy=leave):
                 if not (options.out / f"{name}.json").exists():
                     shutil.rmtree(options.out / name, ignore_errors=True)  # of a run that was interrupted
-                    point = measure(*setting, corpus=options.corpus, out=options.out / name)
+                    point = measure(*setting, corpus=options.corpus, out=options.out / name, held_out=place >= len(grid))
                     replace_file(options.out / f"{name}.json", json.dumps(asdict(point)).encode())
             bar.advance()
     print(facts(describe()))

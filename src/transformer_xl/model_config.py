@@ -333,7 +333,12 @@ class TransformerXLConfig(AttentionConfig):
     clamp_len: Positive | None = Field(
         default=None, description="largest distance told apart (tokens), except by al_rfou; None, as for rotary: no limit"
     )
-    mem_len: Natural = Field(default=512, description="positions of memory kept per layer (tokens)")
+    mem_len: Natural = Field(
+        default=512, description="positions of memory kept per layer (tokens); a list: one number for each layer"
+    )
+    mem_lens: tuple[Positive, ...] | None = Field(
+        default=None, strict=False, description="what mem_len was as a list; mem_len is then the longest of them"
+    )
     same_length: bool = Field(default=False, description="give every query the same number of keys, mem_len, itself included")
     same_length_besides_self: bool = Field(
         default=False, description="same_length: mem_len keys besides the query's own, as in TensorFlow, instead of with it"
@@ -373,6 +378,14 @@ class TransformerXLConfig(AttentionConfig):
     compressed_len: Annotated[int, Field(gt=0, le=2**31)] | None = Field(
         default=None, description="mean, max, conv: compressed states kept per layer; None: mem_len"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_mem_len_per_layer(cls, values: Any) -> Any:
+        lengths = values.get("mem_len") if isinstance(values, dict) else None
+        if not isinstance(lengths, list | tuple) or not lengths or not all(type(n) is int for n in lengths):
+            return values
+        return {**values, "mem_len": max(lengths), "mem_lens": lengths}
 
     @field_validator("beyond", mode="before")
     @classmethod
@@ -415,6 +428,8 @@ class TransformerXLConfig(AttentionConfig):
                 f"use {self.d_head + 1}"
             )
         self.check_clamp_len(self.clamp_len)
+        if self.mem_lens is not None:
+            self._check_mem_lens(list(self.mem_lens))
         if self.gate != "sum" and not self.pre_lnorm:
             raise ValueError(
                 f"gate ('{self.gate}') needs pre_lnorm (False): with a norm behind it, a closed gate would change states; "
@@ -425,10 +440,11 @@ class TransformerXLConfig(AttentionConfig):
                 f"d_model ({self.d_model}) must be a multiple of 8, because shift 'averages' divides it in eighths; "
                 f"use {-(-self.d_model // 8) * 8}"
             )
-        if self.shift == "conv" and self.shift_reach > self.mem_len > 0:
+        shortest = min(self.mem_lens or (self.mem_len,))
+        if self.shift == "conv" and self.shift_reach > shortest > 0:
             raise ValueError(
                 f"conv_width ({self.conv_width}) reaches {self.shift_reach} tokens back, farther than mem_len "
-                f"({self.mem_len}); make it at most {self.mem_len + 1}"
+                f"({shortest}); make it at most {shortest + 1}"
             )
         if self.shift_reach and self.zero_first_memory:
             raise ValueError(
@@ -443,6 +459,21 @@ class TransformerXLConfig(AttentionConfig):
         if self.beyond is not None:
             self._check_beyond(self.beyond)
         return self
+
+    def _check_mem_lens(self, lengths: list[int]) -> None:
+        """Refuse a list of memories that does not fit the model."""
+        if len(lengths) != self.n_layer:
+            raise ValueError(f"mem_len ({lengths}) has {len(lengths)} numbers, and n_layer ({self.n_layer}) needs as many")
+        if max(lengths) != self.mem_len:
+            raise ValueError(
+                f"mem_lens ({lengths}) must have mem_len ({self.mem_len}) as its longest; give mem_len the list itself, or set "
+                "mem_lens to None"
+            )
+        others = {"same_length": self.same_length, "zero_first_memory": self.zero_first_memory, "beyond": self.beyond}
+        if taken := next((name for name, value in others.items() if value), None):
+            raise ValueError(
+                f"{taken} ({others[taken]!r}) needs layers with equal memories; make mem_len ({lengths}) one number"
+            )
 
     def _check_beyond(self, beyond: str) -> None:
         """Refuse settings that leave nothing for `beyond`, or that it cannot read."""
@@ -506,7 +537,9 @@ class TransformerXLConfig(AttentionConfig):
 
     @property
     def kind_in_words(self) -> str:
-        """The kind, and `beyond`."""
+        """The kind, `beyond`, and memories that differ."""
+        if self.mem_lens:
+            return f"{self.kind} with a memory per layer"
         return self.kind if self.beyond is None else f"{self.kind} with beyond '{self.beyond}'"
 
     @property
@@ -522,6 +555,8 @@ class TransformerXLConfig(AttentionConfig):
     @property
     def memory_in_words(self) -> str:
         """What a model remembers of the text, in words."""
+        if self.mem_lens:
+            return f"a memory of {', '.join(map(str, self.mem_lens))} tokens in its layers"
         own = super().memory_in_words
         return own if self.beyond is None else f"{own}, and beyond it what '{self.beyond}' keeps"
 

@@ -7,7 +7,7 @@ The program that runs the graph keeps the memory: it begins with zeros and passe
 | `ids` | int64 | B, T | token ids |
 | `n_pad` | int64 | B | padding at the left of each row, so that texts of any length fit T |
 | `n_valid` | int64 | B | valid positions of the memory; 0 at the beginning (`mem_len` for `zero_first_memory`) |
-| `mems.0` … | float | B, M, D | memory of each layer, zeros at the beginning |
+| `mems.0` … | float | B, M, D | memory of each layer, zeros at the beginning; M may differ, the file's shapes tell |
 | `tokens` | int64 | B, K | of a model with n-grams: the last tokens, zeros at the beginning |
 
 | output | type | shape | |

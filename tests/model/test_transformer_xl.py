@@ -67,6 +67,8 @@ KINDS = [
     {"attention": "shaw", "max_klen": 7, "shift": "token"},
     {"attention": "rotary"},
     {"attention": "alibi"},
+    {"mem_len": [1, 5]},
+    {"mem_len": [6, 2], "shift": "token", "ngram_rows": (40, 50)},
 ]
 
 
@@ -76,7 +78,7 @@ def test_left_padded_rows_read_as_if_alone(data):
     """Rows are fed different numbers of tokens, call after call; each must equal the row fed alone without padding."""
     kind = data.draw(st.sampled_from(KINDS))
     clamp_len = None if kind.get("attention") == "rotary" else data.draw(st.sampled_from([None, 2]))
-    model = tiny_model(mem_len=data.draw(st.integers(0, 6)), clamp_len=clamp_len, **kind)
+    model = tiny_model(**{"mem_len": data.draw(st.integers(0, 6)), "clamp_len": clamp_len, **kind})
     B = 3
     length = None if model.config.zero_first_memory else 0
     mems, alone = model.init_mems(B), [model.init_mems(1, length=length) for _ in range(B)]
@@ -111,8 +113,9 @@ def test_documents_inside_a_segment_see_only_themselves(data):
     """One lane with borders anywhere equals each document read by itself with the same segment borders."""
     others = [{"attention": "rotary"}, {"attention": "alibi"}, {"shift": "token"}, {"shift": "conv", "pre_lnorm": True}]
     others += [{"shift": "averages", "d_model": 16}, {"ngram_rows": (40, 50)}]
-    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *others]))
-    model = tiny_model(mem_len=4, same_length=data.draw(st.booleans()), **kind)
+    per_layer = {"mem_len": [1, 4], "same_length": False}
+    kind = data.draw(st.sampled_from([{}, {"attention": "shaw", "max_klen": 5}, *others, per_layer]))
+    model = tiny_model(**{"mem_len": 4, "same_length": data.draw(st.booleans()), **kind})
     lengths = data.draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))
     T = data.draw(st.integers(1, 6))
     ids = tokens(1, sum(lengths))

@@ -28,6 +28,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "pairs": {"ngram_rows": (50,)},
     "pairs and triples after averages": {"ngram_rows": (50, 60), "shift": "averages", "d_model": 16, "mem_len": 7},
     "absolute after a shift": {**ABSOLUTE, "shift": "token"},
+    "memory per layer": {"mem_len": [2, 6], "shift": "token"},
+    "memory per layer, al_rfou": {**ABSOLUTE, "mem_len": [6, 3]},
     "lstm": {},
     "vanilla": {},
 }

@@ -232,7 +232,8 @@ def read_row(ids, memory, w, config, before=()):
             history = [h + sinusoid(distance, config.d_model) for h, distance in zip(history, limited, strict=True)]
         prefix = f"layers.{layer}"
         read = [looked_back(h, history, s, w, f"{prefix}.attention_shift", config) for s, h in enumerate(history)]
-        only_before = max(len(memory[layer]) - config.mem_len, 0)  # remembered for the oldest key's sake
+        mem_len = config.mem_lens[layer] if config.mem_lens else config.mem_len
+        only_before = max(len(memory[layer]) - mem_len, 0)  # remembered for the oldest key's sake
         outputs = []
         for own in range(first, len(history)):
             visible = [s for s in range(only_before, own + 1) if not config.same_length or own - s < window]
@@ -240,7 +241,7 @@ def read_row(ids, memory, w, config, before=()):
             out = attend(history[own], read[own], [read[s] for s in visible], distances, w, layer, config)
             source = looked_back(out, history, own, w, f"{prefix}.feed_forward_shift", config)
             outputs.append(feed_forward(out, source, w, f"{prefix}.feed_forward", config))
-        n_kept = config.mem_len and min(config.mem_len + config.shift_reach, len(history))
+        n_kept = mem_len and min(mem_len + config.shift_reach, len(history))
         new_memory.append([h.detach() for h in history][len(history) - n_kept :])
         hidden = outputs
     if config.final_norm:

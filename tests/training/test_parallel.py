@@ -29,6 +29,7 @@ SHORT: Cases = {
     },
     "n-grams": {"model": {"ngram_rows": [40, 50]}, "train": {"reset_at_documents": True}},
     "fsdp, n-grams, muon": {"model": {"ngram_rows": [40, 50]}, "train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
+    "fsdp, memory per layer": {"model": {"mem_len": [2, 5]}, "train": {"parallel": "fsdp", "reset_at_documents": True}},
     "fsdp, lamb": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "lamb"}},
     "fsdp, muon": {"train": {"parallel": "fsdp"}, "optim": {"optimizer": "muon"}},
     "fsdp, bf16": {"train": {"parallel": "fsdp"}, "precision": {"name": "bf16"}},

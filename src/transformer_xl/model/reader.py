@@ -105,6 +105,8 @@ class Reader:
         self.config = config = model.config
         self.mem_len, self.embedding, self.ngrams = model.mem_len, model.embedding, model.ngrams
         self.window = model.window if window is None else window
+        self._unseen = [self.mem_len - n for n in model.memory_lengths]
+        """How many of the oldest positions of the memory a layer does not see, because its own is shorter."""
         self.tgt_len, self.n_before = tgt_len, config.shift_reach
         self.precision: InferencePrecision = precision
         n_slot = max(self.mem_len, self.window or 0) + tgt_len
@@ -193,16 +195,18 @@ class Reader:
         M = mems.length
         kept = min(M, self.n_slot)
         memory = self._allot(mems.batch_size)
-        memory.end.fill_(kept - M)  # where the oldest stands
         for i, (layer, hidden) in enumerate(zip(self._model.layers, mems.hidden, strict=True)):
+            own = hidden.shape[1]
+            n_valid, first = mems.n_valid.clamp(max=own), max(kept - own, 0)
+            memory.end.fill_(kept - own)  # where the oldest stands
             read_BMD = hidden
             if isinstance(layer, ShiftedLayer):
-                is_real = torch.arange(M, 0, -1, device=hidden.device) <= mems.n_valid.unsqueeze(1)
+                is_real = torch.arange(own, 0, -1, device=hidden.device) <= n_valid.unsqueeze(1)
                 memory.keep(memory.inputs[i], slice(None), torch.where(is_real.unsqueeze(-1), hidden, 0))
-                read_BMD = layer.read_memory(hidden, 0, (M - mems.n_valid).unsqueeze(1).expand(-1, M))
+                read_BMD = layer.read_memory(hidden, 0, (own - n_valid).unsqueeze(1).expand(-1, own))
             block = cast(AttentionBlock, layer.attention)
-            keys_NBMH, memory.values[i][..., :kept] = _keys_and_values(block, read_BMD[:, M - kept :])
-            memory.keys[i][:, :, :kept] = self._kept(keys_NBMH, torch.arange(kept))
+            keys_NBMH, memory.values[i][..., first:kept] = _keys_and_values(block, read_BMD[:, first - kept + own :])
+            memory.keys[i][:, :, first:kept] = self._kept(keys_NBMH, torch.arange(first, kept))
         if K := self.config.n_earlier:
             memory.end.fill_(kept - K)
             memory.keep(memory.tokens, slice(None), self._model.last_tokens(mems))
@@ -236,11 +240,12 @@ class Reader:
                 f"keys and values of {self.config.n_head} heads of {self.config.d_head} do not determine hidden states of "
                 f"{self.config.d_model}; keep the Mems of the model instead"
             )
-        age = torch.arange(self.mem_len, 0, -1, device=memory.end.device)
-        slot_BM = (memory.end.unsqueeze(1) - age) % self.n_slot
         n_valid = memory.n_valid.clamp(max=self.mem_len)
         hidden = []
-        for layer, keys, values in zip(self._model.attention_blocks(), memory.keys, memory.values, strict=True):
+        layers = zip(self._model.attention_blocks(), memory.keys, memory.values, self._unseen, strict=True)
+        for layer, keys, values, n_unseen in layers:
+            age = torch.arange(self.mem_len - n_unseen, 0, -1, device=memory.end.device)
+            slot_BM = (memory.end.unsqueeze(1) - age) % self.n_slot
             row_B1 = torch.arange(memory.batch_size, device=slot_BM.device).unsqueeze(1)
             keys_NBMH = self._kept(keys[:, row_B1, slot_BM].double(), memory.end.unsqueeze(1) - age, undo=True)
             k_BMX = keys_NBMH.permute(1, 2, 0, 3).flatten(2)
@@ -275,7 +280,7 @@ class Reader:
         h_BTD = at_least_fp32(self._embed(memory, rows, ids))
         at = int(places)
         turning = self._turns(common_rows(memory.end[rows].unsqueeze(1) + torch.arange(tgt_len, device=self.device)))
-        hidden = self._hidden_slots(memory.n_valid[rows], at, tgt_len)
+        hidden = {n: self._hidden_slots(memory.n_valid[rows], at, tgt_len, n) for n in set(self._unseen)}
         n_score = self.config.n_head * tgt_len * self.n_slot
         at_once = min(n_row, max(1, _SCORES_AT_ONCE // n_score))
         # once for all layers: the system allots so large a piece page by page, which is slower than the product
@@ -292,7 +297,7 @@ class Reader:
                         own_keys[:, part],
                         own_values[:, part],
                         at=at,
-                        hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden],
+                        hidden=[(slots, bias if len(bias) == 1 else bias[part]) for slots, bias in hidden[self._unseen[i]]],
                         scratch=scratch,
                         options=self.options,
                         before_BkD=None if before_BkD is None else before_BkD[part],
@@ -343,7 +348,7 @@ class Reader:
         return h_BD.clone()
 
     def _step(self, ids: Tensor, memory: KeyValueMemory, active: Tensor | None) -> Tensor:
-        slot_B, column_BC, bias_BC = self._places(memory)
+        slot_B, column_BC, biases = self._places(memory)
         turning = self._turns(memory.end)
         h_BD = at_least_fp32(self._embed(memory, slice(None), ids.unsqueeze(1))).squeeze(1)
         for i, weights in enumerate(self.layers):
@@ -355,7 +360,7 @@ class Reader:
                 memory.values[i],
                 slot_B=slot_B,
                 column_BC=column_BC,
-                bias_BC=bias_BC,
+                bias_BC=biases[self._unseen[i]],
                 options=self.options,
                 before_BkD=before_BkD,
                 turns=turning,
@@ -369,13 +374,18 @@ class Reader:
         """Return the scores of the softmax's head after a `step`; see `FrozenSoftmax.head`."""
         return self.softmax.head(h_BD, compute=self._compute_head)
 
-    def _places(self, memory: KeyValueMemory) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the slot of each row's next token; for each slot, the column of its distance and -inf where it is hidden."""
+    def _places(self, memory: KeyValueMemory) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """Return the slot of each row's next token, the column of each slot's distance, and -inf where a slot is hidden.
+
+        The latter depends on the number of positions that a layer does not see.
+        """
         slot_B = memory.end % self.n_slot
         distance_BC = (slot_B.unsqueeze(1) - torch.arange(self.n_slot, device=slot_B.device)) % self.n_slot
-        farthest = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1)
-        bias_BC = torch.zeros((), device=slot_B.device).where(distance_BC <= farthest.unsqueeze(1), float("-inf"))
-        return slot_B, (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0), bias_BC
+        zero, biases = torch.zeros((), device=slot_B.device), {}
+        for n_unseen in set(self._unseen):
+            farthest = torch.clamp(memory.n_valid, max=(self.window or self.mem_len + 1) - 1 - n_unseen)
+            biases[n_unseen] = zero.where(distance_BC <= farthest.unsqueeze(1), float("-inf"))
+        return slot_B, (self.layers[0].n_distance - 1 - distance_BC).clamp(min=0), biases
 
     def _turns(self, position: Tensor) -> Turns | None:
         """Return what queries and keys of positions (…) are turned by, (…, 1, H / 2); None: they are not turned."""
@@ -391,8 +401,11 @@ class Reader:
         cos, sin = turns(position.to(keys_NBMH.device), self.config.d_head, keys_NBMH.dtype)
         return turned(keys_NBMH, cos, -sin if undo else sin)
 
-    def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int) -> list[tuple[slice, Tensor]]:
-        """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0."""
+    def _hidden_slots(self, n_valid: Tensor, at: int, tgt_len: int, n_unseen: int) -> list[tuple[slice, Tensor]]:
+        """Return runs of slots that some query must not see, each with a bias (B or 1, T, slots): -inf where hidden, else 0.
+
+        That is in layers that do not see the oldest `n_unseen` positions of the memory.
+        """
         C, T, device = self.n_slot, tgt_len, n_valid.device
         if (n_valid == n_valid[0]).all():
             n_valid = n_valid[:1]
@@ -400,7 +413,7 @@ class Reader:
         # the position that each slot holds, counted from the segment's first token
         key_C = T - 1 - (at + T - 1 - torch.arange(C, device=device)) % C
         farthest_T1 = self.mem_len + query_T1 if self.window is None else self.window - 1
-        hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1)
+        hidden_TC = (key_C > query_T1) | (query_T1 - key_C > farthest_T1 - n_unseen)
         hidden_BTC = hidden_TC | (key_C < -n_valid[:, None, None])
         bias_BTC = torch.zeros(hidden_BTC.shape, dtype=self.dtype, device=device).masked_fill_(hidden_BTC, float("-inf"))
         # with a full memory most slots are not hidden from any query
