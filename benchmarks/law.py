@@ -22,7 +22,7 @@ from common.report import facts
 from torch import Tensor
 
 from transformer_xl.config import load_recipe
-from transformer_xl.console import progress, table
+from transformer_xl.console import progress, say, table
 from transformer_xl.cost.law import Law
 from transformer_xl.files import locked, replace_file
 from transformer_xl.model.sequence_model import make_model
@@ -32,8 +32,8 @@ from transformer_xl.training.run import train
 WIDTHS, TOKENS, MEMORIES = (64, 128, 224), (400_000, 800_000, 1_600_000, 3_200_000), (0, 16, 64, 192)
 """Of the grid."""
 HELD_OUT = [(width, n, memory) for width in (96, 176) for n in (1_100_000, 2_300_000) for memory in (32, 128)]
-HELD_OUT += [(288, 3_200_000, 0), (288, 3_200_000, 64), (224, 6_400_000, 0), (224, 6_400_000, 64)]
-"""What the fit does not see: settings between those of the grid, and larger ones."""
+HELD_OUT += [(224, 6_400_000, 0), (224, 6_400_000, 64)]
+"""What the fit does not see: settings between those of the grid, and twice as many tokens."""
 STARTS = 20
 """Of the fit, at random; the best is taken."""
 
@@ -147,8 +147,12 @@ def main() -> None:
                     point = measure(*setting, corpus=options.corpus, out=options.out / name, held_out=place >= len(grid))
                     replace_file(options.out / f"{name}.json", json.dumps(asdict(point)).encode())
             bar.advance()
+    points = [Point(**json.loads(file.read_text())) for file in sorted(options.out.glob("*.json"))]
     print(facts(describe()))
-    show([Point(**json.loads(file.read_text())) for file in sorted(options.out.glob("*.json"))])
+    if len(points) < len(grid) + len(HELD_OUT):
+        say(f"{len(points)} models are trained so far; another process is at others")
+    else:
+        show(points)
 
 
 if __name__ == "__main__":

@@ -176,9 +176,9 @@ class Race:
         ablation = Ablation(folder, plan)
         Worker(ablation, quiet=True).check()
         ablation.begin()
-        paces = self.paces()
-        with ablation.alone(lambda: None):
-            if not ablation.stored_paces():
+        if not ablation.stored_paces():
+            paces = self.paces()
+            with ablation.alone(lambda: None):
                 ablation.save_paces({each.name: paces[side] for each in variants})
         return ablation
 
@@ -386,21 +386,28 @@ def standard_error(values: Sequence[float]) -> float:
 
 
 def draw(rows: Sequence[Row], path: Path) -> Path:
-    """Draw nats against the budget, a panel for each text."""
+    """Draw nats against the budget, a panel for each text; of a single budget, side by side."""
     texts, sides = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("text", "side"))
     sides.sort(key=lambda side: ([*SIDES, side].index(side), side))
     figure = new_figure(width=4.2 * len(texts) + 2.5)
     panels = figure.subplots(1, len(texts), squeeze=False)[0]
     for axes, text in zip(panels, texts, strict=True):
+        minutes = sorted({row.minutes for row in rows if row.text == text})
         for i, side in enumerate(sides):
             own = sorted((row for row in rows if (row.text, row.side) == (text, side)), key=lambda row: row.minutes)
             means, errors = [statistics.fmean(row.nats) for row in own], [standard_error(row.nats) for row in own]
-            axes.errorbar([row.minutes for row in own], means, errors, label=side, capsize=3, markersize=6, **line_style(i))
-        minutes = sorted({row.minutes for row in rows if row.text == text})
-        axes.set_xscale("log")
-        axes.set_xticks(minutes, [f"{each:g}" for each in minutes])
-        axes.minorticks_off()
-        axes.set(title=text, xlabel="minutes of training on one core", ylabel="nats per token")
+            places = [row.minutes for row in own] if len(minutes) > 1 else [i] * len(own)
+            axes.errorbar(places, means, errors, label=side, capsize=3, markersize=6, **line_style(i))
+        if len(minutes) > 1:
+            axes.set_xscale("log")
+            axes.set_xticks(minutes, [f"{each:g}" for each in minutes])
+            axes.minorticks_off()
+            axes.set_xlabel("minutes of training on one core")
+        else:
+            axes.set_xticks([])
+            axes.set_xlim(-0.7, len(sides) - 0.3)
+            axes.set_xlabel(f"after {minutes[0]:g} minutes on one core")
+        axes.set(title=text, ylabel="nats per token")
         axes.grid(alpha=0.3)
     return save_with_legend(figure, panels[-1], path, beside=True)
 

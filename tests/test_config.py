@@ -297,7 +297,7 @@ def test_mistakes_in_files(tmp_path: Path, content: bytes, message: str) -> None
         ),
         ({"ngram_rows": [0]}, "ngram_rows"),
         ({"n_layer": 3, "mem_len": [4, 8]}, r"mem_len \(\[4, 8\]\) has 2 numbers, and n_layer \(3\) needs as many"),
-        ({"n_layer": 2, "mem_len": [4, 0]}, "mem_lens"),
+        ({"n_layer": 2, "mem_len": [4, 0]}, r"mem_len \(\[4, 0\]\) must have numbers of at least 1"),
         ({"n_layer": 2, "mem_len": []}, "mem_len"),
         ({"n_layer": 2, "mem_len": 4, "mem_lens": [4, 8]}, r"mem_lens \(\[4, 8\]\) must have mem_len \(4\) as its longest"),
         ({"n_layer": 2, "mem_len": [4, 8], "same_length": True}, r"same_length \(True\) needs layers with equal memories"),
@@ -312,3 +312,12 @@ def test_shifts_and_gates_that_cannot_work_are_refused(settings: dict[str, Any],
     with pytest.raises(ConfigError, match=message):
         TransformerXLConfig(**settings)
     assert TransformerXLConfig(shift="conv", mem_len=0).shift_reach == 3
+
+
+def test_another_memory_replaces_a_list() -> None:
+    values = load_recipe("quickstart", ["model.mem_len=[8,8,8,16]"]).model_dump(mode="json")
+    assert values["model"]["mem_len"] == 16 and values["model"]["mem_lens"] == [8, 8, 8, 16]
+    assert apply_overrides(values, []).model.mem_lens == (8, 8, 8, 16)  # pyright: ignore[reportAttributeAccessIssue]
+    for new, mem_len, mem_lens in (("16", 16, None), ("0", 0, None), ("[4,4,4,4]", 4, (4, 4, 4, 4))):
+        model = apply_overrides(values, [f"model.mem_len={new}"]).model
+        assert (model.mem_len, getattr(model, "mem_lens", None)) == (mem_len, mem_lens)

@@ -453,6 +453,9 @@ def _of_kind(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     model, read, change = values.get("model", {}), values.get("eval", {}), changes.get("model", {})
     if not all(isinstance(each, dict) for each in (model, read, change)):  # which validation refuses
         return values
+    if "mem_len" in change and "mem_lens" not in change:  # a new one, whether it is a number or a list
+        model = {key: value for key, value in model.items() if key != "mem_lens"}
+        values = {**values, "model": model}
     old = model.get("kind", TransformerXLConfig.kind)
     kind = change.get("kind", old)
     if kind == old or not isinstance(kind, str) or kind not in KINDS:

@@ -165,6 +165,11 @@ class ModelConfig(Settings):
         return self.kind
 
     @property
+    def most_memory(self) -> int | None:
+        """The longest memory that it can be read with; None: any."""
+        return None
+
+    @property
     def counts_from_end(self) -> bool:
         """True if positions count from the end of the segment that is read."""
         return self.attention_kind is not None and self.attention_kind.counts_from_end
@@ -385,6 +390,8 @@ class TransformerXLConfig(AttentionConfig):
         lengths = values.get("mem_len") if isinstance(values, dict) else None
         if not isinstance(lengths, list | tuple) or not lengths or not all(type(n) is int for n in lengths):
             return values
+        if min(lengths) < 1:
+            raise ValueError(f"mem_len ({list(lengths)}) must have numbers of at least 1; only one number for all may be 0")
         return {**values, "mem_len": max(lengths), "mem_lens": lengths}
 
     @field_validator("beyond", mode="before")
@@ -512,6 +519,11 @@ class TransformerXLConfig(AttentionConfig):
     def n_earlier(self) -> int:
         """How many tokens before the first of a segment its n-grams reach back."""
         return len(self.ngram_rows)
+
+    @property
+    def most_memory(self) -> int | None:
+        """The longest memory that it can be read with: memories per layer are shortened, but not lengthened."""
+        return self.mem_len if self.mem_lens else None
 
     @property
     def least_tensors(self) -> int:

@@ -76,7 +76,8 @@ def describe(model: TransformerXL, tgt_len: int) -> dict[str, int]:
     """Return what a program must know to run the file; it is stored in the file's metadata.
 
     Returns:
-        mem_len and tgt_len: M and T; with a `shift`, M includes the tokens that it reads before the memory. vocab_size: V.
+        mem_len and tgt_len: M, of the longest memory, and T; with a `shift`, M includes the tokens that it reads before the
+        memory. vocab_size: V.
         first_n_valid: `n_valid` of every row when a stream begins; above 0 for models that begin with a memory of zeros and
         attend to it.
     """

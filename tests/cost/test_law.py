@@ -42,17 +42,29 @@ def test_a_plan_says_what_memory_pays() -> None:
         ["tokenizer.kind=bpe"],
         ["model.shift=none"],
         ["model.ngram_rows=[]"],
-        ["model.mem_len=0"],
+        ["model.ngram_rows=[4096]"],
+        ["model.n_layer=2"],
+        ["model.mem_len=[16,16,64]"],
         ["model.mem_len=2000"],
+        ["optim.optimizer=adamw"],
         ["train.max_tokens=100_000"],
         ["model.d_inner=20_000"],
     ],
 )
 def test_of_other_runs_it_says_nothing(changes: list[str]) -> None:
     config = load_recipe("enwik8-byte", ["train.max_minutes=none", BUDGET, *changes])
-    plan = make_plan(config, ROUND)
-    assert plan.expected is None and plan.as_dict()["expected"] is None
-    assert "expected" not in plan_table(plan)
+    assert expected(config, 906_000, 3e6, 0.1) is None or changes[0].startswith(("train.", "model.d_inner"))
+    if not getattr(config.model, "mem_lens", None):  # such a model has no plan
+        plan = make_plan(config, ROUND)
+        assert plan.expected is None and plan.as_dict()["expected"] is None
+        assert "expected" not in plan_table(plan)
+
+
+def test_without_memory_there_is_one_loss() -> None:
+    plan = make_plan(load_recipe("enwik8-byte", ["train.max_minutes=none", BUDGET, "model.mem_len=0"]), ROUND)
+    assert plan.expected is not None
+    assert plan.expected.loss == plan.expected.without_memory == plan.expected.without_memory_in_as_much_time
+    assert "expected loss" in plan_table(plan) and "  without memory" not in plan_table(plan)
 
 
 def test_a_budget_in_epochs_has_no_loss() -> None:

@@ -154,6 +154,14 @@ def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, cha
     assert_close("logits", torch.cat(parts, dim=1), whole, 1e-12)
 
 
+def test_longer_memories_per_layer_than_a_view_has_are_refused():
+    model = tiny_model(n_layer=3, mem_len=[3, 9, 5])
+    mems, ids = model(tokens(2, 12)).mems, tokens(2, 4)
+    model.with_context(mem_len=5)(ids, mems=model.with_context(mem_len=5).init_mems(2))
+    with pytest.raises(ValueError, match="longer than those of this view"):
+        model.with_context(mem_len=5)(ids, mems=mems)
+
+
 def test_no_gradient_flows_into_memory():
     model = tiny_model()
     first = model(tokens(2, 4))

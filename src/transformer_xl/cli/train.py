@@ -116,6 +116,8 @@ def _compatible(recipe: str | None, overrides: list[str]) -> Iterator[str]:
         )
     for name, value in COMPATIBLE.items():
         own = getattr(config.model, name)
+        if name == "mem_lens" and own:
+            raise ConfigError(f"mem_len ({list(own)}) contradicts --compatible, which needs one number for all layers")
         if own != value and any(override.partition("=")[0].strip() == f"model.{name}" for override in overrides):
             raise ConfigError(f"--set model.{name}={own} contradicts --compatible, which needs {value}; leave one of them out")
         yield f"model.{name}={'none' if value is None else json.dumps(value)}"

@@ -256,11 +256,14 @@ def _plan_rows(plan: Plan) -> Iterator[tuple[str, str, str]]:
     else:
         yield "budget", _duration(budget.seconds), f"{budget.tokens:,.0f} tokens, {budget.steps:,.0f} steps"
     if found := plan.expected:
-        off = "compared with no run as long" if found.is_far else f"off by {found.error:g} as a rule"
+        off = f"off by {found.error:g} as a rule"
+        if found.is_far:
+            off = "which was fitted to shorter runs"
         law = f"per byte, by the law of docs/scaling.md, {off}"
         yield "expected loss", f"{found.loss:.2f} nats", law
-        alike = f"after as many tokens; {found.without_memory_in_as_much_time:.2f} in as much time"
-        yield "  without memory", f"{found.without_memory:.2f} nats", alike
+        if plan.model.mem_len:
+            alike = f"after as many tokens; {found.without_memory_in_as_much_time:.2f} in as much time"
+            yield "  without memory", f"{found.without_memory:.2f} nats", alike
 
 
 def _seconds(s: float) -> str:

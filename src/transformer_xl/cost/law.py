@@ -48,7 +48,7 @@ ERROR = 0.01
 """Nats by which it is off, as a rule, for models that it was not fitted to."""
 TRIED = 6_400_000
 """Tokens after which the longest of those models was looked at."""
-_PARAMETERS, _TOKENS, _MEMORY = (60_000, 3_000_000), (400_000, 4 * TRIED), (1, 384)
+_PARAMETERS, _TOKENS, _MEMORY = (60_000, 3_000_000), (400_000, 4 * TRIED), (0, 384)
 """Where it is used."""
 
 
@@ -73,8 +73,10 @@ def expected(config: RunConfig, parameters: int, tokens: float | None, memory_sh
         memory_share: of the operations, which a model without memory would not do.
     """
     model = config.model
-    fits = isinstance(model, TransformerXLConfig) and model.ngram_rows and model.shift == "averages"
-    if not fits or config.tokenizer.kind != "byte" or config.data.corpus != "enwik8" or tokens is None:
+    if not isinstance(model, TransformerXLConfig) or model.mem_lens or model.same_length or tokens is None:
+        return None
+    family = (model.n_layer, len(model.ngram_rows), model.shift, config.train.tgt_len, config.optim.optimizer)
+    if family != (3, 2, "averages", 64, "muon") or config.tokenizer.kind != "byte" or config.data.corpus != "enwik8":
         return None
     asked = ((parameters, _PARAMETERS), (tokens, _TOKENS), (model.mem_len, _MEMORY))
     if not all(least <= value <= most for value, (least, most) in asked):

@@ -205,8 +205,12 @@ class TransformerXL(LanguageModel):
         """Return what layers with each length of memory see."""
         views: dict[int, _View] = {}
         for i, mem_len in enumerate(self.memory_lengths):
+            length = mems.hidden[i].shape[1]
+            if mem_len in views and length != views[mem_len].length:
+                raise ValueError(
+                    "these mems are longer than those of this view of a model with a memory per layer; begin with its init_mems"
+                )
             if mem_len not in views:
-                length = mems.hidden[i].shape[1]
                 n_valid = mems.n_valid if self.config.mem_lens is None else mems.n_valid.clamp(max=length)
                 views[mem_len] = self._view(i, mem_len, length, n_valid, rows, tgt_len, backend)
         return views
@@ -222,13 +226,14 @@ class TransformerXL(LanguageModel):
         if n_before:
             first_BT = without_oldest(first_BT, n_before, rows.n_pad, n_key=length - n_before + tgt_len)
         positions = self.block_class.positions(self, length - n_before + tgt_len, backend=backend)
-        return _View(layer, first_BT, n_own, looking_back, positions)
+        return _View(layer, length, first_BT, n_own, looking_back, positions)
 
 
 class _View(NamedTuple):
     """What layers with equally long memories see of memory and segment."""
 
     layer: int  # the first of them
+    length: int  # positions that their memories hold
     first: Tensor  # see `first_keys`, as `n_own`
     n_own: Tensor
     looking_back: dict[str, Any]  # how far a shift looks back; nothing without one

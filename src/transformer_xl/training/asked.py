@@ -127,7 +127,7 @@ def _check_texts(task: TaskConfig) -> None:
             check_readable(path)
 
 
-_NOT_WEIGHTS = ("mem_len", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
+_NOT_WEIGHTS = ("mem_len", "mem_lens", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
 """Settings of a model, besides all of dropout, that fine-tuning may change: shapes of weights do not depend on them."""
 
 
