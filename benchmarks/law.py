@@ -30,7 +30,7 @@ from transformer_xl.training.display import Display
 from transformer_xl.training.run import train
 
 WIDTHS = (64, 128, 224)
-GRID = [(width, n, memory) for n in (400_000, 800_000, 1_600_000) for width in WIDTHS for memory in (0, 16, 64, 192)]
+GRID = [(width, n, memory) for n in (800_000, 1_600_000) for width in WIDTHS for memory in (0, 16, 64, 192)]
 GRID += [(width, 3_200_000, memory) for width in WIDTHS for memory in (0, 64)]
 """Width, tokens and memory of each model."""
 HELD_OUT = [(width, n, memory) for width in (96, 176) for n in (1_100_000, 2_300_000) for memory in (32, 128)]

@@ -74,7 +74,7 @@ def test_law(tmp_path):
     (tmp_path / "text.txt").write_text("".join(f"{i} is {i * i}; " for i in range(2000)))
     arguments = ("--corpus", tmp_path / "text.txt", "--out", tmp_path / "out", "--share", 0.001)
     done = run("law.py", *arguments)
-    assert "fitted to 42 models" in done.stdout and "Law(E=" in done.stdout
+    assert "fitted to 30 models" in done.stdout and "Law(E=" in done.stdout
     held_out = done.stdout[done.stdout.index("held out, ") :].splitlines()[2:]
     assert len(held_out) == 8 == len({line.split()[0] + line.split()[2] + line.split()[3] for line in held_out})
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()}

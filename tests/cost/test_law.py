@@ -22,6 +22,16 @@ def test_more_of_anything_helps_ever_less() -> None:
         assert losses[0] - losses[1] > losses[1] - losses[2]
 
 
+def test_the_law_is_near_models_that_were_trained() -> None:
+    """Losses that benchmarks/law.py found: the largest model of its grid, and one that the fit did not see.
+
+    Twice what it is off by, as a rule.
+    """
+    assert ENWIK8.loss(906_000, 3_201_024, 64) == pytest.approx(1.5559, abs=0.02)
+    assert ENWIK8.loss(906_000, 3_201_024, 0) == pytest.approx(1.6445, abs=0.02)
+    assert ENWIK8.loss(223_296, 2_301_952, 32) == pytest.approx(1.6552, abs=0.02)
+
+
 def test_a_plan_says_what_memory_pays() -> None:
     plan = make_plan(load_recipe("enwik8-byte", ["train.max_minutes=none", BUDGET]), ROUND)
     found = plan.expected
