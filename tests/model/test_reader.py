@@ -171,7 +171,8 @@ def test_rows_fed_in_any_way_read_as_if_alone(data: st.DataObject) -> None:
     """Segments of all rows and of one, steps of some, resets, in any order; each row against a model that reads it alone."""
     name = data.draw(st.sampled_from(sorted(OPTIONS)))
     model = model_of(name, torch.float64)
-    model = model.with_context(mem_len=data.draw(st.integers(int(model.same_length), 18)))
+    most = model.config.most_memory or 18
+    model = model.with_context(mem_len=data.draw(st.integers(int(model.same_length), most)))
     rows = Rows(model, batch_size=3, tgt_len=data.draw(st.integers(1, 12)))
     flags, generator = st.lists(st.booleans(), min_size=3, max_size=3), torch.Generator().manual_seed(7)
     for kind in data.draw(st.lists(st.sampled_from(["read", "row", "step", "steps", "reset"]), max_size=8)):
