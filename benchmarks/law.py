@@ -10,6 +10,7 @@ import json
 import math
 import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,6 +25,7 @@ from torch import Tensor
 from transformer_xl.config import load_recipe
 from transformer_xl.console import progress, say, table
 from transformer_xl.cost.law import Law
+from transformer_xl.errors import TxlError, one_line
 from transformer_xl.files import locked, replace_file
 from transformer_xl.model.sequence_model import make_model
 from transformer_xl.training.display import Display
@@ -156,4 +158,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except TxlError as error:
+        sys.exit(f"law.py: error: {one_line(error)}")

@@ -154,6 +154,15 @@ def test_segment_size_does_not_matter_while_memory_holds_everything(mem_len, cha
     assert_close("logits", torch.cat(parts, dim=1), whole, 1e-12)
 
 
+def test_padding_shows_nothing_twice_to_a_layer_with_a_short_memory():
+    """Other layers remember more of the row; where padding moves memory up, copies of the oldest state stand before it."""
+    model, ids = tiny_model(mem_len=[1, 5]), tokens(2, 10)
+    mems = model(ids[:, :6]).mems
+    padded = model(ids[:, 6:], mems=mems, rows=Rows(n_pad=torch.tensor([0, 2])))
+    alone = model(ids[1:, 8:], mems=mems.select(slice(1, 2)))
+    assert_close("logits", padded.logits[1, 2:], alone.logits[0], 1e-12)
+
+
 def test_longer_memories_per_layer_than_a_view_has_are_refused():
     model = tiny_model(n_layer=3, mem_len=[3, 9, 5])
     mems, ids = model(tokens(2, 12)).mems, tokens(2, 4)

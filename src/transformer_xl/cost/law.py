@@ -3,7 +3,8 @@
     L(N, D, M) = E + A N^-α + B D^-β − C D^δ (1 − (1 + M / M_0)^-γ)
 
 N counts the parameters of the layers, D the tokens read in training, M the positions of memory. Without memory the form is that
-of Hoffmann et al. 2022 (arXiv 2203.15556, section 3.3). Fitted by `benchmarks/law.py` to models of bytes of enwik8.
+of Hoffmann et al. 2022 (arXiv 2203.15556, section 3.3). Fitted by `benchmarks/law.py` to models of bytes of enwik8,
+scored on 200,000 bytes of validation text.
 
 Example:
     >>> ENWIK8.loss(500_000, 3e6, 64) < ENWIK8.loss(500_000, 3e6, 0)

@@ -216,7 +216,7 @@ class TransformerXL(LanguageModel):
         return views
 
     def _view(self, layer: int, mem_len: int, length: int, n_valid: Tensor, rows: Rows, tgt_len: int, backend: str) -> "_View":
-        """Return what a layer sees that remembers `length` states, `n_valid` of which are real in each row."""
+        """Return the view of a layer whose memory holds `length` states, of which `n_valid` are real in each row."""
         sizes = {"tgt_len": tgt_len, "memory_length": length}
         first_BT, n_own = first_keys(rows.document_starts, n_valid, rows.n_pad, **sizes, window=self.window)
         n_before, looking_back = 0, {}
