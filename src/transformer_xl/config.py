@@ -184,6 +184,12 @@ class TrainConfig(Settings):
     )
     compile: bool = Field(default=False, description="compile the model's part of a step with torch.compile")
     deterministic: bool = Field(default=False, description="only algorithms that give the same bits every time")
+    lora_rank: Positive | None = Field(
+        default=None, description="with `--from`: only low-rank adapters of this rank learn, beside weights that stay (LoRA)"
+    )
+    lora_alpha: Annotated[float, Field(gt=0)] = Field(
+        default=16.0, description="LoRA: what an adapter adds counts lora_alpha / lora_rank times"
+    )
     average: Literal["none", "ema", "swa"] = Field(
         default="none",
         description="also keep an average of the weights; ema: of all steps, fading; swa: of the last steps, equally",
@@ -205,6 +211,8 @@ class TrainConfig(Settings):
             )
         if self.deterministic and self.attention == "flex":
             raise ValueError("attention (flex) adds gradients in any order, and deterministic (True) forbids that; use auto")
+        if self.lora_rank is not None and self.parallel == "fsdp":
+            raise ValueError(f"lora_rank ({self.lora_rank}) cannot be combined with parallel (fsdp); use ddp")
         if not (self.max_steps or self.max_tokens or self.max_epochs or self.max_minutes):
             raise ValueError("no budget: set one of max_steps, max_tokens, max_epochs, max_minutes")
         return self
@@ -265,6 +273,9 @@ class RunConfig(Settings):
         default=None,
         description="recipe whose model this one is compared with; their numbers of parameters are shown side by side",
     )
+    base: str | None = Field(
+        default=None, description="of `txl train --from`: the run, directory or hub id whose weights training begins with"
+    )
     model: ModelConfig = Field(default_factory=TransformerXLConfig)
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig)
     data: DataConfig = Field(default_factory=DataConfig)
@@ -300,6 +311,10 @@ class RunConfig(Settings):
             raise ValueError(
                 f"train.attention ({self.train.attention}) chooses an attention backend, and {self.model.reads_by} has none; "
                 "use train.attention=auto"
+            )
+        if self.train.lora_rank is not None and self.base is None and self.task is None:
+            raise ValueError(
+                f"train.lora_rank ({self.train.lora_rank}) adapts a model that has learned already; name it with --from"
             )
         self.model.check_clamp_len(self.eval.clamp_len, name="eval.clamp_len")
         if self.model.predicts == "target":

@@ -241,15 +241,18 @@ def load(
     Raises:
         CheckpointError: there is nothing, everything is damaged, parts do not fit together, or weights are not finite numbers.
     """
+    from transformer_xl.model.adapters import merged
     from transformer_xl.model.pretrained import build, open_model
     from transformer_xl.model.sequence_model import make_model
 
     run = RunDirectory(source)
     if run.holds_run:
-        config = run.config().model
+        config, train = run.config().model, run.config().train
         tokenizer = run.tokenizer(config.vocab_size)
         check_tokenizer(tokenizer, config.vocab_size, str(source))
         weights = _run_weights(run, which, on_damaged or _warn)
+        if train.lora_rank is not None:
+            weights = merged(weights, scale=train.lora_alpha / train.lora_rank)
         return build(make_model, config, weights, f"{run.path / CHECKPOINTS}"), tokenizer
     folder = resolve(source)
     config = read_config(folder / CONFIG_FILE)

@@ -8,6 +8,9 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from transformer_xl.cli.options import Flag, Imports, Overrides, Repeated, import_kinds
 from transformer_xl.console import say
@@ -20,6 +23,7 @@ def train(
     /,
     *,
     corpus: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
     out: Path | None = None,
     set_: Overrides = None,
     resume: Flag = False,
@@ -40,6 +44,7 @@ def train(
         txl train wt2-small --corpus my.txt      # another recipe on a text
         txl train shakespeare-char --corpus DIR  # its own text, found in DIR
         txl train --set train.max_minutes=10     # with other settings
+        txl train new.txt --from runs/mine       # begin with its weights
         txl train --resume --out runs/mine       # go on where a run stopped
         txl train wt103-base --dry-run           # what it needs; trains nothing
 
@@ -49,6 +54,8 @@ def train(
     Args:
         recipe: a name that txl recipes lists, or a TOML file; or a text, to train quickstart on it. Default: quickstart.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
+        from_: a run, an exported directory or a hub id; training begins with its model. Without a recipe, all else is as in
+            that run.
         out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text stands in place of the recipe.
         set_: section.key=value laid over the recipe; may be repeated. txl settings lists them.
         resume: go on with the run in --out. If there is none, start it; but without recipe and corpus, --out must be a run.
@@ -69,15 +76,20 @@ def train(
     if recipe is not None and _is_text(recipe):
         if corpus is not None:
             raise ConfigError(f"'{recipe}' is a text, and --corpus names another, '{corpus}'; give one")
-        recipe, corpus, out = "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
+        recipe, corpus, out = None if from_ else "quickstart", recipe, out or Path("runs") / _name_of_text(recipe)
         takes = f"txl train RECIPE --corpus {shlex.quote(corpus)}"
-        say(f"training on {corpus} with the recipe {recipe}; {takes} takes another", quiet=quiet or not is_reporter())
+        told = f"training on {corpus} with the recipe {recipe}; {takes} takes another"
+        say(told, quiet=quiet or bool(from_) or not is_reporter())
+    if from_ and compatible:
+        raise ConfigError(
+            f"--compatible is for a new model, and --from takes that of '{from_}' as it is; leave one of them out"
+        )
     overrides = [*(_compatible(recipe, set_ or []) if compatible else ()), *(set_ or [])]
     if dry_run:
-        _dry_run(recipe, corpus, out, overrides, resume=resume)
+        _dry_run(recipe, corpus, from_, out, overrides, resume=resume)
         return
     if is_alone() and not restarts():  # what was begun before a restart goes on
-        check_request(recipe, out=out, overrides=overrides, corpus=corpus, resume=resume)
+        check_request(recipe, out=out, overrides=overrides, corpus=corpus, base=from_, resume=resume)
     from transformer_xl.process import keep_freed_memory
     from transformer_xl.training.display import Display
     from transformer_xl.training.run import train as run
@@ -85,7 +97,16 @@ def train(
     keep_freed_memory()
     display = Display(quiet=quiet or not is_reporter())
     try:
-        outcome = run(recipe, out=out, overrides=overrides, corpus=corpus, resume=resume, loggers=logger or [], display=display)
+        outcome = run(
+            recipe,
+            out=out,
+            overrides=overrides,
+            corpus=corpus,
+            base=from_,
+            resume=resume,
+            loggers=logger or [],
+            display=display,
+        )
     except KeyboardInterrupt:
         if not display.has_begun:
             display.say("interrupted before the first step; nothing was trained")
@@ -136,7 +157,11 @@ def _is_text(recipe: str) -> bool:
     if not recipe or path.suffix == ".toml" or recipe in names:
         return False
     if RunDirectory(path).holds_run:
-        raise ConfigError(f"'{recipe}' is a run, not a text; continue it with txl train --resume --out {shlex.quote(recipe)}")
+        where = shlex.quote(recipe)
+        raise ConfigError(
+            f"'{recipe}' is a run, not a text; continue it with txl train --resume --out {where}, or begin another run with "
+            f"its weights: txl train TEXT --from {where}"
+        )
     if path.expanduser().exists() or any(glob.iglob(str(path.expanduser()), recursive=True)):  # noqa: PTH207 - absolute ones
         return True
     if any(sign in recipe for sign in "*?["):
@@ -160,13 +185,18 @@ def _name_of_text(text: str) -> str:
     return os.path.basename(os.path.realpath(Path(*parts))).strip(".").partition(".")[0] or "text"  # noqa: PTH119 - no loops
 
 
-def _dry_run(recipe: str | None, corpus: str | None, out: Path | None, overrides: list[str], *, resume: bool) -> None:
+def _dry_run(
+    recipe: str | None, corpus: str | None, base: str | None, out: Path | None, overrides: list[str], *, resume: bool
+) -> None:
     """Print the plan, on this machine, of the run that the same command without --dry-run would train."""
     from transformer_xl.checkpoint.run_directory import RunDirectory
-    from transformer_xl.training.asked import asked_settings
+    from transformer_xl.training.asked import asked_settings, resumed_settings
 
     run = RunDirectory(out) if resume and out is not None else None
-    config = asked_settings(run.config() if run and run.holds_run else recipe, overrides, corpus)
+    if run and run.holds_run:
+        config = resumed_settings(run, recipe, overrides, corpus)
+    else:
+        config = asked_settings(recipe, overrides, corpus, base)
     from transformer_xl.cost.display import plan_table
     from transformer_xl.cost.hardware import this_machine
     from transformer_xl.cost.plan import make_plan

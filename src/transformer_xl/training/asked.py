@@ -6,16 +6,21 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config import RunConfig, TaskConfig, apply_overrides, load_recipe, load_task, merge
+from transformer_xl.config import RunConfig, TaskConfig, TokenizerConfig, apply_overrides, load_recipe, load_task, merge
 from transformer_xl.data.corpora import check_corpus, choose_corpus
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, read_config, resolve
 
+_NOT_WEIGHTS = ("mem_len", "mem_lens", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
+"""Settings of a model, besides all of dropout, that may change: shapes of weights do not depend on them."""
 
-def asked_directory(recipe: str | RunConfig | None, out: str | Path | None, overrides: Sequence[str]) -> RunDirectory:
+
+def asked_directory(
+    recipe: str | RunConfig | None, out: str | Path | None, overrides: Sequence[str], base: str | None = None
+) -> RunDirectory:
     """Return the directory of a run; the arguments are those of `train`."""
-    return RunDirectory(RUNS / asked_settings(recipe, overrides).name if out is None else out)
+    return RunDirectory(RUNS / asked_settings(recipe, overrides, base=base).name if out is None else out)
 
 
 def check_request(
@@ -24,13 +29,14 @@ def check_request(
     out: str | Path | None,
     overrides: Sequence[str],
     corpus: str | None,
+    base: str | None,
     resume: bool,
 ) -> None:
     """Refuse what `train` would refuse of these arguments, in a moment; it imports torch first."""
-    directory = asked_directory(recipe, out, overrides)
+    directory = asked_directory(recipe, out, overrides, base)
     goes_on = resume and directory.holds_run
-    must_exist = resume and out is not None and recipe is None and corpus is None
-    settle(directory, recipe, overrides, corpus, goes_on=goes_on, must_exist=must_exist)
+    must_exist = resume and out is not None and recipe is None and corpus is None and base is None
+    settle(directory, recipe, overrides, corpus, base, goes_on=goes_on, must_exist=must_exist)
 
 
 def settle(
@@ -38,6 +44,7 @@ def settle(
     recipe: str | RunConfig | None,
     overrides: Sequence[str],
     corpus: str | None,
+    base: str | None = None,
     *,
     goes_on: bool,
     must_exist: bool = False,
@@ -50,6 +57,7 @@ def settle(
         recipe: see `train`.
         overrides: see `train`.
         corpus: see `train`.
+        base: see `train`.
         goes_on: whether the run in the directory goes on.
         must_exist: whether nothing else says what the run is.
         must_be_free: whether to look if a new run has a place there.
@@ -63,25 +71,83 @@ def settle(
         config = resumed_settings(directory, recipe, overrides, corpus)
         if config.task:
             raise CheckpointError(f"'{directory.path}' is fine-tuned; go on with txl finetune --resume --out {directory.path}")
+        if base is not None:
+            _check_same_base(directory, config.base, base)
         return config
     if must_exist:
         directory.config()  # there is none, so the name is misspelled
     if must_be_free:
         directory.check_free()
-    config = asked_settings(recipe, overrides, corpus)
+    config = asked_settings(recipe, overrides, corpus, base)
     if config.task:
         raise ConfigError(f"'{config.name}' is a task, which a model is taught that has read much; use txl finetune --task")
     check_corpus(config.data.corpus)
     return config
 
 
-def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None) -> RunConfig:
+def asked_settings(
+    recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None, base: str | None = None
+) -> RunConfig:
     """Return the settings of a new run; the arguments are those of `train`."""
-    if isinstance(recipe, RunConfig):
+    if base is not None:
+        config = _begun_with(base, recipe, overrides)
+    elif isinstance(recipe, RunConfig):
         config = apply_overrides(recipe.model_dump(), list(overrides))
     else:
         config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
+    if config.base != base:
+        raise ConfigError(f"base ({config.base}) is what --from sets, which reads the model's settings, too; use --from")
     return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+
+
+def _begun_with(base: str, recipe: str | RunConfig | None, overrides: Sequence[str]) -> RunConfig:
+    """Return the settings of a run that begins with a model: its own [model] and [tokenizer], the recipe's rest."""
+    theirs = base_settings(base)
+    if theirs["model"]["head"]:
+        raise ConfigError(f"'{base}' is fine-tuned and predicts no tokens; begin with the model that it was made from")
+    if recipe is None and "train" in theirs:  # a run: as it was trained itself, at the speed of this machine
+        values = merge(theirs, {"train": {"threads": None, "precision": "auto"}})
+    else:
+        own = recipe if isinstance(recipe, RunConfig) else load_recipe("quickstart" if recipe is None else recipe)
+        kept = {"name", "description", "source", "data", "optim", "train", "eval", "task"}
+        values = {**own.model_dump(include=kept), **{key: theirs[key] for key in ("model", "tokenizer") if key in theirs}}
+    config = apply_overrides({**values, "base": base, "compared_with": None}, list(overrides))
+    check_weights_fit(base, theirs["model"], config)
+    if "tokenizer" in theirs and config.tokenizer != TokenizerConfig(**theirs["tokenizer"]):
+        raise ConfigError(f"tokenizer: that of '{base}' is used, whose ids its weights know; leave tokenizer settings out")
+    return config
+
+
+def base_settings(base: str) -> dict[str, Any]:
+    """Return the settings of a run, or the model's alone of an exported directory or a hub id."""
+    run = RunDirectory(base)
+    if run.holds_run:
+        return run.config().model_dump()
+    model = read_config(resolve(base) / CONFIG_FILE)
+    return {"model": {"kind": model.kind, **model.model_dump()}}
+
+
+def check_weights_fit(base: str, theirs: Mapping[str, Any], config: RunConfig) -> None:
+    """Refuse settings of a model that do not fit the weights of `base`, whose settings `theirs` are.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    if config.model.kind != theirs["kind"]:
+        raise ConfigError(f"model.kind ({config.model.kind}) differs from that of '{base}' ({theirs['kind']}); leave it out")
+    for key, old in theirs.items():
+        if key in ("kind", "head", *_NOT_WEIGHTS) or key.startswith("drop"):
+            continue
+        if (new := getattr(config.model, key)) != old:
+            raise ConfigError(
+                f"model.{key} ({new!r}) differs from that of '{base}' ({old!r}), whose weights would not fit; leave it out"
+            )
+
+
+def _check_same_base(directory: RunDirectory, saved: str | None, asked: str | None) -> None:
+    if asked != saved:
+        began, other = (f"'{base}'" if base else "random weights" for base in (saved, asked))
+        raise CheckpointError(f"'{directory.path}' began with {began}, not {other}; leave it out, or choose another --out")
 
 
 def resumed_settings(
@@ -98,7 +164,9 @@ def resumed_settings(
             f"'{directory.path}' is a run of recipe '{saved.name}', not '{recipe if isinstance(recipe, str) else name}'; "
             "leave the recipe out, or choose another --out"
         )
-    return _unchanged(directory, saved, asked_settings(saved, overrides, corpus))
+    config = apply_overrides(saved.model_dump(), list(overrides))
+    _check_same_base(directory, saved.base, config.base)
+    return _unchanged(directory, saved, config.model_copy(update={"data": choose_corpus(config.data, corpus)}))
 
 
 def _unchanged(directory: RunDirectory, saved: RunConfig, config: RunConfig) -> RunConfig:
@@ -106,7 +174,8 @@ def _unchanged(directory: RunDirectory, saved: RunConfig, config: RunConfig) -> 
     fixed = [(section, key) for section in ("model", "tokenizer", "data") for key in type(getattr(saved, section)).model_fields]
     fixed.remove(("data", "directory"))  # the same text may lie elsewhere now
     fixed.append(("optim", "optimizer"))
-    fixed += [("train", key) for key in ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents")]
+    own = ("batch_size", "tgt_len", "accumulate", "seed", "reset_at_documents", "lora_rank", "lora_alpha")
+    fixed += [("train", key) for key in own]
     if saved.task and config.task:
         may_change = ("patience", "data", "valid", "test")  # the same texts may lie elsewhere, too
         fixed += [("task", key) for key in type(saved.task).model_fields if key not in may_change]
@@ -125,10 +194,6 @@ def _check_texts(task: TaskConfig) -> None:
     for path in (Path(name) for name in (task.data, task.valid, task.test) if name):
         if not path.is_dir():
             check_readable(path)
-
-
-_NOT_WEIGHTS = ("mem_len", "mem_lens", "clamp_len", "same_length", "zero_first_memory", "locked_dropout")
-"""Settings of a model, besides all of dropout, that fine-tuning may change: shapes of weights do not depend on them."""
 
 
 @dataclass(frozen=True)
@@ -187,14 +252,15 @@ class Lesson:
             raise ConfigError("--task is missing, such as --task classification; docs/finetuning.md lists the tasks")
         if must_be_free:
             directory.check_free()
-        base = self._base_settings()
-        values = merge(merge(base, {"model": {"head": None}}), load_task(self.task))
+        theirs = base_settings(self.base)
+        kept = {key: theirs[key] for key in ("model", "tokenizer", "data") if key in theirs}
+        values = merge(merge(kept, {"model": {"head": None}}), load_task(self.task))
         config = apply_overrides(merge(values, {"task": {"base": self.base}}), list(self.overrides))
         config = self._told(config)
         assert config.task
         if not config.task.data:
             raise ConfigError("--data is missing: a file of texts with labels, or a directory of such files")
-        self._check_model(base["model"], config)
+        check_weights_fit(self.base, theirs["model"], config)
         _check_texts(config.task)
         return config
 
@@ -203,10 +269,8 @@ class Lesson:
         saved = directory.config()
         if saved.task is None:
             raise CheckpointError(f"'{directory.path}' is not fine-tuned; go on with txl train --resume --out {directory.path}")
-        if self.base is not None and self.base != saved.task.base:
-            raise CheckpointError(
-                f"'{directory.path}' began with '{saved.task.base}', not '{self.base}'; leave it out, or choose another --out"
-            )
+        if self.base is not None:
+            _check_same_base(directory, saved.task.base, self.base)
         if self.task is not None and (name := load_task(self.task)["name"]) != saved.name:
             raise CheckpointError(
                 f"'{directory.path}' learns the task '{saved.name}', not '{name}'; leave --task out, or choose another --out"
@@ -220,27 +284,3 @@ class Lesson:
         told = dict(self.told) | ({"data": self.data} if self.data is not None else {})
         seed = {} if self.seed is None else {"train": {"seed": self.seed}}
         return RunConfig(**merge(config.model_dump(), {"task": told} | seed))
-
-    def _base_settings(self) -> dict[str, Any]:
-        """Return model, vocabulary and text of what fine-tuning begins with."""
-        assert self.base is not None
-        run = RunDirectory(self.base)
-        if run.holds_run:
-            return run.config().model_dump(include={"model", "tokenizer", "data"})
-        model = read_config(resolve(self.base) / CONFIG_FILE)
-        return {"model": {"kind": model.kind, **model.model_dump()}}
-
-    def _check_model(self, base: dict[str, Any], config: RunConfig) -> None:
-        """Refuse settings of the model that its weights do not fit."""
-        if config.model.kind != base["kind"]:
-            raise ConfigError(
-                f"model.kind ({config.model.kind}) differs from that of '{self.base}' ({base['kind']}); leave it out"
-            )
-        for key, old in base.items():
-            if key in ("kind", "head", *_NOT_WEIGHTS) or key.startswith("drop"):
-                continue
-            if (new := getattr(config.model, key)) != old:
-                raise ConfigError(
-                    f"model.{key} ({new!r}) differs from that of '{self.base}' ({old!r}), whose weights would not fit; "
-                    "leave it out"
-                )

@@ -25,7 +25,7 @@ from transformer_xl.data.labelled import LabelledStream, LabelledTexts, Layout, 
 from transformer_xl.data.squad import LabelledWindows, Question, WindowLayout
 from transformer_xl.data.task_texts import TaskTexts, read_task
 from transformer_xl.data.tokenizers import Tokenizer
-from transformer_xl.errors import CheckpointError, ConfigError, TrainingError, one_line
+from transformer_xl.errors import CheckpointError, ConfigError, TrainingError
 from transformer_xl.model.sequence_model import SequenceModel, make_model
 from transformer_xl.model.task_model import TaskModel
 from transformer_xl.model_config import HeadConfig, ModelConfig
@@ -37,7 +37,7 @@ from transformer_xl.training.environment import begun_by_this_launch
 from transformer_xl.training.loop import conduct, open_files, save
 from transformer_xl.training.mistakes import Worst, draw_confusion, write_page
 from transformer_xl.training.parts import Best, Run
-from transformer_xl.training.starting import check_machine, check_weights
+from transformer_xl.training.starting import adapt, check_machine, check_weights, take_weights
 from transformer_xl.version import __version__
 from transformer_xl.world import World, joined
 
@@ -239,6 +239,7 @@ def _set_up(
     torch.manual_seed(config.train.seed)
     model = cast("TaskModel", make_model(config.model))
     has_head = fresh and _begin_with(model, bases.pop())
+    adapt(model.backbone, config.train)
     stream = LabelledStream(
         rows, batch_size=config.train.batch_size, seed=config.train.seed, rank=world.rank, world_size=world.size
     )
@@ -297,10 +298,7 @@ def _checksum(rows: Rows, valid: Sequence[Any]) -> str:
 def _begin_with(model: TaskModel, base: SequenceModel) -> bool:
     """Give a model the weights of another, with those of its head if it is for the same; return whether it is."""
     backbone = base.backbone if isinstance(base, TaskModel) else base
-    try:
-        model.backbone.load_state_dict(backbone.state_dict())
-    except RuntimeError as error:
-        raise ConfigError(f"the weights do not fit the settings of [model]: {one_line(error)[:200]}; leave them out") from None
+    take_weights(model.backbone, backbone)
     own, theirs = model.config.head, base.config.head
     assert own is not None
     is_same = theirs is not None and all(

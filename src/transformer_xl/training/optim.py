@@ -25,7 +25,7 @@ class Optimizers:
     """The one or two optimizers of a model, which step together; `OPTIMIZERS` makes them."""
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
-        named = dict(model.named_parameters())
+        named = _learning(model)
         self._names = {parameter: name for name, parameter in named.items()}
         self._config = config
         self.parts = OPTIMIZERS[config.optimizer](named, config)
@@ -111,15 +111,14 @@ def _muon(named: Named, config: OptimConfig) -> list[torch.optim.Optimizer]:
     inside = {name: p for name, p in named.items() if _in_layers(name, p)}
     rest = {name: p for name, p in named.items() if name not in inside}
     n_layer = _n_layer(named)
-    return [
-        Muon(
-            _groups(inside, config, lr=config.lr, n_layer=n_layer),
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-        ),
-        torch.optim.AdamW(_groups(rest, config, lr=config.adamw_lr or config.lr, n_layer=n_layer), **_adam(named, config)),
-    ]
+    parts: list[torch.optim.Optimizer] = []
+    if inside:
+        groups = _groups(inside, config, lr=config.lr, n_layer=n_layer)
+        parts.append(Muon(groups, lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay))
+    if rest:  # with adapters there is none
+        groups = _groups(rest, config, lr=config.adamw_lr or config.lr, n_layer=n_layer)
+        parts.append(torch.optim.AdamW(groups, **_adam(named, config)))
+    return parts
 
 
 def _adam(named: Named, config: OptimConfig) -> dict[str, Any]:
@@ -195,7 +194,11 @@ def _factor(name: str, parameter: nn.Parameter, config: OptimConfig, n_layer: in
 
 def state_bytes(model: nn.Module, config: OptimConfig) -> int:
     """Return the bytes that the optimizers of a model keep between steps, without allocating them."""
-    return sum(tensor.nbytes for tensor in kept_tensors(dict(model.named_parameters()), config).values())
+    return sum(tensor.nbytes for tensor in kept_tensors(_learning(model), config).values())
+
+
+def _learning(model: nn.Module) -> Named:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def kept_tensors(parameters: Mapping[str, Tensor], config: OptimConfig) -> dict[str, Tensor]:

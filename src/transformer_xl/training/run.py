@@ -8,22 +8,23 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
-from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer
+from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
 from transformer_xl.config import RunConfig
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.sequence_model import SequenceModel
 from transformer_xl.model.xlnet import XLNet
 from transformer_xl.process import restarts
 from transformer_xl.reading.targets import filled_in, scored_stream
 from transformer_xl.training.asked import asked_directory, settle
 from transformer_xl.training.display import Display
 from transformer_xl.training.environment import begun_by_this_launch
-from transformer_xl.training.loop import conduct, open_files
+from transformer_xl.training.loop import conduct, open_files, save
 from transformer_xl.training.parts import Best, Outcome, TextRun
 from transformer_xl.training.scoring import conclude, extent, recorded, score_split
-from transformer_xl.training.starting import begin, what_all_share
+from transformer_xl.training.starting import adapt, begin, take_weights, what_all_share
 from transformer_xl.world import World, joined
 
 _MOST_GAPS = 8  # in the sample of a validation
@@ -35,6 +36,7 @@ def train(
     out: str | Path | None = None,
     overrides: Sequence[str] = (),
     corpus: str | None = None,
+    base: str | Path | None = None,
     resume: bool = False,
     loggers: Sequence[str] = (),
     display: Display | None = None,
@@ -44,11 +46,15 @@ def train(
     If `torchrun` starts several processes, they train it together. Only the first one writes files and prints.
 
     Args:
-        recipe: name or TOML file, or the settings themselves; None: `quickstart`, or the run's own recipe when it is resumed.
+        recipe: name or TOML file, or the settings themselves; None: those of the run that is resumed or, if `base` is a run, of
+            that one; else `quickstart`.
         out: directory of the run; None: `runs/<recipe>`.
         overrides: `section.key=value`, which replace settings of the recipe.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
-        resume: go on with the run in `out`, or start it if there is none and `recipe` or `corpus` says what it should be.
+        base: a run, an exported directory or a hub id, whose model and vocabulary a new run begins with; the recipe says all
+            else. None: random weights.
+        resume: go on with the run in `out`, or start it if there is none and `recipe`, `corpus` or `base` says what it should
+            be.
         loggers: `tensorboard`, `wandb` or `trackio`, besides `metrics.jsonl`; none: TensorBoard if it is installed.
         display: shows the progress; None: on stderr.
 
@@ -60,17 +66,23 @@ def train(
     """
     with joined() as world:
         display = (display or Display()) if world.first else Display(quiet=True, console=Console(quiet=True))
+        base = None if base is None else str(base)
         with world.agreed():
-            directory = asked_directory(recipe, out, overrides)
+            directory = asked_directory(recipe, out, overrides, base)
         # when torchrun restarts processes, it repeats the command, although the directory may hold another run
         resume = resume or (restarts() > 0 and begun_by_this_launch(directory.path))
         goes_on = world.from_first(resume and directory.holds_run)
         with world.agreed():
-            must_exist = resume and out is not None and recipe is None and corpus is None
+            must_exist = resume and out is not None and recipe is None and corpus is None and base is None
             config = settle(
-                directory, recipe, overrides, corpus, goes_on=goes_on, must_exist=must_exist, must_be_free=world.first
+                directory, recipe, overrides, corpus, base, goes_on=goes_on, must_exist=must_exist, must_be_free=world.first
             )
             tokenizer: Tokenizer | None = None
+            bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
+            if config.base is not None and not (goes_on and directory.store().steps()):
+                model, tokenizer = load(config.base, on_damaged=display.warn)
+                bases.append(model)
+                del model
             if goes_on:
                 tokenizer = directory.tokenizer(config.model.vocab_size)
                 check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
@@ -79,7 +91,7 @@ def train(
         return conduct(
             directory,
             config,
-            set_up=lambda: _set_up(directory, config, text, display, loggers, world, fresh=not goes_on),
+            set_up=lambda: _set_up(directory, config, text, bases, display, loggers, world, fresh=not goes_on),
             end=lambda run, stopped_by, received: run.outcome(stopped_by=stopped_by) if stopped_by else conclude(run, received),
             world=world,
             display=display,
@@ -102,6 +114,7 @@ def _set_up(
     directory: RunDirectory,
     config: RunConfig,
     corpus: PreparedCorpus,
+    bases: list[SequenceModel],
     display: Display,
     loggers: Sequence[str],
     world: World,
@@ -110,6 +123,10 @@ def _set_up(
 ) -> _Training:
     """Build the model and its trainer, and open the run's files."""
     start = begin(config, corpus, world, warn=None if fresh else display.warn)
+    has_base = bool(bases)
+    if has_base:
+        take_weights(start.model, bases.pop())
+    adapt(start.model, config.train)
     config, trainer, record, size = open_files(
         directory,
         start.config,
@@ -123,10 +140,14 @@ def _set_up(
         loggers=loggers,
         fresh=fresh,
     )
-    n_parameters = sum(p.numel() for p in start.model.parameters())
+    sizes = [(p.numel(), p.requires_grad) for p in start.model.parameters()]
+    n_parameters, n_learn = sum(size for size, _ in sizes), sum(size for size, learns in sizes if learns)
+    some = f" ({n_learn:,} learn)" if n_learn < n_parameters else ""
+    vocabulary = f"vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind})"
     display.say(
-        f"{config.name}: {n_parameters:,} parameters, vocabulary {corpus.tokenizer.vocab_size:,} ({corpus.tokenizer.kind}), "
+        f"{config.name}: {n_parameters:,} parameters{some}, {vocabulary}, "
         f"{len(corpus.splits['train'].ids):,} training tokens of {config.data.corpus}"
+        f"{f', beginning with the weights of {config.base}' if has_base else ''}"
     )
     if start.comparison:
         display.say(str(start.comparison))
@@ -135,7 +156,10 @@ def _set_up(
         what = "a part of the model each" if config.train.parallel == "fsdp" else "the whole model each"
         display.say(f"{world.size} processes, {what}, {config.train.batch_size // world.size} of the lanes each")
     text, sha256 = f"the text of '{config.data.corpus}'", corpus.training_sha256
-    return _Training(directory, config, corpus.tokenizer, text, sha256, trainer, world, display, record, size, corpus=corpus)
+    run = _Training(directory, config, corpus.tokenizer, text, sha256, trainer, world, display, record, size, corpus=corpus)
+    if has_base:
+        save(run, must=True)  # so that a resumed run needs nothing of its base
+    return run
 
 
 def _validate(run: TextRun) -> Best | None:

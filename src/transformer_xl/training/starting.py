@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from transformer_xl.config import RunConfig, load_recipe, merge
+from transformer_xl.config import RunConfig, TrainConfig, load_recipe, merge
 from transformer_xl.console import in_bytes
 from transformer_xl.data.prepare import PreparedCorpus
 from transformer_xl.data.streams import SegmentStream
 from transformer_xl.errors import ConfigError, CorpusError, one_line
+from transformer_xl.model.adapters import add_adapters
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import Precision, choose_device, choose_precision
 from transformer_xl.model.room import check_room
@@ -168,6 +170,28 @@ def begin(
                     f"{name} ({length}) must be at most model.max_len ({most}), the positions that the model learns"
                 )
     return Start(config, model, stream, device, precision, reason, comparison)
+
+
+def take_weights(model: SequenceModel, base: SequenceModel) -> None:
+    """Give a model the weights of another one of the same sizes.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    try:
+        model.load_state_dict(base.state_dict())
+    except RuntimeError as error:
+        raise ConfigError(f"the weights do not fit the settings of [model]: {one_line(error)[:200]}; leave them out") from None
+
+
+def adapt(model: nn.Module, train: TrainConfig) -> None:
+    """Give a model low-rank adapters, if they are asked for.
+
+    Raises:
+        ConfigError: it has no linear maps that they could adapt.
+    """
+    if train.lora_rank is not None and not add_adapters(model, rank=train.lora_rank, scale=train.lora_alpha / train.lora_rank):
+        raise ConfigError(f"train.lora_rank ({train.lora_rank}) adapts linear maps inside layers, and this model has none")
 
 
 def check_machine(

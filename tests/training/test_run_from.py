@@ -1,0 +1,138 @@
+"""`train` with `base`: what a run takes of another model, that it goes on without it, and what is refused."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.training.helpers import Lines, differing, run_bits, stop_at
+from tests.training.test_run import Start, refuse, starter
+from transformer_xl.checkpoint.run_directory import RunDirectory, load
+from transformer_xl.checkpoint.store import CheckpointStore
+from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+
+LORA = "train.lora_rank=2"
+
+
+@pytest.fixture
+def start(home: Path, tmp_path: Path) -> Start:
+    return starter(home, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def base(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 8 steps of characters; tests leave it as it is."""
+    folder = tmp_path_factory.mktemp("bases")
+    starter(home, folder)("base", "train.max_steps=8", "tokenizer.kind=char", "optim.lr=0.02")
+    return folder / "base"
+
+
+@pytest.fixture
+def exported(base: Path, tmp_path: Path) -> Path:
+    """The same model as a directory without a run."""
+    model, tokenizer = load(base)
+    model.save_pretrained(tmp_path / "exported")
+    tokenizer.save(tmp_path / "exported" / "tokenizer.json")
+    return tmp_path / "exported"
+
+
+def unlike(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> set[str]:
+    assert a.keys() == b.keys()
+    return {name for name in a if not torch.equal(a[name], b[name])}
+
+
+def first_weights(run: Path) -> dict[str, torch.Tensor]:
+    return CheckpointStore(run / "checkpoints").load(0).model
+
+
+def test_a_run_begins_with_the_weights_and_the_vocabulary_of_its_base(start: Start, base: Path, tmp_path: Path) -> None:
+    display = Lines()
+    start("run", "train.max_steps=2", "train.keep_checkpoints=9", base=base, display=display)
+    theirs, tokenizer = load(base)
+    assert not unlike(first_weights(tmp_path / "run"), theirs.state_dict())
+    assert RunDirectory(tmp_path / "run").tokenizer().fingerprint == tokenizer.fingerprint
+    assert f"beginning with the weights of {base}" in display.said[0]
+    config, its = RunDirectory(tmp_path / "run").config(), RunDirectory(base).config()
+    assert (config.base, config.model, config.tokenizer) == (str(base), its.model, its.tokenizer)
+    assert config.optim.lr == 0.01  # of the recipe
+    assert unlike(load(tmp_path / "run")[0].state_dict(), theirs.state_dict())
+
+
+def test_without_a_recipe_a_run_is_trained_as_its_base_was(start: Start, base: Path, tmp_path: Path) -> None:
+    start("run", "train.max_steps=2", recipe=None, base=base)
+    config, its = RunDirectory(tmp_path / "run").config(), RunDirectory(base).config()
+    assert (config.name, config.optim, config.eval) == (its.name, its.optim, its.eval)
+    assert (config.train.max_steps, config.train.batch_size) == (2, its.train.batch_size)
+
+
+def test_a_directory_without_a_run_is_a_base_too(start: Start, exported: Path, base: Path, tmp_path: Path) -> None:
+    start("run", "train.max_steps=2", "train.keep_checkpoints=9", "model.mem_len=3", "model.dropout=0", base=exported)
+    assert not unlike(first_weights(tmp_path / "run"), load(base)[0].state_dict())
+    assert load(tmp_path / "run")[0].config.mem_len == 3
+
+
+@pytest.mark.parametrize("overrides", [(), (LORA,), (LORA, "train.average=ema")], ids=" ".join)
+def test_a_stopped_run_goes_on_exactly_without_its_base(
+    start: Start, base: Path, tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    shutil.copytree(base, tmp_path / "base")
+    arguments: dict[str, Any] = {"base": tmp_path / "base"}
+    start("whole", *overrides, **arguments)
+    start("run", *overrides, **arguments, display=stop_at(12))
+    shutil.rmtree(tmp_path / "base")
+    start("run", *overrides, resume=True)
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_with_its_base_again(start: Start, base: Path, tmp_path: Path) -> None:
+    start("whole", "train.keep_checkpoints=9", base=base)
+    shutil.copytree(tmp_path / "whole", tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (tmp_path / "run" / "metrics.jsonl").unlink()
+    start("run", resume=True)
+    assert not unlike(first_weights(tmp_path / "run"), first_weights(tmp_path / "whole"))
+    assert differing(run_bits(tmp_path / "run"), run_bits(tmp_path / "whole")) == []
+
+
+def test_adapters_learn_and_are_merged_when_the_run_is_loaded(start: Start, base: Path, tmp_path: Path) -> None:
+    display = Lines()
+    start("run", LORA, base=base, display=display)
+    assert " learn), vocabulary" in display.said[0]
+    theirs, own = load(base)[0].state_dict(), load(tmp_path / "run")[0].state_dict()
+    assert own.keys() == theirs.keys()
+    assert unlike(own, theirs) == {
+        name for name in own if name.startswith("layers.") and own[name].dim() == 2 and "norm" not in name
+    }
+    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    names = store.load(store.steps()[-1]).training
+    assert all("weight.0." in name for name in names if name.startswith("optimizer."))
+
+
+def test_what_does_not_fit_a_base_is_refused(start: Start, base: Path, exported: Path) -> None:
+    refuse(start, ConfigError, r"model.n_layer \(3\) differs from that of '.*base' \(2\), whose", "model.n_layer=3", base=base)
+    refuse(start, ConfigError, "tokenizer: that of '.*base' is used", "tokenizer.kind=byte", base=base)
+    refuse(start, ConfigError, r"model.kind \(lstm\) differs", "model.kind=lstm", base=exported)
+    refuse(start, CheckpointError, "gone", base=base / "gone")
+    refuse(start, ConfigError, "is what --from sets", f"base={base}")
+    refuse(start, ConfigError, r"train.lora_rank \(2\) adapts a model that has learned already; name it with --from", LORA)
+    refuse(start, ConfigError, r"lora_rank \(2\) cannot be combined", LORA, "train.parallel=fsdp", base=base)
+
+
+def test_a_run_goes_on_only_with_its_own_base(start: Start, base: Path, exported: Path, tmp_path: Path) -> None:
+    start("run", "train.max_steps=4", base=base)
+    start("other", "train.max_steps=4")
+    with pytest.raises(CheckpointError, match=r"began with '.*base', not '.*exported'; leave it out"):
+        start("run", base=exported, resume=True)
+    with pytest.raises(CheckpointError, match=r"began with random weights, not '.*base'"):
+        start("other", base=base, resume=True)
+    with pytest.raises(CheckpointError, match=r"train.lora_rank \(2\) differs"):
+        start("run", LORA, resume=True)
+
+
+def test_a_vocabulary_that_lacks_a_character_of_the_text_is_refused(start: Start, base: Path, tmp_path: Path) -> None:
+    text = tmp_path / "greek.txt"
+    text.write_text("\u03b1\u03b2\u03b3 " * 400, encoding="utf-8")
+    refuse(start, CorpusError, "is not in the tokenizer.s alphabet of 15 characters", base=base, corpus=str(text))
