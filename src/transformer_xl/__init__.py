@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformer_xl.generation.writing import Scheduler
     from transformer_xl.kinds import AttentionKind, BeyondKind, register_attention, register_beyond
     from transformer_xl.model.beyond.model import BeyondTransformerXL
+    from transformer_xl.model.body import TransformerXLBody
     from transformer_xl.model.call import Execution, Rows
     from transformer_xl.model.key_value_memory import KeyValueMemory
     from transformer_xl.model.language_model import LanguageModel
@@ -88,6 +89,7 @@ _HOMES = {
     "TaskModel": "model.task_model",
     "TaskScore": "reading.tasks",
     "TransformerXL": "model.transformer_xl",
+    "TransformerXLBody": "model.body",
     "TransformerXLConfig": "model_config",
     "Tuned": "training.finetune",
     "TxlError": "errors",
@@ -142,6 +144,7 @@ __all__ = [
     "TaskModel",
     "TaskScore",
     "TransformerXL",
+    "TransformerXLBody",
     "TransformerXLConfig",
     "Tuned",
     "TxlError",

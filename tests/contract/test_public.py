@@ -19,7 +19,8 @@ NAMES = {
     "Answer", "AttentionKind", "BeyondKind", "BeyondTransformerXL", "Cache", "Converted", "Decoder", "Dynamic", "Example",
     "Execution", "HeadConfig", "KeyValueMemory", "LanguageModel", "Lstm", "LstmConfig", "Memory", "Mems", "ModelOutput",
     "Order", "Prediction", "Reader", "Request", "Rows", "RunConfig", "Sampling", "Scheduler", "Score", "SegmentStream",
-    "TaskModel", "TaskScore", "TransformerXL", "TransformerXLConfig", "Tuned", "TxlError", "Vanilla", "VanillaConfig",
+    "TaskModel", "TaskScore", "TransformerXL", "TransformerXLBody", "TransformerXLConfig", "Tuned", "TxlError", "Vanilla",
+    "VanillaConfig",
     "XLNet", "XLNetConfig", "convert", "evaluate", "finetune", "generate", "load", "load_recipe", "mean_squares", "predict",
     "prepare", "register_attention", "register_beyond", "register_model", "train",
 }  # fmt: skip

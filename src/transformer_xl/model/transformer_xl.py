@@ -166,7 +166,7 @@ class TransformerXL(LanguageModel):
         keep_graph: bool = False,
     ) -> tuple[Tensor, Mems]:
         """Return the input of the softmax, (B, T, D), and the new memory; the arguments are those of `forward`."""
-        (batch_size, T), n_pad = ids.shape, rows.n_pad
+        (batch_size, T), n_pad = ids.shape[:2], rows.n_pad  # a body reads vectors
         if mems is None:
             mems = self.init_mems(batch_size, length=None if self.config.zero_first_memory else 0)
         views = self._views(mems, rows, T, execution.backend)

@@ -182,7 +182,7 @@ class BeyondTransformerXL(TransformerXL):
         keep_graph: bool = False,
     ) -> tuple[Tensor, BeyondMems, Tensor | None]:
         """Return the input of the softmax, the new memory, and the sum of the layers' losses or None."""
-        (batch_size, T), n_pad, config = ids.shape, rows.n_pad, self.config
+        (batch_size, T), n_pad, config = ids.shape[:2], rows.n_pad, self.config
         mems = self.init_mems(batch_size, length=0) if mems is None else mems
         if mems.length > self.n_kept:
             raise ValueError(f"mems of {mems.length} positions are longer than the model's ({self.n_kept}); use init_mems")
