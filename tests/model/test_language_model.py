@@ -1,9 +1,15 @@
 """All kinds of model check the shapes of a call."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from tests.helpers import tiny_model
+from tests.training import helpers as training_helpers
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.memory import Mems
+from transformer_xl.model.transformer_xl import TransformerXL
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +31,25 @@ def test_shapes_that_do_not_fit_are_named():
         model(tokens(2, 3), labels=tokens(2, 2))
     with pytest.raises(ValueError, match=r"ids \(3,\) must have shape"):
         model(tokens(3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"beyond": "delta", "compression": 2}, {"kind": "vanilla"}, {"kind": "lstm"}],
+    ids=str,
+)
+def test_hidden_states_are_those_of_the_memory_and_the_softmax_reads_the_last(options: dict[str, Any]) -> None:
+    model = training_helpers.tiny_model(**options).eval()
+    assert isinstance(model, LanguageModel)
+    first, ids = torch.randint(11, (2, 3, 4)).unbind()
+    mems = model(first).mems
+    states, new = model.hidden_states(ids, mems=mems)
+    out = model(ids, mems=mems)
+    assert len(states) == model.config.n_layer + 1
+    torch.testing.assert_close(model.softmax.logits(states[-1], model.embedding), out.logits)
+    for name, x in out.mems.state_dict().items():
+        torch.testing.assert_close(new.state_dict()[name], x)
+    if isinstance(new, Mems) and isinstance(model, TransformerXL):
+        for h, kept in zip(states, new.hidden, strict=False):  # the memory keeps what each layer reads
+            torch.testing.assert_close(h, kept[:, -4:])
+    assert not any(layer._forward_pre_hooks for layer in model.layers)

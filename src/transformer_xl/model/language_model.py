@@ -86,6 +86,36 @@ class LanguageModel(SequenceModel):
         nll = self.softmax.nll(h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
         return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)))
 
+    def hidden_states(
+        self, ids: Tensor, *, mems: Memory | None = None, rows: Rows = Rows()
+    ) -> tuple[tuple[Tensor, ...], Memory]:
+        """Read one segment, and return what every layer makes of it, for example to probe what a model knows.
+
+        Args:
+            ids: int64 (B, T), token ids.
+            mems: see `forward`.
+            rows: see `forward`.
+
+        Returns:
+            The input of each layer, embeddings first, and last the input of the softmax, each (B, T, D) (an LSTM's inner layers
+            have widths of their own); and the new memory.
+
+        Example:
+            >>> from transformer_xl.model.lstm import Lstm, LstmConfig
+            >>> model = Lstm(LstmConfig(vocab_size=11, n_layer=2, d_model=8)).eval()
+            >>> states, mems = model.hidden_states(torch.zeros(3, 5, dtype=torch.int64))
+            >>> [tuple(h.shape) for h in states]
+            [(3, 5, 8), (3, 5, 8), (3, 5, 8)]
+        """
+        states: list[Tensor] = []
+        hooks = [layer.register_forward_pre_hook(lambda _, given: states.append(given[0])) for layer in self.layers]
+        try:
+            last, new_mems = self.read(ids, mems=mems, rows=rows)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return (*states, last), new_mems
+
     @abstractmethod
     def read(
         self,
