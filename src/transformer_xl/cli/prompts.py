@@ -46,11 +46,19 @@ def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
 
 
 def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
-    """Return a whole file, plain or compressed, as a prompt; `-` is standard input.
+    """Return a whole file, plain or compressed, of text or ids, as a prompt; `-` is standard input.
 
     Raises:
         CorpusError: the file is missing, unreadable or damaged, or the tokenizer cannot represent its text.
     """
+    import numpy as np
+
+    from transformer_xl.data.id_files import is_id_file, read_ids
+    from transformer_xl.data.text_files import Piece
+
+    if tokenizer.unit == "id" and path.is_file() and is_id_file(path):
+        ids = [chunk.ids(tokenizer.vocab_size) for chunk in read_ids(Piece(path))]
+        return Prompt(np.concatenate(ids), {"prompt_file": str(path)})
     data = _content(path)
     try:
         return Prompt(tokenizer.encode_bytes(data), {"prompt_file": str(path)})

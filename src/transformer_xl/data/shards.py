@@ -21,6 +21,7 @@ from typing import IO, Any, overload
 import numpy as np
 
 from transformer_xl.data.encoding import EncodedBatch
+from transformer_xl.data.id_files import IdChunk
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.errors import CheckpointError, CorpusError, one_line
 from transformer_xl.files import replace_file, whole_file
@@ -58,8 +59,8 @@ class Shard:
 def write_shards(
     directory: Path,
     split: str,
-    chunks: Iterable[Chunk],
-    encode: Callable[[Iterable[Chunk]], Iterator[EncodedBatch]],
+    chunks: Iterable[Chunk | IdChunk],
+    encode: Callable[[Iterable[Chunk | IdChunk]], Iterator[EncodedBatch]],
     *,
     tokenizer: str,
     on_bytes: Callable[[int], object],
@@ -203,7 +204,7 @@ class _OffsetFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-def _portions(chunks: Iterator[Chunk]) -> Iterator[Iterator[Chunk]]:
+def _portions(chunks: Iterator[Chunk | IdChunk]) -> Iterator[Iterator[Chunk | IdChunk]]:
     """Yield the chunks of each shard; the caller must use them up first. No chunks make one empty shard."""
     first = next(chunks, None)
     yield iter(()) if first is None else _portion(first, chunks)
@@ -211,7 +212,7 @@ def _portions(chunks: Iterator[Chunk]) -> Iterator[Iterator[Chunk]]:
         yield _portion(first, chunks)
 
 
-def _portion(first: Chunk, following: Iterator[Chunk]) -> Iterator[Chunk]:
+def _portion(first: Chunk | IdChunk, following: Iterator[Chunk | IdChunk]) -> Iterator[Chunk | IdChunk]:
     n_bytes = 0
     for chunk in chain([first], following):
         yield chunk

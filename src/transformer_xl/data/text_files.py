@@ -86,7 +86,7 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
         CorpusError: the file vanished, is unreadable or damaged, or ends before `piece.stop`.
     """
     position = 0 if piece.path.suffix in COMPRESSED else piece.start  # only plain files can be opened in the middle
-    with _readable_errors(piece.path):
+    with readable_errors(piece.path):
         most = _most_content(piece.path)
         for block in _blocks(piece.path, position):
             begin, position = position, position + len(block)
@@ -111,7 +111,7 @@ def content_size(path: Path) -> int:
     """Return the decompressed size of a file in bytes; reads it through if it is compressed."""
     if path.suffix in COMPRESSED:
         return sum(len(block) for block in read_blocks(Piece(path)))
-    with _readable_errors(path):
+    with readable_errors(path):
         return path.stat().st_size
 
 
@@ -270,7 +270,8 @@ def _zst_blocks(path: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _readable_errors(path: Path) -> Iterator[None]:
+def readable_errors(path: Path) -> Iterator[None]:
+    """Turn what reading a file raises into a `CorpusError`."""
     try:
         yield
     except FileNotFoundError:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import RunConfig, TaskConfig, apply_overrides, load_recipe, load_task, merge
-from transformer_xl.data.corpora import check_corpus, choose_corpus
+from transformer_xl.data.corpora import check_corpus, choose_corpus, choose_tokenizer
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, read_config, resolve
@@ -81,7 +81,8 @@ def asked_settings(recipe: str | RunConfig | None, overrides: Sequence[str] = ()
         config = apply_overrides(recipe.model_dump(), list(overrides))
     else:
         config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
-    return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+    config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+    return config if isinstance(recipe, RunConfig) else choose_tokenizer(config, overrides)
 
 
 def resumed_settings(
