@@ -15,11 +15,11 @@ from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.config import DataConfig, RunConfig
 from transformer_xl.console import warn
 from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
-from transformer_xl.data.encoding import EncodedBatch, encode_chunks, id_dtype
-from transformer_xl.data.id_files import is_array_file, is_id_file, read_ids
+from transformer_xl.data.encoding import encode_chunks, id_dtype
+from transformer_xl.data.id_files import is_array_file, read_ids
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, Piece, check_readable, kind_of_bytes, read_chunks
+from transformer_xl.data.text_files import CONVERT, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -100,8 +100,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
     check_readable(file)
-    if tokenizer.unit == "id" and is_id_file(file):
-        return _text_of(file, encode_chunks(read_ids(Piece(file)), tokenizer), tokenizer)
+    if tokenizer.unit == "id":
+        return _text_of(file, read_ids(Piece(file), tokenizer.vocab_size), tokenizer)
     if is_array_file(file):
         raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")
     chunks = read_chunks(Piece(file), CHUNK_BYTES)
@@ -111,12 +111,12 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         check(data)
     if (kind := kind_of_bytes(data)) != "UTF-8" and tokenizer.reads_bytes:  # others refuse it
         warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
-    return _text_of(file, encode_chunks(chain([] if beginning is None else [beginning], chunks), tokenizer), tokenizer)
+    return _text_of(file, chain([] if beginning is None else [beginning], chunks), tokenizer)
 
 
-def _text_of(file: Path, batches: Iterable[EncodedBatch], tokenizer: Tokenizer) -> Text:
+def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
     packed, n_characters, n_bytes = bytearray(), 0, 0  # grows in place, where a list of arrays would be copied to be joined
-    for batch in batches:
+    for batch in encode_chunks(chunks, tokenizer):
         packed += batch.ids
         n_characters += batch.n_characters
         n_bytes += batch.n_bytes

@@ -53,12 +53,12 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
     """
     import numpy as np
 
-    from transformer_xl.data.id_files import is_id_file, read_ids
+    from transformer_xl.data.id_files import PACKED, is_id_file, read_ids
     from transformer_xl.data.text_files import Piece
 
     if tokenizer.unit == "id" and path.is_file() and is_id_file(path):
-        ids = [chunk.ids(tokenizer.vocab_size) for chunk in read_ids(Piece(path))]
-        return Prompt(np.concatenate(ids), {"prompt_file": str(path)})
+        packed = b"".join(chunk.data for chunk in read_ids(Piece(path), tokenizer.vocab_size))
+        return Prompt(np.frombuffer(packed, PACKED).astype(np.int64), {"prompt_file": str(path)})
     data = _content(path)
     try:
         return Prompt(tokenizer.encode_bytes(data), {"prompt_file": str(path)})

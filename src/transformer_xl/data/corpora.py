@@ -21,7 +21,7 @@ from typing import Any
 from transformer_xl.config import DataConfig, RunConfig, merge, parse_override
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.id_files import IdChunk, is_array_file, is_id_file, read_ids
+from transformer_xl.data.id_files import MOST_IDS, is_array_file, is_id_file, read_ids
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
@@ -107,10 +107,10 @@ class Corpus:
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
 
-    def ids(self, split: SplitName) -> Iterator[IdChunk]:
+    def ids(self, split: SplitName, vocab_size: int = MOST_IDS) -> Iterator[Chunk]:
         """Yield the ids of a split, if the files hold ids; see `read_ids`."""
         for piece in self.splits[split]:
-            yield from read_ids(piece)
+            yield from read_ids(piece, vocab_size)
 
 
 def corpus_names() -> list[str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.id_files import IdChunk
+from transformer_xl.data.id_files import PACKED
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
@@ -31,7 +31,7 @@ class EncodedBatch(NamedTuple):
     ids: bytes  # little-endian, without gaps
     document_starts: np.ndarray  # offsets in tokens from the beginning of the batch, int64
     n_tokens: int
-    n_bytes: int  # of the text, or of the file of ids
+    n_bytes: int  # of the text
     n_characters: int  # code points of the text, or ids
 
 
@@ -46,7 +46,7 @@ def id_dtype(vocab_size: int) -> np.dtype:
 
 
 def encode_chunks(
-    chunks: Iterable[Chunk | IdChunk], tokenizer: Tokenizer, *, n_workers: int = 1, tokenizer_path: Path | None = None
+    chunks: Iterable[Chunk], tokenizer: Tokenizer, *, n_workers: int = 1, tokenizer_path: Path | None = None
 ) -> Iterator[EncodedBatch]:
     """Encode chunks in order; the ids do not depend on the number of workers.
 
@@ -74,8 +74,8 @@ def encode_chunks(
             yield pending.popleft().result()
 
 
-def _batches(chunks: Iterable[Chunk | IdChunk]) -> Iterator[list[Chunk | IdChunk]]:
-    batch: list[Chunk | IdChunk] = []
+def _batches(chunks: Iterable[Chunk]) -> Iterator[list[Chunk]]:
+    batch: list[Chunk] = []
     size = 0
     for chunk in chunks:
         if batch and size + len(chunk.data) > BATCH_BYTES:
@@ -87,45 +87,40 @@ def _batches(chunks: Iterable[Chunk | IdChunk]) -> Iterator[list[Chunk | IdChunk
         yield batch
 
 
-def _encode(batch: list[Chunk | IdChunk], tokenizer: Tokenizer) -> EncodedBatch:
+def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
     dtype = id_dtype(tokenizer.vocab_size)
     ids, starts, n_tokens, n_characters = [], [], 0, 0
     for chunk in batch:
-        encoded, following, n_character = _encode_chunk(chunk, tokenizer)
+        encoded, following = _with_lines(chunk, tokenizer) if chunk.has_lines else (_encode_chunk(chunk, tokenizer), _NOTHING)
         starts += [[n_tokens] if chunk.starts_document else _NOTHING, n_tokens + following]
         ids.append(encoded.astype(dtype).tobytes())
         n_tokens += len(encoded)
-        n_characters += n_character
+        if tokenizer.unit == "id":
+            n_characters += len(encoded)
+            continue
+        # Counts the bytes that begin a code point; for text that is not UTF-8 this is an approximation.
+        n_characters += int(np.count_nonzero((np.frombuffer(chunk.data, np.uint8) & 0xC0) != 0x80))
     n_bytes = sum(len(chunk.data) for chunk in batch)
     return EncodedBatch(b"".join(ids), np.concatenate(starts, dtype=np.int64), n_tokens, n_bytes, n_characters)
-
-
-def _encode_chunk(chunk: Chunk | IdChunk, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray, int]:
-    """Return the ids of a chunk, the offsets at which documents begin after the first, and its characters."""
-    if isinstance(chunk, IdChunk):
-        ids = chunk.ids(tokenizer.vocab_size)
-        return ids, _NOTHING, len(ids)
-    # Counts the bytes that begin a code point; for text that is not UTF-8 this is an approximation.
-    n_character = int(np.count_nonzero((np.frombuffer(chunk.data, np.uint8) & 0xC0) != 0x80))
-    encoded, following = _with_lines(chunk, tokenizer) if chunk.has_lines else (_encode_text(chunk, tokenizer), _NOTHING)
-    return encoded, following, n_character
 
 
 def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids of a chunk whose lines are documents, and the offsets at which lines begin, without the first."""
     if tokenizer.kind in ("byte", "char"):  # a line end is one id, so all lines can be encoded at once
-        encoded = _encode_text(chunk, tokenizer)
+        encoded = _encode_chunk(chunk, tokenizer)
         if b"\n" not in chunk.data:  # then the alphabet may lack it, too
             return encoded, _NOTHING
         return encoded, np.flatnonzero(encoded[:-1] == tokenizer.encode("\n")[0]) + 1
     lines, offset = [], chunk.offset
     for line in BytesIO(chunk.data):
-        lines.append(_encode_text(chunk._replace(data=line, offset=offset), tokenizer))
+        lines.append(_encode_chunk(chunk._replace(data=line, offset=offset), tokenizer))
         offset += len(line)
     return np.concatenate(lines), np.cumsum([len(line) for line in lines[:-1]], dtype=np.int64)
 
 
-def _encode_text(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
+def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
+    if tokenizer.unit == "id":  # read_ids has checked them
+        return np.frombuffer(chunk.data, PACKED)
     try:
         if tokenizer.reads_bytes:
             return tokenizer.encode_bytes(chunk.data)
@@ -159,5 +154,5 @@ def _start_worker(tokenizer_path: Path) -> None:
     _worker_tokenizer = load_tokenizer(tokenizer_path)
 
 
-def _encode_in_worker(batch: list[Chunk | IdChunk]) -> EncodedBatch:
+def _encode_in_worker(batch: list[Chunk]) -> EncodedBatch:
     return _encode(batch, _worker_tokenizer)

@@ -9,82 +9,31 @@ import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
 import numpy as np
 
-from transformer_xl.data.ids import MOST_IDS
-from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Piece, content_size, read_blocks, readable_errors
+from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Chunk, Piece, content_size, read_blocks, readable_errors
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.untrusted import parse_json
+
+PACKED = np.dtype("<u4")
+"""How the chunks of `read_ids` hold ids."""
+
+MOST_IDS = 2**31 - 1
+"""The largest vocabulary."""
 
 _MOST_LINE_BYTES = 1 << 24
 _BEGINS_WITH_IDS = re.compile(rb'\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
 
 
 class _Array(NamedTuple):
-    """The header of an array, and where its ids lie."""
-
     name: str  # in a .npz
     start: int  # of its first id, in bytes of the content
     dtype: np.dtype
-    n_row: int
-    n_column: int
-    is_table: bool  # has two axes
-
-    def place(self, index: int) -> str:
-        """Return where an id is, as Python writes it."""
-        return f"{self.name}[{', '.join(map(str, divmod(index, self.n_column) if self.is_table else [index]))}]"
-
-
-class IdChunk(NamedTuple):
-    """Consecutive ids of one document as a file has them, and their place in it; what `Chunk` is for text."""
-
-    data: bytes
-    starts_document: bool
-    path: Path
-    offset: int  # in an array: ids before these; of a line: bytes before it in the file
-    array: _Array | None = None  # None: a line of JSON
-
-    def ids(self, vocab_size: int | None = None) -> np.ndarray:
-        """Return the ids, shape (n,), int64.
-
-        Raises:
-            CorpusError: they are not integers from 0 on, below `vocab_size` if it is known.
-        """
-        ids = self._of_line() if self.array is None else np.frombuffer(self.data, self.array.dtype)
-        low, high = (min(ids), max(ids)) if isinstance(ids, list) else (ids.min(), ids.max())
-        most = MOST_IDS if vocab_size is None else vocab_size
-        if low < 0 or high >= most:
-            place, wrong = next((self._place(index), int(each)) for index, each in enumerate(ids) if not 0 <= each < most)
-            remedy = "" if wrong < 0 or vocab_size is None else f", or train with tokenizer.vocab_size={wrong + 1}"
-            raise self._error(f"{place} is {shown(wrong)}, and ids are from 0 to {most - 1:,} here; correct it{remedy}")
-        return np.asarray(ids, np.int64)
-
-    def _of_line(self) -> list[int]:
-        try:
-            value = parse_json(self.data, most_parts=len(self.data))
-        except ValueError as error:
-            raise self._error(f"{self._place()} is not JSON: {one_line(error)}") from None
-        ids = value.get("ids") if isinstance(value, dict) else value
-        if not isinstance(ids, list) or not ids:
-            raise self._error(f'{self._place()} holds no ids; write [3, 1, 2] or {{"ids": [3, 1, 2]}}, or leave the line out')
-        if set(map(type, ids)) != {int}:
-            place, wrong = next((self._place(index), each) for index, each in enumerate(ids) if type(each) is not int)
-            raise self._error(f"{place} is {shown(wrong)}, not an integer")
-        return ids
-
-    def _place(self, index: int | None = None) -> str:
-        if self.array is not None:
-            return self.array.place(self.offset + (index or 0))
-        n_before = sum(block.count(b"\n") for block in read_blocks(Piece(self.path, 0, self.offset))) if self.offset else 0
-        return f"line {n_before + 1}" + ("" if index is None else f", [{index}]")
-
-    def _error(self, what: str) -> CorpusError:
-        return CorpusError(f"'{self.path}': {what}")
+    shape: tuple[int, int]  # documents, and ids of each
 
 
 def is_array_file(path: Path) -> bool:
@@ -102,69 +51,102 @@ def is_id_file(path: Path) -> bool:
 
 def id_file_size(path: Path) -> int:
     """Return the size of a file of ids in the bytes that a `Piece` counts."""
-    with _readable(path):
+    with readable_errors(path):
         return sum(size for _, size, _ in _members(path)) if path.suffix == ".npz" else content_size(path)
 
 
-def read_ids(piece: Piece) -> Iterator[IdChunk]:
-    """Yield the ids of a piece in chunks of bounded size; the first begins a document.
+def read_ids(piece: Piece, vocab_size: int = MOST_IDS) -> Iterator[Chunk]:
+    """Yield the ids of a piece in chunks of bounded size, as `PACKED`.
 
     Raises:
-        CorpusError: the file is damaged, or holds something else than documents of ids.
+        CorpusError: the file is damaged, or holds something else than documents of ids below `vocab_size`.
     """
-    if not is_array_file(piece.path):
-        for offset, line in _lines(piece):
-            yield IdChunk(line, True, piece.path, offset)
+    if is_array_file(piece.path):
+        with readable_errors(piece.path):
+            for array, file in _arrays(piece.path):
+                yield from _of_array(piece, array, file, vocab_size)
         return
-    with _readable(piece.path):
-        for array, file in _arrays(piece.path):
-            width, n = array.dtype.itemsize, array.n_row * array.n_column
-            at, stop = (min(max(0, -((array.start - place) // width)), n) for place in (piece.start, piece.stop or sys.maxsize))
-            file.seek(at * width, os.SEEK_CUR)
-            begins = True
-            while at < stop:
-                column = at % array.n_column
-                n_id = min(stop - at, array.n_column - column, BLOCK_BYTES // width)
-                data = file.read(n_id * width)
-                if len(data) < n_id * width:
-                    raise CorpusError(f"'{piece.path}' ends at {array.place(at)}; it was cut while it was read")
-                yield IdChunk(data, begins or column == 0, piece.path, at, array)
-                at, begins = at + n_id, False
+    for offset, line in _lines(piece):
+        ids = _of_line(piece.path, offset, line)
+        packed = _packed(ids, vocab_size, lambda index, offset=offset: f"{_line(piece.path, offset)}, [{index}]")
+        yield Chunk(packed, True, piece.path, offset)
 
 
-def document_border(path: Path, position: int, low: int, limit: int) -> int:
+def _of_array(piece: Piece, array: _Array, file: IO[bytes], vocab_size: int) -> Iterator[Chunk]:
+    width, (n_row, n_column) = array.dtype.itemsize, array.shape
+    at, stop = (
+        min(max(0, -((array.start - place) // width)), n_row * n_column) for place in (piece.start, piece.stop or sys.maxsize)
+    )
+    file.seek(at * width, os.SEEK_CUR)
+    begins = True
+    while at < stop:
+        row, column = divmod(at, n_column)
+        n_id = min(stop - at, n_column - column, BLOCK_BYTES // width)
+        place = f"'{piece.path}': {array.name}[{f'{row}, ' if n_row > 1 else ''}"
+        ids = np.frombuffer(file.read(n_id * width), array.dtype)
+        packed = _packed(ids, vocab_size, lambda index, place=place, column=column: f"{place}{column + index}]")
+        yield Chunk(packed, begins or column == 0, piece.path, at)
+        at, begins = at + n_id, False
+
+
+def _of_line(path: Path, offset: int, line: bytes) -> np.ndarray:
+    try:
+        value = parse_json(line, most_parts=len(line))
+    except ValueError as error:
+        raise CorpusError(f"{_line(path, offset)} is not JSON: {one_line(error)}") from None
+    ids = value.get("ids") if isinstance(value, dict) else value
+    if not isinstance(ids, list) or not ids:
+        raise CorpusError(f'{_line(path, offset)} has no ids; write [3, 1, 2] or {{"ids": [3, 1, 2]}}, or leave the line out')
+    if set(map(type, ids)) != {int}:
+        index, wrong = next((index, each) for index, each in enumerate(ids) if type(each) is not int)
+        raise CorpusError(f"{_line(path, offset)}, [{index}] is {shown(wrong)}, not an integer")
+    return np.array(ids)
+
+
+def _line(path: Path, offset: int) -> str:
+    n_before = sum(block.count(b"\n") for block in read_blocks(Piece(path, 0, offset))) if offset else 0
+    return f"'{path}': line {n_before + 1}"
+
+
+def _packed(ids: np.ndarray, vocab_size: int, place: Callable[[int], str]) -> bytes:
+    """Return ids as bytes; refuse one outside the vocabulary, and say its `place`."""
+    outside = np.flatnonzero((ids < 0) | (ids >= vocab_size))
+    if outside.size:
+        wrong = int(ids[outside[0]])
+        remedy = (
+            f"correct it, or train with tokenizer.vocab_size={wrong + 1}" if vocab_size <= wrong < MOST_IDS else "correct it"
+        )
+        raise CorpusError(
+            f"{place(int(outside[0]))} is {shown(wrong)}, and ids are from 0 to {vocab_size - 1:,} here; {remedy}"
+        )
+    return ids.astype(PACKED).tobytes()
+
+
+def document_border(path: Path, position: int, low: int) -> int:
     """Return where to cut a file near a byte position.
 
-    That is where the first document from there on begins if it is before `limit`, else where the last one before there does if
-    another lies between `low` and it, else where the next one begins. An array that is alone in its file is cut at `position`.
+    That is where the last document up to there begins, but after the first from `low` on. An array that is alone in its file is
+    cut at `position`.
     """
-    first, before, after, n_seen = None, low, None, 0
-    for start, n_byte, n in _documents(path):
-        if first is None and (from_low := max(0, -((start - low) // n_byte))) < n:
-            first = start + from_low * n_byte
-            position = max(position, first + 1)  # a piece has at least one id
-        from_position = max(0, -((start - position) // n_byte))
-        if from_position:
-            before = start + (min(from_position, n) - 1) * n_byte
-        n_seen += n
-        if from_position < n:
-            after = start + from_position * n_byte
-            break
-    if after is not None and after < limit:
-        return after
-    if first is not None and before > first:
-        return before
-    return position if n_seen == 1 and is_array_file(path) else after or id_file_size(path)
+    starts = (start for start in _document_starts(path) if start >= low)
+    first, border = next(starts, None), None
+    for start in starts:
+        if border is None or start <= position:
+            border = start
+        if start >= position:
+            return border
+    is_alone = is_array_file(path) and border is None and (low == 0 or first is None)
+    return position if is_alone else border or id_file_size(path)
 
 
-def _documents(path: Path) -> Iterator[tuple[int, int, int]]:
-    """Yield runs of documents of the same size: where the first begins, bytes of each, and how many there are."""
+def _document_starts(path: Path) -> Iterator[int]:
     if not is_array_file(path):
-        yield from ((offset, len(line), 1) for offset, line in _lines(Piece(path)))
+        yield from (offset for offset, _ in _lines(Piece(path)))
         return
-    with _readable(path):
+    with readable_errors(path):
         for array, _ in _arrays(path):
-            yield array.start, array.n_column * array.dtype.itemsize, array.n_row
+            width = array.dtype.itemsize
+            yield from range(array.start, array.start + math.prod(array.shape) * width, array.shape[1] * width)
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
@@ -186,7 +168,7 @@ def _arrays(path: Path) -> Iterator[tuple[_Array, IO[bytes]]]:
     """Yield the arrays of a file, each with the file at its first id."""
     before = 0
     for name, size, file in _members(path):
-        yield _read_header(path, name, file, before, size), file
+        yield _read_header(f"'{path}'{name and f', array {name}'}", name, file, before, size), file
         before += size
 
 
@@ -202,9 +184,8 @@ def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
                 yield member.filename.removesuffix(".npy"), member.file_size, file
 
 
-def _read_header(path: Path, name: str, file: IO[bytes], before: int, size: int) -> _Array:
+def _read_header(what: str, name: str, file: IO[bytes], before: int, size: int) -> _Array:
     """Read the header of an array that has `size` bytes after `before` others, and compare it with these."""
-    what = f"'{path}'{name and f', array {name}'}"
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
@@ -212,22 +193,11 @@ def _read_header(path: Path, name: str, file: IO[bytes], before: int, size: int)
         raise CorpusError(f"{what} is no array that numpy has saved ({one_line(error)}); save it with np.save") from None
     if dtype.kind not in "iu":
         raise CorpusError(f"{what} holds {dtype}, not integers; save ids with a type such as np.int32")
-    if len(shape) not in (1, 2) or 0 in shape:
-        raise CorpusError(f"{what} has the shape {shape}; give (n,) for one document or (documents, n), with n of at least 1")
-    if by_columns:
-        raise CorpusError(f"{what} is stored by columns; save np.ascontiguousarray of it")
-    n_id, start = math.prod(shape), file.tell()
-    if start + n_id * dtype.itemsize != size:
-        has = f"has {size - start:,} bytes of ids instead of {n_id * dtype.itemsize:,}"
-        raise CorpusError(f"{what} {has}, as its header says; it was cut or altered: copy or save it again")
-    return _Array(name, before + start, dtype, n_id // shape[-1], shape[-1], len(shape) == 2)
-
-
-@contextmanager
-def _readable(path: Path) -> Iterator[None]:
-    """Turn what archives raise into one line."""
-    with readable_errors(path):
-        try:
-            yield
-        except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            raise CorpusError(f"'{path}' cannot be read ({one_line(error)}); save it again with np.savez") from None
+    if len(shape) not in (1, 2) or 0 in shape or by_columns:
+        kind = "stored by columns" if by_columns else f"of the shape {shape}"
+        raise CorpusError(f"{what} is {kind}; save rows, of the shape (n,) for one document or (documents, n)")
+    start, n_byte = file.tell(), math.prod(shape) * dtype.itemsize
+    if start + n_byte != size:
+        has = f"has {size - start:,} bytes of ids instead of the {n_byte:,} that its header says"
+        raise CorpusError(f"{what} {has}; it was cut or altered: copy or save it again")
+    return _Array(name, before + start, dtype, (n_byte // dtype.itemsize // shape[-1], shape[-1]))

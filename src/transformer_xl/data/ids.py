@@ -8,12 +8,9 @@ import numpy as np
 from transformer_xl.data.tokenizer_base import PieceTokenizer, require
 from transformer_xl.errors import TokenizerError, shown
 
-MOST_IDS = 2**31
-"""A vocabulary is smaller."""
-
 
 class _Numbers(Sequence[bytes]):
-    """The pieces of a vocabulary of any size, made when they are asked for."""
+    """The pieces, made when they are asked for, because a vocabulary may be large."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -44,7 +41,7 @@ class IdTokenizer(PieceTokenizer):
     unit = "id"
 
     def __init__(self, vocab_size: int) -> None:
-        require(type(vocab_size) is int and 0 < vocab_size < MOST_IDS, f"vocab_size is not from 1 to {MOST_IDS - 1:,}")
+        require(type(vocab_size) is int and 0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
         super().__init__(_Numbers(vocab_size))
 
     def encode(self, text: str) -> np.ndarray:

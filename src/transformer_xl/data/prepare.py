@@ -35,6 +35,7 @@ from transformer_xl import console
 from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import PYTHON_STDLIB, Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
+from transformer_xl.data.id_files import PACKED
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.order import TokenIds
 from transformer_xl.data.shards import (
@@ -89,7 +90,7 @@ class TokenSplit:
         ids: shape (n_tokens,), uint16 or uint32, mapped from disk. An array if there is one shard; if there are several,
             `ids[:]` copies them to an array.
         document_starts: token offsets at which documents start, int64, increasing, mapped from disk; the first is 0.
-        n_bytes: bytes of the text, or of the files of ids.
+        n_bytes: bytes of the text; of ids, four for each.
         n_characters: code points of the text, or ids.
     """
 
@@ -384,7 +385,7 @@ def _n_ids(corpus: Corpus, progress: bool) -> int:
     largest = 0
     with console.progress("looking for the largest id", unit="bytes", hidden=not progress) as bar:
         for chunk in chain.from_iterable(map(corpus.ids, SPLITS)):
-            largest = max(largest, int(chunk.ids().max()))
+            largest = max(largest, int(np.frombuffer(chunk.data, PACKED).max()))
             bar.advance(len(chunk.data))
     return largest + 1
 
@@ -392,8 +393,7 @@ def _n_ids(corpus: Corpus, progress: bool) -> int:
 def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
     """Return a process per core, or 1 if several processes would not be faster or would need too much memory.
 
-    Bytes, characters and ids are encoded faster than sent to another process. Each process holds the vocabulary, 200 bytes a
-    word.
+    Bytes, characters and ids are encoded faster than sent to a process. Each process holds the vocabulary: 200 bytes a word.
     """
     if tokenizer.kind in ("byte", "char", "symbols", "ids") or tokenizer.vocab_size > _COPIED_WORDS:
         return 1
@@ -407,10 +407,10 @@ def _write_split(
 ) -> list[Shard]:
     encode = partial(encode_chunks, tokenizer=tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
     pieces = corpus.splits[split]
-    known = all(stop is not None or path.suffix not in (*COMPRESSED, ".npz") for path, _, stop in pieces)
+    known = tokenizer.kind != "ids" and all(stop is not None or path.suffix not in COMPRESSED for path, _, stop in pieces)
     total = sum((path.stat().st_size if stop is None else stop) - start for path, start, stop in pieces) if known else None
     with console.progress(f"encoding {split}", total, unit="bytes", hidden=not progress) as bar:
-        chunks = corpus.ids(split) if tokenizer.kind == "ids" else corpus.chunks(split)
+        chunks = corpus.ids(split, tokenizer.vocab_size) if tokenizer.kind == "ids" else corpus.chunks(split)
         shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=bar.advance)
     join_documents(directory, split, shards)
     return shards

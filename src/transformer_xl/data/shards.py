@@ -21,7 +21,6 @@ from typing import IO, Any, overload
 import numpy as np
 
 from transformer_xl.data.encoding import EncodedBatch
-from transformer_xl.data.id_files import IdChunk
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.errors import CheckpointError, CorpusError, one_line
 from transformer_xl.files import replace_file, whole_file
@@ -59,8 +58,8 @@ class Shard:
 def write_shards(
     directory: Path,
     split: str,
-    chunks: Iterable[Chunk | IdChunk],
-    encode: Callable[[Iterable[Chunk | IdChunk]], Iterator[EncodedBatch]],
+    chunks: Iterable[Chunk],
+    encode: Callable[[Iterable[Chunk]], Iterator[EncodedBatch]],
     *,
     tokenizer: str,
     on_bytes: Callable[[int], object],
@@ -204,7 +203,7 @@ class _OffsetFile:
         np.lib.format.write_array_header_1_0(self._file, header)
 
 
-def _portions(chunks: Iterator[Chunk | IdChunk]) -> Iterator[Iterator[Chunk | IdChunk]]:
+def _portions(chunks: Iterator[Chunk]) -> Iterator[Iterator[Chunk]]:
     """Yield the chunks of each shard; the caller must use them up first. No chunks make one empty shard."""
     first = next(chunks, None)
     yield iter(()) if first is None else _portion(first, chunks)
@@ -212,7 +211,7 @@ def _portions(chunks: Iterator[Chunk | IdChunk]) -> Iterator[Iterator[Chunk | Id
         yield _portion(first, chunks)
 
 
-def _portion(first: Chunk | IdChunk, following: Iterator[Chunk | IdChunk]) -> Iterator[Chunk | IdChunk]:
+def _portion(first: Chunk, following: Iterator[Chunk]) -> Iterator[Chunk]:
     n_bytes = 0
     for chunk in chain([first], following):
         yield chunk

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePath
 
 from transformer_xl.data.id_files import document_border, id_file_size
@@ -82,11 +81,14 @@ def splits_by_ratio(
 ) -> Splits:
     """Divide files by shares of bytes: between files if that comes near the shares, else inside files.
 
-    A cut inside a file moves forward to the next `separator`, or if files `hold_ids`, to a document as `document_border` says.
-    A split with a share of 0 is empty.
+    A cut inside a file moves forward to the next `separator`, or to a `document_border` if files `hold_ids`. A split with a
+    share of 0 is empty.
     """
     size_of = id_file_size if hold_ids else content_size
-    border = document_border if hold_ids else partial(_border, separator=separator)
+
+    def border(file: Path, position: int, start: int, limit: int) -> int:
+        return document_border(file, position, start) if hold_ids else _border(file, position, limit, separator)
+
     sized = [(file, size) for file in files if (size := size_of(file))]
     wanted = [name for name, share in zip(SPLITS, shares, strict=True) if share]
     whole = _between_files(sized, shares, wanted) if len(sized) >= max(2, len(wanted)) else None
@@ -149,7 +151,7 @@ def _inside_files(
     return {name: tuple(pieces) for name, pieces in splits.items()}
 
 
-def _border(file: Path, position: int, _: int, limit: int, *, separator: str | None) -> int:
+def _border(file: Path, position: int, limit: int, separator: str | None) -> int:
     """Return where the first document from `position` on begins if that is before `limit`, else a border of code points."""
     if separator == EVERY_LINE:
         following = position

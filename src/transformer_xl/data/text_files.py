@@ -6,6 +6,7 @@ import hashlib
 import lzma
 import math
 import re
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -276,7 +277,7 @@ def readable_errors(path: Path) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise CorpusError(f"'{path}' has vanished; restore it, or give another corpus") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise CorpusError(_damaged(path, error)) from None
     except OSError as error:
         raise CorpusError(f"cannot read '{path}': {error.strerror or error}; check its permissions and the disk") from None
