@@ -17,6 +17,7 @@ from transformer_xl.console import warn
 from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.id_files import is_array_file, read_ids
+from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
 from transformer_xl.data.text_files import CONVERT, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
@@ -100,8 +101,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
     check_readable(file)
-    if tokenizer.unit == "id":
-        return _text_of(file, read_ids(Piece(file), tokenizer.vocab_size), tokenizer)
+    if isinstance(tokenizer, IdTokenizer):
+        return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)
     if is_array_file(file):
         raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")
     chunks = read_chunks(Piece(file), CHUNK_BYTES)

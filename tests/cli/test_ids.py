@@ -49,7 +49,7 @@ def test_scores_count_ids(txl: Txl, run: str) -> None:
 
 def test_a_text_is_refused_by_a_run_on_ids_and_ids_by_one_on_text(txl: Txl, run: str) -> None:
     assert "text.txt': line 1 is not JSON" in txl("eval", run, "--file", "text.txt").complaint
-    assert "has no ids, which tokenizer.kind=ids reads" in txl("eval", run, "--corpus", "text.txt").complaint
+    assert "has no ids, as tokenizer.kind=ids reads" in txl("eval", run, "--corpus", "text.txt").complaint
     assert (
         "ids.npy' holds ids, and this model's tokenizer (kind byte) reads text"
         in txl("eval", "run", "--file", "ids.npy").complaint
@@ -78,7 +78,7 @@ def test_a_corpus_of_ids_is_prepared_planned_and_ablated(txl: Txl, ids: Path) ->
     assert told == f"tokenizer.kind (byte) reads text, and '{ids}' holds ids; leave it out, or use ids"
     assert "how many ids 'ids.npy' has is known only" in txl("plan", "tiny.toml", "--set=data.corpus=ids.npy").complaint
     sized = txl("plan", "tiny.toml", "--set=data.corpus=ids.npy", "--set=tokenizer.vocab_size=30").out
-    assert "vocabulary of 30 (ids, as set)" in " ".join(sized.split())
+    assert "ids, as set" in " ".join(sized.split())
     answer = txl(
         "ablate", "tiny.toml", "--corpus", "ids.npy", "--steps", "2", "--recurrence", "yes", "--out", "ablation", "--quiet"
     )
@@ -92,3 +92,21 @@ def test_a_kind_that_is_told_and_cannot_read_ids(txl: Txl, ids: Path) -> None:
     assert not Path("new").exists()
     np.save("bad.npy", np.array([1.5, 2]))
     assert "bad.npy' holds float64, not integers" in txl("train", "bad.npy", *OVERRIDES).err
+
+
+def test_what_is_written_goes_to_a_file(txl: Txl, run: str) -> None:
+    how = ("generate", run, "--prompt", "12 7 9", "--tokens", "5", "--seed", "1")
+    printed = [int(number) for number in txl(*how).out.split()]
+    answer = txl(*how, "--out", "one.npy")
+    assert (answer.out, np.load("one.npy").tolist()) == ("", printed)
+    assert txl(*how, "-n", "2", "--out", "two.jsonl").status == 0
+    first, second = map(json.loads, Path("two.jsonl").read_text().splitlines())
+    assert first == printed and second[:3] == [12, 7, 9] and second != first
+    assert txl("eval", run, "--file", "two.jsonl").status == 0
+    assert (
+        "--out 'two.npy' holds one text; with several, name a file that ends in .jsonl"
+        in txl(*how, "-n2", "--out=two.npy").complaint
+    )
+    assert "--out 'one.mid' must end in .npy or .jsonl (music: .mid)" in txl(*how, "--out", "one.mid").complaint
+    assert "--out 'no/one.npy': the directory" in txl(*how, "--out", "no/one.npy").complaint
+    assert "leave --interactive, --json and --stream out" in txl(*how, "--json", "--out", "one.npy").complaint

@@ -191,7 +191,7 @@ def test_a_kind_that_is_told_counts(tmp_path: Path) -> None:
         with pytest.raises(CorpusError, match=r"it.npy' holds ids, and this tokenizer reads text"):
             prepare(DataConfig(corpus=str(array)), tokenizer, cache=tmp_path / "cache")
     (tmp_path / "it.txt").write_text("1 2 3")
-    with pytest.raises(CorpusError, match=r"it.txt' has no ids, which tokenizer.kind=ids reads from .npy"):
+    with pytest.raises(CorpusError, match=r"it.txt' has no ids, as tokenizer.kind=ids reads: .npy"):
         prepared(tmp_path / "it.txt", tmp_path)
 
 

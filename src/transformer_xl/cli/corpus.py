@@ -114,4 +114,6 @@ def prepare(
     if verify:
         print("every file has the content that was recorded for it")
     for name, count in counts.items():
+        if settings.kind == "ids":
+            del count["characters"], count["bytes"]
         print(f"  {name:6}" + "  ".join(f"{value:>13,} {unit}" for unit, value in count.items()))

@@ -54,10 +54,11 @@ def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
     import numpy as np
 
     from transformer_xl.data.id_files import PACKED, is_id_file, read_ids
+    from transformer_xl.data.ids import IdTokenizer
     from transformer_xl.data.text_files import Piece
 
-    if tokenizer.unit == "id" and path.is_file() and is_id_file(path):
-        packed = b"".join(chunk.data for chunk in read_ids(Piece(path), tokenizer.vocab_size))
+    if isinstance(tokenizer, IdTokenizer) and path.is_file() and is_id_file(path):
+        packed = b"".join(chunk.data for chunk in read_ids(Piece(path), tokenizer))
         return Prompt(np.frombuffer(packed, PACKED).astype(np.int64), {"prompt_file": str(path)})
     data = _content(path)
     try:

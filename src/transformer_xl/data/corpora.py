@@ -21,7 +21,8 @@ from typing import Any
 from transformer_xl.config import DataConfig, RunConfig, merge, parse_override
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
-from transformer_xl.data.id_files import MOST_IDS, is_array_file, is_id_file, read_ids
+from transformer_xl.data.id_files import is_array_file, is_id_file, read_ids
+from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
 from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
@@ -107,10 +108,10 @@ class Corpus:
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
 
-    def ids(self, split: SplitName, vocab_size: int = MOST_IDS) -> Iterator[Chunk]:
+    def ids(self, split: SplitName, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
         """Yield the ids of a split, if the files hold ids; see `read_ids`."""
         for piece in self.splits[split]:
-            yield from read_ids(piece, vocab_size)
+            yield from read_ids(piece, tokenizer)
 
 
 def corpus_names() -> list[str]:
@@ -162,7 +163,7 @@ def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     if kind == "ids" or not files or not all(map(is_id_file, files)):
         return config
     if "kind" in told:
-        if any(map(is_array_file, files)):
+        if not all(file.suffix == ".jsonl" for file in files):
             raise ConfigError(f"tokenizer.kind ({kind}) reads text, and '{corpus}' holds ids; leave it out, or use ids")
         return config  # lines of JSON are text, too
     return RunConfig(**{**config.model_dump(), "tokenizer": {**told, "kind": "ids"}})
@@ -218,7 +219,7 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
     if hold_ids:
         files, root = _files(config.corpus)
         if not (files := list(filter(is_id_file, files))):
-            raise CorpusError(f"corpus '{config.corpus}' has no ids, which tokenizer.kind=ids reads from .npy, .npz, .jsonl")
+            raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl, .mid")
         return _from_files(config, files, root, by_name=not path.is_file(), hold_ids=True)
     if path.is_file():
         return _from_files(config, [path], path.parent, by_name=False)

@@ -1,7 +1,7 @@
-"""Files of ids, read in bounded memory: arrays of numpy (.npy, .npz), and lines of JSON (.jsonl).
+"""Files of ids, read in bounded memory: arrays of numpy (.npy, .npz), lines of JSON (.jsonl), and music (.mid).
 
-A row of a 2-D array is a document, and so is a 1-D array, and a line. A `Piece` counts bytes: of a .npy or .jsonl, those of the
-file; of a .npz, those of its arrays one after another, unpacked. An id belongs to the piece in which its first byte lies.
+A row of a 2-D array is a document, and so is a 1-D array, a line, a piece of music. A `Piece` counts bytes: of a .npz, those
+of its arrays one after another, unpacked; of another file, its own. An id belongs to the piece in which its first byte lies.
 """
 
 import math
@@ -15,6 +15,8 @@ from typing import IO, NamedTuple
 
 import numpy as np
 
+from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.midi import is_midi_file, read_midi
 from transformer_xl.data.text_files import BLOCK_BYTES, COMPRESSED, Chunk, Piece, content_size, read_blocks, readable_errors
 from transformer_xl.errors import CorpusError, one_line, shown
 from transformer_xl.untrusted import parse_json
@@ -45,7 +47,7 @@ def is_id_file(path: Path) -> bool:
     """Return whether a file holds ids, by its name, and of lines of JSON by the beginning of the first."""
     name = path.with_suffix("") if path.suffix in COMPRESSED else path
     if name.suffix != ".jsonl":
-        return is_array_file(path)
+        return is_array_file(path) or is_midi_file(path)
     return _BEGINS_WITH_IDS.match(next(read_blocks(Piece(path)), b"")) is not None
 
 
@@ -55,12 +57,17 @@ def id_file_size(path: Path) -> int:
         return sum(size for _, size, _ in _members(path)) if path.suffix == ".npz" else content_size(path)
 
 
-def read_ids(piece: Piece, vocab_size: int = MOST_IDS) -> Iterator[Chunk]:
+def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
     """Yield the ids of a piece in chunks of bounded size, as `PACKED`.
 
     Raises:
-        CorpusError: the file is damaged, or holds something else than documents of ids below `vocab_size`.
+        CorpusError: the file is damaged, or holds something else than documents of ids that the `tokenizer`, if any, has.
     """
+    vocab_size = tokenizer.vocab_size if tokenizer else MOST_IDS
+    if is_midi_file(piece.path):
+        ids = read_midi(piece.path, tokenizer.events if tokenizer else ())
+        yield Chunk(_packed(ids, vocab_size, str), True, piece.path, 0)
+        return
     if is_array_file(piece.path):
         with readable_errors(piece.path):
             for array, file in _arrays(piece.path):
@@ -141,7 +148,7 @@ def document_border(path: Path, position: int, low: int) -> int:
 
 def _document_starts(path: Path) -> Iterator[int]:
     if not is_array_file(path):
-        yield from (offset for offset, _ in _lines(Piece(path)))
+        yield from (0,) if is_midi_file(path) else (offset for offset, _ in _lines(Piece(path)))
         return
     with readable_errors(path):
         for array, _ in _arrays(path):

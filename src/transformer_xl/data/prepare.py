@@ -36,6 +36,8 @@ from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import PYTHON_STDLIB, Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
 from transformer_xl.data.id_files import PACKED
+from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.midi import is_midi_file, midi_events
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.order import TokenIds
 from transformer_xl.data.shards import (
@@ -364,6 +366,8 @@ def _kept_tokenizer(directory: Path) -> Tokenizer | None:
 
 def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
     if config.kind == "ids":
+        if any(map(is_midi_file, corpus.files)):
+            return IdTokenizer(len(midi_events()), events=midi_events())
         return train_tokenizer(config.model_copy(update={"vocab_size": config.vocab_size or _n_ids(corpus, progress)}), ())
     splits = SPLITS if config.kind == "char" else ("train",)
     with console.progress(f"learning {config.kind} vocabulary", unit="bytes", hidden=not progress) as bar:
@@ -410,7 +414,7 @@ def _write_split(
     known = tokenizer.kind != "ids" and all(stop is not None or path.suffix not in COMPRESSED for path, _, stop in pieces)
     total = sum((path.stat().st_size if stop is None else stop) - start for path, start, stop in pieces) if known else None
     with console.progress(f"encoding {split}", total, unit="bytes", hidden=not progress) as bar:
-        chunks = corpus.ids(split, tokenizer.vocab_size) if tokenizer.kind == "ids" else corpus.chunks(split)
+        chunks = corpus.ids(split, tokenizer) if isinstance(tokenizer, IdTokenizer) else corpus.chunks(split)
         shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=bar.advance)
     join_documents(directory, split, shards)
     return shards
