@@ -1,7 +1,7 @@
 """Files of ids, read in bounded memory: arrays of numpy (.npy, .npz), lines of JSON (.jsonl), and music (.mid).
 
-A row of a 2-D array is a document, and so is a 1-D array, a line, a piece of music. A `Piece` counts bytes: of a .npz, those
-of its arrays one after another, unpacked; of another file, its own. An id belongs to the piece in which its first byte lies.
+A row of a 2-D array is a document, and so is a 1-D array, a line, a piece of music. A `Piece` counts bytes: of arrays, those of
+their ids one after another, without headers; of another file, its own. An id belongs to the piece in which its first byte lies.
 """
 
 import math
@@ -33,9 +33,13 @@ _BEGINS_WITH_IDS = re.compile(rb'\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
 
 class _Array(NamedTuple):
     name: str  # in a .npz
-    start: int  # of its first id, in bytes of the content
+    start: int  # bytes of the arrays before it
     dtype: np.dtype
     shape: tuple[int, int]  # documents, and ids of each
+
+    @property
+    def n_byte(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def is_array_file(path: Path) -> bool:
@@ -54,7 +58,7 @@ def is_id_file(path: Path) -> bool:
 def id_file_size(path: Path) -> int:
     """Return the size of a file of ids in the bytes that a `Piece` counts."""
     with readable_errors(path):
-        return sum(size for _, size, _ in _members(path)) if path.suffix == ".npz" else content_size(path)
+        return sum(array.n_byte for array, _ in _arrays(path)) if is_array_file(path) else content_size(path)
 
 
 def read_ids(piece: Piece, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
@@ -152,8 +156,7 @@ def _document_starts(path: Path) -> Iterator[int]:
         return
     with readable_errors(path):
         for array, _ in _arrays(path):
-            width = array.dtype.itemsize
-            yield from range(array.start, array.start + math.prod(array.shape) * width, array.shape[1] * width)
+            yield from range(array.start, array.start + array.n_byte, array.shape[1] * array.dtype.itemsize)
 
 
 def _lines(piece: Piece) -> Iterator[tuple[int, bytes]]:
@@ -175,8 +178,9 @@ def _arrays(path: Path) -> Iterator[tuple[_Array, IO[bytes]]]:
     """Yield the arrays of a file, each with the file at its first id."""
     before = 0
     for name, size, file in _members(path):
-        yield _read_header(f"'{path}'{name and f', array {name}'}", name, file, before, size), file
-        before += size
+        array = _read_header(f"'{path}'{name and f', array {name}'}", name, file, before, size)
+        yield array, file
+        before += array.n_byte
 
 
 def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
@@ -192,7 +196,7 @@ def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
 
 
 def _read_header(what: str, name: str, file: IO[bytes], before: int, size: int) -> _Array:
-    """Read the header of an array that has `size` bytes after `before` others, and compare it with these."""
+    """Read the header of an array that has `size` bytes with it, and `before` bytes of ids before it; compare them."""
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
@@ -207,4 +211,4 @@ def _read_header(what: str, name: str, file: IO[bytes], before: int, size: int) 
     if start + n_byte != size:
         has = f"has {size - start:,} bytes of ids instead of the {n_byte:,} that its header says"
         raise CorpusError(f"{what} {has}; it was cut or altered: copy or save it again")
-    return _Array(name, before + start, dtype, (n_byte // dtype.itemsize // shape[-1], shape[-1]))
+    return _Array(name, before, dtype, (n_byte // dtype.itemsize // shape[-1], shape[-1]))
