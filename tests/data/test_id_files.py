@@ -149,6 +149,7 @@ def test_one_long_document_is_cut_by_the_shares(tmp_path: Path) -> None:
     assert [*chain(*(of_split(corpus, name)[0] for name in SPLITS))] == (np.arange(10_000) % 256).tolist()
     assert corpus.tokenizer.vocab_size == 256
     assert corpus.splits["train"].n_characters == 8000
+    assert all(split.document_starts.tolist() == [0] for split in corpus.splits.values())
 
 
 def test_a_border_is_a_document_near_the_place(tmp_path: Path) -> None:
@@ -277,9 +278,9 @@ def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
 
 def test_an_id_outside_a_given_vocabulary_is_placed(tmp_path: Path) -> None:
     np.save(tmp_path / "it.npy", np.array([[1, 2], [3, 300]] * 50))
-    said = r"it.npy': \[1, 1\] is 300, and ids are from 0 to 255 here; correct it, or train with tokenizer.vocab_size=301"
+    said = r"it.npy': \[1, 1\] is 300, and ids are from 0 to 299 here; correct it, or train with tokenizer.vocab_size=301"
     with pytest.raises(CorpusError, match=said):
-        prepared(tmp_path / "it.npy", tmp_path, vocab_size=256)
+        prepared(tmp_path / "it.npy", tmp_path, vocab_size=300)
     assert prepared(tmp_path / "it.npy", tmp_path, vocab_size=301).tokenizer.vocab_size == 301
 
 

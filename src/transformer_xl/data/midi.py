@@ -14,6 +14,9 @@ import numpy as np
 from transformer_xl.errors import ConfigError, CorpusError, one_line
 from transformer_xl.files import whole_file
 
+BAR = "Bar_None"
+"""The event with which a piece begins."""
+
 
 @cache
 def _remi() -> Any:
