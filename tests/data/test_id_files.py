@@ -186,6 +186,8 @@ def test_a_kind_that_is_told_counts(tmp_path: Path) -> None:
     told[1] = f"data.corpus={array}"
     with pytest.raises(ConfigError, match=r"tokenizer.kind \(char\) reads text, and '.*it.npy' holds ids; leave it out"):
         choose_tokenizer(load_recipe("quickstart", told), told)
+    told[0] = "tokenizer.kind=ids"
+    assert choose_tokenizer(load_recipe("quickstart", told), told).tokenizer.kind == "ids"
     sized = ["tokenizer.vocab_size=300", f"data.corpus={array}"]
     assert choose_tokenizer(load_recipe("quickstart", sized), sized).tokenizer.vocab_size == 300
     for tokenizer in (TokenizerConfig(), TokenizerConfig(kind="word")):
