@@ -203,7 +203,11 @@ def test_evaluation_reads_as_training_unless_told() -> None:
         ),
         (TransformerXLConfig, {"attention": "al_rfou", "d_head": 63}, r"n_head x d_head \(504\).*d_model \(512\)"),
         (TransformerXLConfig, {"d_model": 5, "mem_len": -1}, r"^d_model \(5\) .*; mem_len \(-1\) must be"),
-        (TokenizerConfig, {"kind": "sentence"}, r"^kind \('sentence'\) must be 'byte', 'char', 'word', 'bpe' or 'unigram'$"),
+        (
+            TokenizerConfig,
+            {"kind": "sentence"},
+            r"^kind \('sentence'\) must be 'byte', 'char', 'word', 'bpe', 'unigram' or 'ids'$",
+        ),
         (
             DataConfig,
             {"split": (0.5, 0.1, 0.1)},

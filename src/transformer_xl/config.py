@@ -24,9 +24,11 @@ Parallelism = Literal["ddp", "fsdp"]
 class TokenizerConfig(Settings):
     """How text becomes ids."""
 
-    kind: Literal["byte", "char", "word", "bpe", "unigram"] = Field(default="byte", description="unit of text")
+    kind: Literal["byte", "char", "word", "bpe", "unigram", "ids"] = Field(
+        default="byte", description="unit of text; ids: the corpus is files of ids, .npy, .npz or .jsonl"
+    )
     vocab_size: Positive | None = Field(
-        default=None, description="bpe, unigram: vocabulary size (default 8192); word: largest size"
+        default=None, description="bpe, unigram: vocabulary size (default 8192); word: largest size; ids: found if not given"
     )
     min_frequency: Natural = Field(default=0, description="word: rarer words become <unk>; bpe: rarer pairs are not merged")
     lower_case: bool = Field(default=False, description="word: fold case; unigram: the same, with normalization xlnet")
@@ -41,7 +43,7 @@ class TokenizerConfig(Settings):
 class DataConfig(Settings):
     """Where the text comes from and how it is divided."""
 
-    corpus: str = Field(default="python-stdlib", description="name, file, directory or glob")
+    corpus: str = Field(default="python-stdlib", description="name, file, directory or glob, of text or of ids")
     split: tuple[float, float, float] = Field(
         default=(0.9, 0.05, 0.05), strict=False, description="train, valid, test shares when none is given"
     )

@@ -1,7 +1,7 @@
 """What a command works on: a run or a model with its tokenizer and device, and the text that it reads."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -16,9 +16,11 @@ from transformer_xl.config import DataConfig, RunConfig
 from transformer_xl.console import warn
 from transformer_xl.data.corpora import CHUNK_BYTES, choose_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
+from transformer_xl.data.id_files import is_array_file, read_ids
+from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, Piece, check_readable, kind_of_bytes, read_chunks
+from transformer_xl.data.text_files import CONVERT, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -33,8 +35,8 @@ class Text:
 
     what: str  # a description in words
     ids: np.ndarray  # integers (N,)
-    n_characters: int  # of the predicted tokens
-    n_bytes: int  # the same in UTF-8
+    n_characters: int  # of the predicted tokens; of ids, their number
+    n_bytes: int | None  # the same in UTF-8; None of ids
     is_whole: bool = True  # a whole split or file, not only its beginning
 
     def digest(self) -> str:
@@ -76,6 +78,9 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
     """
     n_id = len(split.ids)
     ids = np.asarray(split.ids[: None if limit is None else limit + 1])
+    if tokenizer.unit == "id":
+        part = "" if len(ids) == n_id else f"first {len(ids) - 1:,} ids of the "
+        return Text(f"{part}{what}", ids, len(ids) - 1, None, is_whole=not part)
     first = tokenizer.decode([int(ids[0])])
     if len(ids) == n_id:
         return Text(what, ids, *_predicted(first, split.n_characters, split.n_bytes))
@@ -88,7 +93,7 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
 
 
 def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None) -> Text:
-    """Return a file, plain or compressed, as one text, encoded chunk by chunk as the text of a training is.
+    """Return a file, plain or compressed, as one text, encoded chunk by chunk as the text of a training is; or a file of ids.
 
     `check` may raise an error about the first megabyte before it is encoded. Only ids are held, two or four bytes each.
 
@@ -96,6 +101,10 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
     """
     check_readable(file)
+    if isinstance(tokenizer, IdTokenizer):
+        return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)
+    if is_array_file(file):
+        raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")
     chunks = read_chunks(Piece(file), CHUNK_BYTES)
     beginning = next(chunks, None)
     data = b"" if beginning is None else beginning.data
@@ -103,8 +112,12 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         check(data)
     if (kind := kind_of_bytes(data)) != "UTF-8" and tokenizer.reads_bytes:  # others refuse it
         warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
+    return _text_of(file, chain([] if beginning is None else [beginning], chunks), tokenizer)
+
+
+def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
     packed, n_characters, n_bytes = bytearray(), 0, 0  # grows in place, where a list of arrays would be copied to be joined
-    for batch in encode_chunks(chain([] if beginning is None else [beginning], chunks), tokenizer):
+    for batch in encode_chunks(chunks, tokenizer):
         packed += batch.ids
         n_characters += batch.n_characters
         n_bytes += batch.n_bytes
@@ -112,6 +125,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
     if len(ids) < 2:
         has = "1 token" if len(ids) == 1 else "no token"
         raise CorpusError(f"'{file}' has {has}; at least 2 are needed, because the first one is not predicted")
+    if tokenizer.unit == "id":
+        return Text(f"file {file}", ids, len(ids) - 1, None)
     first = tokenizer.decode([int(ids[0])])
     return Text(f"file {file}", ids, *_predicted(first, n_characters, n_bytes))
 

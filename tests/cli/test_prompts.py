@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.cli import prompts
-from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.data.tokenizers import ByteTokenizer, IdTokenizer
 from transformer_xl.errors import CorpusError
 
 
@@ -62,3 +62,8 @@ def test_a_first_line_that_begins_as_json_is_no_text(line: str, problem: str, tm
 def test_braces_alone_make_no_json(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("{curly} text\nmore\n")
     assert len(prompts.many(tmp_path / "prompts.txt", ByteTokenizer())) == 2
+
+
+def test_music_begins_with_a_bar_and_other_ids_with_the_first() -> None:
+    assert prompts.beginning(IdTokenizer(3, events=("PAD_None", "Bar_None", "Pitch_60"))).ids.tolist() == [1]
+    assert prompts.beginning(IdTokenizer(3)).ids.tolist() == [0]

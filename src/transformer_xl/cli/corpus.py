@@ -54,7 +54,7 @@ def prepare(
     corpus: str = "python-stdlib",
     /,
     *,
-    tokenizer: Literal["byte", "char", "word", "bpe", "unigram"] = "byte",
+    tokenizer: Literal["byte", "char", "word", "bpe", "unigram", "ids"] | None = None,
     vocab_size: int | None = None,
     documents: Literal["files", "lines"] = "files",
     search: Path | None = None,
@@ -71,24 +71,28 @@ def prepare(
         txl corpus prepare ptb --search /data --tokenizer word
         txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384
         txl corpus prepare "books/*.txt.xz" --tokenizer bpe --vocab-size 16384 --verify
+        txl corpus prepare ids.npy
 
     Args:
         corpus: name, file, directory or glob.
-        tokenizer: unit of text.
-        vocab_size: bpe, unigram: vocabulary size; word: largest size.
+        tokenizer: unit of text. Default: byte, or ids of files of ids (.npy, .npz, .jsonl).
+        vocab_size: bpe, unigram: vocabulary size; word: largest size; ids: found if not given.
         documents: what a document is, as data.documents says.
         search: directory in which a named corpus may lie.
         workers: processes that encode. Default: one per core.
         verify: compare all that was prepared before with its hashes.
         json_: print one JSON object.
     """
-    from transformer_xl.config import DataConfig, TokenizerConfig
-    from transformer_xl.data.corpora import absolute_corpus
+    from transformer_xl.config import DataConfig, RunConfig, TokenizerConfig
+    from transformer_xl.data.corpora import absolute_corpus, choose_tokenizer
     from transformer_xl.data.prepare import prepare as encode
 
-    settings = TokenizerConfig(kind=tokenizer, vocab_size=vocab_size)
     # the corpus has the name that training gives it, so that training finds what is prepared here
     data = DataConfig(corpus=absolute_corpus(corpus), documents=documents)
+    asked = TokenizerConfig(kind=tokenizer or "byte", vocab_size=vocab_size)
+    told = {name: value for name, value in {"kind": tokenizer, "vocab_size": vocab_size}.items() if value is not None}
+    overrides = [f"tokenizer.{name}={value}" for name, value in told.items()]
+    settings = choose_tokenizer(RunConfig(data=data, tokenizer=asked), overrides).tokenizer
     searched = [search] if search else []
     prepared = encode(data, settings, search=searched, n_workers=workers, verify=verify, repair=True)
     counts = {
@@ -104,10 +108,12 @@ def prepare(
     if json_:
         print(json.dumps({"directory": str(prepared.directory), "vocab_size": vocab_size, "splits": counts}))
         return
-    print(f"'{corpus}' is prepared in {prepared.directory}, with a vocabulary of {vocab_size:,} ({tokenizer})")
+    print(f"'{corpus}' is prepared in {prepared.directory}, with a vocabulary of {vocab_size:,} ({settings.kind})")
     if prepared.tokenizer.loses:
         print(f"not kept of a text: {prepared.tokenizer.loses}")
     if verify:
         print("every file has the content that was recorded for it")
     for name, count in counts.items():
+        if settings.kind == "ids":
+            del count["characters"], count["bytes"]
         print(f"  {name:6}" + "  ".join(f"{value:>13,} {unit}" for unit, value in count.items()))

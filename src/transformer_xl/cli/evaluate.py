@@ -231,7 +231,8 @@ def evaluate(
         return
     settings = [f"dynamic evaluation ({_listed(dynamic.as_dict())})"] if dynamic else []
     settings += [f"cache ({_listed(cache.as_dict())})"] if cache else []
-    _print(score, ", ".join([text.what, reading.in_words(opened.model.config), *settings, chosen]))
+    unit = opened.tokenizer.unit
+    _print(score, ", ".join([text.what, reading.in_words(opened.model.config), *settings, chosen]), unit)
     if left_out := not_scored(opened.tokenizer):
         print(f"  {left_out}")
     if adapting:
@@ -241,8 +242,8 @@ def evaluate(
         )
     if without:
         print(
-            f"without memory {without.bpc:.4f} bits per character, with it {score.bpc:.4f}: "
-            f"memory is worth {without.bpc - score.bpc:z.4f} bits per character "
+            f"without memory {without.bpc:.4f} bits per {unit}, with it {score.bpc:.4f}: "
+            f"memory is worth {without.bpc - score.bpc:z.4f} bits per {unit} "
             f"({without.loss - score.loss:z.4f} nats per token)"
         )
 
@@ -369,13 +370,13 @@ def _evaluate_targets(
         print(f"without memory {without.loss:.4f} nats per target, with it {score.loss:.4f}: memory is worth {worth}")
 
 
-def _print(score: "Score", what: str) -> None:
+def _print(score: "Score", what: str, unit: str) -> None:
     print(f"{what}: {score.tokens:,} tokens in {score.seconds:.1f} s ({score.tokens_per_second:,.0f} tokens/s)")
     rows = [
         ("loss", f"{score.loss:.4f}", "nats per token"),
         ("ppl", f"{score.ppl:.2f}", "perplexity per token"),
-        ("bpc", f"{score.bpc:.4f}", "bits per character"),
-        ("bpb", f"{score.bpb:.4f}" if score.bpb is not None else "-", "bits per UTF-8 byte"),
+        ("bits" if unit == "id" else "bpc", f"{score.bpc:.4f}", f"bits per {unit}"),
+        *([] if score.bpb is None else [("bpb", f"{score.bpb:.4f}", "bits per UTF-8 byte")]),
         ("nats", f"{score.nats:,.1f}", "in total"),
     ]
     for name, value, unit in rows:

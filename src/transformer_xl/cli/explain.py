@@ -98,12 +98,11 @@ def explain(
     if json_:
         print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))
         return
-    print(
-        f"{figures['tokens']:,} tokens of {file}: {figures['loss']:.4f} nats per token, {figures['bpc']:.4f} bits per character"
-    )
+    unit = opened.tokenizer.unit
+    print(f"{figures['tokens']:,} tokens of {file}: {figures['loss']:.4f} nats per token, {figures['bpc']:.4f} bits per {unit}")
     if "memory_is_worth_bpc" in figures:
         worth = figures["memory_is_worth_bpc"]
-        print(f"without memory {figures['bpc_without_memory']:.4f}: memory is worth {worth:z.4f} bits per character")
+        print(f"without memory {figures['bpc_without_memory']:.4f}: memory is worth {worth:z.4f} bits per {unit}")
     else:
         print("this model is read without memory, so there is nothing to compare with")
     if opened.tokenizer.loses:

@@ -26,6 +26,7 @@ from transformer_xl.generation.requests import Prompt
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from transformer_xl.cli.printers import FilePrinter
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.job import Job
     from transformer_xl.generation.session import TextSession
@@ -63,6 +64,7 @@ def generate(
         txl generate runs/mine --prompt "In the end" --memory book --read-only
         txl generate runs/mine --prompts many.txt --memory book --read-only
         txl generate runs/mine --interactive --memory diary
+        txl generate runs/music --tokens 1000 --out piece.mid
 
     Each of several texts has a seed of its own, derived from --seed and printed
     with it. With that seed it can be written again alone.
@@ -108,10 +110,12 @@ class _Task:
     job: "Job"
     session: "TextSession | None"  # remembers what is read and written; None: nothing does
     goes_on: bool  # random numbers go on from where the session's file left them
+    file: "FilePrinter | None"  # takes the texts; None: they are printed
 
 
 def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "World") -> _Task:
     """Open the model and read the prompts; `file` is the session's, if it exists."""
+    from transformer_xl.cli.printers import FilePrinter
     from transformer_xl.generation.job import Job
     from transformer_xl.generation.session import TextSession
     from transformer_xl.world import parts
@@ -123,6 +127,8 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
     )
     seed = drawn_seed if options.choice.seed is None else options.choice.seed
     opened = options.opening.open(options.run, on_damaged=lambda message: warn(message, quiet=not world.first))
+    refuse(not world.alone and options.output.out is not None, "--out is for one process; start txl generate without torchrun")
+    file_printer = None if options.output.out is None else FilePrinter(options.output.out, opened.tokenizer)
     sampling, stopping = options.choice.sampling(opened.tokenizer), length.stopping(opened.tokenizer)
     prompts = source.read(opened.tokenizer, goes_on=file is not None)
     n_text = max(1, len(prompts)) * length.n
@@ -154,7 +160,7 @@ def _prepare(options: Options, file: "Path | None", drawn_seed: int, world: "Wor
         likeliest=options.output.logprobs,
         own=own,
     )
-    return _Task(prompts, job, session, goes_on)
+    return _Task(prompts, job, session, goes_on, file_printer)
 
 
 def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_text: int, first: bool) -> "Decoder":
@@ -224,7 +230,9 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     prompts, job, session = task.prompts, task.job, task.session
     is_one = len(prompts) * job.n == 1
     printer: Printer
-    if output.json_:
+    if task.file is not None:
+        printer = task.file
+    elif output.json_:
         printer = JsonPrinter(tokenizer=job.tokenizer, stream=bool(output.stream), logprobs=output.logprobs is not None)
     elif is_one and output.stream is not False:
         printer = StreamPrinter(echo=output.echo, tokenizer=job.tokenizer)
@@ -248,6 +256,8 @@ def _write(options: Options, task: _Task, world: "World") -> bool:
     except StoppedReading:
         say(f"\nstopped reading; {memory} stays as it was", quiet=output.quiet)
         return True
+    if task.file is not None:
+        task.file.save()
     job.decoder.learn_speed(-(-job.totals.n_written // job.decoder.batch_size), job.totals.writing)
     line = job.totals.of_all(world).line(describe_decoder(job.decoder), job.seed, interrupted=interrupted)
     if task.goes_on and job.totals.n_written:

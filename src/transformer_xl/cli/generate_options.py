@@ -193,6 +193,7 @@ class Output:
         echo: print the prompt too. Default: if it was typed.
         json_: print a JSON line for each finished text.
         logprobs: with --json: log-probabilities that the model gave to the tokens, and to the N likeliest.
+        out: write prompts and texts to this file instead, as ids: .npy or .jsonl, or .mid of a run on music.
         quiet: no figures at the end, no progress.
     """
 
@@ -200,6 +201,7 @@ class Output:
     echo: bool | None = None
     json_: Json = False
     logprobs: int | None = None
+    out: Annotated[Path | None, Parameter(metavar="FILE")] = None
     quiet: Flag = False
 
 
@@ -323,6 +325,15 @@ class Options:
         refuse(
             bool(output.stream) and not output.json_ and has_several,
             "--stream shows one text; with several, leave it out or add --json",
+        )
+        out = output.out
+        refuse(
+            out is not None and (source.interactive or output.json_ or bool(output.stream)),
+            "--out writes texts to a file once they are finished; leave --interactive, --json and --stream out",
+        )
+        refuse(
+            out is not None and has_several and out.suffix != ".jsonl",
+            f"--out '{out}' holds one text; with several, name a file that ends in .jsonl",
         )
         source.check()
         self.choice.check()

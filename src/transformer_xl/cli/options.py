@@ -136,7 +136,7 @@ class TextChoice:
     Args:
         split: train, valid or test. Default: test, or valid where there is none.
         corpus: another corpus than the run's, or a directory that holds the run's named corpus.
-        file: score this text file, plain or compressed, instead of a split.
+        file: score this file, of text, plain or compressed, or of ids, instead of a split.
     """
 
     split: Split | None = None

@@ -51,8 +51,9 @@ def plan(
         json_: print one JSON object.
     """
     from transformer_xl.config import load_recipe
+    from transformer_xl.data.corpora import choose_tokenizer
 
-    config = load_recipe(recipe, set_ or [])
+    config = choose_tokenizer(load_recipe(recipe, set_ or []), set_ or [])
     check_least({"gpus": (gpus, 1), "per-machine": (per_machine, 1)})
     from transformer_xl.cost import hardware
     from transformer_xl.cost.display import plan_table

@@ -5,9 +5,12 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformer_xl.console import Bar, printable, progress
+from transformer_xl.errors import ConfigError
+from transformer_xl.files import check_file, replace_file, whole_file
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
@@ -130,6 +133,45 @@ class JsonPrinter:
     def _print(self, line: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
+
+
+class FilePrinter:
+    """Collects texts as ids, prompts and all, for a file."""
+
+    def __init__(self, path: Path, tokenizer: "Tokenizer") -> None:
+        check_file(path, option="out")
+        is_music = bool(getattr(tokenizer, "events", ()))
+        known = [".mid", ".npy", ".jsonl"] if is_music else [".npy", ".jsonl"]
+        if path.suffix not in known:
+            raise ConfigError(f"--out '{path}' must end in {' or '.join(known)}{'' if is_music else ' (music: .mid)'}")
+        self._path, self._tokenizer = path, tokenizer
+        self._texts: dict[int, list[int]] = {}
+
+    def begin(self, text: "Sample") -> None:
+        """Begin with the prompt."""
+        self._texts[text.number] = text.prompt.ids.tolist()
+
+    def token(self, text: "Sample", chosen: "Chosen") -> None:
+        """Keep the token."""
+        self._texts[text.number].append(chosen.token)
+
+    def end(self, text: "Sample", finished: "Finished", rest: str) -> None:
+        """Do nothing; `save` writes all texts."""
+
+    def save(self) -> None:
+        """Write the texts in order: lines of JSON, an array, or music."""
+        import numpy as np
+
+        from transformer_xl.data.midi import write_midi
+
+        texts = [self._texts[number] for number in sorted(self._texts)]
+        if self._path.suffix == ".mid":
+            write_midi(self._path, texts[0], self._tokenizer.events)  # pyright: ignore[reportAttributeAccessIssue]
+        elif self._path.suffix == ".npy":
+            with whole_file(self._path) as stray, stray.open("wb") as file:
+                np.save(file, np.array(texts[0]))
+        else:
+            replace_file(self._path, "".join(f"{json.dumps(ids)}\n" for ids in texts).encode())
 
 
 def describe_decoder(decoder: "Decoder") -> str:

@@ -46,11 +46,20 @@ def typed(text: str, tokenizer: "Tokenizer") -> Prompt:
 
 
 def from_file(path: Path, tokenizer: "Tokenizer") -> Prompt:
-    """Return a whole file, plain or compressed, as a prompt; `-` is standard input.
+    """Return a whole file, plain or compressed, of text or ids, as a prompt; `-` is standard input.
 
     Raises:
         CorpusError: the file is missing, unreadable or damaged, or the tokenizer cannot represent its text.
     """
+    import numpy as np
+
+    from transformer_xl.data.id_files import PACKED, is_id_file, read_ids
+    from transformer_xl.data.ids import IdTokenizer
+    from transformer_xl.data.text_files import Piece
+
+    if isinstance(tokenizer, IdTokenizer) and path.is_file() and is_id_file(path):
+        packed = b"".join(chunk.data for chunk in read_ids(Piece(path), tokenizer))
+        return Prompt(np.frombuffer(packed, PACKED).astype(np.int64), {"prompt_file": str(path)})
     data = _content(path)
     try:
         return Prompt(tokenizer.encode_bytes(data), {"prompt_file": str(path)})
@@ -91,9 +100,14 @@ def many(path: Path, tokenizer: "Tokenizer") -> list[Prompt]:
 
 
 def beginning(tokenizer: "Tokenizer") -> Prompt:
-    """Return a prompt to begin with: a line end, else a space, else the first token of the vocabulary."""
+    """Return a prompt to begin with: a line end, else a space, else a bar of music or the first token of the vocabulary."""
     import numpy as np
 
+    from transformer_xl.data.ids import IdTokenizer
+    from transformer_xl.data.midi import BAR
+
+    if isinstance(tokenizer, IdTokenizer) and BAR in tokenizer.events:
+        return Prompt(np.array([tokenizer.events.index(BAR)]), {})
     separator = line_end(tokenizer)
     if separator == "\n":
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})

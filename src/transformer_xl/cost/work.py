@@ -136,10 +136,12 @@ def vocabulary(config: RunConfig) -> tuple[int, str]:
         return 256, "bytes"
     if tokenizer.kind in ("bpe", "unigram"):
         return tokenizer.vocab_size or _PIECES, f"{tokenizer.kind}, {'as set' if tokenizer.vocab_size else 'the default'}"
+    if tokenizer.kind == "ids" and tokenizer.vocab_size:
+        return tokenizer.vocab_size, "ids, as set"
     if corpus in NAMED and tokenizer.kind in NAMED[corpus].vocabularies:
         return NAMED[corpus].vocabularies[tokenizer.kind], f"{tokenizer.kind}s of {corpus}"
     raise ConfigError(
-        f"how many {tokenizer.kind}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
+        f"how many {tokenizer.kind.removesuffix('s')}s '{corpus}' has is known only after preparing it (txl corpus prepare); "
         "for a plan say it with --set model.vocab_size=N"
     )
 

@@ -16,14 +16,17 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
-from transformer_xl.config import DataConfig
+from transformer_xl.config import DataConfig, RunConfig, merge, parse_override
 from transformer_xl.console import say
 from transformer_xl.data.downloads import download, unpack
+from transformer_xl.data.id_files import is_array_file, is_id_file, read_ids
+from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.named import NAMED, SPLITS, NamedCorpus, Source, SplitFiles, SplitName
-from transformer_xl.data.splits import Splits, splits_by_name, splits_by_ratio, splits_by_turns
+from transformer_xl.data.splits import ABOUT_THE_CORPUS, Splits, splits_by_name, splits_by_ratio, splits_by_turns
 from transformer_xl.data.text_files import COMPRESSED, Chunk, Piece, kind_of_file, read_blocks, read_chunks
-from transformer_xl.errors import CorpusError, beside, did_you_mean
+from transformer_xl.errors import ConfigError, CorpusError, beside, did_you_mean
 from transformer_xl.files import files_below, locked, make_directories
 from transformer_xl.process import is_reporter
 
@@ -105,6 +108,11 @@ class Corpus:
         for piece in self.splits[split]:
             yield from read_chunks(piece, chunk_bytes, self.document_separator)
 
+    def ids(self, split: SplitName, tokenizer: IdTokenizer | None = None) -> Iterator[Chunk]:
+        """Yield the ids of a split, if the files hold ids; see `read_ids`."""
+        for piece in self.splits[split]:
+            yield from read_ids(piece, tokenizer)
+
 
 def corpus_names() -> list[str]:
     """Return the names that `find_corpus` knows."""
@@ -140,6 +148,37 @@ def choose_corpus(config: DataConfig, corpus: str | None) -> DataConfig:
     return config.model_copy(update={"corpus": absolute_corpus(corpus)})
 
 
+def choose_tokenizer(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """Return the settings with a tokenizer of ids if the corpus holds ids, unless `overrides` name another kind.
+
+    Raises:
+        ConfigError: they name another, and the corpus cannot be text.
+    """
+    chosen: dict[str, Any] = {}
+    for change in map(parse_override, overrides):
+        chosen = merge(chosen, change)
+    told = chosen.get("tokenizer", {})
+    kind, corpus = config.tokenizer.kind, config.data.corpus
+    files = [file for file in _files(corpus)[0] if file.name.lower().split(".")[0] not in ABOUT_THE_CORPUS]
+    if kind == "ids" or not files or not all(map(is_id_file, files)):
+        return config
+    if "kind" in told:
+        if not all(file.suffix == ".jsonl" for file in files):
+            raise ConfigError(f"tokenizer.kind ({kind}) reads text, and '{corpus}' holds ids; leave it out, or use ids")
+        return config  # lines of JSON are text, too
+    return RunConfig(**{**config.model_dump(), "tokenizer": {**told, "kind": "ids"}})
+
+
+def _files(corpus: str) -> tuple[list[Path], Path]:
+    """Return the files of a path or glob, in order, and the directory below which their names count; none of a name."""
+    path = Path(corpus).expanduser()
+    if path.is_file():
+        return [path], path.parent
+    if path.is_dir():
+        return files_below(path), path
+    return _matches(path) if glob.has_magic(corpus) else ([], path)
+
+
 def check_corpus(corpus: str) -> None:
     """Refuse what is neither a file nor a directory nor a name, and a glob that matches nothing; no text is read.
 
@@ -159,7 +198,7 @@ def check_corpus(corpus: str) -> None:
     raise CorpusError(f"corpus '{corpus}': no such file or name{near or '; ' + did_you_mean(corpus, corpus_names())}")
 
 
-def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True) -> Corpus:
+def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bool = True, hold_ids: bool = False) -> Corpus:
     """Find the corpus that `config.corpus` means: an existing path, else a glob, else a name. Its content is not read yet.
 
     Files may be plain or compressed (.gz, .xz, .zst). A directory is read recursively in order of path, without hidden and
@@ -170,12 +209,18 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
         config: name or path, shares, document separator.
         search: directories that may hold a named corpus, searched after `config.directory` and before `data_dir()`.
         download: download a named corpus that is in none of them.
+        hold_ids: read files of ids.
 
     Raises:
-        CorpusError: no such file or name, an empty corpus, or a download that failed.
+        CorpusError: no such file or name, an empty corpus, one of the other kind, or a download that failed.
     """
     check_corpus(config.corpus)
     path = Path(config.corpus).expanduser()
+    if hold_ids:
+        files, root = _files(config.corpus)
+        if not (files := list(filter(is_id_file, files))):
+            raise CorpusError(f"corpus '{config.corpus}' has no ids, as tokenizer.kind=ids reads: .npy, .npz, .jsonl, .mid")
+        return _from_files(config, files, root, by_name=not path.is_file(), hold_ids=True)
     if path.is_file():
         return _from_files(config, [path], path.parent, by_name=False)
     if path.is_dir():
@@ -190,15 +235,23 @@ def find_corpus(config: DataConfig, *, search: Sequence[Path] = (), download: bo
 
 
 def _from_files(
-    config: DataConfig, files: list[Path], root: Path, *, by_name: bool = True, left_out: Sequence[Path] = ()
+    config: DataConfig,
+    files: list[Path],
+    root: Path,
+    *,
+    by_name: bool = True,
+    left_out: Sequence[Path] = (),
+    hold_ids: bool = False,
 ) -> Corpus:
     if not files or not any(file.stat().st_size for file in files):
         raise CorpusError(f"corpus '{config.corpus}' is empty; give a file or directory with text")
+    if not hold_ids and (array := next(filter(is_array_file, files), None)):
+        raise CorpusError(f"'{array}' holds ids, and this tokenizer reads text; use tokenizer.kind=ids")
     splits = splits_by_name(files, root) if by_name else None
     return Corpus(
         config.corpus,
         files=[file.absolute() for file in files],
-        plan=lambda: splits or splits_by_ratio(files, config.split, config.separator),
+        plan=lambda: splits or splits_by_ratio(files, config.split, config.separator, hold_ids=hold_ids),
         document_separator=config.separator,
         settings="by name" if splits else f"{config.split}{', whole files if near' * (len(files) > 1)}",
         left_out=left_out,

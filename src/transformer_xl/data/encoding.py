@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from transformer_xl.data.id_files import PACKED
 from transformer_xl.data.text_files import Chunk
 from transformer_xl.data.tokenizers import Tokenizer, load_tokenizer
 from transformer_xl.errors import CorpusError, TokenizerError
@@ -31,7 +32,7 @@ class EncodedBatch(NamedTuple):
     document_starts: np.ndarray  # offsets in tokens from the beginning of the batch, int64
     n_tokens: int
     n_bytes: int  # of the text
-    n_characters: int  # code points of the text
+    n_characters: int  # code points of the text, or ids
 
 
 def id_dtype(vocab_size: int) -> np.dtype:
@@ -94,6 +95,9 @@ def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
         starts += [[n_tokens] if chunk.starts_document else _NOTHING, n_tokens + following]
         ids.append(encoded.astype(dtype).tobytes())
         n_tokens += len(encoded)
+        if tokenizer.unit == "id":
+            n_characters += len(encoded)
+            continue
         # Counts the bytes that begin a code point; for text that is not UTF-8 this is an approximation.
         n_characters += int(np.count_nonzero((np.frombuffer(chunk.data, np.uint8) & 0xC0) != 0x80))
     n_bytes = sum(len(chunk.data) for chunk in batch)
@@ -115,6 +119,8 @@ def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndar
 
 
 def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
+    if tokenizer.unit == "id":  # read_ids has checked them
+        return np.frombuffer(chunk.data, PACKED)
     try:
         if tokenizer.reads_bytes:
             return tokenizer.encode_bytes(chunk.data)

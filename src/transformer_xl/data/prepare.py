@@ -35,6 +35,9 @@ from transformer_xl import console
 from transformer_xl.config import DataConfig, TokenizerConfig
 from transformer_xl.data.corpora import PYTHON_STDLIB, Corpus, cache_dir, find_corpus
 from transformer_xl.data.encoding import encode_chunks, id_dtype
+from transformer_xl.data.id_files import PACKED
+from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.midi import is_midi_file, midi_events
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.order import TokenIds
 from transformer_xl.data.shards import (
@@ -89,8 +92,8 @@ class TokenSplit:
         ids: shape (n_tokens,), uint16 or uint32, mapped from disk. An array if there is one shard; if there are several,
             `ids[:]` copies them to an array.
         document_starts: token offsets at which documents start, int64, increasing, mapped from disk; the first is 0.
-        n_bytes: bytes of the text.
-        n_characters: code points of the text.
+        n_bytes: bytes of the text; of ids, four for each.
+        n_characters: code points of the text, or ids.
     """
 
     ids: TokenIds
@@ -132,7 +135,7 @@ def prepare(
     """Return the corpus as ids; encode it first unless an earlier call did.
 
     An interrupted preparation continues after its last finished shard. A small corpus that was damaged later is prepared again.
-    A character tokenizer learns its alphabet from all splits; the others learn from train only.
+    Characters and ids are learned from all splits; the other vocabularies from train only.
 
     Args:
         data: which corpus, and how to divide it.
@@ -157,7 +160,7 @@ def prepare(
     """
     if n_workers is not None and not 1 <= n_workers <= _MAX_WORKERS:
         raise ConfigError(f"n_workers ({n_workers}) must be from 1 to {_MAX_WORKERS:,}; leave it out for one per core")
-    corpus = find_corpus(data, search=search, download=download)
+    corpus = find_corpus(data, search=search, download=download, hold_ids=tokenizer.kind == "ids")
     root = Path(cache) if cache is not None else cache_dir() / "prepared"
     directory = _known_as(root / _key(corpus, tokenizer))
     if directory.is_dir():
@@ -285,7 +288,8 @@ def _build(
 ) -> None:
     _check_content(corpus)
     reads_bytes = tokenizer.reads_bytes if isinstance(tokenizer, Tokenizer) else tokenizer.kind == "byte"
-    for note in _notes(corpus, reads_bytes=reads_bytes) if progress and is_reporter() else ():
+    has_notes = progress and is_reporter() and tokenizer.kind != "ids"
+    for note in _notes(corpus, reads_bytes=reads_bytes) if has_notes else ():
         console.warn(note)
     if isinstance(tokenizer, Tokenizer):
         trained = tokenizer
@@ -361,6 +365,10 @@ def _kept_tokenizer(directory: Path) -> Tokenizer | None:
 
 
 def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokenizer:
+    if config.kind == "ids":
+        if any(map(is_midi_file, corpus.files)):
+            return IdTokenizer(len(midi_events()), events=midi_events())
+        return train_tokenizer(config.model_copy(update={"vocab_size": config.vocab_size or _n_ids(corpus, progress)}), ())
     splits = SPLITS if config.kind == "char" else ("train",)
     with console.progress(f"learning {config.kind} vocabulary", unit="bytes", hidden=not progress) as bar:
 
@@ -376,12 +384,22 @@ def _train(corpus: Corpus, config: TokenizerConfig, *, progress: bool) -> Tokeni
             raise TokenizerError(f"corpus '{corpus.name}': {error}") from None
 
 
+def _n_ids(corpus: Corpus, progress: bool) -> int:
+    """Return the smallest vocabulary that has all ids."""
+    largest = 0
+    with console.progress("looking for the largest id", unit="bytes", hidden=not progress) as bar:
+        for chunk in chain.from_iterable(map(corpus.ids, SPLITS)):
+            largest = max(largest, int(np.frombuffer(chunk.data, PACKED).max()))
+            bar.advance(len(chunk.data))
+    return largest + 1
+
+
 def _n_workers(corpus: Corpus, tokenizer: Tokenizer) -> int:
     """Return a process per core, or 1 if several processes would not be faster or would need too much memory.
 
-    Bytes and characters are encoded faster than sent to another process. Each process holds the vocabulary: 200 bytes a word.
+    Bytes, characters and ids are encoded faster than sent to a process. Each process holds the vocabulary: 200 bytes a word.
     """
-    if tokenizer.kind in ("byte", "char", "symbols") or tokenizer.vocab_size > _COPIED_WORDS:
+    if tokenizer.kind in ("byte", "char", "symbols", "ids") or tokenizer.vocab_size > _COPIED_WORDS:
         return 1
     if sum(file.stat().st_size for file in corpus.files) < SMALL_BYTES:
         return 1
@@ -393,10 +411,10 @@ def _write_split(
 ) -> list[Shard]:
     encode = partial(encode_chunks, tokenizer=tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
     pieces = corpus.splits[split]
-    known = all(stop is not None or path.suffix not in COMPRESSED for path, _, stop in pieces)
+    known = tokenizer.kind != "ids" and all(stop is not None or path.suffix not in COMPRESSED for path, _, stop in pieces)
     total = sum((path.stat().st_size if stop is None else stop) - start for path, start, stop in pieces) if known else None
     with console.progress(f"encoding {split}", total, unit="bytes", hidden=not progress) as bar:
-        chunks = corpus.chunks(split)
+        chunks = corpus.ids(split, tokenizer) if isinstance(tokenizer, IdTokenizer) else corpus.chunks(split)
         shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=bar.advance)
     join_documents(directory, split, shards)
     return shards

@@ -1,9 +1,10 @@
 """Dividing files into train, valid and test: by their names, by turns or by ratio."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePath
 
+from transformer_xl.data.id_files import document_border, id_file_size
 from transformer_xl.data.named import SPLITS, SplitName
 from transformer_xl.data.text_files import (
     BLOCK_BYTES,
@@ -27,7 +28,7 @@ _SPLIT_WORDS: dict[str, SplitName] = {
     "test": "test",
     "testing": "test",
 }
-_ABOUT_THE_CORPUS = {"readme", "license", "licence", "copying", "index", "metadata", "checksums", "notice"}
+ABOUT_THE_CORPUS = {"readme", "license", "licence", "copying", "index", "metadata", "checksums", "notice"}
 
 
 def split_of(name: PurePath) -> SplitName | None:
@@ -55,7 +56,7 @@ def splits_by_name(files: Sequence[Path], root: Path) -> Splits | None:
         split = split_of(file.relative_to(root))
         if split:
             splits[split].append(Piece(file))
-        elif re.split(r"[.\-_]", file.name.lower())[0] not in _ABOUT_THE_CORPUS:
+        elif re.split(r"[.\-_]", file.name.lower())[0] not in ABOUT_THE_CORPUS:
             return None
     if not splits["train"] or not (splits["valid"] or splits["test"]):
         return None
@@ -75,17 +76,25 @@ def splits_by_turns(files: Sequence[Path], shares: tuple[float, float, float]) -
     return {name: tuple(pieces) for name, pieces in splits.items()}
 
 
-def splits_by_ratio(files: Sequence[Path], shares: tuple[float, float, float], separator: str | None) -> Splits:
+def splits_by_ratio(
+    files: Sequence[Path], shares: tuple[float, float, float], separator: str | None, *, hold_ids: bool = False
+) -> Splits:
     """Divide files by shares of bytes: between files if that comes near the shares, else inside files.
 
-    A cut inside a file moves forward to the next `separator`. A split with a share of 0 is empty.
+    A cut inside a file moves forward to the next `separator`, or to a `document_border` if files `hold_ids`. A split with a
+    share of 0 is empty.
     """
-    sized = [(file, size) for file in files if (size := content_size(file))]
+    size_of = id_file_size if hold_ids else content_size
+
+    def border(file: Path, position: int, start: int, limit: int) -> int:
+        return document_border(file, position, start) if hold_ids else _border(file, position, limit, separator)
+
+    sized = [(file, size) for file in files if (size := size_of(file))]
     wanted = [name for name, share in zip(SPLITS, shares, strict=True) if share]
     whole = _between_files(sized, shares, wanted) if len(sized) >= max(2, len(wanted)) else None
     if whole and _are_near(whole, shares, dict(sized)):
         return whole
-    cut = _inside_files(sized, shares, separator)
+    cut = _inside_files(sized, shares, border)
     return cut if whole is None or all(cut[name] for name in wanted) else whole  # a text of a few bytes
 
 
@@ -120,7 +129,9 @@ def _between_files(sized: list[tuple[Path, int]], shares: tuple[float, float, fl
     return {name: tuple(pieces) for name, pieces in splits.items()}
 
 
-def _inside_files(sized: list[tuple[Path, int]], shares: tuple[float, float, float], separator: str | None) -> Splits:
+def _inside_files(
+    sized: list[tuple[Path, int]], shares: tuple[float, float, float], border: Callable[[Path, int, int, int], int]
+) -> Splits:
     """Cut the files, read one after another, at the shares of bytes."""
     total = sum(size for _, size in sized)
     targets = [int(round(sum(shares[: i + 1]), 9) * total) for i in range(len(SPLITS))]
@@ -132,7 +143,7 @@ def _inside_files(sized: list[tuple[Path, int]], shares: tuple[float, float, flo
         for name, target, next_target in zip(SPLITS, targets, [*targets[1:], total], strict=True):
             stop = min(max(target - before, 0), size)
             if 0 < stop < size:
-                stop = max(start, _border(file, stop, min(next_target - before, size), separator))
+                stop = max(start, border(file, stop, start, min(next_target - before, size)))
             if stop > start:
                 splits[name].append(Piece(file, start, None if stop == size else stop))
                 start = stop

@@ -6,6 +6,7 @@ import hashlib
 import lzma
 import math
 import re
+import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -86,7 +87,7 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
         CorpusError: the file vanished, is unreadable or damaged, or ends before `piece.stop`.
     """
     position = 0 if piece.path.suffix in COMPRESSED else piece.start  # only plain files can be opened in the middle
-    with _readable_errors(piece.path):
+    with readable_errors(piece.path):
         most = _most_content(piece.path)
         for block in _blocks(piece.path, position):
             begin, position = position, position + len(block)
@@ -111,7 +112,7 @@ def content_size(path: Path) -> int:
     """Return the decompressed size of a file in bytes; reads it through if it is compressed."""
     if path.suffix in COMPRESSED:
         return sum(len(block) for block in read_blocks(Piece(path)))
-    with _readable_errors(path):
+    with readable_errors(path):
         return path.stat().st_size
 
 
@@ -270,12 +271,13 @@ def _zst_blocks(path: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def _readable_errors(path: Path) -> Iterator[None]:
+def readable_errors(path: Path) -> Iterator[None]:
+    """Turn what reading a file raises into a `CorpusError`."""
     try:
         yield
     except FileNotFoundError:
         raise CorpusError(f"'{path}' has vanished; restore it, or give another corpus") from None
-    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, zipfile.BadZipFile) as error:
         raise CorpusError(_damaged(path, error)) from None
     except OSError as error:
         raise CorpusError(f"cannot read '{path}': {error.strerror or error}; check its permissions and the disk") from None

@@ -60,10 +60,12 @@ class Tokenizer(ABC):
 
     Attributes:
         kind: the kind's name in configurations and files.
+        unit: what a score counts besides tokens: characters of the text, but ids where the ids are the text.
         reads_bytes: whether `encode_bytes` takes bytes that are not UTF-8.
     """
 
     kind: ClassVar[str]
+    unit: ClassVar[str] = "character"
     reads_bytes: bool = False
 
     @property

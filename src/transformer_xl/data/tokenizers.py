@@ -1,4 +1,4 @@
-"""Tokenizers trained, saved and loaded: bytes, characters, words, byte-level BPE, Unigram.
+"""Tokenizers trained, saved and loaded: bytes, characters, words, byte-level BPE, Unigram, ids.
 
 A tokenizer is trained once (`train_tokenizer`), saved as JSON, and never changes. Byte, BPE and character tokenizers are exact:
 `decode(encode(text)) == text`. The others say in `loses` what they drop. Converted models use the same classes
@@ -17,6 +17,7 @@ from typing import Any
 from transformer_xl.config import TokenizerConfig
 from transformer_xl.data.bpe import BPE_TRAINING_BYTES, DEFAULT_BPE_SIZE, BPETokenizer, train_bpe
 from transformer_xl.data.characters import ByteTokenizer, CharTokenizer, SymbolTokenizer, train_characters
+from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.tokenizer_base import CHECKSUM, FORMAT, PieceTokenizer, StreamDecoder, Tokenizer, require
 from transformer_xl.data.unigram import UnigramTokenizer
 from transformer_xl.data.unigram_training import DEFAULT_UNIGRAM_SIZE, UNIGRAM_TRAINING_BYTES, train_unigram
@@ -34,6 +35,7 @@ __all__ = [
     "BPETokenizer",
     "ByteTokenizer",
     "CharTokenizer",
+    "IdTokenizer",
     "PieceTokenizer",
     "StreamDecoder",
     "SymbolTokenizer",
@@ -53,7 +55,7 @@ MAX_PARTS = 1 << 21
 
 _PARTS_PER_TOKEN, _OTHER_PARTS = 16, 100_000
 
-_CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, UnigramTokenizer, SymbolTokenizer)
+_CLASSES = (ByteTokenizer, CharTokenizer, WordTokenizer, BPETokenizer, UnigramTokenizer, SymbolTokenizer, IdTokenizer)
 _KINDS: dict[str, Any] = {cls.kind: cls for cls in _CLASSES}
 
 
@@ -74,6 +76,10 @@ def train_tokenizer(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
     """
     if config.kind == "byte":
         return ByteTokenizer()
+    if config.kind == "ids":
+        if config.vocab_size is None:
+            raise TokenizerError("tokenizer.vocab_size is missing, the number of ids; only a corpus of ids tells it")
+        return IdTokenizer(config.vocab_size)
     train = {"char": train_characters, "word": train_words, "bpe": train_bpe, "unigram": train_unigram}[config.kind]
     return train(config, texts)
 

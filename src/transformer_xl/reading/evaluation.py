@@ -155,18 +155,19 @@ class Score:
         """Bits per UTF-8 byte, None if the number of bytes is not known."""
         return None if self.n_bytes is None else self.nats / self.n_bytes / math.log(2)
 
-    def in_words(self, predicts: str = "token") -> str:
+    def in_words(self, predicts: str = "token", unit: str = "character") -> str:
         """Return the loss in words.
 
         Args:
             predicts: what is counted, see `ModelConfig.predicts`.
+            unit: what `n_characters` counts, see `Tokenizer.unit`.
 
         Example:
             >>> Score(nats=7.0, tokens=10, n_characters=40, n_bytes=None, seconds=1.0).in_words()
             '0.252 bits per character (0.7000 nats per token)'
         """
         loss = f"{self.loss:.4f} nats per {predicts}"
-        return f"{self.bpc:.3f} bits per character ({loss})" if predicts == "token" else loss
+        return f"{self.bpc:.3f} bits per {unit} ({loss})" if predicts == "token" else loss
 
     @property
     def tokens_per_second(self) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
 from transformer_xl.config import RunConfig, TaskConfig, TokenizerConfig, apply_overrides, load_recipe, load_task, merge
-from transformer_xl.data.corpora import check_corpus, choose_corpus
+from transformer_xl.data.corpora import check_corpus, choose_corpus, choose_tokenizer
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
 from transformer_xl.model.directory import CONFIG_FILE, RUNS, read_config, resolve
@@ -97,7 +97,8 @@ def asked_settings(
         config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
     if config.base != base:
         raise ConfigError(f"base ({config.base}) is what --from sets, which reads the model's settings, too; use --from")
-    return config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+    config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
+    return config if base is not None or isinstance(recipe, RunConfig) else choose_tokenizer(config, overrides)
 
 
 def _begun_with(base: str, recipe: str | RunConfig | None, overrides: Sequence[str]) -> RunConfig:

@@ -55,10 +55,11 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
     total = extent(run, plain)["split_tokens"]
     about = "about " if predicts == "target" else ""
     which = f"{plain.tokens:,}" if plain.tokens == total else f"the first {plain.tokens:,} of {about}{total:,}"
-    found = f"validation, {which} {predicts}s: {plain.in_words(predicts)}"
+    unit = run.corpus.tokenizer.unit
+    found = f"validation, {which} {predicts}s: {plain.in_words(predicts, unit)}"
     if without and predicts == "token":
         found += (
-            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per character"
+            f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per {unit}"
         )
     elif without:
         found += (
@@ -70,7 +71,7 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
     if plain.doubt:
         run.display.warn(plain.doubt)
     if averaged:
-        say(f"averaged weights: {averaged.in_words(predicts)}")
+        say(f"averaged weights: {averaged.in_words(predicts, unit)}")
     return run.outcome(scores)
 
 

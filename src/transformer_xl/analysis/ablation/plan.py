@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, TypeAdapter
 
 from transformer_xl.config import RunConfig, apply_overrides, load_recipe
-from transformer_xl.data.corpora import choose_corpus
+from transformer_xl.data.corpora import choose_corpus, choose_tokenizer
 from transformer_xl.errors import ConfigError
 from transformer_xl.kinds import ATTENTION
 from transformer_xl.settings import Natural, Positive
@@ -141,7 +141,7 @@ def make_variants(
             if len(recipes) == 1:
                 raise
             raise ConfigError(f"recipe '{recipe}': {error}") from None  # each kind of model has settings of its own
-        base = base.model_copy(update={"data": choose_corpus(base.data, corpus)})
+        base = choose_tokenizer(base.model_copy(update={"data": choose_corpus(base.data, corpus)}), overrides)
         for variant in _of_recipe(base, asked, everything=everything, several=len(recipes) > 1):
             if variant.name in variants:
                 raise ConfigError(

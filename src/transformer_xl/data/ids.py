@@ -1,0 +1,64 @@
+"""Ids as their own text: numbers between spaces, which need no vocabulary but its size."""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from transformer_xl.data.tokenizer_base import PieceTokenizer, ids_of, require
+from transformer_xl.errors import TokenizerError, shown
+
+
+class _Numbers(Sequence[bytes]):
+    """The pieces, made when they are asked for, because a vocabulary may be large."""
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: int) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride] - no slices
+        return b"%d " % index
+
+
+class IdTokenizer(PieceTokenizer):
+    r"""Ids that come from elsewhere. Their text is decimal numbers, each followed by a space.
+
+    Args:
+        vocab_size: number of ids.
+        events: what each id means in music, see `midi`; empty: it means nothing here.
+
+    Raises:
+        TokenizerError: no such size, or events that do not fit it.
+
+    Example:
+        >>> tokenizer = IdTokenizer(100)
+        >>> tokenizer.encode("12 7\n9").tolist(), tokenizer.decode([12, 7, 9])
+        ([12, 7, 9], '12 7 9 ')
+    """
+
+    kind = "ids"
+    unit = "id"
+
+    def __init__(self, vocab_size: int, *, events: Sequence[str] = ()) -> None:
+        require(type(vocab_size) is int and 0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")
+        require(not events or len(ids_of(events)) == vocab_size, "its events are more or fewer than its ids")
+        self.events = tuple(events)
+        super().__init__(_Numbers(vocab_size))
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the numbers of `text`, which any white space divides."""
+        return self.encode_with_offsets(text)[0]
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the numbers of `text`, and where in it each begins and ends; see `Tokenizer.encode_with_offsets`."""
+        found = [(match.group(), *match.span()) for match in re.finditer(r"\S+", text)]
+        for number, start, _ in found:
+            if not (number.isascii() and number.isdigit() and len(number) < 20 and int(number) < self.vocab_size):
+                raise TokenizerError(
+                    f"{shown(number)} at character {start} is no id of this vocabulary (0 … {self.vocab_size - 1}); "
+                    "write numbers with spaces between them"
+                )
+        columns = np.array([(int(number), start, end) for number, start, end in found], np.int64).reshape(-1, 3)
+        return columns[:, 0], columns[:, 1], columns[:, 2]

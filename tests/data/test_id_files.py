@@ -1,0 +1,329 @@
+"""Files of ids are read as they are, and everything that is wrong with them is said in one line."""
+
+import gzip
+import io
+import json
+import pickle
+import re
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.config import DataConfig, TokenizerConfig, load_recipe
+from transformer_xl.data import id_files
+from transformer_xl.data.corpora import choose_tokenizer, find_corpus
+from transformer_xl.data.id_files import PACKED, document_border, id_file_size, is_id_file, read_ids
+from transformer_xl.data.ids import IdTokenizer
+from transformer_xl.data.named import SPLITS
+from transformer_xl.data.prepare import PreparedCorpus, prepare
+from transformer_xl.data.text_files import Piece
+from transformer_xl.errors import ConfigError, CorpusError, TokenizerError, TxlError
+
+DOCUMENTS = [[5, 0, 2], [7], [1, 1, 1, 6]]
+Documents = list[list[int]]
+
+
+def write_lines(path: Path, documents: Documents, form: str = "{}") -> Path:
+    path.write_text("".join(form.replace("{}", json.dumps(ids)) + "\n" for ids in documents))
+    return path
+
+
+def write_npz(path: Path, documents: Documents, *, compressed: bool = False, types: Any = ("<u2", ">i8", "|u1")) -> Path:
+    arrays = [np.array(ids, types[i % len(types)]) for i, ids in enumerate(documents)]
+    (np.savez_compressed if compressed else np.savez)(path, *arrays)
+    return path
+
+
+def write_table(path: Path, documents: Documents) -> Path:
+    np.save(path, np.array(documents, np.uint8))
+    return path
+
+
+def write_row(path: Path, documents: Documents) -> Path:
+    np.save(path, np.array(documents[0], np.int32))
+    return path
+
+
+def documents_of(pieces: Any) -> Documents:
+    found: Documents = []
+    for piece in pieces:
+        for chunk in read_ids(piece):
+            if chunk.starts_document:
+                found.append([])
+            found[-1] += np.frombuffer(chunk.data, PACKED).tolist()
+    return found
+
+
+def of_split(prepared: PreparedCorpus, name: Any) -> Documents:
+    split = prepared.splits[name]
+    return [part.tolist() for part in np.split(split.ids[:], split.document_starts[1:])] if len(split.ids) else []
+
+
+def prepared(corpus: Path | str, tmp_path: Path, *, vocab_size: int | None = None, **data: Any) -> PreparedCorpus:
+    config = TokenizerConfig(kind="ids", vocab_size=vocab_size)
+    return prepare(DataConfig(corpus=str(corpus), **data), config, cache=tmp_path / "cache", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [
+        ("a.jsonl", write_lines),
+        ("b.jsonl", lambda path, documents: write_lines(path, documents, '{"title": "[x]", "ids": {}}\n  ')),
+        ("c.npz", write_npz),
+        ("d.npz", lambda path, documents: write_npz(path, documents, compressed=True)),
+    ],
+)
+@pytest.mark.parametrize("block", [8, 1 << 18])
+def test_documents_of_any_length_are_kept(
+    tmp_path: Path, name: str, write: Callable[[Path, Documents], Path], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_files, "BLOCK_BYTES", block)
+    path = write(tmp_path / name, DOCUMENTS)
+    assert is_id_file(path)
+    assert documents_of([Piece(path)]) == DOCUMENTS
+
+
+def test_arrays_of_one_and_two_axes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_files, "BLOCK_BYTES", 16)
+    np.save(tmp_path / "one.npy", np.arange(9, dtype=">u4"))
+    np.save(tmp_path / "two.npy", np.arange(12).reshape(3, 4))
+    assert documents_of([Piece(tmp_path / "one.npy")]) == [list(range(9))]
+    assert documents_of([Piece(tmp_path / "two.npy")]) == np.arange(12).reshape(3, 4).tolist()
+    packed = tmp_path / "lines.jsonl.gz"
+    packed.write_bytes(gzip.compress(b"[1, 2]\n\n[3]"))
+    assert is_id_file(packed) and documents_of([Piece(packed)]) == [[1, 2], [3]]
+
+
+@pytest.mark.parametrize("text", ['{"text": "[1, 2]"}', "[]", '["a"]', "", "[true]", "1 2 3"])
+def test_lines_of_something_else_are_text(tmp_path: Path, text: str) -> None:
+    (tmp_path / "it.jsonl").write_text(text)
+    (tmp_path / "it.txt").write_text("[1, 2]")
+    assert not is_id_file(tmp_path / "it.jsonl")
+    assert not is_id_file(tmp_path / "it.txt")
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 255), min_size=1, max_size=9), min_size=1, max_size=20),
+    st.sampled_from(["jsonl", "npz", "table", "row"]),
+    st.sampled_from([(0.9, 0.05, 0.05), (0.5, 0.25, 0.25), (0.6, 0.4, 0)]),
+)
+def test_splits_have_all_ids_in_order_and_whole_documents_where_there_are_several(
+    tmp_path_factory: pytest.TempPathFactory, documents: Documents, kind: str, shares: tuple[float, float, float]
+) -> None:
+    folder = tmp_path_factory.mktemp("ids")
+    if kind == "table":
+        documents = [(ids * 9)[:7] for ids in documents]
+    elif kind == "row":
+        documents = documents[:1]
+    write = {"jsonl": write_lines, "npz": write_npz, "table": write_table, "row": write_row}[kind]
+    path = write(folder / f"ids.{kind if kind in ('jsonl', 'npz') else 'npy'}", documents)
+    splits = find_corpus(DataConfig(corpus=str(path), split=shares), hold_ids=True).splits
+    found = {name: documents_of(splits[name]) for name in SPLITS}
+    together = [ids for name in SPLITS for ids in found[name]]
+    assert [*chain(*together)] == [*chain(*documents)]
+    if len(documents) > 1 or kind == "jsonl":
+        assert together == documents
+    if len(documents) > 1:
+        assert found["train"] and found["valid"]
+
+
+def test_two_documents_are_one_to_train_and_one_to_validate_on(tmp_path: Path) -> None:
+    corpus = prepared(write_lines(tmp_path / "it.jsonl", [[1, 2, 3], [4, 5, 6]]), tmp_path)
+    assert [of_split(corpus, name) for name in SPLITS] == [[[1, 2, 3]], [[4, 5, 6]], []]
+    corpus = prepared(write_npz(tmp_path / "it.npz", [[1] * 99, [4] * 99], types=["|u1"]), tmp_path)
+    assert [of_split(corpus, name) for name in SPLITS] == [[[1] * 99], [[4] * 99], []]
+
+
+def test_one_long_document_is_cut_by_the_shares(tmp_path: Path) -> None:
+    np.save(tmp_path / "it.npy", np.arange(10_000) % 256)
+    corpus = prepared(tmp_path / "it.npy", tmp_path, split=(0.8, 0.1, 0.1))
+    assert [len(corpus.splits[name].ids) for name in SPLITS] == [8000, 1000, 1000]
+    assert [*chain(*(of_split(corpus, name)[0] for name in SPLITS))] == (np.arange(10_000) % 256).tolist()
+    assert corpus.tokenizer.vocab_size == 256
+    assert corpus.splits["train"].n_characters == 8000
+    assert all(split.document_starts.tolist() == [0] for split in corpus.splits.values())
+
+
+def test_a_border_is_a_document_near_the_place(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "it.jsonl", [[1]] * 5)  # 4 bytes each
+    assert [document_border(path, position, 0) for position in (1, 4, 5, 15, 16, 19)] == [4, 4, 4, 12, 16, 16]
+    assert [document_border(path, 9, low) for low in (4, 8, 12, 16)] == [8, 12, 16, 20]  # there is one document at least
+    assert id_file_size(path) == 20
+
+
+def test_directories_are_divided_by_name_and_files_about_them_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    (folder / "README.md").write_text("about")
+    write_row(folder / "train.npy", [[1, 2, 9]])
+    write_lines(folder / "valid.jsonl", [[3], [4, 5]])
+    write_npz(folder / "test.npz", [[6, 7]])
+    recipe = load_recipe("wt2-small", [f"data.corpus={folder}"])
+    assert recipe.tokenizer.kind == "word"
+    config = choose_tokenizer(recipe, [f"data.corpus={folder}"])
+    assert (config.tokenizer.kind, config.tokenizer.vocab_size) == ("ids", None)
+    corpus = prepared(folder, tmp_path)
+    assert [of_split(corpus, name) for name in SPLITS] == [[[1, 2, 9]], [[3], [4, 5]], [[6, 7]]]
+    assert corpus.tokenizer.vocab_size == 10
+    assert prepared(f"{folder}/[tv]*.*[yl]", tmp_path).tokenizer.vocab_size == 10
+    (folder / "notes.txt").write_text("text")
+    assert choose_tokenizer(recipe, []).tokenizer.kind == "word"  # a directory of several things is text as before
+    assert prepared(folder, tmp_path).tokenizer.vocab_size == 10  # unless ids are asked for
+
+
+def test_a_kind_that_is_told_counts(tmp_path: Path) -> None:
+    array, lines = write_row(tmp_path / "it.npy", [[1, 2]]), write_lines(tmp_path / "it.jsonl", [[1, 2]])
+    told = ["tokenizer.kind=char", f"data.corpus={lines}"]
+    assert choose_tokenizer(load_recipe("quickstart", told), told).tokenizer.kind == "char"
+    told[1] = f"data.corpus={array}"
+    with pytest.raises(ConfigError, match=r"tokenizer.kind \(char\) reads text, and '.*it.npy' holds ids; leave it out"):
+        choose_tokenizer(load_recipe("quickstart", told), told)
+    told[0] = "tokenizer.kind=ids"
+    assert choose_tokenizer(load_recipe("quickstart", told), told).tokenizer.kind == "ids"
+    sized = ["tokenizer.vocab_size=300", f"data.corpus={array}"]
+    assert choose_tokenizer(load_recipe("quickstart", sized), sized).tokenizer.vocab_size == 300
+    for tokenizer in (TokenizerConfig(), TokenizerConfig(kind="word")):
+        with pytest.raises(CorpusError, match=r"it.npy' holds ids, and this tokenizer reads text"):
+            prepare(DataConfig(corpus=str(array)), tokenizer, cache=tmp_path / "cache")
+    (tmp_path / "it.txt").write_text("1 2 3")
+    with pytest.raises(CorpusError, match=r"it.txt' has no ids, as tokenizer.kind=ids reads: .npy"):
+        prepared(tmp_path / "it.txt", tmp_path)
+
+
+def saved(array: Any, **how: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array, **how)
+    return file.getvalue()
+
+
+def claiming(shape: str, descr: str = "<i8") -> bytes:
+    header = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(16)
+
+
+WHOLE = saved(np.arange(100))
+WRONG: dict[str, tuple[str, bytes, str]] = {
+    "floats": ("it.npy", saved(np.ones(3)), r"holds float64, not integers; save ids with a type such as np.int32"),
+    "bool": ("it.npy", saved(np.ones(3, bool)), r"holds bool, not integers"),
+    "text": ("it.npy", saved(np.array(["a"])), r"holds <U1, not integers"),
+    "times": ("it.npy", saved(np.array(["2020"], "M8[D]")), r"holds datetime64\[D\], not integers"),
+    "objects": ("it.npy", saved(np.array([1, None]), allow_pickle=True), r"holds object, not integers"),
+    "pickle": ("it.npy", pickle.dumps([1, 2, 3]), r"is no array that numpy has saved \(.*\); save it with np.save"),
+    "scalar": (
+        "it.npy",
+        saved(np.array(3)),
+        r"is of the shape \(\); save rows, of the shape \(n,\) for one document or \(documents, n\)",
+    ),
+    "cube": ("it.npy", saved(np.ones((2, 2, 2), int)), r"is of the shape \(2, 2, 2\)"),
+    "no ids": ("it.npy", saved(np.ones((4, 0), int)), r"is of the shape \(4, 0\)"),
+    "columns": ("it.npy", saved(np.asfortranarray(np.ones((2, 3), int))), r"is stored by columns; save rows"),
+    "cut": ("it.npy", WHOLE[:-5], r"has 795 bytes of ids instead of the 800 that its header says; it was cut or altered"),
+    "longer": ("it.npy", WHOLE + b"x", r"has 801 bytes of ids instead of the 800"),
+    "huge": ("it.npy", claiming(f"({10**15},)"), r"has 16 bytes of ids instead of the 8,000,000,000,000"),
+    "negative size": ("it.npy", claiming("(-2,)"), r"has 16 bytes of ids instead of the -16"),
+    "other header": ("it.npy", claiming("__import__('os')"), r"is no array that numpy has saved"),
+    "beginning": ("it.npy", WHOLE[:20], r"is no array that numpy has saved"),
+    "version": ("it.npy", WHOLE[:6] + b"\x09" + WHOLE[7:], r"is no array that numpy has saved"),
+    "negative": ("it.npy", saved(np.array([3, -1, 2])), r"it.npy': \[1\] is -1, and ids are from 0 to 2,147,483,646 here"),
+    "too large": ("it.npy", saved(np.array([[0], [2**63]], np.uint64)), r"\[1, 0\] is an enormous integer, and ids are from 0"),
+    "no zip": ("it.npz", b"PK nothing", r"it.npz' is damaged \(File is not a zip file\)"),
+    "line": ("it.jsonl", b"[1, 2]\n[3, x]\n", r"it.jsonl': line 2 is not JSON: "),
+    "number": ("it.jsonl", b"[1, 2]\n\n3\n", r"line 3 has no ids; write \[3, 1, 2\] or {\"ids\": \[3, 1, 2\]}"),
+    "empty": ("it.jsonl", b"[1, 2]\n[]\n", r"line 2 has no ids"),
+    "float": ("it.jsonl", b"[1, 2]\n[3, 1.0]\n", r"line 2, \[1\] is 1.0, not an integer"),
+    "true": ("it.jsonl", b"[1, true]\n", r"line 1, \[1\] is True, not an integer"),
+    "below": ("it.jsonl", b"[1]\n[4, -7]\n", r"line 2, \[1\] is -7, and ids are from 0"),
+    "above": ("it.jsonl", b"[1]\n[99999999999999999999]\n", r"line 2, \[0\] is an enormous integer, and ids"),
+    "cut line": ("it.jsonl", b"[1]\n[4, 7", r"line 2 is not JSON"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_one_line(tmp_path: Path, what: str) -> None:
+    name, content, said = WRONG[what]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TxlError, match=said) as caught:
+        prepared(tmp_path / name, tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_wrong_in_an_archive_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "it.npz"
+    np.savez(path, pieces=np.array([1, 2]), more=np.array([[5, 5], [5, -3]]))
+    with pytest.raises(CorpusError, match=r"it.npz': more\[1, 1\] is -3"):
+        prepared(path, tmp_path)
+    np.savez(path, pieces=np.array([1, 2]), more=np.array([0.5]))
+    with pytest.raises(CorpusError, match=r"it.npz', array more holds float64"):
+        prepared(path, tmp_path)
+    np.savez(path)
+    with pytest.raises(CorpusError, match=r"it.npz' has no tokens in its train split"):
+        prepared(path, tmp_path)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("notes.txt", "text")
+    with pytest.raises(CorpusError, match=r"it.npz', array notes.txt is no array that numpy has saved"):
+        prepared(path, tmp_path)
+    np.savez(path, np.arange(3000, dtype=np.int64))
+    data = bytearray(path.read_bytes())
+    data[2000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorpusError, match=r"it.npz' is damaged \(Bad CRC-32"):
+        documents_of([Piece(path)])
+
+
+def test_an_id_outside_a_given_vocabulary_is_placed(tmp_path: Path) -> None:
+    np.save(tmp_path / "it.npy", np.array([[1, 2], [3, 300]] * 50))
+    said = r"it.npy': \[1, 1\] is 300, and ids are from 0 to 299 here; correct it, or train with tokenizer.vocab_size=301"
+    with pytest.raises(CorpusError, match=said):
+        prepared(tmp_path / "it.npy", tmp_path, vocab_size=300)
+    assert prepared(tmp_path / "it.npy", tmp_path, vocab_size=301).tokenizer.vocab_size == 301
+
+
+def test_a_line_without_end_is_refused_before_it_fills_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(id_files, "_MOST_LINE_BYTES", 1000)
+    (tmp_path / "it.jsonl").write_text("[" + "1, " * 200_000)
+    with pytest.raises(CorpusError, match=r"it.jsonl': a line has more than 1,000 bytes; save long documents as .npy"):
+        prepared(tmp_path / "it.jsonl", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["it.npy", "it.npz"])
+def test_large_arrays_are_never_held_as_a_whole(tmp_path: Path, name: str) -> None:
+    ids = np.zeros(10_000_000, np.int64)
+    (np.save if name == "it.npy" else np.savez)(tmp_path / name, ids)
+    del ids
+    tracemalloc.start()
+    try:
+        corpus = prepared(tmp_path / name, tmp_path)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert sum(len(split.ids) for split in corpus.splits.values()) == 10_000_000
+    assert most < 40_000_000  # an archive is read in pieces of 16 MiB until it has come to a place
+
+
+def test_ids_are_numbers_between_spaces() -> None:
+    tokenizer = IdTokenizer(300)
+    assert tokenizer.encode(" 12\n299  0").tolist() == [12, 299, 0]
+    assert tokenizer.decode([12, 299, 0]) == "12 299 0 "
+    assert [part.tolist() for part in tokenizer.encode_with_offsets(" 12\n299")] == [[12, 299], [1, 4], [3, 7]]
+    wrong = {"1 300": "300' at character 2", "a": "'a' at", "-1": "'-1'", "1,2": "1,2", "²": "²", "9" * 99: "999"}
+    for text, found in wrong.items():
+        with pytest.raises(TokenizerError, match=re.escape(found)):
+            tokenizer.encode(text)
+    for size in (0, -1, 2**31, True, 1.5, None):
+        with pytest.raises(TokenizerError, match=r"vocab_size is not from 1 to 2,147,483,647"):
+            IdTokenizer(size)  # pyright: ignore[reportArgumentType]
+
+
+def test_borders_ascend(tmp_path: Path) -> None:
+    path = write_npz(tmp_path / "it.npz", [[1] * 40, [2] * 40, [3] * 40], types=["<u2"])
+    size = id_file_size(path)
+    borders = [document_border(path, position, 0) for position in range(1, size)]
+    assert all(one <= other for one, other in pairwise(borders))
