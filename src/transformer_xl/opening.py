@@ -101,8 +101,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
     data = b"" if beginning is None else beginning.data
     if check:
         check(data)
-    if (kind := kind_of_bytes(data)) != "UTF-8" and tokenizer.reads_bytes:  # others refuse it
-        warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
+    if tokenizer.reads_bytes:  # others refuse what is not UTF-8
+        warn_of_bytes(file, kind_of_bytes(data))
     packed, n_characters, n_bytes = bytearray(), 0, 0  # grows in place, where a list of arrays would be copied to be joined
     for batch in encode_chunks(chain([] if beginning is None else [beginning], chunks), tokenizer):
         packed += batch.ids
@@ -114,6 +114,12 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         raise CorpusError(f"'{file}' has {has}; at least 2 are needed, because the first one is not predicted")
     first = tokenizer.decode([int(ids[0])])
     return Text(f"file {file}", ids, *_predicted(first, n_characters, n_bytes))
+
+
+def warn_of_bytes(file: Path, kind: str) -> None:
+    """Warn of a file whose bytes are read as they are, because its kind (see `kind_of_bytes`) is not UTF-8."""
+    if kind != "UTF-8":
+        warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
 
 
 def not_scored(tokenizer: Tokenizer) -> str:

@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint", "reading"},
     {"opening"},
     {"generation", "conversion"},
-    {"training", "huggingface", "onnx", "predicting"},
+    {"training", "huggingface", "onnx", "predicting", "surprisal"},
     {"cost"},
     {"analysis", "server"},
     {"cli"},

@@ -94,7 +94,7 @@ def beginning(tokenizer: "Tokenizer") -> Prompt:
     """Return a prompt to begin with: a line end, else a space, else the first token of the vocabulary."""
     import numpy as np
 
-    separator = line_end(tokenizer)
+    separator = tokenizer.separator
     if separator == "\n":
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})
     ids = tokenizer.encode(separator) if separator else np.zeros(1, np.int64)
@@ -108,17 +108,6 @@ def nothing() -> Prompt:
     import numpy as np
 
     return Prompt(np.zeros(0, np.int64), {})
-
-
-def line_end(tokenizer: "Tokenizer") -> str:
-    """Return the separator of lines in this vocabulary: a line end, a space, or nothing."""
-    for text in ("\n", " "):
-        try:
-            if len(tokenizer.encode(text)):
-                return text
-        except TokenizerError:
-            pass
-    return ""
 
 
 def is_piped() -> bool:
