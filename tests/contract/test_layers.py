@@ -21,7 +21,7 @@ LAYERS = [
     {"generation", "conversion"},
     {"training", "huggingface", "onnx", "predicting", "surprisal"},
     {"cost"},
-    {"analysis", "server"},
+    {"analysis", "server", "lm_eval"},
     {"cli"},
     {"__main__"},
 ]
