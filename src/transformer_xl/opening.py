@@ -78,7 +78,7 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
     """
     n_id = len(split.ids)
     ids = np.asarray(split.ids[: None if limit is None else limit + 1])
-    if tokenizer.unit == "id":
+    if tokenizer.counts == "id":
         part = "" if len(ids) == n_id else f"first {len(ids) - 1:,} ids of the "
         return Text(f"{part}{what}", ids, len(ids) - 1, None, is_whole=not part)
     first = tokenizer.decode([int(ids[0])])
@@ -110,8 +110,8 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
     data = b"" if beginning is None else beginning.data
     if check:
         check(data)
-    if (kind := kind_of_bytes(data)) != "UTF-8" and tokenizer.reads_bytes:  # others refuse it
-        warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
+    if tokenizer.reads_bytes:  # others refuse what is not UTF-8
+        warn_of_bytes(file, kind_of_bytes(data))
     return _text_of(file, chain([] if beginning is None else [beginning], chunks), tokenizer)
 
 
@@ -125,10 +125,16 @@ def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
     if len(ids) < 2:
         has = "1 token" if len(ids) == 1 else "no token"
         raise CorpusError(f"'{file}' has {has}; at least 2 are needed, because the first one is not predicted")
-    if tokenizer.unit == "id":
+    if tokenizer.counts == "id":
         return Text(f"file {file}", ids, len(ids) - 1, None)
     first = tokenizer.decode([int(ids[0])])
     return Text(f"file {file}", ids, *_predicted(first, n_characters, n_bytes))
+
+
+def warn_of_bytes(file: Path, kind: str) -> None:
+    """Warn of a file whose bytes are read as they are, because its kind (see `kind_of_bytes`) is not UTF-8."""
+    if kind != "UTF-8":
+        warn(f"'{file}' is {'binary' if kind == 'binary' else 'not UTF-8'}, and its bytes are read as they are; {CONVERT}")
 
 
 def not_scored(tokenizer: Tokenizer) -> str:

@@ -19,9 +19,9 @@ LAYERS = [
     {"checkpoint", "reading"},
     {"opening"},
     {"generation", "conversion"},
-    {"training", "huggingface", "onnx", "predicting"},
+    {"training", "huggingface", "onnx", "predicting", "surprisal"},
     {"cost"},
-    {"analysis", "server"},
+    {"analysis", "server", "lm_eval"},
     {"cli"},
     {"__main__"},
 ]

@@ -5,6 +5,7 @@ its own there; nothing of them is imported here.
 """
 
 import json
+import os
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+import transformer_xl
 from tests.server.conftest import BYTES, MEM_LEN
 from tests.server.serving import CLIENTS, PYTHON, run, served
 from tests.world_cases import txl
@@ -134,30 +136,11 @@ def test_the_harness_gets_the_sums_of_txl_eval(
 ) -> None:
     """Log-likelihoods are those of `txl eval --per-token`, to the rounding of fp32; greedy is what is likeliest."""
     monkeypatch.chdir(tmp_path)
-    model = deepcopy(model)
-    with torch.no_grad():
-        bias = next(each for name, each in model.named_parameters() if each.shape == (256,))
-        bias[128:] -= 12  # what is likeliest is a whole character
-    model.save_pretrained(tmp_path / "tiny")
-    BYTES.save(tmp_path / "tiny" / "tokenizer.json")
-    choices = [[" a memory", "ü日", greedy(model, question)] for question in QUESTIONS]
-    docs = {
-        "choices": [
-            {"question": question, "choices": own, "answer": i % 3}
-            for i, (question, own) in enumerate(zip(QUESTIONS, choices, strict=True))
-        ],
-        "rolling": [{"text": text} for text in TEXTS],
-    }
-    docs["written"] = docs["choices"]
-    for name, own in docs.items():
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in own))
-        kind, text, target, more = _KINDS[name]
-        task = {"name": f"our_{name}", "file": str(tmp_path / f"{name}.jsonl"), "kind": kind, "text": text, "target": target}
-        Path(f"our_{name}.yaml").write_text(_TASK.format(**task, more=more))
+    docs = write_tasks(tmp_path, model)
     with served("--rows", "4", "--quiet") as (_, client, said):
         url = f"{client.base_url}/v1/completions".replace("//v1", "/v1")
         arguments = f"model=tiny,base_url={url},max_length=1000000,custom_prefix_token_id=10,num_concurrent={at_once}"
-        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
+        offline = {**OFFLINE, "HF_HOME": str(tmp_path / "hf")}
         said_there = run(
             tmp_path,
             *(str(PYTHON.with_name("lm_eval")), "--model", "local-completions", "--model_args", arguments),
@@ -187,6 +170,66 @@ def test_the_harness_gets_the_sums_of_txl_eval(
         "figure", f"lm_eval, {at_once} at once: {len(differences)} sums, off by {max(differences):.1e} of themselves at most"
     )
     assert len(found["choices"]) == len(found["written"]) == len(QUESTIONS) and len(found["rolling"]) == len(TEXTS)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_the_harness_reads_a_model_itself(
+    tmp_path: Path, model: TransformerXL, shares: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--model txl`: the sums of `txl eval` after a line end, whether a context is read once or for each continuation."""
+    monkeypatch.chdir(tmp_path)
+    docs = write_tasks(tmp_path, model)
+    model = TransformerXL.from_pretrained(tmp_path / "tiny")
+    arguments = f"pretrained=tiny,precision=fp32,share_contexts={shares}"
+    packages = Path(np.__file__).parents[1]
+    said = run(
+        tmp_path,
+        *(str(PYTHON), "-m", "transformer_xl.lm_eval", "run", "--model", "txl", "--model_args", arguments, "--batch_size", "3"),
+        *("--include_path", ".", "--tasks", ",".join(f"our_{name}" for name in docs)),
+        *("--output_path", "out", "--log_samples"),
+        environment={**OFFLINE, "HF_HOME": str(tmp_path / "hf"), "PYTHONPATH": f"{SOURCES}{os.pathsep}{packages}"},
+    )
+    assert "our_choices" in said
+    found = {name: samples(next(path for path in (tmp_path / "out").iterdir() if path.is_dir()), name) for name in docs}
+    for doc in found["choices"]:
+        for place, (total, is_greedy) in enumerate(doc["resps"]):
+            prompt, answer = doc["doc"]["question"], doc["doc"]["choices"][place]
+            assert total == pytest.approx(scored("\n" + prompt + answer, len(answer.encode())), rel=1e-5)
+            assert is_greedy == (answer == greedy(model, "\n" + prompt, len(answer.encode()))), (doc, place)
+    for doc in found["rolling"]:
+        text = doc["doc"]["text"]
+        assert doc["resps"][0] == pytest.approx(scored("\n" + text, len(text.encode())), rel=1e-5)
+    for doc in found["written"]:
+        assert doc["resps"][0][0] == greedy(model, "\n" + doc["doc"]["question"], 20).partition("\n")[0].partition("zz")[0]
+
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+SOURCES = Path(transformer_xl.__file__).parents[1]
+
+
+def write_tasks(folder: Path, model: TransformerXL) -> dict[str, list[dict[str, Any]]]:
+    """Save the model as `tiny`, and our tasks with their documents, which are returned."""
+    model = deepcopy(model)
+    with torch.no_grad():
+        bias = next(each for name, each in model.named_parameters() if each.shape == (256,))
+        bias[128:] -= 12  # what is likeliest is a whole character
+    model.save_pretrained(folder / "tiny")
+    BYTES.save(folder / "tiny" / "tokenizer.json")
+    choices = [[" a memory", "ü日", greedy(model, question)] for question in QUESTIONS]
+    docs = {
+        "choices": [
+            {"question": question, "choices": own, "answer": i % 3}
+            for i, (question, own) in enumerate(zip(QUESTIONS, choices, strict=True))
+        ],
+        "rolling": [{"text": text} for text in TEXTS],
+    }
+    docs["written"] = docs["choices"]
+    for name, own in docs.items():
+        Path(f"{name}.jsonl").write_text("".join(json.dumps(doc) + "\n" for doc in own))
+        kind, text, target, more = _KINDS[name]
+        task = {"name": f"our_{name}", "file": str(folder / f"{name}.jsonl"), "kind": kind, "text": text, "target": target}
+        Path(f"our_{name}.yaml").write_text(_TASK.format(**task, more=more))
+    return docs
 
 
 def samples(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -221,12 +264,12 @@ def scored(text: str, n: int) -> float:
     return -float(np.load("nats.npy").astype(np.float64)[-n:].sum())
 
 
-def greedy(model: TransformerXL, prompt: str) -> str:
-    """Return the three characters that are likeliest one after another, for a decoder that reads token by token."""
+def greedy(model: TransformerXL, prompt: str, n: int = 3) -> str:
+    """Return the `n` characters that are likeliest one after another, for a decoder that reads token by token."""
     decoder = Decoder(model, batch_size=1, tgt_len=PIECE)
     written = BYTES.encode(prompt).tolist()
     scores = decoder.feed([written])
-    for _ in range(3):
+    for _ in range(n):
         written.append(int(scores.argmax()))
         scores = decoder.feed([written[-1:]])
-    return BYTES.decode(written[-3:])
+    return BYTES.decode(written[-n:])

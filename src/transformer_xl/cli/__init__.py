@@ -21,6 +21,7 @@ from transformer_xl.cli import (
     predict,
     recipes,
     recl,
+    score,
     seal,
     serve,
     train,
@@ -59,6 +60,7 @@ Common uses:
 app.command(train.train)
 app.command(finetune.finetune)
 app.command(evaluate.evaluate, name="eval")
+app.command(score.score)
 app.command(explain.explain)
 app.command(generate.generate)
 app.command(predict.predict)

@@ -231,7 +231,7 @@ def evaluate(
         return
     settings = [f"dynamic evaluation ({_listed(dynamic.as_dict())})"] if dynamic else []
     settings += [f"cache ({_listed(cache.as_dict())})"] if cache else []
-    unit = opened.tokenizer.unit
+    unit = opened.tokenizer.counts
     _print(score, ", ".join([text.what, reading.in_words(opened.model.config), *settings, chosen]), unit)
     if left_out := not_scored(opened.tokenizer):
         print(f"  {left_out}")

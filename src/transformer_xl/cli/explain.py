@@ -98,7 +98,7 @@ def explain(
     if json_:
         print(json.dumps({"run": str(run), "file": str(file), "page": str(path), "precision": chosen, **figures}))
         return
-    unit = opened.tokenizer.unit
+    unit = opened.tokenizer.counts
     print(f"{figures['tokens']:,} tokens of {file}: {figures['loss']:.4f} nats per token, {figures['bpc']:.4f} bits per {unit}")
     if "memory_is_worth_bpc" in figures:
         worth = figures["memory_is_worth_bpc"]

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 
 from transformer_xl.cli.generate_options import Choice, Remembered
 from transformer_xl.cli.printers import StreamPrinter, describe_decoder, reading_bar
-from transformer_xl.cli.prompts import beginning, line_end, nothing, typed
+from transformer_xl.cli.prompts import beginning, nothing, typed
 from transformer_xl.console import say
 from transformer_xl.errors import ConfigError, TxlError, did_you_mean, one_line
 from transformer_xl.generation.job import Interrupts, Job, StoppedReading
@@ -126,7 +126,7 @@ class Conversation:
         session = self._session
         if not text:
             return beginning(session.tokenizer) if session.n_tokens == 0 else nothing()
-        separator = line_end(session.tokenizer)
+        separator = session.tokenizer.separator
         if session.n_tokens == 0 or session.tokenizer.decode(session.tail).endswith(separator):
             separator = ""
         return typed(separator + text, session.tokenizer)

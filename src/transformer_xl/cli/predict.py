@@ -69,7 +69,7 @@ def predict(
     check_least({"batch-size": (batch_size, 1)})
     texts = _Texts(file, text, pair)
     texts.check()
-    _check_out(out, resume=resume)
+    check_out(out, resume=resume)
     if not is_alone():
         raise ConfigError("txl predict works in one process; start it without torchrun, and divide the texts yourself")
     check_run(run)
@@ -130,7 +130,12 @@ def _write(found: Iterator[str], lines: BinaryIO, out: Path, *, n_kept: int, tot
     say(f"{n_done:,} texts{rate} written to '{out}'{kept}", quiet=quiet)
 
 
-def _check_out(out: Path | None, *, resume: bool) -> None:
+def check_out(out: Path | None, *, resume: bool) -> None:
+    """Refuse a file for lines that cannot be written, or is there already and not gone on with.
+
+    Raises:
+        ConfigError: it is one of these.
+    """
     if out is not None:
         check_file(out, option="out")
         if out.exists() and out.stat().st_size and not resume:

@@ -108,7 +108,7 @@ def beginning(tokenizer: "Tokenizer") -> Prompt:
 
     if isinstance(tokenizer, IdTokenizer) and BAR in tokenizer.events:
         return Prompt(np.array([tokenizer.events.index(BAR)]), {})
-    separator = line_end(tokenizer)
+    separator = tokenizer.separator
     if separator == "\n":
         return Prompt(tokenizer.encode("\n"), {"prompt": "\n"})
     ids = tokenizer.encode(separator) if separator else np.zeros(1, np.int64)
@@ -122,17 +122,6 @@ def nothing() -> Prompt:
     import numpy as np
 
     return Prompt(np.zeros(0, np.int64), {})
-
-
-def line_end(tokenizer: "Tokenizer") -> str:
-    """Return the separator of lines in this vocabulary: a line end, a space, or nothing."""
-    for text in ("\n", " "):
-        try:
-            if len(tokenizer.encode(text)):
-                return text
-        except TokenizerError:
-            pass
-    return ""
 
 
 def is_piped() -> bool:

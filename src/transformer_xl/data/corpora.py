@@ -34,6 +34,12 @@ PYTHON_STDLIB = "python-stdlib"
 
 CHUNK_BYTES = 1 << 20
 
+BENCHMARKS = {
+    "blimp": "https://github.com/alexwarstadt/blimp",
+    "lambada": "https://huggingface.co/datasets/EleutherAI/lambada_openai",
+}
+"""What `txl score` knows by name, and where to get it."""
+
 _NOT_STDLIB = {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib-dynload"}
 
 
@@ -177,6 +183,21 @@ def _files(corpus: str) -> tuple[list[Path], Path]:
     if path.is_dir():
         return files_below(path), path
     return _matches(path) if glob.has_magic(corpus) else ([], path)
+
+
+def benchmark_files(name: str, folder: Path | None) -> list[Path]:
+    """Return the JSON lines of BLiMP or LAMBADA: in a directory or its `data`, or else in `data_dir()/NAME`.
+
+    Raises:
+        CorpusError: there are none.
+    """
+    place = data_dir() / name if folder is None else folder
+    for each in (place, place / name, place / "data"):
+        if found := sorted(file for ending in ("", *COMPRESSED) for file in each.glob(f"*.jsonl{ending}")):
+            return found
+    raise CorpusError(
+        f"{name}: no .jsonl files in '{place}'; get them from {BENCHMARKS[name]}, and give --data DIR or TXL_DATA"
+    )
 
 
 def check_corpus(corpus: str) -> None:

@@ -95,7 +95,7 @@ def _encode(batch: list[Chunk], tokenizer: Tokenizer) -> EncodedBatch:
         starts += [[n_tokens] if chunk.starts_document else _NOTHING, n_tokens + following]
         ids.append(encoded.astype(dtype).tobytes())
         n_tokens += len(encoded)
-        if tokenizer.unit == "id":
+        if tokenizer.counts == "id":
             n_characters += len(encoded)
             continue
         # Counts the bytes that begin a code point; for text that is not UTF-8 this is an approximation.
@@ -119,7 +119,7 @@ def _with_lines(chunk: Chunk, tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndar
 
 
 def _encode_chunk(chunk: Chunk, tokenizer: Tokenizer) -> np.ndarray:
-    if tokenizer.unit == "id":  # read_ids has checked them
+    if tokenizer.counts == "id":  # read_ids has checked them
         return np.frombuffer(chunk.data, PACKED)
     try:
         if tokenizer.reads_bytes:

@@ -39,7 +39,7 @@ class IdTokenizer(PieceTokenizer):
     """
 
     kind = "ids"
-    unit = "id"
+    counts = "id"
 
     def __init__(self, vocab_size: int, *, events: Sequence[str] = ()) -> None:
         require(type(vocab_size) is int and 0 < vocab_size < 2**31, "vocab_size is not from 1 to 2,147,483,647")

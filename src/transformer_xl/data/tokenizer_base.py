@@ -5,6 +5,7 @@ import inspect
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,12 +61,12 @@ class Tokenizer(ABC):
 
     Attributes:
         kind: the kind's name in configurations and files.
-        unit: what a score counts besides tokens: characters of the text, but ids where the ids are the text.
+        counts: what a score counts besides tokens: characters of the text, but ids where the ids are the text.
         reads_bytes: whether `encode_bytes` takes bytes that are not UTF-8.
     """
 
     kind: ClassVar[str]
-    unit: ClassVar[str] = "character"
+    counts: ClassVar[str] = "character"
     reads_bytes: bool = False
 
     @property
@@ -76,6 +77,15 @@ class Tokenizer(ABC):
     @property
     def loses(self) -> str:
         """What `decode(encode(text))` loses, as a sentence; empty if nothing."""
+        return ""
+
+    @cached_property
+    def separator(self) -> str:
+        """What separates lines in this vocabulary: a line end, a space, or nothing."""
+        for text in ("\n", " "):
+            with suppress(TokenizerError):
+                if len(self.encode(text)):
+                    return text
         return ""
 
     @abstractmethod
@@ -106,7 +116,8 @@ class Tokenizer(ABC):
         ids = self.encode(text)
         data = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
         character = np.cumsum((data & 0xC0) != 0x80) - 1  # of each byte
-        stops = np.cumsum([len(self.piece(each)) for each in ids.tolist()], dtype=np.int64)
+        different, which = np.unique(ids, return_inverse=True)
+        stops = np.cumsum(np.array([len(self.piece(each)) for each in different.tolist()], np.int64)[which])
         starts, ends = character[np.append(0, stops)[:-1]], character[stops - 1] + 1
         for i in np.flatnonzero(ends - starts > 1):
             while text[starts[i]].isspace() and starts[i] < ends[i] - 1:

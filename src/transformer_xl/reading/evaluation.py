@@ -160,7 +160,7 @@ class Score:
 
         Args:
             predicts: what is counted, see `ModelConfig.predicts`.
-            unit: what `n_characters` counts, see `Tokenizer.unit`.
+            unit: what `n_characters` counts, see `Tokenizer.counts`.
 
         Example:
             >>> Score(nats=7.0, tokens=10, n_characters=40, n_bytes=None, seconds=1.0).in_words()

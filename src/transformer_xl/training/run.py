@@ -186,7 +186,7 @@ def _validate(run: TextRun) -> Best | None:
     )
     of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
     predicts = config.model.predicts
-    per_character = f", {score.bpc:.3f} bits per {run.corpus.tokenizer.unit}" if predicts == "token" else ""
+    per_character = f", {score.bpc:.3f} bits per {run.corpus.tokenizer.counts}" if predicts == "token" else ""
     run.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
     if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not trainer.model.is_sharded:
         text = _sample(run, split)

@@ -55,7 +55,7 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
     total = extent(run, plain)["split_tokens"]
     about = "about " if predicts == "target" else ""
     which = f"{plain.tokens:,}" if plain.tokens == total else f"the first {plain.tokens:,} of {about}{total:,}"
-    unit = run.corpus.tokenizer.unit
+    unit = run.corpus.tokenizer.counts
     found = f"validation, {which} {predicts}s: {plain.in_words(predicts, unit)}"
     if without and predicts == "token":
         found += (

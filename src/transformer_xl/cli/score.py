@@ -1,0 +1,293 @@
+"""`txl score`."""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
+
+from cyclopts import Parameter
+
+from transformer_xl.cli.arriving import Arriving
+from transformer_xl.cli.options import Flag, Json, Opening, Precision, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.predict import check_out
+from transformer_xl.cli.printers import show
+from transformer_xl.cli.prompts import STDIN
+from transformer_xl.console import Bar, progress, say, table
+from transformer_xl.errors import ConfigError, CorpusError, TrainingError, room_for
+from transformer_xl.process import is_alone
+
+if TYPE_CHECKING:
+    from transformer_xl.model.precision import InferencePrecision
+    from transformer_xl.opening import Opened
+    from transformer_xl.reading.evaluation import Reading
+    from transformer_xl.reading.token_nats import SideBySide
+
+_JSON_LINES = (".jsonl", ".ndjson")
+_NAMED = ("blimp", "lambada")
+_ESCAPED = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+Rows = Iterator[dict[str, Any]]
+
+
+def score(
+    run: Path,
+    file: Annotated[Path, Parameter(allow_leading_hyphen=True)],
+    /,
+    *,
+    per: Literal["line", "word", "token"] | None = None,
+    memory: Literal["carried", "reset"] | None = None,
+    pairs: Flag = False,
+    data: Path | None = None,
+    out: Path | None = None,
+    resume: Flag = False,
+    tgt_len: int | None = None,
+    mem_len: int | None = None,
+    batch_size: int = 64,
+    precision: Precision = "auto",
+    opening: Opening = Opening(),
+    quiet: Flag = False,
+    json_: Json = False,
+) -> None:
+    """Say how surprising each line, word or token of a text is, or which of two sentences is more probable.
+
+    A row for each, with tabs between: its number, nats, bits, tokens and text. With
+    carried memory the sums are those of txl eval --file, which does not predict the
+    first token. With reset memory, and in pairs, each text follows a line end alone.
+
+    Common uses:
+        txl score runs/mine essay.txt
+        txl score runs/mine essay.txt --per word
+        txl score runs/mine sentences.txt --memory reset --json
+        tail -f log.txt | txl score runs/mine - --memory reset
+        txl score runs/mine book.txt.xz --per token --out book.tsv
+        txl score runs/mine pairs.tsv --pairs
+        txl score runs/mine blimp --data blimp/data
+        txl score runs/mine lambada
+
+    Args:
+        run: directory of a run or of an exported model, or a hub id.
+        file: a text, plain or compressed; - is standard input. With --pairs two sentences a line, TSV, CSV or JSON
+            lines, the better one first. blimp or lambada: the benchmark of this name.
+        per: what has a row: line, word or token. Default: line.
+        memory: carried through the text, or reset before each line. Default: carried.
+        pairs: say how often the better sentence is more probable; ties count half.
+        data: directory of the files of blimp or lambada. Default: $TXL_DATA/blimp, $TXL_DATA/lambada.
+        out: write rows to this file; with --pairs, blimp and lambada there are none without it.
+        resume: go on with a file that was not finished; rows that are there are kept.
+        tgt_len: tokens per segment. Default: as txl eval reads.
+        mem_len: positions of memory. Default: as txl eval reads.
+        batch_size: lines or sentences read side by side, if memory is not carried.
+        precision: of the matrix products; auto takes what the processor does fast, int8 rounds the weights.
+        opening: how the run is opened.
+        quiet: show no progress, only warnings and errors.
+        json_: write JSON lines, and figures as one object.
+    """
+    check_least({"tgt-len": (tgt_len, 1), "mem-len": (mem_len, 0), "batch-size": (batch_size, 1)})
+    named = str(file) if str(file) in _NAMED and not file.is_file() else None
+    compares = named or ("--pairs" if pairs else None)
+    if pairs and named:
+        raise ConfigError(f"--pairs reads a file of your own; leave it out with {named}, or give ./{named}")
+    if data is not None and not named:
+        raise ConfigError(f"--data is for {' and '.join(_NAMED)}; give one of these names instead of '{file}'")
+    if compares and (per or memory):
+        raise ConfigError(f"--{'per' if per else 'memory'} is for the lines of a text; leave it out with {compares}")
+    check_out(out, resume=resume)
+    if not is_alone():
+        raise ConfigError("txl score works in one process; start it without torchrun")
+    check_run(run)
+    from transformer_xl.data.corpora import benchmark_files
+    from transformer_xl.data.text_files import check_readable
+
+    files = benchmark_files(named, data) if named else [file]
+    if file != STDIN and not named:
+        check_readable(file)
+    from transformer_xl.model.precision import precision_of_segments
+    from transformer_xl.process import keep_freed_memory
+
+    opened = opening.open(run)
+    reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)
+    chosen = precision_of_segments(precision, opened.device)
+    mind_busy_cores(opened, quiet=quiet)
+    keep_freed_memory()
+    job = _Job(opened, reading, chosen, batch_size, per or "line", memory or "carried", compares, files)
+    begin, tally = time.perf_counter(), _Tally()
+    with room_for(f"{batch_size:,} texts side by side", "lower --batch-size or --mem-len"):
+        _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
+    if not tally.n:
+        raise CorpusError(f"'{file}' has no text; give another")
+    if not math.isfinite(tally.nats):
+        raise TrainingError(f"nats of '{run}' in {chosen} are not finite numbers; train it again with a lower optim.lr")
+    how = f"{chosen}, {time.perf_counter() - begin:.1f} s"
+    if not compares:
+        mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""
+        to = f"; written to '{out}'" if out else ""
+        say(f"{tally.line:,} lines, {tally.tokens:,} tokens: {tally.nats:,.1f} nats{mean}, {how}{to}", quiet=quiet)
+        return
+    figures = tally.figures(is_lambada=named == "lambada")
+    n_file, accuracy = len(figures["files"]), f"accuracy {figures['accuracy']:.4f}"
+    if json_:
+        print(json.dumps({"run": str(run), "text": str(file), "precision": chosen, **figures}))
+    elif named == "lambada":
+        print(f"{accuracy}, perplexity {figures['ppl']:,.1f} (the last word of {tally.n:,} texts, {how})")
+    else:
+        if n_file > 1:
+            print(table([["file", "accuracy"], *([name, f"{value:.4f}"] for name, value in figures["files"].items())]))
+        mean = f"mean of {n_file} files, " if n_file > 1 else ""
+        print(f"{accuracy} ({mean}{tally.n:,} pairs, {figures['ties']:,} ties counted half, {how})")
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is scored, and how."""
+
+    opened: "Opened"
+    reading: "Reading"
+    precision: "InferencePrecision"
+    batch_size: int
+    per: Literal["line", "word", "token"]
+    memory: str
+    compares: str | None  # pairs, or a benchmark; None: the lines of a text
+    files: Sequence[Path]
+
+    @property
+    def scorer(self) -> "SideBySide":
+        """What scores texts that stand alone."""
+        from transformer_xl.reading.token_nats import SideBySide
+
+        sizes = {"batch_size": self.batch_size, "tgt_len": self.reading.tgt_len}
+        return SideBySide(self.reading.view(self.opened.model), **sizes, precision=self.precision)
+
+    def rows(self, bar: Bar, skip: int) -> Rows:
+        """Yield all rows; the first `skip` need not have nats."""
+        if self.compares:
+            return self._compared(bar)
+        from transformer_xl.surprisal import keeps_places, rows
+
+        if self.per == "word" and not keeps_places(self.opened.tokenizer):
+            where = f"the tokenizer of '{self.opened.source}' does not tell where words begin"
+            raise ConfigError(f"--per word: {where}; use --per line or token")
+        return rows(self._scored(bar, skip if self.per == "line" else 0), self.per, self.opened.tokenizer)
+
+    def _scored(self, bar: Bar, skip: int) -> Iterator[Any]:
+        from transformer_xl.data.text_files import Piece, kind_of_file, read_blocks
+        from transformer_xl.opening import warn_of_bytes
+        from transformer_xl.surprisal import alone, carried
+
+        (file,) = self.files
+        model, tokenizer = self.opened.model, self.opened.tokenizer
+        stdin = _stdin() if file == STDIN else None
+        blocks, path = stdin or read_blocks(Piece(file)), Path("standard input") if stdin else file
+        if not stdin and tokenizer.reads_bytes:
+            warn_of_bytes(file, kind_of_file(file))
+        if self.memory == "reset":
+            how = {"batch_size": self.batch_size, "skip": skip, "is_ready": stdin and stdin.is_ready}
+            found = alone(blocks, path, self.scorer, tokenizer, **how)
+        elif self.reading.ext_len:
+            why = f"'{self.opened.source}' reads {self.reading.ext_len} tokens again before each segment"
+            raise ConfigError(f"--memory carried: {why} (ext_len); use --memory reset, or txl eval --per-token")
+        else:
+            found = carried(blocks, path, model, tokenizer, self.reading, precision=self.precision)
+        for line, nats in found:
+            yield line, nats
+            bar.advance(len(line.text.encode("utf-8", "surrogateescape")))
+
+    def _compared(self, bar: Bar) -> Rows:
+        from transformer_xl.data.sentence_pairs import read_last_words, read_pairs
+        from transformer_xl.surprisal import last_word_rows, pair_rows
+
+        scorer, tokenizer = self.scorer, self.opened.tokenizer
+        for file in self.files:
+            if self.compares == "lambada":
+                rows = last_word_rows(read_last_words(file), scorer, tokenizer, n=self.batch_size)
+            else:
+                source = _stdin() if file == STDIN else file
+                rows = pair_rows(read_pairs(source), scorer, tokenizer, n=self.batch_size)
+            for row in rows:
+                yield {"file": file.name.partition(".")[0] if file != STDIN else "-", **row}
+                bar.advance()
+
+
+def _stdin() -> Arriving:
+    if sys.stdin is None:
+        raise CorpusError("standard input is closed; give a file")
+    return Arriving(sys.stdin.fileno())
+
+
+@dataclass
+class _Tally:
+    """What rows say together."""
+
+    n: int = 0
+    line: int = 0
+    tokens: int = 0
+    nats: float = 0.0
+    credits: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Count a row."""
+        self.n, self.line = self.n + 1, row.get("line", 0)
+        self.tokens, self.nats = self.tokens + row.get("tokens", 0), self.nats + (row.get("nats") or 0.0)
+        if "credit" in row:
+            self.credits.setdefault(row["file"], []).append(row["credit"])
+
+    def figures(self, *, is_lambada: bool) -> dict[str, Any]:
+        """Return accuracy, of several files the mean of theirs, and for LAMBADA the perplexity of words."""
+        of_file = {name: sum(each) / len(each) for name, each in self.credits.items()}
+        if is_lambada:
+            own = {"ppl": math.exp(min(self.nats / self.n, 700)), "nats": self.nats}
+        else:
+            own = {"ties": sum(each.count(0.5) for each in self.credits.values())}
+        return {"accuracy": sum(of_file.values()) / len(of_file), "n": self.n, **own, "files": of_file}
+
+
+def _write(job: _Job, tally: _Tally, out: Path | None, *, resume: bool, as_json: bool, quiet: bool) -> None:
+    """Write rows to a file, or those of a text to standard output, each as soon as it is known, and count them."""
+    from transformer_xl.data.text_files import COMPRESSED
+    from transformer_xl.predicting import origin_of, prediction_file
+
+    file, is_json = job.files[0], as_json or (out is not None and out.suffix in _JSON_LINES)
+    put, n_line = (_nowhere if job.compares else show), 0
+    with ExitStack() as stack:
+        if out is not None:
+            texts = None if file == STDIN or len(job.files) > 1 else file
+            how = {"json": is_json, "precision": job.precision, "batch_size": job.batch_size}
+            origin = origin_of(job.opened.source, job.opened.model, texts, **how)
+            computed = f"{origin['computed']} --per {job.per} --memory {job.memory} ({job.reading}, {job.compares})"
+            lines, n_line = stack.enter_context(prediction_file(out, {**origin, "computed": computed}, resume=resume))
+            put = partial(_append, lines)
+        n_kept = n_line if is_json else max(n_line - 1, 0)
+        size = None if job.compares or file == STDIN or file.suffix in COMPRESSED else file.stat().st_size
+        unit = "texts" if job.compares else "bytes"
+        bar = stack.enter_context(progress("scoring", size, unit=unit, hidden=quiet or put is show))
+        try:
+            for i, row in enumerate(job.rows(bar, n_kept)):
+                tally.add(row)
+                if not (is_json or n_line or i):
+                    put("\t".join(row) + "\n")
+                if i >= n_kept:
+                    put((json.dumps(row) if is_json else "\t".join(map(_cell, row.values()))) + "\n")
+        except KeyboardInterrupt:
+            if out is not None:
+                say("\ninterrupted; go on with the same command and --resume", quiet=quiet)
+            raise
+
+
+def _nowhere(line: str) -> None:
+    """Write nothing: rows of what is compared go to a file only."""
+
+
+def _append(file: BinaryIO, line: str) -> None:
+    file.write(line.encode("utf-8", "replace"))
+
+
+def _cell(value: object) -> str:
+    r"""Return a value of a TSV; a backslash, tab or line end in a text is written as \\, \t, \n or \r."""
+    if isinstance(value, float):
+        return f"{value:.9g}"
+    return "" if value is None else str(value).translate(_ESCAPED)

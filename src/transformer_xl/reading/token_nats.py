@@ -1,0 +1,146 @@
+"""The nats of every token: of one text that comes in parts, or of many texts side by side, each from its own beginning."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.precision import InferencePrecision
+from transformer_xl.reading.evaluation import Reading, evaluate
+from transformer_xl.reading.segments import cut
+from transformer_xl.reading.stream import Stream, open_stream, scoring
+
+_BLOCK = 1 << 13  # tokens that `evaluate` gets at once
+_MOST_SCORES = 1 << 25  # held at once
+
+
+def nats_in_parts(
+    model: LanguageModel, parts: Iterable[np.ndarray], reading: Reading, *, precision: InferencePrecision = "fp32"
+) -> Iterator[np.ndarray]:
+    """Yield the nats fp32 (n,) of each part (n,) of one text, as `evaluate` gives them in one lane, in constant memory.
+
+    How the text is divided makes no difference, to the last bit. The first token has NaN, because nothing predicts it.
+    """
+    how = {**vars(reading), "batch_size": 1, "precision": precision, "keep_state": True, "per_token": True}
+    block = max(1, _BLOCK // reading.tgt_len) * reading.tgt_len
+    sizes: deque[int] = deque()
+    unread, n_unread, state = [np.empty(0, np.int64)], 0, None
+    nats = np.full(1, np.nan, np.float32)  # known, but not given yet
+    for part in chain(parts, [None]):
+        if part is not None:
+            sizes.append(len(part))
+            unread.append(part)
+            n_unread += len(part)
+        n = n_unread - 1 if part is None else (n_unread - 1) // block * block
+        if n > 0:
+            ids = np.concatenate(unread)
+            score = evaluate(model, ids[: n + 1], state=state, **how)
+            assert score.token_nats is not None
+            nats, state = np.concatenate([nats, score.token_nats]), score.state
+            unread, n_unread = [ids[n:]], n_unread - n
+        while sizes and sizes[0] <= len(nats):
+            given, nats = np.split(nats, [sizes.popleft()])
+            yield given
+
+
+class Scored(NamedTuple):
+    """Nats fp32 (n,) of the tokens of a text that were asked for, and whether each is the likeliest, bool (n,)."""
+
+    nats: np.ndarray
+    likeliest: np.ndarray
+
+
+class SideBySide:
+    """Scores texts in rows side by side, the longest first; what a text gets does not depend on its neighbors.
+
+    Every token sees exactly the `mem_len` tokens before it, as in a `Decoder`. Models whose keys cannot be kept read segments.
+
+    Args:
+        model: in evaluation mode; a view of it says what its memory is.
+        batch_size: rows.
+        tgt_len: tokens that are read at once, or of a segment.
+        precision: of the matrix products.
+    """
+
+    def __init__(self, model: LanguageModel, *, batch_size: int, tgt_len: int, precision: InferencePrecision = "fp32") -> None:
+        self._model, self._batch_size, self._tgt_len = model, batch_size, tgt_len
+        self._precision: InferencePrecision = precision
+        self._streams: dict[int, Stream] = {}
+
+    @torch.no_grad()
+    def score(
+        self,
+        texts: Sequence[np.ndarray],
+        *,
+        after: np.ndarray | None = None,
+        n_asked: Sequence[int] | None = None,
+        likeliest: bool = False,
+    ) -> list[Scored]:
+        """Return the scores of each text.
+
+        Args:
+            texts: integers (n,), at least one each; the first is only read.
+            after: integers (n,) that stand before all texts; they are read once, and each text goes on from there.
+            n_asked: how many tokens at the end of each text are scored; None: all but the first.
+            likeliest: also tell whether they are the likeliest ones, for which the whole vocabulary is scored.
+        """
+        found: dict[int, Scored] = {}
+        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
+        state, stream = None, None
+        with scoring(self._model):
+            if after is not None and len(after):
+                stream = self._stream(len(after) + len(texts[order[0]]))
+                stream.reset(torch.arange(self._batch_size) < 1)
+                stream.advance(torch.from_numpy(after)[None].to(self._model.device), rows=slice(0, 1))
+                state = stream.take(0)
+            for first in range(0, len(order), self._batch_size):
+                batch = order[first : first + self._batch_size]
+                if stream is None or state is None:
+                    own = self._stream(len(texts[batch[0]]))
+                    own.reset(torch.arange(self._batch_size) < len(batch))
+                else:
+                    own = stream
+                    for row in range(len(batch)):
+                        own.put(row, state)
+                asked = [len(texts[i]) - 1 if n_asked is None else n_asked[i] for i in batch]
+                found |= zip(batch, _read(own, [texts[i] for i in batch], asked, likeliest=likeliest), strict=True)
+        return [found[i] for i in range(len(texts))]
+
+    def _stream(self, n_token: int) -> Stream:
+        """Return rows for texts of so many tokens; a memory that they cannot fill would only take room."""
+        view = self._model.for_text(1 << max(n_token, 16).bit_length())
+        if view.mem_len not in self._streams:
+            alone = view.keeps_keys and view.mem_len > 0
+            how = {"tgt_len": self._tgt_len, "precision": self._precision, "token_by_token": alone}
+            self._streams[view.mem_len] = open_stream(view, self._batch_size, **how)
+        return self._streams[view.mem_len]
+
+
+def _read(stream: Stream, texts: Sequence[np.ndarray], asked: Sequence[int], *, likeliest: bool) -> list[Scored]:
+    """Read texts, the longest first, in the first rows of a stream."""
+    ids, device = np.concatenate(texts), stream.model.device
+    n_read = torch.tensor([len(text) - 1 for text in texts])
+    last = (n_read + 1).cumsum(0) - 1
+    scored = last - torch.tensor(asked)
+    nats, is_best = torch.zeros(len(ids)), torch.zeros(len(ids), dtype=torch.bool)
+    for at in range(0, int(n_read[0]), stream.tgt_len):
+        n_row = int((n_read > at).sum())  # the others have ended
+        begin, end = (last - n_read)[:n_row] + at, last[:n_row]
+        end = torch.minimum(begin + stream.tgt_len, end)
+        segment = cut(ids, begin, end, scored=torch.maximum(begin, scored[:n_row]), pad_left=stream.pads_left)
+        n_pad = None if segment.n_pad is None else segment.n_pad.to(device)
+        h_BTD = stream.read(segment.ids.to(device), rows=slice(0, n_row), n_pad=n_pad)
+        if (where := segment.is_scored).any():
+            h_XD, labels_X = h_BTD[where.to(device)], segment.labels[where].to(device)
+            places = segment.places[where] + 1
+            nats[places] = stream.nll(h_XD[None], labels_X[None])[0].float().cpu()
+            if likeliest:
+                parts = h_XD.split(max(1, _MOST_SCORES // stream.softmax.borders[-1]))
+                best_X = torch.cat([stream.softmax.logits(part_XD).argmax(-1) for part_XD in parts])
+                is_best[places] = (best_X == labels_X).cpu()
+    spans = [slice(end + 1 - n, end + 1) for end, n in zip(last.tolist(), asked, strict=True)]
+    return [Scored(nats[span].numpy(), is_best[span].numpy()) for span in spans]

@@ -1,0 +1,229 @@
+"""`txl score`: sums are those of `txl eval`, rows of words and tokens those of their lines, and pairs what BLiMP counts."""
+
+import csv
+import io
+import json
+import lzma
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.cli.conftest import Txl
+from tests.helpers import TINY, random_weights
+from tests.reading.test_tasks import task_model
+from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.config import TokenizerConfig
+from transformer_xl.data.tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, train_tokenizer
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.model.xlnet import XLNet
+from transformer_xl.model_config import TransformerXLConfig, XLNetConfig
+
+TEXT = "The cat sat.\n\n\n  A \tdog \\ ran, é 日本\r\nand ran\n" * 9 + "to the end"
+EXACT = ("--precision", "fp32")
+
+
+def tokenizer_of(kind: str) -> Tokenizer:
+    if kind == "char without line ends":
+        return CharTokenizer(set(TEXT) - {"\n"})
+    return train_tokenizer(TokenizerConfig.model_validate({"kind": kind, "vocab_size": 300 if kind == "bpe" else None}), [TEXT])
+
+
+def save(kind: str) -> None:
+    tokenizer = tokenizer_of(kind)
+    model = random_weights(TransformerXL(TransformerXLConfig(**{**TINY, "vocab_size": tokenizer.vocab_size})).eval())
+    model.save_pretrained("model")
+    tokenizer.save(Path("model/tokenizer.json"))
+
+
+def table(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def total(rows: list[dict[str, Any]]) -> float:
+    return sum(float(row["nats"]) for row in rows if row["nats"] not in ("", None))
+
+
+@pytest.mark.parametrize("kind", ["byte", "char", "word", "bpe"])
+def test_sums_are_those_of_eval_and_words_those_of_lines(txl: Txl, workbench: Path, kind: str) -> None:
+    save(kind)
+    Path("some.txt.xz").write_bytes(lzma.compress(TEXT.encode()))
+    how = ("--tgt-len", "8", *EXACT)
+    whole = json.loads(txl("eval", "model", "--file", "some.txt.xz", "--batch-size", "1", "--json", *how).out)
+    answers = {per: txl("score", "model", "some.txt.xz", "--per", per, *how) for per in ("line", "word", "token")}
+    assert all(each.status == 0 for each in answers.values()), answers
+    of = {per: table(each.out) for per, each in answers.items()}
+    for per, rows in of.items():
+        assert total(rows) == pytest.approx(whole["nats"], rel=1e-7), per
+        assert sum(int(row["tokens"]) for row in rows) == whole["tokens"]
+        assert all(float(row["bits"]) == pytest.approx(float(row["nats"]) / math.log(2)) for row in rows if row["nats"])
+    assert of["token"][0]["nats"] == "" and of["token"][0]["tokens"] == "0", "nothing predicts the first token"
+    lines = TEXT.split("\n")
+    shown = [line.removesuffix("\r").replace("\\", "\\\\").replace("\t", "\\t") for line in lines]
+    assert [row["text"] for row in of["line"]] == shown
+    assert [int(row["line"]) for row in of["line"]] == list(range(1, len(lines) + 1))
+    for number, row in enumerate(of["line"], 1):
+        for per in ("word", "token"):
+            own = [each for each in of[per] if each["line"] == str(number)]
+            assert [int(each[per]) for each in own] == list(range(1, len(own) + 1))
+            assert total(own) == pytest.approx(float(row["nats"] or 0), rel=1e-5, abs=1e-6), (per, number)
+    words = [row["text"] for row in of["word"] if row["text"] != r"\n"]
+    assert words == [word.replace("\\", "\\\\") for word in TEXT.split()]
+
+
+@pytest.mark.parametrize("kind", ["byte", "word", "bpe", "char without line ends"])
+def test_a_line_alone_follows_a_line_end(txl: Txl, workbench: Path, kind: str) -> None:
+    """Or a space where the vocabulary has none. All its tokens count, and lines that are read beside it make no difference."""
+    save(kind)
+    lines = [f"{'the cat and dog '[: 3 + n % 13]}ran" for n in range(70)]
+    lines, before = ([*lines[:9], "", *lines[9:]], "\n") if "without" not in kind else (lines[:1], " ")
+    Path("some.txt").write_text("\n".join(lines))
+    answer = txl("score", "model", "some.txt", "--memory", "reset", "--json", "--batch-size", "16", *EXACT)
+    rows = [json.loads(row) for row in answer.out.splitlines()]
+    model, tokenizer = load("model")
+    assert isinstance(model, TransformerXL) and [row["text"] for row in rows] == lines
+    for number, row in enumerate(rows, 1):
+        own = lines[number - 1] + "\n" * (number < len(lines))
+        ids = np.concatenate([tokenizer.encode(before)[-1:], tokenizer.encode(own)])
+        expected = float(Decoder(model).score([ids])[0][1:].double().sum())
+        assert (row["line"], row["tokens"]) == (number, len(ids) - 1) and row["nats"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_standard_input_and_bytes_that_are_no_text(txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save("byte")
+    Path("latin.txt").write_bytes("caf\u00e9 noir\r\n\u00fc".encode("latin-1"))
+    answer = txl("score", "model", "latin.txt", "--per", "word", *EXACT)
+    assert "warning: 'latin.txt' is not UTF-8, and its bytes are read as they are" in answer.err
+    assert [row["text"] for row in table(answer.out)] == ["caf?", "noir", r"\n", "?"]
+    for how in (("--memory", "carried"), ("--memory", "reset")):
+        expected = txl("score", "model", "text.txt", *how, *EXACT).out
+        with Path("text.txt").open() as file:
+            monkeypatch.setattr("sys.stdin", file)
+            assert txl("score", "model", "-", *how, *EXACT).out == expected
+
+
+@pytest.mark.parametrize("memory", ["carried", "reset"])
+def test_a_file_that_is_gone_on_with_is_the_same_to_the_last_byte(txl: Txl, workbench: Path, memory: str) -> None:
+    save("word")
+    Path("some.txt").write_text(TEXT)
+    for per in ("line", "word"):
+        out = Path(f"{per}.tsv")
+        command = ("score", "model", "some.txt", "--memory", memory, "--per", per, "--batch-size", "3", "--out", str(out))
+        assert f"; written to '{out}'" in txl(*command).err
+        whole = out.read_bytes()
+        for n in (0, 1, len(whole) // 2, len(whole)):
+            out.write_bytes(whole[:n])
+            assert txl(*command, "--resume").status == 0
+            assert out.read_bytes() == whole
+        assert txl(*command).complaint == f"--out '{out}' is there already; go on with it by --resume, or choose another"
+    refused = txl("score", "model", "some.txt", "--memory", memory, "--out", "line.tsv", "--resume")
+    assert "'line.tsv' was begun with" in refused.complaint
+
+
+def nats_alone(text: str) -> float:
+    model, tokenizer = load("model")
+    assert isinstance(model, TransformerXL)
+    ids = np.concatenate([tokenizer.encode("\n"), tokenizer.encode(text)])
+    return float(Decoder(model).score([ids])[0][1:].double().sum())
+
+
+def test_pairs_count_ties_half(txl: Txl, workbench: Path) -> None:
+    """Sentences of the same tokens are equally probable, whatever is read beside them."""
+    save("word")
+    pairs = [("The cat sat.", "A dog ran"), ("A dog ran", "The cat sat."), ("the unknown", "the strange"), ("the", "end ran")]
+    expected = [0.5 if n == 2 else float(nats_alone(good) < nats_alone(bad)) for n, (good, bad) in enumerate(pairs)]
+    objects = [{"good": good, "bad": bad, "UID": "x"} for good, bad in pairs]
+    Path("pairs.jsonl").write_text("".join(json.dumps(each) + "\n" for each in objects))
+    Path("named.tsv").write_text("bad\tx\tgood\n" + "".join(f"{bad}\t0\t{good}\n" for good, bad in pairs))
+    Path("plain.tsv").write_text("".join(f"{good}\t{bad}\n" for good, bad in pairs))
+    Path("plain.csv").write_text("".join(f"{good},{bad}\n" for good, bad in pairs))
+    for name in ("pairs.jsonl", "named.tsv", "plain.tsv", "plain.csv"):
+        answer = txl("score", "model", name, "--pairs", "--batch-size", "2", "--out", f"{name}.out", *EXACT)
+        assert answer.out.startswith(f"accuracy {sum(expected) / 4:.4f} (4 pairs, 1 ties counted half, fp32"), answer
+        rows = table(Path(f"{name}.out").read_text())
+        assert [float(row["credit"]) for row in rows] == expected
+        assert [(row["good"], row["bad"]) for row in rows] == pairs
+        assert float(rows[0]["nats_good"]) == pytest.approx(nats_alone(pairs[0][0]), rel=1e-5)
+    assert json.loads(txl("score", "model", "plain.tsv", "--pairs", "--json", *EXACT).out)["ties"] == 1
+
+
+def test_blimp_is_the_mean_of_its_files(txl: Txl, workbench: Path) -> None:
+    save("word")
+    Path("blimp/data").mkdir(parents=True)
+    right, wrong = sorted(["The cat sat.", "A dog ran"], key=nats_alone)
+    for name, pairs in {"one": [(right, wrong)] * 3, "two": [(wrong, right)]}.items():
+        objects = [{"sentence_good": good, "sentence_bad": bad, "pairID": "0"} for good, bad in pairs]
+        Path(f"blimp/data/{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in objects))
+    found = json.loads(txl("score", "model", "blimp", "--data", "blimp", "--json").out)
+    assert (found["accuracy"], found["n"], found["files"]) == (0.5, 4, {"one": 1.0, "two": 0.0})
+    shown = txl("score", "model", "blimp", "--data", "blimp/data").out
+    assert shown.startswith("file  accuracy\none     1.0000\ntwo     0.0000\naccuracy 0.5000 (mean of 2 files, 4 pairs")
+
+
+def test_lambada_asks_for_the_last_word(txl: Txl, workbench: Path, tmp_path: Path) -> None:
+    """With the space before it; all its tokens must be the likeliest ones."""
+    save("bpe")
+    model, tokenizer = load("model")
+    assert isinstance(model, TransformerXL)
+    texts = ["A dog\nand the cat", "the end", "to the dog and ran"]
+    (tmp_path / "data/lambada").mkdir(parents=True)
+    content = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "data/lambada/test.jsonl.xz").write_bytes(lzma.compress(content.encode()))
+    found = json.loads(txl("score", "model", "lambada", "--json", "--out", "words.jsonl", *EXACT).out)
+    expected, right = [], []
+    for text in texts:
+        ids = np.concatenate([tokenizer.encode("\n"), tokenizer.encode(text)])
+        n = len(tokenizer.encode(text)) - len(tokenizer.encode(text.rpartition(" ")[0]))
+        expected.append(float(Decoder(model).score([ids])[0][-n:].double().sum()))
+        decoder, likeliest = Decoder(model), []
+        for token in ids[:-1].tolist():
+            likeliest.append(int(decoder.feed([[token]])[0].argmax()))
+        right.append(likeliest[-n:] == ids[-n:].tolist())
+    assert found["ppl"] == pytest.approx(math.exp(sum(expected) / 3), rel=1e-4)
+    assert found["accuracy"] == sum(right) / 3
+    rows = [json.loads(row) for row in Path("words.jsonl").read_text().splitlines()]
+    assert [row["text"] for row in rows] == ["cat", "end", "ran"]
+    assert [row["nats"] for row in rows] == pytest.approx(expected, rel=1e-4)
+
+
+def test_mistakes_take_one_line(txl: Txl, workbench: Path) -> None:
+    save("char")
+    Path("empty.txt").write_text("")
+    Path("three.tsv").write_text("a\tb\tc\n")
+    Path("one.tsv").write_text("a\n")
+    Path("latin.txt").write_bytes(b"The cat\nsat \xe9")
+    Path("strange.txt").write_text("The cat\nz\n")
+    Path("pairs.jsonl").write_text('{"good": "a", "worse": "b"}\n')
+    Path("gap.tsv").write_text("A\tdog\nA\n")
+    names = "name them sentence_good and sentence_bad"
+    for command, complaint in {
+        "empty.txt": "'empty.txt' has no text; give another",
+        "latin.txt": "'latin.txt' is not UTF-8 at byte 12 (0xe9); convert it",
+        "latin.txt --memory reset": "'latin.txt' is not UTF-8 at byte 12 (0xe9); convert it",
+        "strange.txt --memory reset": "'strange.txt', from byte 8 on: character 'z' (U+007A) is not in the tokenizer's",
+        "empty.txt --pairs": f"'empty.txt' has no pairs; give two sentences a line, the better first, or {names}",
+        "three.tsv --pairs": f"'three.tsv' has 3 columns; give two sentences a line, the better first, or {names}",
+        "one.tsv --pairs": "'one.tsv' has 1 column; give two",
+        "gap.tsv --pairs": "'gap.tsv' line 2: it has 1 column, but line 1 has 2; is a tab missing?",
+        "pairs.jsonl --pairs": "'pairs.jsonl' has 2 fields; give two",
+        "blimp --data nowhere": "blimp: no .jsonl files in 'nowhere'; get them from https://github.com/",
+        "text.txt --data x": "--data is for blimp and lambada; give one of these names instead of 'text.txt'",
+        "three.tsv --pairs --per word": "--per is for the lines of a text; leave it out with --pairs",
+        "blimp --pairs": "--pairs reads a file of your own; leave it out with blimp, or give ./blimp",
+    }.items():
+        answer = txl("score", "model", *command.split())
+        assert answer.complaint.startswith(complaint), (command, answer)
+
+
+def test_a_model_that_predicts_no_tokens_is_refused(txl: Txl, workbench: Path) -> None:
+    task_model("classification").save_pretrained("tuned")
+    ByteTokenizer().save(Path("tuned/tokenizer.json"))
+    assert txl("score", "tuned", "text.txt").complaint.startswith(
+        "'tuned' is fine-tuned (classification) and predicts no tokens"
+    )
+    XLNet(XLNetConfig(**{**TINY, "vocab_size": 256, "dropatt": 0.0})).save_pretrained("gaps")
+    ByteTokenizer().save(Path("gaps/tokenizer.json"))
+    assert txl("score", "gaps", "text.txt").complaint.startswith("'gaps' is an XLNet, which fills gaps")

@@ -1,0 +1,76 @@
+"""Nats are those of `evaluate` however a text is divided, and those of a text alone however many are read together."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests.reading.test_stream import KINDS, model_of
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.reading.evaluation import Reading, evaluate
+from transformer_xl.reading.token_nats import SideBySide, nats_in_parts
+
+TEXTS = [np.array([(7 * i * i + 3 * i + n) % 13 for i in range(n)], np.int64) for n in (1, 2, 30, 5, 9, 2, 17, 4)]
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "al_rfou", "no memory", "zero_first_memory", "pairs"])
+def test_parts_of_a_text_have_the_bits_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformer_xl.reading.token_nats._BLOCK", 12)
+    model, ids = model_of(kind), np.concatenate(TEXTS * 3)
+    reading = Reading(tgt_len=6, mem_len=model.mem_len)
+    whole = evaluate(model, ids, **vars(reading), per_token=True)
+    assert whole.token_nats is not None
+    for cuts in ([], [1], [0, 3, 3, 50], list(range(len(ids)))):
+        parts = np.split(ids, cuts)
+        found = list(nats_in_parts(model, iter(parts), reading))
+        assert list(map(len, found)) == list(map(len, parts))
+        first, *others = np.concatenate(found)
+        assert np.isnan(first) and np.array_equal(others, whole.token_nats)
+    (alone,) = nats_in_parts(model, [ids[:1]], reading)
+    assert np.isnan(alone).tolist() == [True] and not list(nats_in_parts(model, [], reading))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_side_by_side_are_each_alone(kind: str) -> None:
+    """As a `Decoder` scores them, if keys can be kept; else as segments."""
+    model = model_of(kind)
+    together = SideBySide(model, batch_size=3, tgt_len=6).score(TEXTS, likeliest=True)
+    for text, found in zip(TEXTS, together, strict=True):
+        (alone,) = SideBySide(model, batch_size=1, tgt_len=6).score([text], likeliest=True)
+        np.testing.assert_allclose(found.nats, alone.nats, atol=1e-5)
+        assert found.likeliest.tolist() == alone.likeliest.tolist() and len(found.nats) == len(text) - 1
+        if len(text) == 1:
+            continue
+        if (model.keeps_keys and model.mem_len) or kind == "lstm":
+            expected = Decoder(model).score([text])[0][1:].numpy()
+        else:
+            score = evaluate(model, text, tgt_len=6, per_token=True)
+            assert score.token_nats is not None
+            expected = score.token_nats
+        np.testing.assert_allclose(found.nats, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "zero_first_memory", "pairs and triples after averages"])
+def test_what_stands_before_all_texts_is_read_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only the last tokens are scored, if only they are asked for."""
+    model, before = model_of(kind), TEXTS[2]
+    scorer = SideBySide(model, batch_size=3, tgt_len=6)
+    expected = scorer.score([np.concatenate([before, text]) for text in TEXTS])
+    n_advanced = []
+    advance = type(scorer._stream(60)).advance
+    monkeypatch.setattr(type(scorer._stream(60)), "advance", lambda *a, **k: n_advanced.append(1) or advance(*a, **k))
+    found = scorer.score(TEXTS, after=before, n_asked=[max(len(text) - 3, 0) for text in TEXTS])
+    assert len(n_advanced) == 1
+    for text, one, whole in zip(TEXTS, found, expected, strict=True):
+        n = max(len(text) - 3, 0)
+        assert len(one.nats) == n
+        np.testing.assert_allclose(one.nats, whole.nats[len(whole.nats) - n :], atol=1e-5)
+
+
+def test_the_likeliest_token_is_that_of_all_scores() -> None:
+    model, text = model_of("transformer_xl"), TEXTS[2]
+    (found,) = SideBySide(model, batch_size=1, tgt_len=6).score([text], likeliest=True)
+    decoder, best = Decoder(model), []
+    for token in text[:-1].tolist():
+        best.append(int(decoder.feed(torch.tensor([[token]])).argmax()))
+    assert found.likeliest.tolist() == (np.array(best) == text[1:]).tolist()
+    assert 0 < found.likeliest.sum() < len(text) - 1
