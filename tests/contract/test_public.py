@@ -93,3 +93,13 @@ def test_an_example_without_its_packages_ends_in_one_line(missing: str, monkeypa
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit, match=r"^this example needs transformers 5 and accelerate .*; in a clone: pip install -e "):
         runpy.run_path(str(ROOT / "examples" / "huggingface.py"))
+
+
+def test_the_example_of_agents_learns_with_each_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["agents.py", "--task", "recall", "--steps", "2048"])
+    runpy.run_path(str(ROOT / "examples" / "agents.py"), run_name="__main__")
+    told = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[1].strip() for line in told] == ["transformer-xl", "gru", "none"]
+    assert all(re.search(r"tenths +nan|tenths +0\.\d", line) for line in told)

@@ -94,7 +94,13 @@ def test_what_is_for_tokens_is_refused_and_so_are_other_shapes() -> None:
         TransformerXLBody(TransformerXLConfig(**SIZES, ngram_rows=(9,)), d_input=3)
     with pytest.raises(ConfigError, match=r"dropemb \(0.1\) is for tokens"):
         TransformerXLBody(TransformerXLConfig(**SIZES, dropemb=0.1), d_input=3)
+    with pytest.raises(ConfigError, match=r"beyond \(conv\) is for tokens"):
+        TransformerXLBody(TransformerXLConfig(**SIZES, beyond="conv"), d_input=3)
     body = TransformerXLBody(TransformerXLConfig(**SIZES), d_input=3)
+    with pytest.raises(ValueError, match=r"document_starts \(2, 3\) must have shape \(2, 4\)"):
+        body(torch.zeros(2, 4, 3), rows=Rows(document_starts=torch.zeros(2, 3, dtype=torch.bool)))
+    with pytest.raises(ValueError, match=r"n_pad \(1,\) must have shape \(2,\)"):
+        body(torch.zeros(2, 4, 3), rows=Rows(n_pad=torch.zeros(1, dtype=torch.int64)))
     for shape in ((2, 3), (2, 4, 4), (2, 0, 3)):
         with pytest.raises(ValueError, match=r"must have shape \(batch, steps, 3\)"):
             body(torch.zeros(shape))

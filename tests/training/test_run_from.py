@@ -12,6 +12,9 @@ from tests.training.test_run import Start, refuse, starter
 from transformer_xl.checkpoint.run_directory import RunDirectory, load
 from transformer_xl.checkpoint.store import CheckpointStore
 from transformer_xl.errors import CheckpointError, ConfigError, CorpusError
+from transformer_xl.opening import open_run
+from transformer_xl.reading.evaluation import evaluate
+from transformer_xl.training.finetune import finetune
 
 LORA = "train.lora_rank=2"
 
@@ -71,6 +74,7 @@ def test_a_directory_without_a_run_is_a_base_too(start: Start, exported: Path, b
     start("run", "train.max_steps=2", "train.keep_checkpoints=9", "model.mem_len=3", "model.dropout=0", base=exported)
     assert not unlike(first_weights(tmp_path / "run"), load(base)[0].state_dict())
     assert load(tmp_path / "run")[0].config.mem_len == 3
+    assert RunDirectory(tmp_path / "run").config().tokenizer.kind == "char"
 
 
 @pytest.mark.parametrize("overrides", [(), (LORA,), (LORA, "train.average=ema")], ids=" ".join)
@@ -113,7 +117,9 @@ def test_adapters_learn_and_are_merged_when_the_run_is_loaded(start: Start, base
 
 def test_what_does_not_fit_a_base_is_refused(start: Start, base: Path, exported: Path) -> None:
     refuse(start, ConfigError, r"model.n_layer \(3\) differs from that of '.*base' \(2\), whose", "model.n_layer=3", base=base)
-    refuse(start, ConfigError, "tokenizer: that of '.*base' is used", "tokenizer.kind=byte", base=base)
+    for each in (base, exported):
+        refuse(start, ConfigError, "kind=byte: the tokenizer of '.*' is used", "tokenizer.kind=byte", base=each)
+    refuse(start, ConfigError, "--from is empty", base="")
     refuse(start, ConfigError, r"model.kind \(lstm\) differs", "model.kind=lstm", base=exported)
     refuse(start, CheckpointError, "gone", base=base / "gone")
     refuse(start, ConfigError, "is what --from sets", f"base={base}")
@@ -124,6 +130,7 @@ def test_what_does_not_fit_a_base_is_refused(start: Start, base: Path, exported:
 def test_a_run_goes_on_only_with_its_own_base(start: Start, base: Path, exported: Path, tmp_path: Path) -> None:
     start("run", "train.max_steps=4", base=base)
     start("other", "train.max_steps=4")
+    start("run", base=base.parent / ".." / base.parent.name / "base", resume=True)  # the same, said otherwise
     with pytest.raises(CheckpointError, match=r"began with '.*base', not '.*exported'; leave it out"):
         start("run", base=exported, resume=True)
     with pytest.raises(CheckpointError, match=r"began with random weights, not '.*base'"):
@@ -136,3 +143,36 @@ def test_a_vocabulary_that_lacks_a_character_of_the_text_is_refused(start: Start
     text = tmp_path / "greek.txt"
     text.write_text("\u03b1\u03b2\u03b3 " * 400, encoding="utf-8")
     refuse(start, CorpusError, "is not in the tokenizer.s alphabet of 15 characters", base=base, corpus=str(text))
+
+
+def test_the_loaded_model_has_the_loss_that_the_adapted_one_had(start: Start, base: Path, home: Path, tmp_path: Path) -> None:
+    outcome = start("run", LORA, "train.lora_alpha=6", "optim.lr=0.05", base=base)
+    assert outcome.score is not None
+    opened = open_run(tmp_path / "run")
+    text, reading = opened.text(split="valid"), opened.reading()
+    score = evaluate(opened.model, text.ids, **vars(reading), precision="fp32")
+    assert score.loss == pytest.approx(outcome.score.loss, abs=1e-6)
+    assert unlike(load(tmp_path / "run")[0].state_dict(), load(base)[0].state_dict())
+
+
+def test_a_run_as_recipe_leaves_the_machine_of_its_base_behind(start: Start, home: Path, tmp_path: Path) -> None:
+    start("base", "train.max_steps=2", "train.threads=1", "compared_with=enwik8-small")
+    start("run", "train.max_steps=2", recipe=None, base=tmp_path / "base")
+    config = RunDirectory(tmp_path / "run").config()
+    assert (config.train.threads, config.compared_with) == (None, None)
+
+
+def test_models_without_linear_maps_and_fine_tuned_ones_are_refused(start: Start, tmp_path: Path) -> None:
+    lstm = ["model.kind=lstm", "train.max_steps=2"]
+    start("lstm", *lstm)
+    refuse(start, ConfigError, "adapts linear maps inside layers, and this model has none", LORA, base=tmp_path / "lstm")
+    start("whole", "train.max_steps=2")
+    (tmp_path / "labelled.tsv").write_text("text\tlabel\n" + "a b\tgood\nb c\tbad\n" * 20)
+    data = str(tmp_path / "labelled.tsv")
+    tuned = ["train.max_steps=2", LORA]
+    finetune(tmp_path / "whole", task="classification", data=data, out=tmp_path / "tuned", overrides=tuned, display=Lines())
+    model, before = load(tmp_path / "tuned")[0], load(tmp_path / "whole")[0].state_dict()
+    own = model.backbone.state_dict()
+    changed = {name for name in before if not torch.equal(own[name], before[name])}
+    assert changed and all(name.startswith("layers.") for name in changed)
+    refuse(start, ConfigError, "is fine-tuned and predicts no tokens", base=tmp_path / "tuned")

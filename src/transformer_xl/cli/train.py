@@ -194,7 +194,7 @@ def _dry_run(
 
     run = RunDirectory(out) if resume and out is not None else None
     if run and run.holds_run:
-        config = resumed_settings(run, recipe, overrides, corpus)
+        config = resumed_settings(run, recipe, overrides, corpus, base)
     else:
         config = asked_settings(recipe, overrides, corpus, base)
     from transformer_xl.cost.display import plan_table
@@ -212,6 +212,8 @@ def _dry_run(
         model = config.model.completed(vocab_size=size, tgt_len=config.train.tgt_len)
         known = f"vocabulary of {size:,} ({origin})"
         print(f"{config.name}: {count_parameters(model):,} parameters of kind {model.kind_in_words}, {known}")
+    if config.train.lora_rank is not None:
+        print(f"this plan is of all weights; with train.lora_rank={config.train.lora_rank} gradients and optimizer take less")
     comparison = compare_parameters(config, model)
     if comparison:
         print(comparison)

@@ -35,9 +35,10 @@ def _sum(weight_OK: Tensor, a_RK: Tensor, b_OR: Tensor, scale: float) -> Tensor:
 
 
 def add_adapters(model: nn.Module, *, rank: int, scale: float) -> int:
-    """Give each linear map inside the layers an adapter, and freeze all other weights; return how many maps there are."""
+    """Give each linear map inside the layers that learns an adapter, and freeze all other weights; return their number."""
+    inside = [module for name, module in model.named_modules() if _IN_LAYERS.search(name) and isinstance(module, nn.Linear)]
+    maps = [module for module in inside if module.weight.requires_grad]
     model.requires_grad_(requires_grad=False)
-    maps = [module for name, module in model.named_modules() if _IN_LAYERS.search(name) and isinstance(module, nn.Linear)]
     for module in maps:
         own = LowRank(module.weight.detach(), rank=min(rank, *module.weight.shape), scale=scale)
         parametrize.register_parametrization(module, "weight", own)

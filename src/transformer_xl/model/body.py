@@ -19,14 +19,15 @@ class TransformerXLBody(nn.Module):
     """The layers of a Transformer-XL with their memory: vectors in, vectors out.
 
     Agents that learn from windows of steps but act step by step should set `same_length=True`: each step then sees exactly
-    `mem_len` steps before it, in a window as in a single step, so both give the same numbers (docs/agents.md).
+    `mem_len` steps before it, in a window as in a single step, so both give the same numbers. That does not hold for the kinds
+    of attention that count positions from the end of a window (`vaswani`, `al_rfou`). See docs/agents.md.
 
     Args:
         config: sizes and options; those of vocabulary, embedding and softmax are ignored.
         d_input: F, features of a vector; a linear map brings them to d_model. None: vectors have D features already.
 
     Raises:
-        ConfigError: settings that only tokens can have (`ngram_rows`, `dropemb`).
+        ConfigError: settings that only tokens can have (`ngram_rows`, `dropemb`, and `beyond="conv"`, whose loss needs labels).
 
     Example:
         >>> sizes = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "mem_len": 4}
@@ -38,9 +39,9 @@ class TransformerXLBody(nn.Module):
 
     def __init__(self, config: TransformerXLConfig, *, d_input: int | None = None) -> None:
         super().__init__()
-        for name, none in (("ngram_rows", ()), ("dropemb", 0.0)):
-            if (value := getattr(config, name)) != none:
-                raise ConfigError(f"{name} ({value}) is for tokens, and this model reads vectors; leave it out")
+        fits = {"ngram_rows": not config.ngram_rows, "dropemb": not config.dropemb, "beyond": config.beyond != "conv"}
+        if name := next((name for name, is_fine in fits.items() if not is_fine), None):
+            raise ConfigError(f"{name} ({getattr(config, name)}) is for tokens, and this model reads vectors; leave it out")
         plain = {"vocab_size": 1, "cutoffs": (), "div_val": 1, "d_embed": None}
         self.model = cast("TransformerXL", make_model(config.model_copy(update=plain)))
         del self.model.softmax
@@ -82,6 +83,13 @@ class TransformerXLBody(nn.Module):
             raise ValueError(
                 f"vectors {tuple(x_BTF.shape)} must have shape (batch, steps, {self.d_input}) with a step at least"
             )
+        starts, n_pad = rows.document_starts, rows.n_pad
+        if starts is not None and starts.shape != x_BTF.shape[:2]:
+            raise ValueError(
+                f"document_starts {tuple(starts.shape)} must have shape {tuple(x_BTF.shape[:2])}, one for each step"
+            )
+        if n_pad is not None and n_pad.shape != x_BTF.shape[:1]:
+            raise ValueError(f"n_pad {tuple(n_pad.shape)} must have shape {tuple(x_BTF.shape[:1])}, one for each row")
         if mems is not None:
             mems.check(x_BTF.shape[0], self.config.n_layer)
         return self.model.read(x_BTF, mems=mems, rows=rows, execution=execution, keep_graph=keep_graph)  # pyright: ignore[reportArgumentType]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.checkpoint.run_directory import RunDirectory
-from transformer_xl.config import RunConfig, TaskConfig, TokenizerConfig, apply_overrides, load_recipe, load_task, merge
+from transformer_xl.config import RunConfig, TaskConfig, apply_overrides, load_recipe, load_task, merge
 from transformer_xl.data.corpora import check_corpus, choose_corpus, choose_tokenizer
 from transformer_xl.data.text_files import check_readable
 from transformer_xl.errors import CheckpointError, ConfigError
@@ -68,11 +68,9 @@ def settle(
         CheckpointError: no run to go on with, or another in the way.
     """
     if goes_on:
-        config = resumed_settings(directory, recipe, overrides, corpus)
+        config = resumed_settings(directory, recipe, overrides, corpus, base)
         if config.task:
             raise CheckpointError(f"'{directory.path}' is fine-tuned; go on with txl finetune --resume --out {directory.path}")
-        if base is not None:
-            _check_same_base(directory, config.base, base)
         return config
     if must_exist:
         directory.config()  # there is none, so the name is misspelled
@@ -89,6 +87,7 @@ def asked_settings(
     recipe: str | RunConfig | None, overrides: Sequence[str] = (), corpus: str | None = None, base: str | None = None
 ) -> RunConfig:
     """Return the settings of a new run; the arguments are those of `train`."""
+    base = absolute_base(base)
     if base is not None:
         config = _begun_with(base, recipe, overrides)
     elif isinstance(recipe, RunConfig):
@@ -96,9 +95,20 @@ def asked_settings(
     else:
         config = load_recipe("quickstart" if recipe is None else recipe, list(overrides))
     if config.base != base:
-        raise ConfigError(f"base ({config.base}) is what --from sets, which reads the model's settings, too; use --from")
+        raise ConfigError(f"base ({config.base}) is what --from sets (in Python base=…), which reads the model's settings, too")
     config = config.model_copy(update={"data": choose_corpus(config.data, corpus)})
     return config if base is not None or isinstance(recipe, RunConfig) else choose_tokenizer(config, overrides)
+
+
+def absolute_base(base: str | None) -> str | None:
+    """Return what a run begins with; of a directory, the path by which it is found from anywhere.
+
+    Raises:
+        ConfigError: it is empty.
+    """
+    if base == "":
+        raise ConfigError("--from is empty; give a run, an exported directory or a hub id")
+    return str(Path(base).expanduser().resolve()) if base is not None and Path(base).expanduser().is_dir() else base
 
 
 def _begun_with(base: str, recipe: str | RunConfig | None, overrides: Sequence[str]) -> RunConfig:
@@ -112,10 +122,10 @@ def _begun_with(base: str, recipe: str | RunConfig | None, overrides: Sequence[s
         own = recipe if isinstance(recipe, RunConfig) else load_recipe("quickstart" if recipe is None else recipe)
         kept = {"name", "description", "source", "data", "optim", "train", "eval", "task"}
         values = {**own.model_dump(include=kept), **{key: theirs[key] for key in ("model", "tokenizer") if key in theirs}}
+    if told := next((each for each in overrides if each.strip().startswith("tokenizer.")), None):
+        raise ConfigError(f"--set {told}: the tokenizer of '{base}' is used, whose ids its weights know; leave it out")
     config = apply_overrides({**values, "base": base, "compared_with": None}, list(overrides))
     check_weights_fit(base, theirs["model"], config)
-    if "tokenizer" in theirs and config.tokenizer != TokenizerConfig(**theirs["tokenizer"]):
-        raise ConfigError(f"tokenizer: that of '{base}' is used, whose ids its weights know; leave tokenizer settings out")
     return config
 
 
@@ -152,7 +162,11 @@ def _check_same_base(directory: RunDirectory, saved: str | None, asked: str | No
 
 
 def resumed_settings(
-    directory: RunDirectory, recipe: str | RunConfig | None, overrides: Sequence[str], corpus: str | None
+    directory: RunDirectory,
+    recipe: str | RunConfig | None,
+    overrides: Sequence[str],
+    corpus: str | None,
+    base: str | None = None,
 ) -> RunConfig:
     """Return a run's own settings with overrides.
 
@@ -166,7 +180,7 @@ def resumed_settings(
             "leave the recipe out, or choose another --out"
         )
     config = apply_overrides(saved.model_dump(), list(overrides))
-    _check_same_base(directory, saved.base, config.base)
+    _check_same_base(directory, saved.base, absolute_base(base) if base else config.base)
     return _unchanged(directory, saved, config.model_copy(update={"data": choose_corpus(config.data, corpus)}))
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,9 +10,10 @@ import numpy as np
 from rich.console import Console
 
 from transformer_xl.checkpoint.run_directory import RunDirectory, check_tokenizer, load
-from transformer_xl.config import RunConfig
+from transformer_xl.config import RunConfig, merge
 from transformer_xl.data.prepare import PreparedCorpus, TokenSplit, prepare
 from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import ConfigError
 from transformer_xl.generation.generate import generate
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.sequence_model import SequenceModel
@@ -81,6 +83,10 @@ def train(
             bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
             if config.base is not None and not (goes_on and directory.store().steps()):
                 model, tokenizer = load(config.base, on_damaged=display.warn)
+                if not goes_on and not RunDirectory(config.base).holds_run:  # its settings do not say what read the text
+                    kind = {"kind": tokenizer.kind, "vocab_size": None}
+                    with suppress(ConfigError):  # those of other programs have kinds that nothing is trained with
+                        config = RunConfig(**merge(config.model_dump(), {"tokenizer": kind}))
                 bases.append(model)
                 del model
             if config.tokenizer.kind == "ids" and not goes_on:
