@@ -20,7 +20,7 @@ LAYERS = [
     {"opening"},
     {"generation", "conversion"},
     {"training", "huggingface", "onnx", "predicting"},
-    {"cost"},
+    {"cost", "compression"},
     {"analysis", "server"},
     {"cli"},
     {"__main__"},
