@@ -189,11 +189,13 @@ class _Work(ExitStack):
             else:
                 text.write(begin, self.codec.code(coder, None, own))
             bar.advance(sum(own))
-            self.codec.learn(text.read, end / text.length)
+            if end == text.length:
+                break
+            self.codec.learn(text.read, begin / text.length)
             if (stops := stopped()) or time.monotonic() - saved > SAVE_SECONDS:
                 self.save(coder.state, self.file.tell() if isinstance(coder, Encoder) else text.size)
                 saved = time.monotonic()
-            if stops and end < text.length:
+            if stops:
                 return False
         return True
 

@@ -80,14 +80,14 @@ class Codec:
         return found
 
     def learn(self, read: Read, progress: float) -> None:
-        """Learn from the segment that was coded last, unless it is shorter than T, and from an earlier one.
+        """Learn from the segment (B, T) that was coded last, and from an earlier one.
 
         Args:
             read: returns any bytes up to here.
-            progress: share of the text that is coded, on which the learning rate depends.
+            progress: share of the text before the segment, on which the learning rate depends.
         """
         begin, self.place = self.place, self.place + self.tgt_len
-        if self.optimizers is None or self.optim is None or progress >= 1:
+        if self.optimizers is None or self.optim is None:
             return
         nats, mems = self._nats(read, begin, self.tgt_len, self.mems)
         if (n := self.place - self.n_again) > 0:
