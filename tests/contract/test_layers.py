@@ -20,7 +20,7 @@ LAYERS = [
     {"opening"},
     {"generation", "conversion"},
     {"training", "huggingface", "onnx", "predicting", "surprisal"},
-    {"cost"},
+    {"cost", "compression"},
     {"analysis", "server", "lm_eval"},
     {"cli"},
     {"__main__"},

@@ -1,5 +1,6 @@
 """The three ways to read on give the states of every token, as the model itself has them, and keep rows apart."""
 
+import copy
 import random
 from functools import cache
 from typing import Any
@@ -119,6 +120,24 @@ def test_the_model_chooses_the_way(kind: str, changes: dict[str, Any], in_segmen
         why = r"ext_len \(2\)" if "ext_len" in changes else r"mem_len \(0\)" if kind == "no memory" else f"'{kind}'"
         with pytest.raises(ConfigError, match=f"precision int8 needs keys that stay the same, which .*{why}.* does not allow"):
             open_stream(view, 1, tgt_len=4, token_by_token=True, precision="int8")
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "averages", "lstm", "no memory"])
+def test_refreshed_it_reads_on_with_weights_that_have_changed(kind: str) -> None:
+    model = copy.deepcopy(model_of(kind))
+    stream = open_stream(model, 3, tgt_len=1, token_by_token=True)
+    stream.nll(stream.step(TEXT[:, 0]).unsqueeze(1), TEXT[:, 1:2])
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.5)
+    stream.refresh()
+    stream.reset(torch.ones(3, dtype=torch.bool))
+    new = open_stream(copy.deepcopy(model), 3, tgt_len=1, token_by_token=True)
+    for ids, labels in zip(TEXT[:, :4].T, TEXT[:, 1:5].T, strict=True):
+        states = stream.step(ids)
+        assert torch.equal(states, new.step(ids))
+        label = labels.unsqueeze(1)
+        assert torch.equal(stream.nll(states.unsqueeze(1), label), new.nll(states.unsqueeze(1), label))
 
 
 def test_views_made_while_scoring_are_in_evaluation_mode() -> None:

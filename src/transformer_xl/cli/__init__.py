@@ -10,6 +10,7 @@ from transformer_xl.cli import (
     ablate,
     bench,
     bench_eval_speed,
+    compress,
     convert,
     corpus,
     evaluate,
@@ -64,6 +65,8 @@ app.command(score.score)
 app.command(explain.explain)
 app.command(generate.generate)
 app.command(predict.predict)
+app.command(compress.compress)
+app.command(compress.decompress)
 app.command(serve.serve)
 app.command(convert.convert)
 app.command(corpus.app)

@@ -51,7 +51,8 @@ def scoring(model: SequenceModel) -> Iterator[None]:
 class Stream(ABC):
     """Rows of text that a model goes on reading; reading returns the hidden states that the softmax needs.
 
-    The model must be in evaluation mode, and its weights must not change. No piece longer than `tgt_len` is read at once.
+    The model must be in evaluation mode; when its weights have changed, call `refresh`. No piece longer than `tgt_len` is read
+    at once.
     """
 
     model: LanguageModel
@@ -89,6 +90,10 @@ class Stream(ABC):
     def softmax(self) -> FrozenSoftmax:
         """The model's softmax, in the precision of the stream."""
         return FrozenSoftmax(self.model.softmax, self.model.embedding, self.precision)
+
+    def refresh(self) -> None:
+        """Read on with weights that have changed since the last reading; what was read stays as it was remembered."""
+        vars(self).pop("softmax", None)
 
     @torch.no_grad()
     def head(self, h_BD: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +163,8 @@ class KeptKeys(Stream):
             what=f"reading with mem_len {model.mem_len:,}, tgt_len {tgt_len:,} and batch_size {batch_size:,}",
             remedy="lower mem_len (--mem-len), tgt_len or batch_size (--batch-size)",
         )
-        self.reader = Reader(model, tgt_len=tgt_len, precision=precision, window=window)
+        self._window = window
+        self.refresh()
         self.memory = self.reader.empty_memory(batch_size)
         self._oldest = [0] * batch_size  # per row, the first position before which rings of inputs and tokens know nothing more
         self.by_position = tuple(f"{name}.{i}" for name in ("keys", "values") for i in range(len(self.memory.keys)))
@@ -167,6 +173,11 @@ class KeptKeys(Stream):
     def softmax(self) -> FrozenSoftmax:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The reader's."""
         return self.reader.softmax
+
+    def refresh(self) -> None:
+        """Make another reader."""
+        model = cast(TransformerXL, self.model)
+        self.reader = Reader(model, tgt_len=self.tgt_len, precision=self.precision, window=self._window)
 
     def read(self, ids: Tensor, *, rows: slice = ALL, n_pad: Tensor | None = None) -> Tensor:
         """Read in pieces of at most `tgt_len`; the rings of the rows must stand at the same place."""
