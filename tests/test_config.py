@@ -229,7 +229,7 @@ def test_evaluation_reads_as_training_unless_told() -> None:
             r"train.reset_at_documents \(True\) begins documents with an empty memory.*use one of them",
         ),
         (RunConfig, {"modle": {}}, r"^unknown key 'modle'; did you mean 'model'\?$"),
-        (RunConfig, {"zzz": 1}, "^unknown key 'zzz'; known: compared_with, data, description, eval, model, "),
+        (RunConfig, {"zzz": 1}, "^unknown key 'zzz'; known: base, compared_with, data, description, eval, model, "),
         (RunConfig, {"model": 3}, r"^model \(3\) "),
         (RunConfig, {"name": "../x"}, r"^name \('../x'\) must be a name without '/'"),
     ],

@@ -290,7 +290,7 @@ def test_our_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
             section, _, field = key.partition(".")
             assert field in type(getattr(RunConfig(), section)).model_fields, row
             if value:
-                load_recipe("quickstart", [f"{key}={value}"])
+                load_recipe("shakespeare-small", [f"{key}={value}"])
 
 
 def test_defaults_that_differ_from_the_authors_are_told() -> None:

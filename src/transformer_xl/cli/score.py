@@ -72,8 +72,7 @@ def score(
 
     Args:
         run: directory of a run or of an exported model, or a hub id.
-        file: a text, plain or compressed; - is standard input. With --pairs two sentences a line, TSV, CSV or JSON
-            lines, the better one first. blimp or lambada: the benchmark of this name.
+        file: a text, - (standard input), two sentences a line (with --pairs; the better one first), blimp or lambada.
         per: what has a row: line, word or token. Default: line.
         memory: carried through the text, or reset before each line. Default: carried.
         pairs: say how often the better sentence is more probable; ties count half.

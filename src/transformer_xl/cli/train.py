@@ -54,8 +54,7 @@ def train(
     Args:
         recipe: a name that txl recipes lists, or a TOML file; or a text, to train quickstart on it. Default: quickstart.
         corpus: name, file, directory or glob; or a directory that holds the recipe's named corpus.
-        from_: a run, an exported directory or a hub id; training begins with its model. Without a recipe, all else is as in
-            that run.
+        from_: a run, an exported directory or a hub id, whose model learns on. A run also stands in for the recipe.
         out: directory of the run. Default: runs/RECIPE, or runs/TEXT if a text stands in place of the recipe.
         set_: section.key=value laid over the recipe; may be repeated. txl settings lists them.
         resume: go on with the run in --out. If there is none, start it; but without recipe and corpus, --out must be a run.

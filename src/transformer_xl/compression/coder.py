@@ -29,7 +29,7 @@ class Encoder:
         >>> encoder = Encoder()
         >>> _ = encoder.code([ONE // 2] * 12, [0, 1, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0])  # as likely as not: a bit takes a bit
         >>> (bytes(encoder.written) + encoder.end()).hex()
-        'bec0'
+        'beb1'
     """
 
     def __init__(self, state: Sequence[int] | None = None) -> None:

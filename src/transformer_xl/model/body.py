@@ -30,6 +30,7 @@ class TransformerXLBody(nn.Module):
         ConfigError: settings that only tokens can have (`ngram_rows`, `dropemb`, and `beyond="conv"`, whose loss needs labels).
 
     Example:
+        >>> import torch
         >>> sizes = {"n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 16, "mem_len": 4}
         >>> body = TransformerXLBody(TransformerXLConfig(**sizes, gate="gru", pre_lnorm=True), d_input=3)
         >>> y, mems = body(torch.zeros(5, 1, 3), mems=body.init_mems(5))

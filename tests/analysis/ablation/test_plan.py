@@ -15,7 +15,9 @@ from transformer_xl.kinds import ATTENTION
 
 def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
     variants = make_variants(["quickstart"], overrides=["model.attention=shaw"])
-    assert len(variants) == len({variant.name for variant in variants}) == 24
+    assert (
+        len(variants) == len({variant.name for variant in variants}) == 20
+    )  # not al_rfou, which needs heads as wide as the model
     first, last = variants[0], variants[-1]
     assert first.labels == {"recurrence": "yes", "attention": "shaw", "loss": "full"}
     assert first.config == load_recipe("quickstart", ["model.attention=shaw"])
@@ -32,7 +34,7 @@ def test_one_recipe_is_compared_with_all_combinations_its_own_first() -> None:
 def test_a_registered_kind_of_attention_is_varied_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ATTENTION, "mine", replace(ATTENTION["shaw"], name="mine"))
     assert axes()["attention"][-1] == "mine"
-    assert [variant.labels["attention"] for variant in make_variants(["quickstart"], attention=axes()["attention"])][
+    assert [variant.labels["attention"] for variant in make_variants(["shakespeare-small"], attention=axes()["attention"])][
         -1
     ] == "mine"
 
