@@ -18,7 +18,7 @@ help:  ## show the targets
 
 quickstart: $(BIN)/.core  ## train on Python's own library, score, write, draw: about five minutes on two cores
 	$(BIN)/txl train quickstart --resume --out runs/quickstart
-	$(BIN)/txl generate runs/quickstart --prompt "def " --tokens 400 --seed 1
+	$(BIN)/txl generate runs/quickstart --prompt "def read(self, " --tokens 400 --seed 1
 	$(BIN)/txl eval runs/quickstart --compare-memory
 	@echo
 	@echo "The model is in runs/quickstart, its learning curve in runs/quickstart/loss.png. What to try next:"

@@ -325,3 +325,8 @@ def test_another_memory_replaces_a_list() -> None:
     for new, mem_len, mem_lens in (("16", 16, None), ("0", 0, None), ("[4,4,4,4]", 4, (4, 4, 4, 4))):
         model = apply_overrides(values, [f"model.mem_len={new}"]).model
         assert (model.mem_len, getattr(model, "mem_lens", None)) == (mem_len, mem_lens)
+
+
+def test_known_keys_are_listed_once() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown key 'qqq'; known: [^;]*train; unknown key 'zzz'$"):
+        RunConfig(qqq=1, zzz=2)

@@ -1,5 +1,6 @@
 """Frozen, validated settings whose errors are one line each. Unknown keys fail with the nearest known name."""
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -29,7 +30,16 @@ class Settings(BaseModel):
         except ValidationError as error:
             first, n_more = error.errors()[:_MOST_PROBLEMS], error.error_count() - _MOST_PROBLEMS
             more = [f"and {n_more:,} more"] if n_more > 0 else []
-            raise ConfigError("; ".join([*(_problem(type(self), problem) for problem in first), *more])) from None
+            raise ConfigError("; ".join([*_told_once(_problem(type(self), problem) for problem in first), *more])) from None
+
+
+def _told_once(problems: Iterable[str]) -> Iterator[str]:
+    """Yield problems, without a remedy that an earlier one ends with, such as the list of known keys."""
+    told: set[str] = set()
+    for problem in problems:
+        what, _, remedy = problem.partition("; ")
+        yield what if remedy in told else problem
+        told |= {remedy} - {""}
 
 
 def _problem(settings: type[BaseModel], problem: Any) -> str:

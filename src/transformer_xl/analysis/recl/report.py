@@ -85,6 +85,9 @@ def draw_recl(path: Path, groups: Sequence[Recl], *, threshold: float, title: st
     ranks = _ranks([list(found.lengths) for found in groups])
     figure = new_figure(width=1.5 + 3.5 * len(shares), height=1 + 3.2 * len(groups))
     grid = figure.subplots(len(groups), len(shares), squeeze=False, sharex=True, sharey=True)
+    gained = [gain for found in groups for of in found.gains.values() for gains in of.values() for gain in gains.values()]
+    shown = [threshold, *(gain for gain in gained if gain >= _LEAST)]
+    grid[0, 0].set_ylim(min(shown) / 1.5, max(shown) * 1.5)  # a line alone would make limits that are equal
     for i, (found, row) in enumerate(zip(groups, grid, strict=True)):
         for share, axes in zip(shares, row, strict=True):
             axes.axhline(threshold, color="gray", linestyle="--", linewidth=1)
