@@ -329,4 +329,4 @@ def test_another_memory_replaces_a_list() -> None:
 
 def test_known_keys_are_listed_once() -> None:
     with pytest.raises(ConfigError, match=r"^unknown key 'qqq'; known: [^;]*train; unknown key 'zzz'$"):
-        RunConfig(**{"qqq": 1, "zzz": 2})
+        apply_overrides({}, ["qqq=1", "zzz=2"])
