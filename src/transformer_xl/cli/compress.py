@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from transformer_xl.cli.options import Flag, Json, check_least, check_run
+from transformer_xl.cli.options import Flag, Json, check_run
 from transformer_xl.console import clock, in_bytes, progress, say
 from transformer_xl.errors import ConfigError
 from transformer_xl.files import check_file
-from transformer_xl.process import cores, is_alone, stop_signals
+from transformer_xl.process import is_alone, stop_signals
 from transformer_xl.untrusted import open_regular
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ def compress(
     *,
     model: Path | None = None,
     learn: Flag = False,
-    threads: int = 1,
     quiet: Flag = False,
     json_: Json = False,
 ) -> None:
@@ -44,20 +43,16 @@ def compress(
         out: where the result goes.
         model: a run or a model of bytes, which decompressing needs, too. Default: a new model, which needs nothing.
         learn: let the model given by --model learn, as a new one does.
-        threads: that compute; decompressing takes as many.
         quiet: show no progress, only errors.
         json_: print one JSON object.
     """
-    check_least({"threads": (threads, 1)})
-    if threads > cores():
-        raise ConfigError(f"--threads ({threads}) can be at most {cores()}, the cores of this machine")
     if learn and model is None:
         raise ConfigError("--learn is for a model given by --model; a new one learns anyhow")
     _check(file, out, model)
     from transformer_xl.compression.archive import Setup, compress
 
     opened = _model(model)
-    setup = Setup(opened, opened is None or learn, threads)
+    setup = Setup(opened, opened is None or learn)
     seconds, n = _run(out, quiet, lambda **shown: compress(file, out, setup, **shown))
     size, weights = file.stat().st_size, sum(x.nbytes for x in opened.state_dict().values()) if opened else 0
     if json_:

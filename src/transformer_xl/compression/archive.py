@@ -63,7 +63,6 @@ class Header(Settings):
     size: Natural  # bytes of the text
     sha256: str  # of the text
     lanes: Annotated[int, Field(ge=1, le=MOST_LANES)]
-    threads: Annotated[int, Field(ge=1, le=1024)]
     has_model: bool  # somebody gave one
     learns: bool
     numbers: dict[str, str]  # what they depend on
@@ -76,12 +75,10 @@ class Setup:
     Attributes:
         model: predicts bytes; None: a new one.
         learns: the model learns while it reads.
-        threads: that compute.
     """
 
     model: LanguageModel | None = None
     learns: bool = True
-    threads: int = 1
 
     def codec(self, n_lane: int) -> Codec:
         """Return a codec at the beginning of a text."""
@@ -236,9 +233,9 @@ def compress(source: Path, out: Path, setup: Setup, *, bar: Bar, stopped: Stoppe
         CorpusError: the source has changed while it was read.
     """
     file, size = open_regular(source)
-    with file, _computing(setup.threads):
+    with file, _computing():
         sha256, n_lane = _sha256(file), max(1, min(MOST_LANES, size // LANE_BYTES))
-        facts = {"has_model": setup.model is not None, "learns": setup.learns, "threads": setup.threads}
+        facts = {"has_model": setup.model is not None, "learns": setup.learns}
         header = Header(size=size, sha256=sha256, lanes=n_lane, numbers=setup.numbers(n_lane), **facts)
         with _Work(out, header, setup) as work:
             encoder = Encoder(work.coder)
@@ -280,8 +277,8 @@ def decompress(
             raise ConfigError(f"'{source}' {what}")
         if header.size > shutil.disk_usage(out.absolute().parent).free:
             raise ConfigError(f"'{source}' holds {header.size:,} bytes, and the disk has no room for them; free disk space")
-        setup = Setup(model, header.learns, header.threads)
-        with _computing(header.threads):
+        setup = Setup(model, header.learns)
+        with _computing():
             if other := list(differences(header.numbers, setup.numbers(header.lanes))):
                 raise ConfigError(
                     f"'{source}' cannot be decompressed here, where other numbers are computed: {summary(other)}; "
@@ -300,8 +297,9 @@ def decompress(
 
 
 @contextmanager
-def _computing(threads: int) -> Iterator[None]:
-    with computing_with(threads), deterministic(True):
+def _computing() -> Iterator[None]:
+    """Compute with one thread: for so few bytes at a time a second one gains nothing, and waits for busy cores."""
+    with computing_with(1), deterministic(True):
         yield
 
 
