@@ -22,10 +22,10 @@ from transformer_xl.generation.stopping import Stopping, Transcript
 from transformer_xl.generation.writing import write
 from transformer_xl.model.precision import PrecisionName, precision_of_segments
 from transformer_xl.opening import open_run
+from transformer_xl.reading.tasks import WINDOW
 from transformer_xl.reading.token_nats import SideBySide
 from transformer_xl.surprisal import line_end
 
-_WINDOW = 16  # batches whose texts are sorted by length
 _TGT_LEN = 64
 
 
@@ -84,7 +84,7 @@ class TxlLM(TemplateLM):
         for i, (_, context, _) in enumerate(requests):
             groups.setdefault(tuple(context), []).append(i)
         shared = [own for own in groups.values() if len(own) > 1 and self._shares]
-        n, others = _WINDOW * self._batch_size, sorted(set(range(len(requests))).difference(*shared))
+        n, others = WINDOW * self._batch_size, sorted(set(range(len(requests))).difference(*shared))
         found: dict[int, tuple[float, bool]] = {}
         with tqdm(total=len(requests), disable=disable_tqdm, desc="log-likelihoods") as bar:
             for own in [*shared, *(others[first : first + n] for first in range(0, len(others), n))]:
@@ -102,7 +102,7 @@ class TxlLM(TemplateLM):
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
         """Return the log-likelihood of each document, read in one pass."""
         found: list[float] = []
-        n = _WINDOW * self._batch_size
+        n = WINDOW * self._batch_size
         for first in tqdm(range(0, len(requests), n), disable=disable_tqdm, desc="documents"):
             texts = [self._after_line_end(self.tok_encode(request.args[0])) for request in requests[first : first + n]]
             found += [-float(one.nats.sum(dtype=np.float64)) for one in self._scorer.score(texts)]

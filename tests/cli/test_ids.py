@@ -118,7 +118,7 @@ def test_what_is_written_goes_to_a_file(txl: Txl, run: str) -> None:
 
 
 def test_music_that_is_written_is_a_midi_file(tmp_path: Path) -> None:
-    pytest.importorskip("miditok")
+    pytest.importorskip("miditok", reason="the extra 'midi' is not installed")
     events = midi_events()
     names = "Bar_None TimeSig_4/4 Position_0 Tempo_121.29 Program_0 Pitch_60 Velocity_79 Duration_1.0.8"
     ids = [events.index(name) for name in names.split()]

@@ -22,7 +22,7 @@ EVENTS = ("Bar", "Pitch_60", "Pitch_61")
 
 def write_piece(path: Path, pitches: list[int], *, velocity: int = 79) -> Path:
     """A piece of quarter notes."""
-    symusic = pytest.importorskip("symusic")
+    symusic = pytest.importorskip("symusic", reason="the extra 'midi' is not installed")
     score = symusic.Score(480)
     track = symusic.Track("one", 0, is_drum=False)
     for i, pitch in enumerate(pitches):
@@ -51,7 +51,7 @@ def test_events_have_one_id_each(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_pieces_is_a_corpus(tmp_path: Path) -> None:
-    pytest.importorskip("miditok")
+    pytest.importorskip("miditok", reason="the extra 'midi' is not installed")
     midi._remi.cache_clear()
     music = tmp_path / "music"
     music.mkdir()
@@ -81,7 +81,7 @@ def test_a_directory_of_pieces_is_a_corpus(tmp_path: Path) -> None:
 
 
 def test_what_is_no_music_is_one_line(tmp_path: Path) -> None:
-    pytest.importorskip("miditok")
+    pytest.importorskip("miditok", reason="the extra 'midi' is not installed")
     midi._remi.cache_clear()
     path, events = tmp_path / "a.mid", midi.midi_events()
     whole = write_piece(path, [60, 62]).read_bytes()
@@ -103,7 +103,7 @@ def test_what_is_no_music_is_one_line(tmp_path: Path) -> None:
 
 
 def test_anything_that_a_model_may_write_becomes_a_file(tmp_path: Path) -> None:
-    pytest.importorskip("miditok")
+    pytest.importorskip("miditok", reason="the extra 'midi' is not installed")
     midi._remi.cache_clear()
     events = midi.midi_events()
     for seed in range(5):

@@ -107,13 +107,11 @@ def score(
     if file != STDIN and not named:
         check_readable(file)
     from transformer_xl.model.precision import precision_of_segments
-    from transformer_xl.process import keep_freed_memory
 
     opened = opening.open(run)
     reading = opened.reading(tgt_len=tgt_len, mem_len=mem_len, batch_size=1)
     chosen = precision_of_segments(precision, opened.device)
     mind_busy_cores(opened, quiet=quiet)
-    keep_freed_memory()
     job = _Job(opened, reading, chosen, batch_size, per or "line", memory or "carried", compares, files)
     begin, tally = time.perf_counter(), _Tally()
     with room_for(f"{batch_size:,} texts side by side", "lower --batch-size or --mem-len"):
