@@ -141,6 +141,24 @@ def test_a_run_that_was_stopped_and_killed_has_the_bits_of_one_left_alone(
     assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
 
 
+def test_a_run_that_was_killed_before_it_saved_anything_has_the_same_bits(
+    tune: Tune, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("train.max_steps=4", "train.max_epochs=none", "train.seed=1")  # other weights than those of the base
+    tune("whole", *settings)
+
+    def kill(*_: object, **__: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("transformer_xl.training.finetune.save", kill)
+        with pytest.raises(RuntimeError, match="killed"):
+            tune("parts", *settings)
+    assert RunDirectory(tmp_path / "parts").holds_run
+    tune("parts", source=None, task=None, data=None, resume=True)
+    assert differing(run_bits(tmp_path / "parts"), run_bits(tmp_path / "whole")) == []
+
+
 def test_it_says_how_to_go_on(tune: Tune, tmp_path: Path) -> None:
     shown = stop_at(5)
     tune(display=shown)

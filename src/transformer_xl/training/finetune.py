@@ -157,13 +157,15 @@ def _teach(lesson: Lesson, world: World, display: Display) -> Tuned:
         assert config.task is not None
         texts = read_task(config.task, seed=config.train.seed)
         bases: list[SequenceModel] = []  # what the set-up takes out, so that it is not held while the model learns
-        if goes_on:
-            tokenizer = directory.tokenizer(config.model.vocab_size)
-            check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
-        else:
+        tokenizer: Tokenizer | None = None
+        if not (goes_on and directory.store().steps()):  # a run that was killed before it saved anything begins again
             base, tokenizer = load(config.task.base, on_damaged=display.warn)
             bases.append(base)
             del base
+        if goes_on or tokenizer is None:
+            tokenizer = directory.tokenizer(config.model.vocab_size)
+            check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
+        else:
             config = with_head(config, texts, display)
         rows = rows_of(config, texts, tokenizer)
     checksum = f"{rows.checksum:08x}"
@@ -171,7 +173,7 @@ def _teach(lesson: Lesson, world: World, display: Display) -> Tuned:
     return conduct(
         directory,
         config,
-        set_up=lambda: _set_up(directory, config, tokenizer, texts, rows, bases, display, world),
+        set_up=lambda: _set_up(directory, config, tokenizer, texts, rows, bases, display, world, fresh=not goes_on),
         end=_end,
         world=world,
         display=display,
@@ -230,15 +232,17 @@ def _set_up(
     bases: list[SequenceModel],
     display: Display,
     world: World,
+    *,
+    fresh: bool,
 ) -> "TaskRun":
     """Build the model from its base and a new head, and its trainer; open the run's files."""
-    fresh = bool(bases)
+    has_base = bool(bases)
     device, precision, reason = check_machine(config, world, warn=None if fresh else display.warn)
     config = RunConfig(**merge(config.model_dump(), {"train": {"precision": precision}}))
     check_weights(config, world, device)
     torch.manual_seed(config.train.seed)
     model = cast("TaskModel", make_model(config.model))
-    has_head = fresh and _begin_with(model, bases.pop())
+    has_head = has_base and _begin_with(model, bases.pop())
     adapt(model.backbone, config.train)
     stream = LabelledStream(
         rows, batch_size=config.train.batch_size, seed=config.train.seed, rank=world.rank, world_size=world.size
@@ -269,7 +273,7 @@ def _set_up(
         display.say(f"{rows.n_lost:,} answers begin or end inside of a token, so no prediction can be exactly one of them")
     what, checksum = "the text to learn from or to validate on", _checksum(rows, texts.valid)
     run = TaskRun(directory, config, tokenizer, what, checksum, trainer, world, display, record, size, texts=texts)
-    if fresh:
+    if has_base:
         save(run, must=True)  # so that a resumed run needs nothing of its base
     return run
 
