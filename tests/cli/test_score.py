@@ -227,3 +227,21 @@ def test_a_model_that_predicts_no_tokens_is_refused(txl: Txl, workbench: Path) -
     XLNet(XLNetConfig(**{**TINY, "vocab_size": 256, "dropatt": 0.0})).save_pretrained("gaps")
     ByteTokenizer().save(Path("gaps/tokenizer.json"))
     assert txl("score", "gaps", "text.txt").complaint.startswith("'gaps' is an XLNet, which fills gaps")
+
+
+def test_hidden_states_have_a_row_for_each_token(txl: Txl, workbench: Path) -> None:
+    save("byte")
+    Path("some.txt").write_text(TEXT)
+    rows = table(txl("score", "model", "some.txt", "--per", "token").out)
+    answer = txl("hidden", "model", "some.txt", "states.npy")
+    size = Path("states.npy").stat().st_size
+    assert answer.out == f"layer 2 of {len(rows):,} tokens, width 10: 'states.npy' ({size / 1000:.1f} kB)\n"
+    assert np.load("states.npy").shape == (len(rows), 10)
+    found = json.loads(txl("hidden", "model", "some.txt", "states.npy", "--layer", "0", "--json").out)
+    assert (found["layer"], found["shape"]) == (0, [len(rows), 10])
+    assert len(np.unique(np.load("states.npy"), axis=0)) == len({row["id"] for row in rows})  # embeddings
+    assert txl("hidden", "model", "some.txt", "states.pt").complaint == (
+        "'states.pt' must end in .npy, because it becomes an array of NumPy"
+    )
+    complaint = txl("hidden", "model", "some.txt", "states.npy", "--layer", "9").complaint
+    assert complaint.startswith("--layer (9) must be from 0 to 2")

@@ -17,6 +17,7 @@ from transformer_xl.cli import (
     explain,
     finetune,
     generate,
+    hidden,
     plan,
     plot,
     predict,
@@ -63,6 +64,7 @@ app.command(finetune.finetune)
 app.command(evaluate.evaluate, name="eval")
 app.command(score.score)
 app.command(explain.explain)
+app.command(hidden.hidden)
 app.command(generate.generate)
 app.command(predict.predict)
 app.command(compress.compress)

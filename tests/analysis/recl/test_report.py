@@ -36,6 +36,15 @@ def test_gains_beside_losses_are_named() -> None:
     assert line.startswith("noisy has a mean loss of 2.0000 nats after 20 tokens and of 2.2500 after 25: what it gains ")
 
 
+def test_picture_of_one_line(tmp_path: Path) -> None:
+    """A group of one run has its threshold only, and warnings of its picture would be errors here."""
+    alone = Recl(
+        lengths={"own": {1.0: EffectiveLength(20, at_least=False)}}, gains={"own": {1.0: {}}}, losses={"own": {1.0: {20: 1.0}}}
+    )
+    draw_recl(tmp_path / "recl.svg", [alone], threshold=0.01, title="a title")
+    assert "<!-- own: 20 -->" in (tmp_path / "recl.svg").read_text()
+
+
 def test_picture(tmp_path: Path) -> None:
     picture = tmp_path / "recl.svg"
     draw_recl(picture, [FOUND, FOUND], threshold=0.01, title="a title")
