@@ -267,7 +267,9 @@ def _from_files(
     if not files or not any(file.stat().st_size for file in files):
         raise CorpusError(f"corpus '{config.corpus}' is empty; give a file or directory with text")
     if not hold_ids and (array := next(filter(is_array_file, files), None)):
-        raise CorpusError(f"'{array}' holds ids, and this tokenizer reads text; use tokenizer.kind=ids")
+        raise CorpusError(
+            f"'{array}' holds ids, and this tokenizer reads text; use tokenizer.kind=ids, and with --from a model of ids"
+        )
     splits = splits_by_name(files, root) if by_name else None
     return Corpus(
         config.corpus,

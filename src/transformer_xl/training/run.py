@@ -89,12 +89,12 @@ def train(
                         config = RunConfig(**merge(config.model_dump(), {"tokenizer": kind}))
                 bases.append(model)
                 del model
-            if config.tokenizer.kind == "ids" and not goes_on:
-                display.say(f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)")
             if goes_on:
                 tokenizer = directory.tokenizer(config.model.vocab_size)
                 check_tokenizer(tokenizer, config.model.vocab_size, str(directory.path))
             text = prepare(config.data, tokenizer or config.tokenizer)
+            if config.tokenizer.kind == "ids" and not goes_on:
+                display.say(f"{config.data.corpus} holds ids, which are read as they are (tokenizer.kind=ids)")
         world.check_same(**what_all_share(config, text))
         return conduct(
             directory,
