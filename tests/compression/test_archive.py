@@ -279,6 +279,22 @@ def test_a_state_of_no_use_is_named_and_left(damage: str, capsys: pytest.Capture
     assert line.startswith("warning: 'packed.state' is of no use, so this begins anew: ")
 
 
+def test_a_state_of_no_use_is_gone_before_its_output_is_overwritten() -> None:
+    packed = round_trip(TEXT)
+    compress(Path("text"), Path("packed"), NEW, bar=HIDDEN, stopped=after(5))
+    Path("other").write_bytes(np.random.default_rng(0).bytes(1200))
+
+    def killed() -> bool:
+        if Path("packed.part").stat().st_size > 1000:
+            raise StopIteration
+        return False
+
+    with pytest.raises(StopIteration):
+        compress(Path("other"), Path("packed"), NEW, bar=HIDDEN, stopped=killed)
+    compress(Path("text"), Path("packed"), NEW, bar=HIDDEN)
+    assert Path("packed").read_bytes() == packed
+
+
 def test_a_text_that_changes_meanwhile_is_refused() -> None:
     Path("text").write_bytes(TEXT)
 

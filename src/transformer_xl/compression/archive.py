@@ -157,6 +157,7 @@ class _Work(ExitStack):
                 return
             except (CheckpointError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
                 warn(f"'{self._state}' is of no use, so this begins anew: {one_line(error)}")
+                self._state.unlink(missing_ok=True)  # what it belongs to is overwritten from here on
         self.codec = setup.codec(header.lanes)
 
     def _refuse(self) -> NoReturn:
