@@ -54,6 +54,13 @@ def test_mistakes_are_one_line(txl: Txl) -> None:
     assert txl("compress", "some.txt", "some.txt").complaint == (
         "'some.txt' is the file itself; choose another place for the result"
     )
+    for name in ("part", "state", "lock"):  # which compressing would write to, and remove
+        Path(f"my.{name}").write_bytes(TEXT)
+        assert (
+            txl("compress", f"my.{name}", "my").complaint
+            == f"'my.{name}' is the file itself; choose another place for the result"
+        )
+        assert Path(f"my.{name}").read_bytes() == TEXT
     assert txl("compress", "some.txt", "x", "--learn").complaint == (
         "--learn is for a model given by --model; a new one learns anyhow"
     )

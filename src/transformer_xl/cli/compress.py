@@ -93,8 +93,9 @@ def decompress(file: Path, out: Path, /, *, model: Path | None = None, quiet: Fl
 def _check(file: Path, out: Path, model: Path | None) -> None:
     open_regular(file)[0].close()
     check_file(out, option="out")
-    if out.exists() and out.samefile(file):
-        raise ConfigError(f"'{out}' is the file itself; choose another place for the result")
+    for own in (out, *(out.with_name(f"{out.name}.{name}") for name in ("part", "state", "lock"))):
+        if own.exists() and own.samefile(file):
+            raise ConfigError(f"'{own}' is the file itself; choose another place for the result")
     if not is_alone():
         raise ConfigError("files are compressed in one process; start it without torchrun")
     if model is not None:
