@@ -209,6 +209,16 @@ def claiming(shape: str, descr: str = "<i8") -> bytes:
     return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(16)
 
 
+def encrypted() -> bytes:
+    """Return an archive that says of its array that it needs a password."""
+    file = io.BytesIO()
+    np.savez(file, np.array([1, 2]))
+    data = bytearray(file.getvalue())
+    data[6] |= 1
+    data[data.index(b"PK\1\2") + 8] |= 1
+    return bytes(data)
+
+
 WHOLE = saved(np.arange(100))
 WRONG: dict[str, tuple[str, bytes, str]] = {
     "floats": ("it.npy", saved(np.ones(3)), r"holds float64, not integers; save ids with a type such as np.int32"),
@@ -228,7 +238,12 @@ WRONG: dict[str, tuple[str, bytes, str]] = {
     "cut": ("it.npy", WHOLE[:-5], r"has 795 bytes of ids instead of the 800 that its header says; it was cut or altered"),
     "longer": ("it.npy", WHOLE + b"x", r"has 801 bytes of ids instead of the 800"),
     "huge": ("it.npy", claiming(f"({10**15},)"), r"has 16 bytes of ids instead of the 8,000,000,000,000"),
-    "negative size": ("it.npy", claiming("(-2,)"), r"has 16 bytes of ids instead of the -16"),
+    "negative size": ("it.npy", claiming("(-2,)"), r"is of the shape \(-2,\)"),
+    "two negative sizes": ("it.npy", claiming("(-2, -1)"), r"is of the shape \(-2, -1\)"),
+    "open brackets": ("it.npy", claiming("(((("), r"is no array that numpy has saved"),
+    "empty type": ("it.npy", claiming("(2,)").replace(b"'<i8'", b"()   "), r"is no array that numpy has saved"),
+    "encrypted": ("it.npz", encrypted(), r"it.npz' cannot be read \(.*encrypted.*\); save it with np.savez"),
+    "mark": ("it.jsonl", b"\xef\xbb\xbf[1, 2]\n", r"line 1 is not JSON: Unexpected UTF-8 BOM"),
     "other header": ("it.npy", claiming("__import__('os')"), r"is no array that numpy has saved"),
     "beginning": ("it.npy", WHOLE[:20], r"is no array that numpy has saved"),
     "version": ("it.npy", WHOLE[:6] + b"\x09" + WHOLE[7:], r"is no array that numpy has saved"),

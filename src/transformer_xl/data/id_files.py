@@ -8,6 +8,7 @@ import math
 import os
 import re
 import sys
+import tokenize
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +29,7 @@ MOST_IDS = 2**31 - 1
 """The largest vocabulary."""
 
 _MOST_LINE_BYTES = 1 << 24
-_BEGINS_WITH_IDS = re.compile(rb'\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
+_BEGINS_WITH_IDS = re.compile(rb'(\xef\xbb\xbf)?\s*(\{[^\n]*"ids"\s*:\s*)?\[\s*-?[0-9]')
 
 
 class _Array(NamedTuple):
@@ -191,7 +192,11 @@ def _members(path: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
         return
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
-            with archive.open(member) as file:
+            try:
+                file = archive.open(member)
+            except (RuntimeError, NotImplementedError) as error:
+                raise CorpusError(f"'{path}' cannot be read ({one_line(error)}); save it with np.savez") from None
+            with file:
                 yield member.filename.removesuffix(".npy"), member.file_size, file
 
 
@@ -200,11 +205,11 @@ def _read_header(what: str, name: str, file: IO[bytes], before: int, size: int) 
     try:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
         shape, by_columns, dtype = read[np.lib.format.read_magic(file)](file)
-    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError, MemoryError) as error:
+    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError) as error:
         raise CorpusError(f"{what} is no array that numpy has saved ({one_line(error)}); save it with np.save") from None
     if dtype.kind not in "iu":
         raise CorpusError(f"{what} holds {dtype}, not integers; save ids with a type such as np.int32")
-    if len(shape) not in (1, 2) or 0 in shape or by_columns:
+    if len(shape) not in (1, 2) or min(shape) < 1 or by_columns:
         kind = "stored by columns" if by_columns else f"of the shape {shape}"
         raise CorpusError(f"{what} is {kind}; save rows, of the shape (n,) for one document or (documents, n)")
     start, n_byte = file.tell(), math.prod(shape) * dtype.itemsize
