@@ -1,10 +1,13 @@
 """Nats are those of `evaluate` however a text is divided, and those of a text alone however many are read together."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
 
 from tests.reading.test_stream import KINDS, model_of
+from transformer_xl.errors import TrainingError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.reading.evaluation import Reading, evaluate
 from transformer_xl.reading.token_nats import SideBySide, nats_in_parts
@@ -27,6 +30,17 @@ def test_parts_of_a_text_have_the_bits_of_the_whole(kind: str, monkeypatch: pyte
         assert np.isnan(first) and np.array_equal(others, whole.token_nats)
     (alone,) = nats_in_parts(model, [ids[:1]], reading)
     assert np.isnan(alone).tolist() == [True] and not list(nats_in_parts(model, [], reading))
+
+
+def test_nats_that_are_no_numbers_are_refused() -> None:
+    """And not taken for tokens that nothing predicts."""
+    model = deepcopy(model_of("transformer_xl"))
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    with pytest.raises(TrainingError, match="nats in fp32 are not finite numbers; use --precision fp32"):
+        list(nats_in_parts(model, TEXTS, Reading(tgt_len=6, mem_len=model.mem_len)))
+    with pytest.raises(TrainingError, match="nats in fp32 are not finite numbers; use --precision fp32"):
+        SideBySide(model, batch_size=3, tgt_len=6).score(TEXTS)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,7 +19,7 @@ from transformer_xl.cli.predict import check_out
 from transformer_xl.cli.printers import show
 from transformer_xl.cli.prompts import STDIN
 from transformer_xl.console import Bar, progress, say, table
-from transformer_xl.errors import ConfigError, CorpusError, TrainingError, room_for
+from transformer_xl.errors import ConfigError, CorpusError, room_for
 from transformer_xl.process import is_alone
 
 if TYPE_CHECKING:
@@ -118,8 +118,6 @@ def score(
         _write(job, tally, out, resume=resume, as_json=json_, quiet=quiet)
     if not tally.n:
         raise CorpusError(f"'{file}' has no text; give another")
-    if not math.isfinite(tally.nats):
-        raise TrainingError(f"nats of '{run}' in {chosen} are not finite numbers; train it again with a lower optim.lr")
     how = f"{chosen}, {time.perf_counter() - begin:.1f} s"
     if not compares:
         mean = f" ({tally.nats / tally.tokens:.4f} per token)" if tally.tokens else ""

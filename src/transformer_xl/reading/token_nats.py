@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from transformer_xl.errors import TrainingError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision
 from transformer_xl.reading.evaluation import Reading, evaluate
@@ -40,6 +41,7 @@ def nats_in_parts(
             ids = np.concatenate(unread)
             score = evaluate(model, ids[: n + 1], state=state, **how)
             assert score.token_nats is not None
+            _check(score.token_nats, precision)
             nats, state = np.concatenate([nats, score.token_nats]), score.state
             unread, n_unread = [ids[n:]], n_unread - n
         while sizes and sizes[0] <= len(nats):
@@ -108,6 +110,8 @@ class SideBySide:
                         own.put(row, state)
                 asked = [len(texts[i]) - 1 if n_asked is None else n_asked[i] for i in batch]
                 found |= zip(batch, _read(own, [texts[i] for i in batch], asked, likeliest=likeliest), strict=True)
+        for one in found.values():
+            _check(one.nats, self._precision)
         return [found[i] for i in range(len(texts))]
 
     def _stream(self, n_token: int) -> Stream:
@@ -118,6 +122,12 @@ class SideBySide:
             how = {"tgt_len": self._tgt_len, "precision": self._precision, "token_by_token": alone}
             self._streams[view.mem_len] = open_stream(view, self._batch_size, **how)
         return self._streams[view.mem_len]
+
+
+def _check(nats: np.ndarray, precision: str) -> None:
+    """Refuse nats that are no numbers, because NaN says that nothing was predicted."""
+    if not np.isfinite(nats).all():
+        raise TrainingError(f"nats in {precision} are not finite numbers; use --precision fp32, or train with a lower optim.lr")
 
 
 def _read(stream: Stream, texts: Sequence[np.ndarray], asked: Sequence[int], *, likeliest: bool) -> list[Scored]:
