@@ -98,6 +98,8 @@ def test_standard_input_and_bytes_that_are_no_text(txl: Txl, workbench: Path, mo
     answer = txl("score", "model", "latin.txt", "--per", "word", *EXACT)
     assert "warning: 'latin.txt' is not UTF-8, and its bytes are read as they are" in answer.err
     assert [row["text"] for row in table(answer.out)] == ["caf?", "noir", r"\n", "?"]
+    for per in ("line", "word"):
+        assert "\\u" not in txl("score", "model", "latin.txt", "--per", per, "--json", *EXACT).out  # no lone surrogates
     for how in (("--memory", "carried"), ("--memory", "reset")):
         expected = txl("score", "model", "text.txt", *how, *EXACT).out
         with Path("text.txt").open() as file:
