@@ -245,5 +245,9 @@ def test_hidden_states_have_a_row_for_each_token(txl: Txl, workbench: Path) -> N
     assert txl("hidden", "model", "some.txt", "states.pt").complaint == (
         "'states.pt' must end in .npy, because it becomes an array of NumPy"
     )
+    before = Path("states.npy").read_bytes()
+    complaint = txl("hidden", "model", "states.npy", "states.npy").complaint
+    assert complaint == "'states.npy' is the file itself; choose another place for the array"
+    assert Path("states.npy").read_bytes() == before
     complaint = txl("hidden", "model", "some.txt", "states.npy", "--layer", "9").complaint
     assert complaint.startswith("--layer (9) must be from 0 to 2")

@@ -51,6 +51,8 @@ def hidden(
     check_run(run)
     check_readable(file)
     check_file(out, option="out")
+    if out.exists() and out.samefile(file):
+        raise ConfigError(f"'{out}' is the file itself; choose another place for the array")
     from transformer_xl.reading.hidden import write_hidden_states
 
     opened = opening.open(run)
