@@ -54,6 +54,7 @@ class LanguageModel(SequenceModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> ModelOutput:
         """Read one segment after the memory of those before it.
 
@@ -66,6 +67,8 @@ class LanguageModel(SequenceModel):
             keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one. The
                 caller detaches it (`Memory.detach`) to end that.
             progress: share of the training's budget that is used up; some auxiliary losses depend on it.
+            label_smoothing: share of the loss in which all tokens are equally right (Szegedy et al. 2016); it is `auxiliary`,
+                so that nats per token stay what they are.
 
         Returns:
             logits, or with labels nats per token, and the new memory.
@@ -84,7 +87,8 @@ class LanguageModel(SequenceModel):
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
         nll = self.softmax.nll(h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
-        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)))
+        auxiliary = label_smoothing * self.softmax.advantage(h_BTD, labels, self.embedding) if label_smoothing else None
+        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=auxiliary)
 
     def hidden_states(
         self, ids: Tensor, *, mems: Memory | None = None, rows: Rows = Rows()
