@@ -282,12 +282,13 @@ def _in_answers(text: PlainText | ShuffledText, begin: int, end: int, separator:
 
     As much of the text before them is read as tells what the first place belongs to.
     """
-    n_before, is_told = _LOOK_BACK, False
-    while not is_told:
+    n_before = _LOOK_BACK
+    while True:
         first = max(0, begin - n_before)
         ids, starts = text.read(first, end + 1)
-        separators = np.flatnonzero(ids == separator)
-        is_told = first == 0 or bool((np.append(starts, separators) <= begin - first).any())
+        tells = np.append(starts, np.flatnonzero(ids == separator)) <= begin - first
+        if first == 0 or tells.any():
+            break
         n_before *= 2
     is_start = np.zeros(len(ids), bool)
     is_start[starts] = True

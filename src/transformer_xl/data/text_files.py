@@ -134,7 +134,7 @@ def _pairs(path: Path, translation: Path) -> Iterator[bytes]:
 
 
 def read_lines(piece: Piece) -> Iterator[bytes]:
-    """Yield the lines of a piece without their ends, `\\n` or `\\r\\n`."""
+    r"""Yield the lines of a piece without their ends, `\n` or `\r\n`."""
     rest = b""
     for block in read_blocks(piece):
         *lines, rest = (rest + block).split(b"\n")

@@ -15,6 +15,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
+from transformer_xl.model.softmax import TokenSoftmax
 
 
 class LanguageModel(SequenceModel):
@@ -87,7 +88,10 @@ class LanguageModel(SequenceModel):
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
         nll = self.softmax.nll(h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
-        auxiliary = label_smoothing * self.softmax.advantage(h_BTD, labels, self.embedding) if label_smoothing else None
+        auxiliary = None
+        if label_smoothing:
+            assert isinstance(self.softmax, TokenSoftmax)
+            auxiliary = label_smoothing * self.softmax.advantage(h_BTD, labels, self.embedding)
         return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=auxiliary)
 
     def hidden_states(

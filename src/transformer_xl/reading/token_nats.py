@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from transformer_xl.data.order import TokenIds
 from transformer_xl.errors import CorpusError
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
@@ -53,7 +54,7 @@ def nats_in_parts(
 
 def score_answers(
     model: LanguageModel,
-    ids: np.ndarray,
+    ids: TokenIds,
     document_starts: np.ndarray,
     *,
     separator: int,

@@ -63,9 +63,8 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
             f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per {unit}"
         )
     elif without:
-        found += (
-            f"; with its memory taken away {without.loss:.4f}: memory is worth {without.loss - plain.loss:.4f} nats per {predicts}"
-        )
+        worth = f"{without.loss - plain.loss:.4f} nats per {predicts}"
+        found += f"; with its memory taken away {without.loss:.4f}: memory is worth {worth}"
     say(found)
     if predicts == "token" and (left_out := not_scored(run.corpus.tokenizer)):
         say(left_out)

@@ -329,8 +329,8 @@ def check_settings(
     model.check_backend(train.attention, device)
     if train.label_smoothing and not can_smooth(model):
         raise ConfigError(
-            f"train.label_smoothing ({train.label_smoothing:g}) needs a transformer_xl or an lstm with a plain softmax: without "
-            "model.cutoffs, and without losses of its own kind; leave it out, or those"
+            f"train.label_smoothing ({train.label_smoothing:g}) needs a model with a plain softmax (no model.cutoffs) and "
+            "without losses besides that of the next token; leave it out, or those"
         )
     if train.compile:
         check_compiler(device)
