@@ -32,6 +32,11 @@ class LanguageModel(SequenceModel):
         return None
 
     @property
+    def adds_losses(self) -> bool:
+        """Whether other losses are added to that of the next token in training."""
+        return False
+
+    @property
     def keeps_keys(self) -> bool:
         """Whether a `Reader` reads as this model does: keys and values of a position stay the same while the text goes on."""
         return False

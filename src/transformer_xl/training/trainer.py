@@ -327,7 +327,8 @@ def check_settings(
     if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
     model.check_backend(train.attention, device)
-    if train.label_smoothing and not can_smooth(model):
+    smooth = isinstance(model, LanguageModel) and isinstance(model.softmax, TokenSoftmax) and not model.adds_losses
+    if train.label_smoothing and not smooth:
         raise ConfigError(
             f"train.label_smoothing ({train.label_smoothing:g}) needs a model with a plain softmax (no model.cutoffs) and "
             "without losses besides that of the next token; leave it out, or those"
@@ -339,11 +340,6 @@ def check_settings(
                 f"train.compile (True) compiles layers that attend, and an {model.config.kind} has none; "
                 "use train.compile=false"
             )
-
-
-def can_smooth(model: SequenceModel) -> bool:
-    """Return whether a model's labels can be smoothed: its loss is the usual one, over a softmax of one cluster."""
-    return type(model).forward is LanguageModel.forward and isinstance(model.softmax, TokenSoftmax)
 
 
 def checkpoint_bytes(model: SequenceModel, *, train: TrainConfig, optim: OptimConfig) -> int:
