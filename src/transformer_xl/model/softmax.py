@@ -119,10 +119,9 @@ class TokenSoftmax(nn.Module):
         mean vector, so no token's scores need be held.
         """
         label_X = labels.flatten()
-        where = (label_X >= 0).to(h_BTD.dtype)
-        vectors, label_X = self._vectors(embedding), label_X.clamp(min=0)
+        vectors, where, label_X = self._vectors(embedding), label_X >= 0, label_X.clamp(min=0)
         with torch.autocast(h_BTD.device.type, enabled=False):
-            projected = self._project(h_BTD, embedding).flatten(0, 1)
+            projected = self._project(h_BTD.to(vectors.dtype), embedding).flatten(0, 1)
             score_X = (projected * (F.embedding(label_X, vectors) - vectors.mean(0))).sum(-1)
             return ((score_X + self.bias[label_X] - self.bias.mean()) * where).sum()
 
