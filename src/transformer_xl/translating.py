@@ -72,9 +72,10 @@ def translations(
     *,
     beams: int = 4,
     length_penalty: float = 1.0,
+    skip: int = 0,
     is_ready: Callable[[], bool] | None = None,
 ) -> Iterator[Translation]:
-    """Yield the translation of each source, in order. A line end ends it.
+    """Yield the translation of each source but the first `skip`, in order. A line end ends it.
 
     Args:
         decoder: has `beams` rows for each of the sources that are translated side by side.
@@ -82,6 +83,7 @@ def translations(
         sources: see `read_sources`.
         beams: how many texts are kept at each step.
         length_penalty: see `beam_search`.
+        skip: how many are there already. Those that are translated side by side do not depend on it, so neither do their bits.
         is_ready: says whether the next source is there; None: it always is.
 
     Raises:
@@ -92,16 +94,19 @@ def translations(
     how = {"beams": beams, "length_penalty": length_penalty, "stop_tokens": ends}
     how["banned_tokens"] = {each for each, piece in enumerate(pieces) if b"\t" in piece}
     for window in windows(sources, decoder.batch_size // beams, is_ready, size=lambda source: len(source.text)):
+        n_kept = min(skip, len(window))
+        skip -= n_kept
+        if n_kept == len(window):
+            continue
         # the longest first, so that texts that are written side by side end at about the same time
         order = sorted((i for i, source in enumerate(window) if source.text), key=lambda i: -len(window[i].ids))
+        most = _LONGER * max(len(source.ids) for source in window) + _MORE
+        written = beam_search(decoder, [window[i].ids for i in order], max_new_tokens=most, **how)
         found = [Translation(source.text, "", 0.0, True) for source in window]
-        most = _LONGER * len(window[order[0]].ids) + _MORE if order else 0
-        for i, (best,) in zip(
-            order, beam_search(decoder, [window[i].ids for i in order], max_new_tokens=most, **how), strict=True
-        ):
+        for i, (best, *_) in zip(order, written, strict=True):
             text = tokenizer.decode(best.tokens).strip()
             found[i] = Translation(window[i].text, text, best.log_probability, best.stop_token is not None)
-        yield from found
+        yield from found[n_kept:]
 
 
 def against_references(found: list[str], references: list[str]) -> dict[str, Any]:

@@ -103,8 +103,9 @@ def translate(
         with room_for(f"{batch_size:,} lines of {beams} beams", "lower --batch-size or --beams"):
             decoder = Decoder(opened.model, batch_size=batch_size * beams, mem_len=mem_len, precision=precision)
             arriving = None if file else _stdin(quiet=quiet)
-            sources = _sources(opened, file, arriving, mem_len, skip)
-            how = {"beams": beams, "length_penalty": length_penalty, "is_ready": arriving and arriving.is_ready}
+            sources = _sources(opened, file, arriving, mem_len)
+            how = {"beams": beams, "length_penalty": length_penalty, "skip": skip}
+            how["is_ready"] = arriving and arriving.is_ready
             for each in translations(decoder, opened.tokenizer, sources, **how):
                 found.append(each.text)
                 yield f"{json.dumps(each.as_dict(), ensure_ascii=False) if as_objects else each.text}\n"
@@ -133,15 +134,13 @@ def translate(
             print(said) if out else say(said)
 
 
-def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, mem_len: int, skip: int) -> Iterator["Source"]:
-    """Yield the sources but the first `skip`, and say which are too long for the memory."""
-    from itertools import islice
-
+def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, mem_len: int) -> Iterator["Source"]:
+    """Yield the sources, and say which are too long for the memory."""
     from transformer_xl.data.text_files import Piece, read_lines
     from transformer_xl.translating import read_sources
 
     place, lines = (f"'{file}'", read_lines(Piece(file))) if file else ("standard input", arriving or iter(()))
-    for number, source in enumerate(islice(read_sources(lines, place, opened.tokenizer), skip, None), start=skip + 1):
+    for number, source in enumerate(read_sources(lines, place, opened.tokenizer), start=1):
         if len(source.ids) > mem_len:
             size = f"{len(source.ids):,} tokens, more than the memory ({mem_len:,})"
             warn(f"{place}, line {number} has {size}, so its beginning is forgotten; raise --mem-len, or divide the line")
