@@ -73,7 +73,7 @@ def test_documents_name_no_command_or_recipe_that_does_not_exist():
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
     commands = {"train", "eval", "generate", "convert", "corpus", "bench", "plan", "recl", "ablate", "explain", "plot"}
     commands |= {"recipes", "settings", "seal", "finetune", "predict", "score", "serve"}
-    commands |= {"compress", "decompress"}
+    commands |= {"compress", "decompress", "translate"}
     documents = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
     for document in documents:
         text = document.read_text(encoding="utf-8")
