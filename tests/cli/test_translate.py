@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests import forked
 from tests.cli.conftest import Txl
@@ -104,13 +105,15 @@ def test_a_source_is_read_once_and_its_translation_is_what_beams_find(
 ) -> None:
     """A line end ends it, and it has no tab; long sources come first, in the order that was given."""
     opened, n_read = open_run(run), []
+    with torch.no_grad():
+        opened.model.softmax.bias[ord("\t")] += 20  # the likeliest of all
     advance = Decoder.advance
     monkeypatch.setattr(Decoder, "advance", lambda self, row, ids: n_read.append(len(ids)) or advance(self, row, ids))
     lines = [b"red dog", b"", b"blue cat sits\r", b"cat"]
     sources = list(read_sources(lines, "here", opened.tokenizer))
     assert [bytes(source.ids.tolist()) for source in sources] == [b"red dog\t", b"\t", b"blue cat sits\t", b"cat\t"]
     found = list(translations(Decoder(opened.model, batch_size=8), opened.tokenizer, sources, beams=2))
-    assert sorted(n_read) == [4, 8, 14]
+    assert n_read == [14, 8, 4]
     assert [each.source for each in found] == ["red dog", "", "blue cat sits", "cat"]
     for each in found:
         assert "\t" not in each.text and "\n" not in each.text
