@@ -99,7 +99,7 @@ def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, l
         decoder.feed([TEXT[row : row + n] for row, n in enumerate(lengths)])
         decoder.step([1, 2, 3], active=[True, False, True])
     states = [put.take(row) for row in range(3)]
-    for sources in ([1, 2, 0], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
+    for sources in ([1, 1, 2], [1, 2, 0], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
         moved.reorder(sources)
         states = [states[source] for source in sources]
         for row, state in enumerate(states):
