@@ -806,7 +806,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"
 
 
 @pytest.mark.parametrize(
-    ("name", "languages"), [("generating.md", ["sh"] * 3 + ["python"] * 2), ("decoding.md", ["python"] * 3)]
+    ("name", "languages"), [("generating.md", ["sh"] * 4 + ["python"] * 3), ("decoding.md", ["python"] * 3)]
 )
 def test_the_examples_of_the_documents_run(txl: Txl, workbench: Path, name: str, languages: list[str]) -> None:
     Path("runs").mkdir()
