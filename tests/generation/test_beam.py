@@ -13,6 +13,7 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
+from transformer_xl.generation.scores import Scores
 from transformer_xl.model.beyond.model import BeyondTransformerXL
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
@@ -215,6 +216,22 @@ def test_a_text_is_given_up_as_soon_as_nothing_better_can_come(penalty: float) -
     (found,), n_call = searched(model, max_new_tokens=9, length_penalty=penalty)
     assert (found.tokens, found.stop_token, n_call) == ((), 0, 2)
     assert searched(model, max_new_tokens=9, length_penalty=penalty, n=4)[1] > 2
+
+
+def test_with_a_penalty_on_length_the_next_token_may_still_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token 0 is a stop: unlikely at first, almost certain afterwards. The longest text could not win, the next does."""
+    steps = iter([[0.15, 0.8, 0.05], [0.95, 0.03, 0.02]])
+
+    def top(self: Scores, n: int, *, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        nats, ids = torch.tensor(next(steps)).log().sort(descending=True)
+        return nats[:n].repeat(len(rows), 1), ids[:n].repeat(len(rows), 1)
+
+    monkeypatch.setattr(Scores, "top", top)
+    ((found,),) = beam_search(
+        Decoder(tiny_model(), batch_size=2), [[1]], beams=2, max_new_tokens=9, stop_tokens={0}, length_penalty=-3
+    )
+    assert (found.tokens, found.stop_token) == ((1,), 0)
+    assert found.score == pytest.approx(math.log(0.8 * 0.95) * (7 / 6) ** 3)
 
 
 def test_equal_texts_come_by_beam_and_then_by_id() -> None:
