@@ -806,7 +806,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"
 
 
 @pytest.mark.parametrize(
-    ("name", "languages"), [("generating.md", ["sh"] * 3 + ["python"] * 2), ("decoding.md", ["python"] * 3)]
+    ("name", "languages"), [("generating.md", ["sh"] * 4 + ["python"] * 3), ("decoding.md", ["python"] * 3)]
 )
 def test_the_examples_of_the_documents_run(txl: Txl, workbench: Path, name: str, languages: list[str]) -> None:
     Path("runs").mkdir()
@@ -1006,6 +1006,19 @@ def test_ctrl_c_keeps_what_a_search_has_found(
     else:
         assert answer.out == whole[: whole.index("=== 3 (")]
         assert figures(answer.err).startswith("interrupted; searched for 2 prompts with 2 beams in")
+
+
+def test_ctrl_c_prints_what_waited_for_a_text_that_is_not_found(
+    txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, on_found: Callable[[int, list[Hypothesis]], object], **__: Any) -> None:
+        on_found(1, [Hypothesis((97,), -1.0, -1.0)])
+        signal.raise_signal(signal.SIGINT)
+
+    (workbench / "many.txt").write_text("the\ncat\n")
+    monkeypatch.setattr("transformer_xl.generation.beam.beam_search", interrupted)
+    answer = txl("generate", "run", "--prompts", "many.txt", "--beams", "1")
+    assert (answer.status, answer.out) == (130, "=== 2 (score -1.000) ===\ncata\n")
 
 
 def test_a_text_that_is_found_sooner_waits_for_those_before(capsys: pytest.CaptureFixture[str]) -> None:

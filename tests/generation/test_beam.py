@@ -13,6 +13,7 @@ from transformer_xl.errors import ConfigError, TokenizerError
 from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.generation.generate import generate
+from transformer_xl.generation.scores import Scores
 from transformer_xl.model.beyond.model import BeyondTransformerXL
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lstm import Lstm
@@ -195,15 +196,16 @@ def searched(model: LanguageModel, **options: Any) -> tuple[list[Hypothesis], in
 
 
 @pytest.mark.parametrize("penalty", [4.0, 1.0, 0.0, -2.0])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [1, 13, 28, 34])  # some of them find out bounds that are too low, or of another text
 def test_giving_up_early_changes_nothing(penalty: float, seed: int) -> None:
     torch.manual_seed(seed)
     model = tiny_model(vocab_size=5)
     (one, early), (two, later), (all_four, last) = (
         searched(model, max_new_tokens=16, length_penalty=penalty, n=n) for n in (1, 2, 4)
     )
+    three, _ = searched(model, max_new_tokens=16, length_penalty=penalty, n=3)
     assert early <= later <= last
-    assert (one, two) == (all_four[:1], all_four[:2])
+    assert (one, two, three) == (all_four[:1], all_four[:2], all_four[:3])
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0, -2.0])
@@ -214,6 +216,22 @@ def test_a_text_is_given_up_as_soon_as_nothing_better_can_come(penalty: float) -
     (found,), n_call = searched(model, max_new_tokens=9, length_penalty=penalty)
     assert (found.tokens, found.stop_token, n_call) == ((), 0, 2)
     assert searched(model, max_new_tokens=9, length_penalty=penalty, n=4)[1] > 2
+
+
+def test_with_a_penalty_on_length_the_next_token_may_still_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Token 0 is a stop: unlikely at first, almost certain afterwards. The longest text could not win, the next does."""
+    steps = iter([[0.15, 0.8, 0.05], [0.95, 0.03, 0.02]])
+
+    def top(self: Scores, n: int, *, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        nats, ids = torch.tensor(next(steps)).log().sort(descending=True)
+        return nats[:n].repeat(len(rows), 1), ids[:n].repeat(len(rows), 1)
+
+    monkeypatch.setattr(Scores, "top", top)
+    ((found,),) = beam_search(
+        Decoder(tiny_model(), batch_size=2), [[1]], beams=2, max_new_tokens=9, stop_tokens={0}, length_penalty=-3
+    )
+    assert (found.tokens, found.stop_token) == ((1,), 0)
+    assert found.score == pytest.approx(math.log(0.8 * 0.95) * (7 / 6) ** 3)
 
 
 def test_equal_texts_come_by_beam_and_then_by_id() -> None:
@@ -227,8 +245,10 @@ def test_equal_texts_come_by_beam_and_then_by_id() -> None:
 
 
 def test_what_is_banned_is_never_written_and_the_rest_keeps_its_probability() -> None:
-    model, banned = tiny_model(), [0, 4, 6]
+    model = tiny_model()
     plain = Plain(model)
+    expected = torch.tensor(plain.following(PROMPTS[0], []))
+    banned = expected.topk(4).indices.tolist()  # more than there are beams
     found = beam_search(Decoder(model, batch_size=3), PROMPTS[:2], beams=3, n=3, max_new_tokens=4, banned_tokens=banned)
     for prompt, of_prompt in zip(PROMPTS, found, strict=False):
         assert_found(of_prompt, ranked(plain.beams(prompt, 3, 4, set(), banned), 1.0, 3, set()))
@@ -264,7 +284,10 @@ def test_texts_that_are_done_come_at_once_and_an_interrupt_keeps_them() -> None:
 
 
 def test_nothing_to_write_is_an_empty_text() -> None:
-    assert beam_search(Decoder(tiny_model(), batch_size=4), PROMPTS[:2], max_new_tokens=0) == [[Hypothesis((), 0.0, 0.0)]] * 2
+    decoder = Decoder(tiny_model(), batch_size=4)
+    decoder.feed([[1]] * 4)
+    assert beam_search(decoder, PROMPTS[:2], max_new_tokens=0) == [[Hypothesis((), 0.0, 0.0)]] * 2
+    assert decoder.scores.full().isnan().all()  # all rows have forgotten
     assert beam_search(Decoder(tiny_model(), batch_size=4), []) == []
 
 

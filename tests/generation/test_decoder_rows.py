@@ -99,7 +99,7 @@ def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, l
         decoder.feed([TEXT[row : row + n] for row, n in enumerate(lengths)])
         decoder.step([1, 2, 3], active=[True, False, True])
     states = [put.take(row) for row in range(3)]
-    for sources in ([1, 2, 0], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
+    for sources in ([1, 1, 2], [1, 2, 0], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
         moved.reorder(sources)
         states = [states[source] for source in sources]
         for row, state in enumerate(states):
@@ -110,6 +110,15 @@ def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, l
         for tokens in ([3, 4, 5], [6, 6, 6]):
             assert_same_bits(moved.step(tokens).full(), put.step(tokens).full())
         states = [put.take(row) for row in range(3)]
+
+
+def test_a_row_goes_back_as_far_as_the_one_that_it_goes_on_from() -> None:
+    decoder = Decoder(tiny_model(shift="token"), batch_size=3, tgt_len=4)
+    decoder.feed([TEXT[:3], TEXT[:5], TEXT[:2]])
+    decoder.put(1, decoder.take(1))  # nothing is known any more of what lies before
+    assert [decoder.n_rewindable(row) for row in range(3)] == [3, 0, 2]
+    decoder.reorder([1, 2, 0])
+    assert [decoder.n_rewindable(row) for row in range(3)] == [0, 2, 3]
 
 
 def test_rows_that_cannot_be_gone_on_from_are_refused() -> None:

@@ -119,8 +119,8 @@ class KeyValueMemory:
         if len(to) == 0:
             return
         end, n_valid = self.end[of], self.n_valid[of]
-        is_young = bool((n_valid <= end).all() and end.max() < self.n_slot)
-        used = slice(int(end.max()) if is_young else None)  # of a ring that is not full yet, no query sees the rest
+        # of a ring that is not full yet, no query sees the rest; but with zero_first_memory it sees zeros before the text
+        used = slice(int(end.max()) if (n_valid <= end).all() else None)
         for keys, values in zip(self.keys, self.values, strict=True):
             keys[:, to, used] = keys[:, of, used]
             values[:, to, :, used] = values[:, of, :, used]

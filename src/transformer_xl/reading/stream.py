@@ -428,9 +428,9 @@ class ReadAgain(Stream):
         self._open[row] = [i for i in state["open"].tolist() if i >= 0]
 
     def reorder(self, sources: Tensor) -> None:
-        """Share memories, which never change, and copy open segments."""
+        """Share memories and open segments, which are replaced and never changed."""
         self._mems = [self._mems[row] for row in sources.tolist()]
-        self._open = [[*self._open[row]] for row in sources.tolist()]
+        self._open = [self._open[row] for row in sources.tolist()]
 
     def n_rewindable(self, row: int) -> int:
         """Return how many tokens are open; 0 if the oldest may have been dropped."""
