@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from tests.helpers import assert_close
 from tests.training.helpers import OPTIM, TRAIN, random_ids, tiny_model, tiny_stream
 from transformer_xl.config import OptimConfig, TrainConfig
-from transformer_xl.data.streams import SegmentStream
+from transformer_xl.data.streams import Segment, SegmentStream
 from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Rows
 from transformer_xl.training.trainer import Trainer
@@ -32,6 +32,7 @@ def test_gradients_are_those_of_the_mean_answer_token(accumulate: int, smoothing
     """Learned from are the labels that the stream gives; the nats that are reported are not smoothed."""
     trainer, other = answering(), answering(accumulate, label_smoothing=smoothing)
     segment = next(trainer.stream)
+    assert isinstance(segment, Segment)
     n = int((segment.labels >= 0).sum())
     assert 0 < n < segment.labels.numel()
     rows = Rows(document_starts=segment.document_starts)
@@ -44,8 +45,9 @@ def test_gradients_are_those_of_the_mean_answer_token(accumulate: int, smoothing
     assert result.nats == pytest.approx(F.cross_entropy(logits, labels, reduction="sum").item(), abs=1e-4)
     theirs = dict(trainer.model.named_parameters())
     for name, parameter in other.model.named_parameters():
-        assert parameter.grad is not None and theirs[name].grad is not None
-        assert_close(name, parameter.grad, theirs[name].grad, 1e-5)
+        expected = theirs[name].grad
+        assert parameter.grad is not None and expected is not None
+        assert_close(name, parameter.grad, expected, 1e-5)
 
 
 def test_a_segment_of_questions_teaches_nothing_and_fails_nowhere() -> None:
