@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from transformer_xl.data.prepare import prepare
     from transformer_xl.data.streams import SegmentStream
     from transformer_xl.errors import TxlError
+    from transformer_xl.generation.beam import Hypothesis, beam_search
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.generate import generate
     from transformer_xl.generation.requests import Request
@@ -69,6 +70,7 @@ _HOMES = {
     "Example": "data.labels",
     "Execution": "model.call",
     "HeadConfig": "model_config",
+    "Hypothesis": "generation.beam",
     "KeyValueMemory": "model.key_value_memory",
     "LanguageModel": "model.language_model",
     "Lstm": "model.lstm",
@@ -97,6 +99,7 @@ _HOMES = {
     "VanillaConfig": "model_config",
     "XLNet": "model.xlnet",
     "XLNetConfig": "model_config",
+    "beam_search": "generation.beam",
     "convert": "conversion.convert",
     "evaluate": "reading.evaluation",
     "finetune": "training.finetune",
@@ -124,6 +127,7 @@ __all__ = [
     "Example",
     "Execution",
     "HeadConfig",
+    "Hypothesis",
     "KeyValueMemory",
     "LanguageModel",
     "Lstm",
@@ -152,6 +156,7 @@ __all__ = [
     "VanillaConfig",
     "XLNet",
     "XLNetConfig",
+    "beam_search",
     "convert",
     "evaluate",
     "finetune",

@@ -173,8 +173,13 @@ class TrainConfig(Settings):
         default=0.25, description="share of the budget over which segments grow from tgt_len_start"
     )
     tgt_len_increment: Positive = Field(default=8, description="tokens by which they grow at a time")
-    loss: Literal["full", "half"] = Field(
-        default="full", description="half: only tokens of the later half of each segment are learned from (the paper's table 6)"
+    loss: Literal["full", "half", "answer"] = Field(
+        default="full",
+        description="half: only tokens of the later half of each segment are learned from (the paper's table 6); answer: only "
+        "what follows the first tab of each document",
+    )
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of the loss in which every token of the vocabulary is as right as the one that follows"
     )
     varlen: bool = Field(default=False, description="segments of random length around tgt_len, as the authors' varlen")
     attention: str = Field(default="auto", description="how attention is computed: auto, or the name of a backend")
@@ -331,6 +336,7 @@ class RunConfig(Settings):
             "train.tgt_len_start": self.train.tgt_len_start is None,
             "train.varlen": not self.train.varlen,
             "train.loss": self.train.loss == "full",
+            "train.label_smoothing": not self.train.label_smoothing,
             "train.reset_at_documents": not self.train.reset_at_documents,
             "eval.tgt_len": self.eval.tgt_len in (None, self.train.tgt_len),
             "eval.clamp_len": self.eval.clamp_len is None,
@@ -341,6 +347,11 @@ class RunConfig(Settings):
             section, name = unfit.split(".")
             value = getattr(getattr(self, section), name)
             raise ValueError(f"{unfit} ({value}) does not go with {what}")
+
+    @property
+    def predicts(self) -> str:
+        """What a score of this run counts: each token, an XLNet's targets, or the tokens of answers."""
+        return "answer token" if self.train.loss == "answer" else self.model.predicts
 
     @property
     def eval_tgt_len(self) -> int:

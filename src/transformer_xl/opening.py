@@ -20,7 +20,7 @@ from transformer_xl.data.id_files import is_array_file, read_ids
 from transformer_xl.data.ids import IdTokenizer
 from transformer_xl.data.named import SplitName
 from transformer_xl.data.prepare import TokenSplit, prepare
-from transformer_xl.data.text_files import CONVERT, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
+from transformer_xl.data.text_files import CONVERT, EVERY_LINE, Chunk, Piece, check_readable, kind_of_bytes, read_chunks
 from transformer_xl.data.tokenizers import Tokenizer
 from transformer_xl.errors import ConfigError, CorpusError
 from transformer_xl.model.language_model import LanguageModel
@@ -38,6 +38,7 @@ class Text:
     n_characters: int  # of the predicted tokens; of ids, their number
     n_bytes: int | None  # the same in UTF-8; None of ids
     is_whole: bool = True  # a whole split or file, not only its beginning
+    document_starts: np.ndarray | None = None  # places of `ids` at which documents start; None: nobody asked for them
 
     def digest(self) -> str:
         """Return the SHA-256 of the ids. They are read in pieces, because the file that they are mapped from may be large."""
@@ -83,7 +84,8 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
         return Text(f"{part}{what}", ids, len(ids) - 1, None, is_whole=not part)
     first = tokenizer.decode([int(ids[0])])
     if len(ids) == n_id:
-        return Text(what, ids, *_predicted(first, split.n_characters, split.n_bytes))
+        sizes = _predicted(first, split.n_characters, split.n_bytes)
+        return Text(what, ids, *sizes, document_starts=split.document_starts)
     what = f"first {len(ids) - 1:,} tokens of the {what}"
     if tokenizer.loses:
         sizes = (round(size * len(ids) / n_id) for size in (split.n_characters, split.n_bytes))
@@ -92,10 +94,13 @@ def beginning(split: TokenSplit, tokenizer: Tokenizer, limit: int | None = None,
     return Text(what, ids, *_predicted(first, len(text), _n_bytes(text)), is_whole=False)
 
 
-def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None) -> Text:
+def file_text(
+    file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], object] | None = None, separator: str | None = None
+) -> Text:
     """Return a file, plain or compressed, as one text, encoded chunk by chunk as the text of a training is; or a file of ids.
 
     `check` may raise an error about the first megabyte before it is encoded. Only ids are held, two or four bytes each.
+    `separator` divides it into documents, see `read_chunks`.
 
     Raises:
         CorpusError: the file cannot be read or encoded, or has fewer than two tokens.
@@ -105,7 +110,7 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
         return _text_of(file, read_ids(Piece(file), tokenizer), tokenizer)
     if is_array_file(file):
         raise CorpusError(f"'{file}' holds ids, and this model's tokenizer (kind {tokenizer.kind}) reads text; give a text")
-    chunks = read_chunks(Piece(file), CHUNK_BYTES)
+    chunks = read_chunks(Piece(file), CHUNK_BYTES, separator)
     beginning = next(chunks, None)
     data = b"" if beginning is None else beginning.data
     if check:
@@ -117,18 +122,21 @@ def file_text(file: Path, tokenizer: Tokenizer, *, check: Callable[[bytes], obje
 
 def _text_of(file: Path, chunks: Iterable[Chunk], tokenizer: Tokenizer) -> Text:
     packed, n_characters, n_bytes = bytearray(), 0, 0  # grows in place, where a list of arrays would be copied to be joined
+    dtype, starts = id_dtype(tokenizer.vocab_size), [np.empty(0, np.int64)]
     for batch in encode_chunks(chunks, tokenizer):
+        starts.append(batch.document_starts + len(packed) // dtype.itemsize)
         packed += batch.ids
         n_characters += batch.n_characters
         n_bytes += batch.n_bytes
-    ids = np.frombuffer(packed, id_dtype(tokenizer.vocab_size))
+    ids = np.frombuffer(packed, dtype)
     if len(ids) < 2:
         has = "1 token" if len(ids) == 1 else "no token"
         raise CorpusError(f"'{file}' has {has}; at least 2 are needed, because the first one is not predicted")
     if tokenizer.counts == "id":
         return Text(f"file {file}", ids, len(ids) - 1, None)
     first = tokenizer.decode([int(ids[0])])
-    return Text(f"file {file}", ids, *_predicted(first, n_characters, n_bytes))
+    sizes = _predicted(first, n_characters, n_bytes)
+    return Text(f"file {file}", ids, *sizes, document_starts=np.concatenate(starts))
 
 
 def warn_of_bytes(file: Path, kind: str) -> None:
@@ -246,7 +254,8 @@ class Opened:
         if file is not None:
             if split is not None or corpus is not None:
                 raise ConfigError("--file names a whole file; leave --split and --corpus out")
-            return file_text(file, self.tokenizer, check=check)
+            separator = EVERY_LINE if self.config.train.loss == "answer" else None
+            return file_text(file, self.tokenizer, check=check, separator=separator)
         if not self.is_run and corpus is None:
             raise ConfigError(f"'{self.source}' is a model without a corpus of its own; give --file or --corpus")
         return split_text(self.config, self.tokenizer, split=split, corpus=corpus, limit=limit)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -24,9 +25,12 @@ from tests import forked
 from tests.cli.conftest import Txl
 from tests.forked import Child
 from transformer_xl.checkpoint.run_directory import load
+from transformer_xl.cli.printers import BeamPrinter
 from transformer_xl.console import Bar
+from transformer_xl.data.tokenizers import ByteTokenizer
+from transformer_xl.generation.beam import Hypothesis, beam_search
 from transformer_xl.generation.decoder import Decoder
-from transformer_xl.generation.requests import text_seed
+from transformer_xl.generation.requests import Prompt, text_seed
 from transformer_xl.generation.session_file import describe_session
 from transformer_xl.model import room
 from transformer_xl.tensor_file import encode_tensors
@@ -433,6 +437,18 @@ def test_what_is_wrong_with_a_memory_is_said_and_the_file_stays(txl: Txl, workbe
         ("run --interactive --json", "--interactive writes one text as it comes"),
         ("run --stream --n 2", "--stream shows one text; with several, leave it out or add --json"),
         ("run --device gpu", "device 'gpu' cannot be used here"),
+        ("run --beams 0", "beams (0) must be at least 1"),
+        ("run --beams 2 -n 3", "n (3) must be between 1 and beams (2), because no more hypotheses are found"),
+        ("run --beams 2 --length-penalty nan", "length_penalty (nan) must be between -30 and 30"),
+        ("run --length-penalty 1", "--length-penalty compares the texts of a beam search; add --beams N"),
+        ("run --beams 2 --temperature 1 --seed 3 --bias a=2", "nothing by chance; leave --temperature, --seed, --bias out"),
+        ("run --beams 2 --stop the", "--stop ends a text at a string, which may end within a token; with --beams give --stop-"),
+        ("run --beams 2 --interactive", "--beams prints whole texts once they are found; leave --interactive out"),
+        ("run --beams 2 --memory new --stream", "once they are found; leave --memory, --stream out"),
+        ("run --beams 2 --json --logprobs 1", "once they are found; leave --logprobs out"),
+        ("run --beams 2 --out new.npy", "once they are found; leave --out out"),
+        ("run --beams 2 --stop-token 999", "stop token id 999 is outside the vocabulary"),
+        ("run --beams 2 --prompt-file empty.txt", "the prompt is empty; give at least one token"),
     ],
 )
 def test_errors_are_one_line_and_leave_nothing(txl: Txl, workbench: Path, command: str, complaint: str) -> None:
@@ -790,7 +806,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "generating.md"
 
 
 @pytest.mark.parametrize(
-    ("name", "languages"), [("generating.md", ["sh"] * 3 + ["python"] * 2), ("decoding.md", ["python"] * 3)]
+    ("name", "languages"), [("generating.md", ["sh"] * 4 + ["python"] * 3), ("decoding.md", ["python"] * 3)]
 )
 def test_the_examples_of_the_documents_run(txl: Txl, workbench: Path, name: str, languages: list[str]) -> None:
     Path("runs").mkdir()
@@ -928,3 +944,90 @@ def test_a_damaged_file_decides_nothing(txl: Txl, monkeypatch: pytest.MonkeyPatc
     complaint = txl(*command).complaint
     assert complaint.startswith("session 'book' is damaged or no session: its last 32 bytes are not the SHA-256 of those")
     assert complaint.count("book") == 1
+
+
+# beam search
+
+
+def test_beams_find_what_the_library_finds_and_print_the_best(txl: Txl, workbench: Path) -> None:
+    (workbench / "many.txt").write_text("the cat\nIt was\na\n")
+    options = ("--prompts", "many.txt", "--beams", "3", "-n", "2", "--tokens", "6", "--length-penalty", "0.5")
+    options += ("--stop-token", " ", "--bias", "e=-inf", "--batch-size", "2")
+    model, tokenizer = load(workbench / "run")
+    prompts = [tokenizer.encode(line) for line in ("the cat", "It was", "a")]
+    stop, banned = (tokenizer.encode(text).tolist() for text in (" ", "e"))
+    found = beam_search(
+        Decoder(model, batch_size=6), prompts, beams=3, n=2, max_new_tokens=6, stop_tokens=stop, banned_tokens=banned,
+        length_penalty=0.5,
+    )  # fmt: skip
+    told = lines(txl("generate", "run", *options, "--json").out)
+    assert {(line["prompt_index"], line["sample"]) for line in told} == set(itertools.product(range(3), range(2)))
+    for line in told:
+        each = found[line["prompt_index"]][line["sample"]]
+        assert line["prompt"] == ("the cat", "It was", "a")[line["prompt_index"]]
+        assert line["text"] == tokenizer.decode(each.tokens)
+        assert (line["tokens"], line["prompt_tokens"]) == (len(each.tokens), len(prompts[line["prompt_index"]]))
+        assert line["log_probability"] == pytest.approx(each.log_probability, abs=1e-3)
+        assert line["score"] == pytest.approx(each.score, abs=1e-3)
+        assert (line["finish"], line["stopped_by"]) == (("length", None) if each.stop_token is None else ("stop", stop[0]))
+    answer = txl("generate", "run", *options)
+    by_number = sorted(told, key=lambda line: (line["prompt_index"], line["sample"]))
+    assert answer.out == "".join(
+        f"=== {number} (score {line['score']:.3f}) ===\n{line['prompt']}{line['text']}\n"
+        for number, line in enumerate(by_number, start=1)
+    )
+    assert re.fullmatch(
+        r"searched for 3 prompts with 3 beams in [\d.]+ s \([\d.]+ s each\); fp32, not compiled \(.+\)", figures(answer.err)
+    )
+
+
+def test_one_beam_writes_what_temperature_0_writes(txl: Txl) -> None:
+    options = ("generate", "run", "--prompt", "the c", "--tokens", "20")
+    answer = txl(*options, "--beams", "1")
+    assert answer.out == txl(*options, "--temperature", "0").out
+    assert answer.out.startswith("the c")
+    assert "searched for 1 prompt with 1 beam in" in answer.err
+    assert txl(*options, "--beams", "1", "--quiet", "--no-echo").out == answer.out.removeprefix("the c")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_ctrl_c_keeps_what_a_search_has_found(
+    txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch, as_json: bool
+) -> None:
+    """The first two texts of three: one that is found sooner waits for the one before."""
+    (workbench / "many.txt").write_text("the cat\nIt was\na\n")
+    options = ("generate", "run", "--prompts", "many.txt", "--beams", "2", "--tokens", "9", "--batch-size", "2")
+    whole = txl(*options).out
+    interrupt(monkeypatch, step=10)
+    answer = txl(*options, *(["--json"] if as_json else []))
+    assert answer.status == 130
+    if as_json:
+        assert [line["prompt"] for line in lines(answer.out)] == ["the cat", "It was"]
+    else:
+        assert answer.out == whole[: whole.index("=== 3 (")]
+        assert figures(answer.err).startswith("interrupted; searched for 2 prompts with 2 beams in")
+
+
+def test_ctrl_c_prints_what_waited_for_a_text_that_is_not_found(
+    txl: Txl, workbench: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, on_found: Callable[[int, list[Hypothesis]], object], **__: Any) -> None:
+        on_found(1, [Hypothesis((97,), -1.0, -1.0)])
+        signal.raise_signal(signal.SIGINT)
+
+    (workbench / "many.txt").write_text("the\ncat\n")
+    monkeypatch.setattr("transformer_xl.generation.beam.beam_search", interrupted)
+    answer = txl("generate", "run", "--prompts", "many.txt", "--beams", "1")
+    assert (answer.status, answer.out) == (130, "=== 2 (score -1.000) ===\ncata\n")
+
+
+def test_a_text_that_is_found_sooner_waits_for_those_before(capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = [Prompt(np.array([65 + i]), {}, shown=True) for i in range(4)]
+    printer = BeamPrinter(prompts, ByteTokenizer(), n=1, echo=None, as_json=False)
+    out = []
+    for number in (1, 0, 3):
+        printer.found(number, [Hypothesis((97, 97), -1.5, -0.5)])
+        out.append(capsys.readouterr().out)
+    assert out == ["", "=== 1 (score -0.500) ===\nAaa\n=== 2 (score -0.500) ===\nBaa\n", ""]
+    printer.end()
+    assert capsys.readouterr().out == "=== 4 (score -0.500) ===\nDaa\n"

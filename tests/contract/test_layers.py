@@ -19,7 +19,7 @@ LAYERS = [
     {"checkpoint", "reading"},
     {"opening"},
     {"generation", "conversion"},
-    {"training", "huggingface", "onnx", "predicting", "surprisal"},
+    {"training", "huggingface", "onnx", "predicting", "surprisal", "translating"},
     {"cost", "compression"},
     {"analysis", "server", "lm_eval"},
     {"cli"},

@@ -36,6 +36,7 @@ OUR_OWN = {
     "quickstart",
     "scale-1b",
     "shakespeare-char",
+    "translate-en-de",
     "xlnet-quick",
     "xlnet-small",
 } | {f"{name}{rival}" for name in ("enwik8-small", "shakespeare-small", "wt2-small") for rival in ("", "-vanilla", "-lstm")}

@@ -178,6 +178,28 @@ def test_named_corpus_in_a_directory(tmp_path) -> None:
         find_corpus(DataConfig(corpus="pg19"))
 
 
+def test_two_languages_become_pairs_line_by_line(tmp_path) -> None:
+    """In both directions, from files that are packed or not; a tab inside a line would end the source."""
+    folder = tmp_path / "multi30k"
+    folder.mkdir()
+    for name in ("train", "val", "test_2016_flickr"):
+        (folder / f"{name}.en").write_bytes(f"a\t{name} \r\n\nb\n".encode())
+        (folder / f"{name}.de.xz").write_bytes(lzma.compress("ä\n\nö".encode()))
+    there, back = (
+        find_corpus(DataConfig(corpus=f"multi30k-{direction}", documents="lines"), search=[tmp_path], download=False)
+        for direction in ("en-de", "de-en")
+    )
+    assert _texts(there)["valid"] == "a val \tä\n\t\nb\tö\n"
+    assert _texts(back)["test"] == "ä\ta test_2016_flickr \n\t\nö\tb\n"
+    assert len(there.files) == len(set(there.files)) == 6 and there.fingerprint != back.fingerprint
+    (folder / "val.en").write_bytes(b"a\n")
+    with pytest.raises(CorpusError, match=r"val.en' ends before line 2, which '.*val.de.xz' has; they must have as many lines"):
+        list(there.chunks("valid"))
+    (folder / "val.en").unlink()
+    with pytest.raises(CorpusError, match=r"corpus 'multi30k-de-en' is in none of .*get train, val and test_2016_flickr from"):
+        find_corpus(DataConfig(corpus="multi30k-de-en"), search=[tmp_path], download=False)
+
+
 @pytest.mark.data
 def test_real_tiny_shakespeare_split() -> None:
     texts = _texts(real_corpus("tinyshakespeare"))

@@ -214,3 +214,34 @@ def test_positions_saved_before_there_were_orders_are_read() -> None:
     stream = _stream(100, batch_size=4, tgt_len=5)
     stream.load_state_dict({"epoch": 1, "segment": 2, "batch_size": 4, "tgt_len": 5, "n_tokens": 100})
     assert (stream.epoch, stream.position) == (1, 2)
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=9, max_size=80),
+    st.lists(st.integers(0, 80), unique=True).map(sorted),
+    st.sampled_from(["none", "documents"]),
+    st.integers(0, 8),
+)
+def test_only_what_follows_the_first_separator_of_a_document_is_learned(ids, begins, shuffle, n_step: int) -> None:
+    """Wherever reading begins, so that a resumed run learns from the same tokens."""
+    starts = np.array([begin for begin in begins if begin < len(ids)], np.int64)
+    layout = {"batch_size": 2, "tgt_len": 3, "document_starts": starts, "shuffle": shuffle}
+    text = np.array(ids, np.uint16)
+    plain, answers = SegmentStream(text, **layout), SegmentStream(text, **layout, separator=1)
+    epoch = [next(plain) for _ in range(plain.segments_per_epoch)]
+    order = plain._epoch_text() if shuffle == "none" else answers._epoch_text()
+    whole, new = order.read(0, len(ids))
+    learned, answered = np.zeros(len(ids), bool), False
+    for place in range(len(ids)):  # of each token, whether the one after it belongs to an answer
+        answered = (answered and place not in new) or whole[place] == 1
+        learned[place] = answered and place + 1 not in new
+    answers.load_state_dict({**answers.state_dict(), "segment": n_step % plain.segments_per_epoch})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_xl.data.streams._LOOK_BACK", 1)
+        segment = next(answers)
+    expected, first = epoch[n_step % plain.segments_per_epoch], n_step % plain.segments_per_epoch * 3
+    assert torch.equal(segment.ids, expected.ids) and torch.equal(segment.document_starts, expected.document_starts)
+    for lane in range(2):
+        begin = lane * ((len(ids) - 1) // 2) + first
+        labels = np.where(learned[begin : begin + 3], expected.labels[lane].numpy(), -100)
+        assert segment.labels[lane].tolist() == labels.tolist()

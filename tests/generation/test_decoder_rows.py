@@ -90,6 +90,51 @@ def test_the_other_rows_do_not_notice(kind: str) -> None:
         assert_go_on_alike(decoder, row, twin, row)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("lengths", [(3, 5, 0), (17, 1, 6), (40, 41, 9)])
+def test_rows_go_on_where_others_were_as_if_they_were_taken_and_put(kind: str, lengths: tuple[int, ...]) -> None:
+    """Also at once: what a row had read goes to another row although it is overwritten itself."""
+    moved, put = decoder_of(kind), decoder_of(kind)
+    for decoder in (moved, put):
+        decoder.feed([TEXT[row : row + n] for row, n in enumerate(lengths)])
+        decoder.step([1, 2, 3], active=[True, False, True])
+    states = [put.take(row) for row in range(3)]
+    for sources in ([1, 1, 2], [1, 2, 0], [0, 0, 2], [0, 1, 2], [2, 2, 2]):
+        moved.reorder(sources)
+        states = [states[source] for source in sources]
+        for row, state in enumerate(states):
+            put.put(row, state)
+        for row in range(3):
+            for name, x in moved.take(row).tensors.items():
+                assert torch.equal(put.take(row).tensors[name].nan_to_num(7), x.nan_to_num(7)), name
+        for tokens in ([3, 4, 5], [6, 6, 6]):
+            assert_same_bits(moved.step(tokens).full(), put.step(tokens).full())
+        states = [put.take(row) for row in range(3)]
+
+
+def test_a_row_goes_back_as_far_as_the_one_that_it_goes_on_from() -> None:
+    decoder = Decoder(tiny_model(shift="token"), batch_size=3, tgt_len=4)
+    decoder.feed([TEXT[:3], TEXT[:5], TEXT[:2]])
+    decoder.put(1, decoder.take(1))  # nothing is known any more of what lies before
+    assert [decoder.n_rewindable(row) for row in range(3)] == [3, 0, 2]
+    decoder.reorder([1, 2, 0])
+    assert [decoder.n_rewindable(row) for row in range(3)] == [0, 2, 3]
+
+
+def test_rows_that_cannot_be_gone_on_from_are_refused() -> None:
+    decoder = decoder_of()
+    decoder.feed([TEXT[:4], TEXT[4:6], TEXT[9:12]])
+    before = decoder.state_dict()
+    for sources, message in (
+        ([0, 1, 3], r"row \(3\) must be one of 0 … 2"),
+        ([-1, 1, 2], r"row \(-1\)"),
+        ([0, 1], "one for each"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            decoder.reorder(sources)
+    assert all(torch.equal(x, decoder.state_dict()[name]) for name, x in before.items())
+
+
 def test_a_state_holds_what_a_later_token_sees_and_no_more() -> None:
     decoder = decoder_of()
     feed(decoder, 1, TEXT[:100])

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from tests.reading.test_stream import KINDS, model_of
-from transformer_xl.errors import TrainingError
+from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.generation.decoder import Decoder
 from transformer_xl.reading.evaluation import Reading, evaluate
-from transformer_xl.reading.token_nats import SideBySide, nats_in_parts
+from transformer_xl.reading.token_nats import SideBySide, nats_in_parts, score_answers
 
 TEXTS = [np.array([(7 * i * i + 3 * i + n) % 13 for i in range(n)], np.int64) for n in (1, 2, 30, 5, 9, 2, 17, 4)]
 
@@ -41,6 +41,34 @@ def test_nats_that_are_no_numbers_are_refused() -> None:
         list(nats_in_parts(model, TEXTS, Reading(tgt_len=6, mem_len=model.mem_len)))
     with pytest.raises(TrainingError, match="nats in fp32 are not finite numbers; use --precision fp32"):
         SideBySide(model, batch_size=3, tgt_len=6).score(TEXTS)
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm", "al_rfou"])
+def test_answers_are_scored_document_by_document(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each alone is, from its first separator on; without memory, only that separator stands before an answer."""
+    monkeypatch.setattr("transformer_xl.reading.token_nats._DOCUMENTS", 3)
+    model, ids = model_of(kind), np.concatenate(TEXTS)
+    starts = np.cumsum([0, *map(len, TEXTS[:-1])])
+    reading = Reading(tgt_len=6, mem_len=model.mem_len, batch_size=2)
+    answers = [(text, int((text == 4).argmax())) for text in TEXTS if 4 in text[:-1]]
+    assert 2 < len(answers) < len(TEXTS) and any((text[n + 1 :] == 4).any() for text, n in answers)
+    expected = [SideBySide(model, batch_size=1, tgt_len=6).score([text], n_asked=[len(text) - n - 1])[0] for text, n in answers]
+    n_read: list[int] = []
+    score = score_answers(model, ids, starts, separator=4, reading=reading, on_tokens=n_read.append)
+    assert score.nats == pytest.approx(sum(float(each.nats.sum()) for each in expected), abs=1e-4)
+    assert score.tokens == sum(len(each.nats) for each in expected) == score.n_characters
+    assert sum(n_read) == len(ids) and len(n_read) == 3 and score.share == 1
+    of_some = score_answers(model, ids, starts, separator=4, reading=reading, limit=4)
+    assert of_some.tokens == sum(len(text) - n - 1 for text, n in answers if any(text is each for each in TEXTS[:3]))
+    assert of_some.share == len(np.concatenate(TEXTS[:3])) / len(ids)
+    if model.mem_len:
+        without = score_answers(model, ids, starts, separator=4, reading=reading.without_memory())
+        view = reading.without_memory().view(model)
+        alone = [SideBySide(view, batch_size=1, tgt_len=6).score([text[n:]])[0] for text, n in answers]
+        assert without.nats == pytest.approx(sum(float(each.nats.sum()) for each in alone), abs=1e-4)
+        assert without.tokens == score.tokens
+    with pytest.raises(CorpusError, match="no document of the text has an answer; write each as question, tab, answer"):
+        score_answers(model, ids, starts, separator=99, reading=reading)
 
 
 @pytest.mark.parametrize("kind", KINDS)

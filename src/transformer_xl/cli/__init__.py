@@ -27,6 +27,7 @@ from transformer_xl.cli import (
     seal,
     serve,
     train,
+    translate,
 )
 from transformer_xl.cli.mistakes import left_over, unknown_option
 from transformer_xl.cli.options import in_64_bits
@@ -67,6 +68,7 @@ app.command(explain.explain)
 app.command(hidden.hidden)
 app.command(generate.generate)
 app.command(predict.predict)
+app.command(translate.translate)
 app.command(compress.compress)
 app.command(compress.decompress)
 app.command(serve.serve)

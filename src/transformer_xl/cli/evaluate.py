@@ -108,6 +108,9 @@ def evaluate(
         txl eval runs/mine --per-token nats.tsv
         txl eval runs/mood --file test.tsv
 
+    Of a run that learned answers (train.loss=answer) it scores the answers alone,
+    each document by itself; without memory, they are read without questions.
+
     Of a fine-tuned run it says how often it is right about the texts of a file
     with labels. Default: the run's own file to test on, or else to validate on.
 
@@ -183,6 +186,13 @@ def evaluate(
             text = choice.text(opened)
             training_text = _training_text(opened, choice) if adapting.dynamic == "rms" else None
             mind_busy_cores(opened, quiet=not world.first)
+        if opened.config.predicts == "answer token":
+            own = {"dynamic": dynamic, "cache": cache, "per-token": per_token, "ext-len": ext_len}
+            if given := next((name for name, value in own.items() if value is not None), None):
+                raise ConfigError(f"--{given} is for streams; '{run}' has learned answers, and reads documents one by one")
+            asked = {"compare_memory": compare_memory, "quiet": quiet, "json_": json_}
+            _evaluate_answers(opened, text, reading, chosen, world, **asked)
+            return
         if not world.alone:
             model = opened.model.config.model_dump(mode="json")
             world.check_same(model=model, text=text.digest(), precision=chosen)
@@ -368,6 +378,48 @@ def _evaluate_targets(
     if without:
         worth = f"{without.loss - score.loss:z.4f} nats per target"
         print(f"without memory {without.loss:.4f} nats per target, with it {score.loss:.4f}: memory is worth {worth}")
+
+
+def _evaluate_answers(
+    opened: "Opened",
+    text: "Text",
+    reading: "Reading",
+    precision: Any,
+    world: "World",
+    *,
+    compare_memory: bool,
+    quiet: bool,
+    json_: bool,
+) -> None:
+    """Print how well a model predicts what follows the first tab of each document."""
+    from transformer_xl.reading.token_nats import score_answers
+
+    starts = text.document_starts
+    assert starts is not None  # no ids: these have no tab
+
+    def measure(reading: "Reading", what: str) -> "Score":
+        with progress(what, len(text.ids) // world.size, hidden=quiet or not world.first) as bar:
+            how = {"separator": opened.tokenizer.tab, "precision": precision, "on_tokens": bar.advance, "world": world}
+            return score_answers(opened.model, text.ids, starts, reading=reading, **how)
+
+    score = measure(reading, "scoring")
+    with world.agreed():
+        if not math.isfinite(score.loss):
+            raise TrainingError(f"the loss of '{opened.source}' in {precision} is not a finite number; {score.doubt}")
+    without = measure(reading.without_memory(), "scoring without questions") if compare_memory else None
+    if not world.first:
+        return
+    if json_:
+        figures = [each and {"answer_tokens": each.tokens, "nats": each.nats, "loss": each.loss} for each in (score, without)]
+        facts = {"run": opened.source, "text": text.what, "precision": precision, "reading": vars(reading)}
+        print(json.dumps({**facts, "seconds": score.seconds, **(figures[0] or {}), "without_memory": figures[1]}))
+        return
+    how = f"each document by itself, {opened.model.config.reads_with(reading.mem_len)}, {precision}"
+    print(f"{text.what}, {how}: {score.tokens:,} answer tokens in {score.seconds:.1f} s")
+    print(f"  {score.in_words('answer token')}, perplexity {score.ppl:.2f}")
+    if without:
+        worth = f"{without.loss - score.loss:z.4f} nats per answer token"
+        print(f"without memory of the question {without.loss:.4f}, with it {score.loss:.4f}: memory is worth {worth}")
 
 
 def _print(score: "Score", what: str, unit: str) -> None:

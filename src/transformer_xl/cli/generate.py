@@ -2,6 +2,7 @@
 
 import hashlib
 import sys
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,6 +10,7 @@ from cyclopts import Parameter
 
 from transformer_xl.cli.generate_options import (
     MACHINE,
+    Beams,
     Choice,
     Length,
     Machine,
@@ -19,7 +21,7 @@ from transformer_xl.cli.generate_options import (
     refuse,
 )
 from transformer_xl.cli.options import Opening, mind_busy_cores
-from transformer_xl.console import say, warn
+from transformer_xl.console import progress, say, warn
 from transformer_xl.errors import ConfigError, room_for
 from transformer_xl.generation.requests import Prompt
 
@@ -47,6 +49,7 @@ def generate(
     source: PromptSource = PromptSource(),
     length: Length = Length(),
     choice: Choice = Choice(),
+    beam: Beams = Beams(),
     output: Output = Output(),
     remembered: Remembered = Remembered(),
     machine: Machine = Machine(),
@@ -60,6 +63,7 @@ def generate(
         cat chapter1.txt | txl generate runs/mine --temperature 0
         txl generate runs/mine --prompt "It was" -n 5 --min-p 0.05
         txl generate runs/mine --prompts many.jsonl --json > texts.jsonl
+        txl generate runs/mine --prompts many.txt --beams 4 --stop-token "."
         txl generate runs/mine --prompt-file book.txt --tokens 0 --memory book
         txl generate runs/mine --prompt "In the end" --memory book --read-only
         txl generate runs/mine --prompts many.txt --memory book --read-only
@@ -78,12 +82,15 @@ def generate(
         source: what to go on from.
         length: how much to write.
         choice: how tokens are chosen.
+        beam: how texts are searched.
         output: what is printed.
         remembered: what is remembered from call to call.
         machine: how it is computed.
         opening: how the run is opened.
     """
-    options = Options(run, source, length, choice, output, remembered, machine, opening)
+    options = Options(run, source, length, choice, beam, output, remembered, machine, opening)
+    if beam.beams is not None:
+        sys.exit(130 if _search(options, beam.beams) else 0)
     file = remembered.existing_file()
     from transformer_xl.generation.requests import fresh_seed
     from transformer_xl.world import joined
@@ -177,7 +184,8 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
         their_mem_len, their_precision = options.remembered.read_with(file, opened.model)
         mem_len = _agreed("--mem-len", mem_len, their_mem_len, file)
         precision = _agreed("--precision", None if precision == "auto" else precision, their_precision, file) or precision
-    n_row = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))
+    at_once = 1 if options.remembered.memory is not None else min(options.machine.batch_size or _DEFAULT_ROWS, max(1, n_text))
+    n_row = at_once * (options.beam.beams or 1)
     texts = f"{n_row:,} texts side by side" if n_row > 1 else "a text"
     quiet = options.output.quiet or not first
     what = f"{texts}, looking back {mem_len or opened.model.mem_len:,} tokens,"
@@ -188,9 +196,53 @@ def _open_decoder(options: Options, opened: "Opened", file: "Path | None", *, n_
             mem_len=mem_len,
             precision=precision or "fp32",
             compile={"auto": "auto", "yes": True, "no": False}[options.machine.compile],
-            expected_tokens=_INTERACTIVE_TOKENS if options.source.interactive else options.length.tokens * (n_text // n_row),
+            expected_tokens=_INTERACTIVE_TOKENS if options.source.interactive else options.length.tokens * (n_text // at_once),
             on_compile=lambda: say("compiling the model; this takes some seconds", quiet=quiet),
         )
+
+
+def _search(options: Options, beams: int) -> bool:
+    """Search for the likeliest texts, and print them; return whether it was interrupted."""
+    from transformer_xl.cli.printers import BeamPrinter, describe_decoder
+    from transformer_xl.generation.beam import Hypothesis, beam_search
+    from transformer_xl.generation.job import Interrupts
+
+    output, length, penalty = options.output, options.length, options.beam.length_penalty
+    opened = options.opening.open(options.run)
+    tokenizer = opened.tokenizer
+    stop, banned = length.stopping(tokenizer).tokens, options.choice.sampling(tokenizer).logit_bias
+    prompts = options.source.read(tokenizer, goes_on=False)
+    mind_busy_cores(opened)
+    decoder = _open_decoder(options, opened, None, n_text=len(prompts), first=True)
+    printer = BeamPrinter(prompts, tokenizer, n=length.n, echo=output.echo, as_json=output.json_)
+    n_found, begin, shows = 0, time.perf_counter(), sys.stdout.isatty() or len(prompts) == 1
+    with Interrupts() as interrupts, progress("searching", len(prompts), unit="texts", hidden=output.quiet or shows) as bar:
+
+        def on_found(number: int, found: list[Hypothesis]) -> None:
+            nonlocal n_found
+            n_found += 1
+            printer.found(number, found)
+            bar.advance()
+
+        beam_search(
+            decoder,
+            [prompt.ids for prompt in prompts],
+            beams=beams,
+            max_new_tokens=length.tokens,
+            n=length.n,
+            stop_tokens=stop,
+            banned_tokens=banned,
+            length_penalty=1.0 if penalty is None else penalty,
+            on_found=on_found,
+            interrupted=lambda: interrupts.noted,
+        )
+    printer.end()
+    seconds = time.perf_counter() - begin
+    prompt_s, beam_s = (f"{n:,} {word}{'s' if n != 1 else ''}" for n, word in ((n_found, "prompt"), (beams, "beam")))
+    line = f"searched for {prompt_s} with {beam_s} in {seconds:.2f} s ({seconds / max(n_found, 1):.3f} s each)"
+    line = f"{'interrupted; ' if interrupts.noted else ''}{line}; {describe_decoder(decoder)}"
+    say(line, quiet=output.quiet or output.json_)
+    return interrupts.noted
 
 
 def _agreed(option: str, own: Any, theirs: Any, file: "Path") -> Any:

@@ -1,6 +1,7 @@
 """The options of `txl generate` in groups, with their checks and meanings."""
 
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from transformer_xl.cli.prompts import STDIN, beginning, check_there, from_file,
 from transformer_xl.console import say
 from transformer_xl.data.text_files import kind_of_file
 from transformer_xl.errors import CheckpointError, ConfigError, TokenizerError
-from transformer_xl.generation.requests import Prompt, check_seed
+from transformer_xl.generation.requests import Prompt, check_beams, check_seed
 from transformer_xl.generation.sampling_settings import SamplingSettings
 from transformer_xl.process import is_alone
 
@@ -125,7 +126,10 @@ class Length:
         return stopping
 
 
-@Parameter(name="*", group=Group("How tokens are chosen", sort_key=3))
+_CHOICE = Group("How tokens are chosen", sort_key=3)
+
+
+@Parameter(name="*", group=_CHOICE)
 @dataclass(frozen=True)
 class Choice:
     """How tokens are chosen.
@@ -162,6 +166,13 @@ class Choice:
         if self.seed is not None:
             check_seed(self.seed)
 
+    @property
+    def draws(self) -> list[str]:
+        """The options that are set and say how tokens are drawn: all but a ban."""
+        names = [name for name, value in vars(self).items() if name != "bias" and value != getattr(Choice(), name)]
+        names += ["bias"] if any(value > -math.inf for _, value in self._biases()) else []
+        return [f"--{name.replace('_', '-')}" for name in names]
+
     def _biases(self) -> Iterator[tuple[str, float]]:
         for text in self.bias or []:
             token, equals, number = text.rpartition("=")
@@ -181,6 +192,46 @@ class Choice:
         sampling = Sampling(**self.settings, logit_bias=biases)
         sampling.check(tokenizer.vocab_size)
         return sampling
+
+
+@Parameter(name="*", group=_CHOICE)
+@dataclass(frozen=True)
+class Beams:
+    """How texts are searched.
+
+    Args:
+        beams: search for the likeliest texts and keep this many at each token, instead of drawing tokens; -n shows several.
+        length_penalty: with --beams: compare texts by log P / ((5 + tokens) / 6)^NUMBER; higher prefers longer. Default: 1.
+    """
+
+    beams: int | None = None
+    length_penalty: float | None = None
+
+    def check(self, options: "Options") -> None:
+        """Refuse what a search does not do."""
+        refuse(
+            self.beams is None and self.length_penalty is not None,
+            "--length-penalty compares the texts of a beam search; add --beams N",
+        )
+        if self.beams is None:
+            return
+        length, output, draws = options.length, options.output, ", ".join(options.choice.draws)
+        check_beams(self.beams, length.n, 1.0 if self.length_penalty is None else self.length_penalty)
+        refuse(bool(draws), f"--beams draws nothing by chance; leave {draws} out (--bias TOKEN=-inf bans a token)")
+        refuse(
+            bool(length.stop),
+            "--stop ends a text at a string, which may end within a token; with --beams give --stop-token TOKEN",
+        )
+        given = {
+            "--interactive": options.source.interactive,
+            "--memory": options.remembered.memory is not None,
+            "--stream": bool(output.stream),
+            "--logprobs": output.logprobs is not None,
+            "--out": output.out is not None,
+        }
+        unfit = ", ".join(name for name, is_given in given.items() if is_given)
+        refuse(bool(unfit), f"--beams prints whole texts once they are found; leave {unfit} out")
+        refuse(not is_alone(), "--beams is for one process; start txl generate without torchrun")
 
 
 @Parameter(name="*", group=Group("What is printed", sort_key=4))
@@ -290,6 +341,7 @@ class Options:
     source: PromptSource
     length: Length
     choice: Choice
+    beam: Beams
     output: Output
     remembered: Remembered
     machine: Machine
@@ -337,6 +389,7 @@ class Options:
         )
         source.check()
         self.choice.check()
+        self.beam.check(self)
         self.length.check()
         check_run(self.run)
 

@@ -107,15 +107,34 @@ def predict(
     with prediction_file(out, origin, resume=resume) as (lines, n_kept):
         if total is not None and n_kept > total:
             raise ConfigError(f"'{out}' has {n_kept:,} lines, more than there are texts ({total:,}); choose another --out")
-        _write(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
+        write_lines(found(n_kept), lines, out, n_kept=n_kept, total=total, quiet=quiet)
 
 
-def _write(found: Iterator[str], lines: BinaryIO, out: Path, *, n_kept: int, total: int | None, quiet: bool) -> None:
-    """Write each line as soon as it is known, so that whatever ends this process costs at most a window of texts."""
+def write_lines(
+    found: Iterator[str],
+    lines: BinaryIO,
+    out: Path,
+    *,
+    n_kept: int,
+    total: int | None,
+    quiet: bool,
+    what: str = "predicting",
+) -> None:
+    """Write each line as soon as it is known, so that whatever ends this process costs at most a window of texts.
+
+    Args:
+        found: lines with their ends.
+        lines: the open file.
+        out: its name.
+        n_kept: how many lines it has already.
+        total: how many it will have; None: nobody knows.
+        quiet: show nothing.
+        what: what is done, for people.
+    """
     begin, n_done = time.perf_counter(), 0
     try:
         with progress(unit="texts", hidden=quiet) as bar:
-            bar.begin("predicting", total, done=n_kept)
+            bar.begin(what, total, done=n_kept)
             for line in found:
                 lines.write(line.encode("utf-8", "replace"))
                 lines.flush()

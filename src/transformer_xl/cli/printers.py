@@ -3,7 +3,7 @@
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,10 @@ from transformer_xl.files import check_file, replace_file, whole_file
 
 if TYPE_CHECKING:
     from transformer_xl.data.tokenizers import Tokenizer
+    from transformer_xl.generation.beam import Hypothesis
     from transformer_xl.generation.decoder import Decoder
     from transformer_xl.generation.job import Sample
-    from transformer_xl.generation.requests import Chosen, Finished
+    from transformer_xl.generation.requests import Chosen, Finished, Prompt
     from transformer_xl.world import World
 
 _BAR_FROM = 4096
@@ -38,7 +39,7 @@ class StreamPrinter:
 
     def begin(self, text: "Sample") -> None:
         """Show the prompt, if `echo` asks for it."""
-        self._show(_echoed(text, self._echo, self._tokenizer))
+        self._show(_echoed(text.prompt, self._echo, self._tokenizer))
 
     def token(self, text: "Sample", chosen: "Chosen") -> None:
         """Show what the token adds."""
@@ -66,7 +67,7 @@ class TextPrinter:
 
     def begin(self, text: "Sample") -> None:
         """Begin with the prompt, if `echo` asks for it."""
-        self._pieces[text.number] = [_echoed(text, self._echo, self._tokenizer)]
+        self._pieces[text.number] = [_echoed(text.prompt, self._echo, self._tokenizer)]
 
     def token(self, text: "Sample", chosen: "Chosen") -> None:
         """Keep what the token adds."""
@@ -133,6 +134,50 @@ class JsonPrinter:
     def _print(self, line: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
+
+
+class BeamPrinter:
+    """Prints what a beam search finds: texts in the order of their prompts, JSON lines as they are found."""
+
+    def __init__(
+        self, prompts: "Sequence[Prompt]", tokenizer: "Tokenizer", *, n: int, echo: bool | None, as_json: bool
+    ) -> None:
+        self._prompts, self._tokenizer, self._n, self._echo, self._as_json = prompts, tokenizer, n, echo, as_json
+        self._waiting: dict[int, str] = {}
+        self._next = 0
+
+    def found(self, number: int, hypotheses: "Sequence[Hypothesis]") -> None:
+        """Take the hypotheses of one prompt, and show all that are next in order."""
+        lines = [self._one(number, sample, hypothesis) for sample, hypothesis in enumerate(hypotheses)]
+        if self._as_json:
+            sys.stdout.write("".join(lines))
+            sys.stdout.flush()
+            return
+        self._waiting[number] = "".join(lines)
+        while self._next in self._waiting:
+            show(self._waiting.pop(self._next))
+            self._next += 1
+
+    def end(self) -> None:
+        """Show what still waits for prompts whose search was interrupted."""
+        for number in sorted(self._waiting):
+            show(self._waiting[number])
+
+    def _one(self, number: int, sample: int, hypothesis: "Hypothesis") -> str:
+        from transformer_xl.generation.stopping import Transcript
+
+        prompt = self._prompts[number]
+        transcript = Transcript(self._tokenizer, prompt.ids)
+        text = "".join([*(transcript.push(token) for token in hypothesis.tokens), transcript.finish()])
+        if self._as_json:
+            line = {"prompt_index": number, "sample": sample, **prompt.origin, "text": text, "prompt_tokens": len(prompt.ids)}
+            line |= {"tokens": len(hypothesis.tokens), "log_probability": round(hypothesis.log_probability, 6)}
+            line |= {"score": round(hypothesis.score, 6), "finish": "length" if hypothesis.stop_token is None else "stop"}
+            return json.dumps(line | {"stopped_by": hypothesis.stop_token}) + "\n"
+        whole = _echoed(prompt, self._echo, self._tokenizer) + text
+        is_one = len(self._prompts) * self._n == 1
+        head = "" if is_one else f"=== {number * self._n + sample + 1} (score {hypothesis.score:.3f}) ===\n"
+        return f"{head}{whole}" + ("" if whole[-1:] in ("\n", "") else "\n")
 
 
 class FilePrinter:
@@ -213,12 +258,12 @@ def gathered_output(world: "World") -> Iterator[None]:
         show("".join(outputs))
 
 
-def _echoed(text: "Sample", echo: bool | None, tokenizer: "Tokenizer") -> str:
+def _echoed(prompt: "Prompt", echo: bool | None, tokenizer: "Tokenizer") -> str:
     """Return the prompt as the model reads it, or nothing if it is not echoed; by default, a typed prompt is.
 
     If it ends within a character, the text completes it.
     """
-    if not (text.prompt.shown if echo is None else echo):
+    if not (prompt.shown if echo is None else echo):
         return ""
     decoder = tokenizer.stream()
-    return "".join([decoder.push(token) for token in text.prompt.ids.tolist()])
+    return "".join([decoder.push(token) for token in prompt.ids.tolist()])

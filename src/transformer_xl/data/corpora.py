@@ -339,7 +339,7 @@ def _named(config: DataConfig, directories: list[Path], *, download: bool) -> Co
     splits = found
     return Corpus(
         name,
-        files=list(dict.fromkeys(piece.path for split in SPLITS for piece in splits[split])),
+        files=list(dict.fromkeys(path for split in SPLITS for piece in splits[split] for path in piece.paths)),
         plan=lambda: splits,
         document_separator=config.separator,
         canonical=canonical,
@@ -399,7 +399,10 @@ def _pieces(split: SplitFiles, folder: Path) -> tuple[Piece, ...]:
     for name in split.files:
         for ending in ("", *COMPRESSED):
             if files := sorted(file for file in folder.glob(name + ending) if file.is_file()):
-                return tuple(Piece(file.absolute(), split.start, split.stop) for file in files)
+                if not split.translations:
+                    return tuple(Piece(file.absolute(), split.start, split.stop) for file in files)
+                beside = _pieces(SplitFiles(split.translations), folder)
+                return tuple(Piece(file.absolute(), translation=other.path) for file, other in zip(files, beside, strict=False))
     return ()
 
 

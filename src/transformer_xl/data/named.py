@@ -41,6 +41,8 @@ class SplitFiles:
         start: first byte of the split in the file.
         stop: the byte after the last one; None means the end of the file.
         sha256: of the decompressed file; None if only the archive's is known.
+        translations: usual names of a file with the second language, line by line; each line of the split is then a pair,
+            divided by a tab.
     """
 
     files: tuple[str, ...]
@@ -49,6 +51,7 @@ class SplitFiles:
     start: int = 0
     stop: int | None = None
     sha256: str | None = None
+    translations: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,18 @@ def _hundred_million(name: str, sha256: str | None) -> dict[SplitName, SplitFile
         "valid": SplitFiles(files, 5 * million, None, 90 * million, 95 * million, sha256),
         "test": SplitFiles(files, 5 * million, None, 95 * million, None, sha256),
     }
+
+
+def _multi30k(source: str, target: str) -> NamedCorpus:
+    """Return one direction of Multi30k, task 1: a sentence, a tab and its translation in each line."""
+    files = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
+    return NamedCorpus(
+        description=f"29,000 captions of pictures with their translations, {source} to {target}; test is that of 2016",
+        terms="captions and translations CC BY-NC-SA 4.0; pictures are not needed",
+        splits={split: SplitFiles((f"{name}.{source}",), translations=(f"{name}.{target}",)) for split, name in files.items()},
+        folders=("multi30k",),
+        how_to_get="get train, val and test_2016_flickr from data/task1/raw of https://github.com/multi30k/dataset",
+    )
 
 
 _TINYSHAKESPEARE = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -238,6 +253,8 @@ NAMED: dict[str, NamedCorpus] = {
             ),
         ),
     ),
+    "multi30k-en-de": _multi30k("en", "de"),
+    "multi30k-de-en": _multi30k("de", "en"),
     "pg19": NamedCorpus(
         description="28,752 books of Project Gutenberg published before 1919, 11 GB",
         terms="public domain; compilation Apache 2.0",

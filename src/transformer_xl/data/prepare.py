@@ -411,8 +411,10 @@ def _write_split(
 ) -> list[Shard]:
     encode = partial(encode_chunks, tokenizer=tokenizer, n_workers=n_workers, tokenizer_path=directory / _TOKENIZER)
     pieces = corpus.splits[split]
-    known = tokenizer.kind != "ids" and all(stop is not None or path.suffix not in COMPRESSED for path, _, stop in pieces)
-    total = sum((path.stat().st_size if stop is None else stop) - start for path, start, stop in pieces) if known else None
+    plain = (each.stop is not None or not any(path.suffix in COMPRESSED for path in each.paths) for each in pieces)
+    known = tokenizer.kind != "ids" and all(plain)
+    sizes = (sum(path.stat().st_size for path in each.paths) if each.stop is None else each.stop for each in pieces)
+    total = sum(sizes) - sum(each.start for each in pieces) if known else None
     with console.progress(f"encoding {split}", total, unit="bytes", hidden=not progress) as bar:
         chunks = corpus.ids(split, tokenizer) if isinstance(tokenizer, IdTokenizer) else corpus.chunks(split)
         shards = write_shards(directory, split, chunks, encode, tokenizer=tokenizer.fingerprint, on_bytes=bar.advance)

@@ -10,6 +10,9 @@ that a model's memory of a lane is exactly the text before its next segment:
 Each lane has n = (len(ids) - 1) // batch_size tokens. The last n % tgt_len tokens of each lane, and fewer than batch_size
 tokens at the very end, are not read.
 
+A stream may leave out questions: then a label is -100 unless a separator stands before it in its document, so that only answers
+are learned from. Whether one does is looked up in the text, so that every place can be gone to.
+
 If documents are shuffled, each epoch cuts another text into lanes: the documents one after another in a new random order.
 """
 
@@ -24,6 +27,11 @@ import torch
 from transformer_xl.data.order import PlainText, Shuffle, ShuffledText, TokenIds
 from transformer_xl.errors import ConfigError, CorpusError
 
+NOT_LEARNED = -100
+"""The label of a token that is not learned from, torch's `ignore_index`."""
+
+_LOOK_BACK = 64  # tokens; a sentence usually has fewer
+
 _ORDER = ("shuffle", "seed", "n_documents")
 """Parts of the state that only a shuffled text has."""
 
@@ -34,7 +42,7 @@ class Segment:
 
     Attributes:
         ids: (B, T) int64.
-        labels: (B, T) int64, the token after each of `ids`.
+        labels: (B, T) int64, the token after each of `ids`; -100 where it is not learned from.
         document_starts: (B, T) bool, True where a new document begins at that token of `ids`.
     """
 
@@ -199,6 +207,7 @@ class SegmentStream(Lanes):
         shuffle: none: the text as stored; documents: documents in a new random order in each epoch; shards: shards in a random
             order, and documents in a random order inside each.
         seed: seed of the random orders.
+        separator: id after which a document's answer begins, which alone is learned from; None: all is.
 
     Raises:
         ConfigError: world_size does not divide batch_size, or sizes that are not positive.
@@ -225,6 +234,7 @@ class SegmentStream(Lanes):
         world_size: int = 1,
         shuffle: Shuffle = "none",
         seed: int = 0,
+        separator: int | None = None,
     ) -> None:
         super().__init__(
             ids,
@@ -236,6 +246,7 @@ class SegmentStream(Lanes):
             shuffle=shuffle,
             seed=seed,
         )
+        self._separator = separator
         self._lane_len = (len(ids) - 1) // batch_size
         if self._lane_len < tgt_len:
             raise CorpusError(
@@ -252,11 +263,37 @@ class SegmentStream(Lanes):
     def __next__(self) -> Segment:
         tokens = np.empty((len(self._rows), self._tgt_len + 1), np.int64)
         documents = np.zeros((len(self._rows), self._tgt_len), bool)
+        learned = np.ones((len(self._rows), self._tgt_len), bool)
         text = self._epoch_text()
         for lane, row in enumerate(self._rows):
             begin = row * self._lane_len + self._position * self._tgt_len
             tokens[lane], starts = text.read(begin, begin + self._tgt_len + 1)
             documents[lane, starts[starts < self._tgt_len]] = True
+            if self._separator is not None:
+                learned[lane] = _in_answers(text, begin, begin + self._tgt_len, self._separator)
         self._move_on()
         both = torch.from_numpy(tokens)
-        return Segment(both[:, :-1].contiguous(), both[:, 1:].contiguous(), torch.from_numpy(documents))
+        labels = both[:, 1:].where(torch.from_numpy(learned), NOT_LEARNED)
+        return Segment(both[:, :-1].contiguous(), labels, torch.from_numpy(documents))
+
+
+def _in_answers(text: PlainText | ShuffledText, begin: int, end: int, separator: int) -> np.ndarray:
+    """Return for each place from `begin` on whether the token after it belongs to an answer, bool (end - begin,).
+
+    As much of the text before them is read as tells what the first place belongs to.
+    """
+    n_before = _LOOK_BACK
+    while True:
+        first = max(0, begin - n_before)
+        ids, starts = text.read(first, end + 1)
+        tells = np.append(starts, np.flatnonzero(ids == separator)) <= begin - first
+        if first == 0 or tells.any():
+            break
+        n_before *= 2
+    is_start = np.zeros(len(ids), bool)
+    is_start[starts] = True
+    places = np.arange(len(ids))
+    last_start = np.maximum.accumulate(np.where(is_start, places, 0))
+    last_separator = np.maximum.accumulate(np.where(ids == separator, places, -1))
+    answered = (last_separator >= last_start)[:-1] & ~is_start[1:]
+    return answered[begin - first :]

@@ -10,6 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,7 @@ CONVERT = "convert it (if it is Latin-1: iconv -f LATIN1 -t UTF-8)"
 """The remedy for text in another encoding than UTF-8."""
 
 BLOCK_BYTES = 1 << 18
+_PAIRS = 1 << 10  # lines joined at once
 _MOST_GROWTH = 200
 """A compressed file that grows more is refused: text becomes 3 to 20 times as long, zeros 1,000 times or more."""
 
@@ -35,11 +37,20 @@ _ZST_INPUT_BYTES = 1 << 10  # small, because a malicious file may fill 32 kB wit
 
 
 class Piece(NamedTuple):
-    """A byte range of a file's decompressed content; `stop=None` means to the end."""
+    """A byte range of a file's decompressed content; `stop=None` means to the end.
+
+    With a `translation`, a file with as many lines, the content is pairs of lines, divided by a tab.
+    """
 
     path: Path
     start: int = 0
     stop: int | None = None
+    translation: Path | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """All files of it."""
+        return (self.path,) if self.translation is None else (self.path, self.translation)
 
 
 class Chunk(NamedTuple):
@@ -84,8 +95,11 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
     """Yield the bytes of a piece in blocks of bounded size.
 
     Raises:
-        CorpusError: the file vanished, is unreadable or damaged, or ends before `piece.stop`.
+        CorpusError: the file vanished, is unreadable or damaged, or ends before `piece.stop`, or before its translation.
     """
+    if piece.translation is not None:
+        yield from _pairs(piece.path, piece.translation)
+        return
     position = 0 if piece.path.suffix in COMPRESSED else piece.start  # only plain files can be opened in the middle
     with readable_errors(piece.path):
         most = _most_content(piece.path)
@@ -106,6 +120,27 @@ def read_blocks(piece: Piece) -> Iterator[bytes]:
             f"'{piece.path}' ends at byte {position}, but should have {piece.stop}; "
             "it is incomplete or was changed while being read"
         )
+
+
+def _pairs(path: Path, translation: Path) -> Iterator[bytes]:
+    """Yield lines of two files with a tab between them; a tab inside a line becomes a space."""
+    both = enumerate(zip_longest(*(read_lines(Piece(each)) for each in (path, translation))), start=1)
+    while block := list(islice(both, _PAIRS)):
+        for number, (line, other) in block:
+            if line is None or other is None:
+                short, long = (path, translation) if line is None else (translation, path)
+                raise CorpusError(f"'{short}' ends before line {number}, which '{long}' has; they must have as many lines")
+        yield b"".join(b"%b\t%b\n" % tuple(line.replace(b"\t", b" ") for line in pair) for _, pair in block)
+
+
+def read_lines(piece: Piece) -> Iterator[bytes]:
+    r"""Yield the lines of a piece without their ends, `\n` or `\r\n`."""
+    rest = b""
+    for block in read_blocks(piece):
+        *lines, rest = (rest + block).split(b"\n")
+        yield from (line.removesuffix(b"\r") for line in lines)
+    if rest:
+        yield rest.removesuffix(b"\r")
 
 
 def content_size(path: Path) -> int:

@@ -88,6 +88,20 @@ class Tokenizer(ABC):
                     return text
         return ""
 
+    @cached_property
+    def tab(self) -> int:
+        """The id of a tab, after which a document's answer begins.
+
+        Raises:
+            TokenizerError: a tab has no id of its own.
+        """
+        ids: list[int] = []
+        with suppress(TokenizerError):
+            ids = self.encode("\t").tolist()
+        if len(ids) != 1 or self.piece(ids[0]) != b"\t":
+            raise TokenizerError(f"a tokenizer of kind {self.kind} has no id for a tab, after which answers begin; use bpe")
+        return ids[0]
+
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of `text`, shape (n,), int64.

@@ -391,6 +391,21 @@ class Decoder:
         self._stream.put(row, rest)
         self._hidden = hidden
 
+    def reorder(self, sources: Ids) -> None:
+        """Let each row go on from what another row has read, all at once; much faster than `take` and `put`.
+
+        Args:
+            sources: integers (B,), for each row the one that it goes on from, itself if it stays; several may go on from one.
+
+        Raises:
+            ValueError: not one row that exists for each row; all are then as they were.
+        """
+        rows_B = one_id_per_row(sources, self.batch_size).cpu()
+        for row in rows_B.tolist():
+            self._check_row(row)
+        self._stream.reorder(rows_B)
+        self._hidden = self._hidden[rows_B.to(self._hidden.device)]
+
     def n_rewindable(self, row: int) -> int:
         """Return by how many tokens a row can go back now; see `rewind`."""
         self._check_row(row)

@@ -161,8 +161,11 @@ class Scores:
         if not 1 <= n <= self.vocab_size:
             raise ConfigError(f"the {n} likeliest tokens of {self.vocab_size} were asked for; ask for 1 … {self.vocab_size}")
         rows = self._checked(rows)
-        leading = [likeliest(self.row(row), n) for row in rows]
-        values, ids = (torch.from_numpy(np.stack(parts)) for parts in zip(*leading, strict=True))
+        found = _best_of_rows(torch.from_numpy(self._head[list(rows)]), n) if self._tails.shape[1] == 0 else None
+        if found is None:
+            leading = [likeliest(self.row(row), n) for row in rows]
+            found = tuple(torch.from_numpy(np.stack(parts)) for parts in zip(*leading, strict=True))
+        values, ids = found
         return values - self._normalizers(rows).unsqueeze(1), ids
 
     def known(self, row: int) -> np.ndarray | None:
@@ -211,6 +214,22 @@ def likeliest(row: RowScores, n: int) -> tuple[np.ndarray, np.ndarray]:
         more, places = _best(row.cluster(i), n)
         values, ids = _ranked(np.concatenate([values, more]), np.concatenate([ids, places + row.borders[i]]), n)
     return values, ids
+
+
+def _best_of_rows(scores_RV: Tensor, n: int) -> tuple[Tensor, Tensor] | None:
+    """Return what `likeliest` finds in each row, for all rows at once; None if some scores are not numbers."""
+    best_Rn = scores_RV.topk(n).values  # which of equal ones topk takes is not defined, but NaN comes first
+    if best_Rn[:, 0].isnan().any():
+        return None
+    least_R1 = best_Rn[:, -1:]
+    kept_RV = scores_RV >= least_R1
+    if int(kept_RV.sum()) != n * len(scores_RV):
+        equal_RV = scores_RV == least_R1
+        n_equal_R1 = n - (kept_RV & ~equal_RV).sum(1, keepdim=True)
+        kept_RV &= ~equal_RV | (equal_RV.cumsum(1) <= n_equal_R1)
+    ids_Rn = kept_RV.nonzero()[:, 1].view(-1, n)
+    values_Rn, order_Rn = scores_RV.gather(1, ids_Rn).sort(dim=1, descending=True, stable=True)
+    return values_Rn, ids_Rn.gather(1, order_Rn)
 
 
 def by_cluster(borders: Sequence[int], ids: Iterable[int]) -> dict[int, list[int]]:

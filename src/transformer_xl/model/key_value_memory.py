@@ -106,6 +106,25 @@ class KeyValueMemory:
         for buffer in (*self.inputs, self.tokens, self.end, self.n_valid):
             buffer.index_fill_(0, index, 0)
 
+    def reorder(self, sources: Tensor) -> None:
+        """Copy rows over others in place, all at once.
+
+        Args:
+            sources: int64 (B,), for each row the one that it goes on from; itself where nothing changes.
+        """
+        to = (sources != torch.arange(self.batch_size, device=sources.device)).nonzero().squeeze(1)
+        of = sources[to]
+        for buffer in (*self.inputs, self.tokens, self.end, self.n_valid):
+            buffer[to] = buffer[of]
+        if len(to) == 0:
+            return
+        end, n_valid = self.end[of], self.n_valid[of]
+        # of a ring that is not full yet, no query sees the rest; but with zero_first_memory it sees zeros before the text
+        used = slice(int(end.max()) if (n_valid <= end).all() else None)
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[:, to, used] = keys[:, of, used]
+            values[:, to, :, used] = values[:, of, :, used]
+
     @staticmethod
     def concatenate(parts: Sequence["KeyValueMemory"]) -> "KeyValueMemory":
         """Put the rows of several memories with the same number of slots one after another."""

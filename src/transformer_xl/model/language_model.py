@@ -15,6 +15,7 @@ from transformer_xl.errors import ConfigError
 from transformer_xl.model.call import Execution, Rows
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.sequence_model import ModelOutput, SequenceModel
+from transformer_xl.model.softmax import TokenSoftmax
 
 
 class LanguageModel(SequenceModel):
@@ -29,6 +30,11 @@ class LanguageModel(SequenceModel):
     def window(self) -> int | None:
         """How many keys a query sees, itself included, with `same_length`; None: memory and all of its segment before it."""
         return None
+
+    @property
+    def adds_losses(self) -> bool:
+        """Whether other losses are added to that of the next token in training."""
+        return False
 
     @property
     def keeps_keys(self) -> bool:
@@ -54,6 +60,7 @@ class LanguageModel(SequenceModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> ModelOutput:
         """Read one segment after the memory of those before it.
 
@@ -66,6 +73,8 @@ class LanguageModel(SequenceModel):
             keep_graph: the new memory keeps its gradients, so that a loss of the next segment reaches back into this one. The
                 caller detaches it (`Memory.detach`) to end that.
             progress: share of the training's budget that is used up; some auxiliary losses depend on it.
+            label_smoothing: share of the loss in which all tokens are equally right (Szegedy et al. 2016); it is `auxiliary`,
+                so that nats per token stay what they are.
 
         Returns:
             logits, or with labels nats per token, and the new memory.
@@ -84,7 +93,11 @@ class LanguageModel(SequenceModel):
             return ModelOutput(new_mems, logits=self.softmax.logits(h_BTD, self.embedding))
         n_read_only = 0 if torch.is_grad_enabled() else _leading_unlabelled(labels)
         nll = self.softmax.nll(h_BTD[:, n_read_only:], labels[:, n_read_only:], self.embedding)
-        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)))
+        auxiliary = None
+        if label_smoothing:
+            assert isinstance(self.softmax, TokenSoftmax)
+            auxiliary = label_smoothing * self.softmax.advantage(h_BTD, labels, self.embedding)
+        return ModelOutput(new_mems, nll=F.pad(nll, (n_read_only, 0)), auxiliary=auxiliary)
 
     def hidden_states(
         self, ids: Tensor, *, mems: Memory | None = None, rows: Rows = Rows()

@@ -111,6 +111,20 @@ class TokenSoftmax(nn.Module):
         projected = self._project(h_BTD, embedding).flatten(0, 1)
         return linear_nll(projected, self._vectors(embedding), self.bias, labels.flatten()).view_as(labels)
 
+    def advantage(self, h_BTD: Tensor, labels: Tensor, embedding: Embedding) -> Tensor:
+        """Return the sum of the labels' scores less the mean score of all tokens each; -100 is no label.
+
+        The nats of a token and eps times this are together its cross entropy with label smoothing eps (Szegedy et al. 2016,
+        section 7), because log softmax subtracts the same number from every score. The mean of the scores is the score of the
+        mean vector, so no token's scores need be held.
+        """
+        label_X = labels.flatten()
+        vectors, where, label_X = self._vectors(embedding), label_X >= 0, label_X.clamp(min=0)
+        with torch.autocast(h_BTD.device.type, enabled=False):
+            projected = self._project(h_BTD.to(vectors.dtype), embedding).flatten(0, 1)
+            score_X = (projected * (F.embedding(label_X, vectors) - vectors.mean(0))).sum(-1)
+            return ((score_X + self.bias[label_X] - self.bias.mean()) * where).sum()
+
     def clusters(self, embedding: Embedding) -> tuple[list[Cluster], None]:
         """Return the whole vocabulary as one cluster, and no classes of tails; see `AdaptiveSoftmax.clusters`."""
         projection = embedding.projection_of(0) if self.projection is None else self.projection.weight.T
@@ -129,13 +143,18 @@ class TokenSoftmax(nn.Module):
 def linear_nll(h_XE: Tensor, vectors_VE: Tensor, bias_V: Tensor, label_X: Tensor) -> Tensor:
     """Return -log softmax(h · vectors + bias) at each token's label, without holding the scores of all tokens at once.
 
-    Nats (X,) are in fp32 at least, and 0 where the label is -100. The backward pass recomputes scores chunk by chunk.
+    Nats (X,) are in fp32 at least, and 0 where the label is -100. The backward pass recomputes scores chunk by chunk. A CPU
+    computes no scores of tokens without a label; a GPU would have to wait to know how many there are.
 
     Example:
         >>> linear_nll(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(4), torch.tensor([1, -100])).exp().tolist()
         [4.0, 1.0]
     """
     n_chunk = max(1, CHUNK_ELEMENTS // vectors_VE.shape[0])
+    if h_XE.device.type == "cpu" and not (is_scored := label_X >= 0).all():
+        where = is_scored.nonzero().squeeze(1)
+        nats = linear_nll(h_XE[where], vectors_VE, bias_V, label_X[where])
+        return torch.zeros(len(label_X), dtype=nats.dtype).index_add(0, where, nats)
     if len(h_XE) <= n_chunk:
         return _nll(h_XE, vectors_VE, bias_V, label_X)
     is_narrow = torch.is_autocast_enabled(h_XE.device.type) or h_XE.dtype not in (torch.float32, torch.float64)

@@ -75,6 +75,11 @@ class Vanilla(LanguageModel):
         if self.mem_len:
             raise ConfigError(f"mem_len ({self.mem_len}) must be 0: a vanilla model has no memory; ext_len reads text again")
 
+    @property
+    def adds_losses(self) -> bool:
+        """Whether earlier layers, or more tokens than the next, are predicted."""
+        return self.config.intermediate_losses or self.config.n_target > 1
+
     def forward(
         self,
         ids: Tensor,
@@ -85,11 +90,12 @@ class Vanilla(LanguageModel):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> ModelOutput:
         """Read one segment; in training, with labels, the losses of other layers and targets are `auxiliary`."""
-        auxiliary = self.config.intermediate_losses or self.config.n_target > 1
-        if labels is None or not self.training or not auxiliary:
-            return super().forward(ids, mems=mems, labels=labels, rows=rows, execution=execution, keep_graph=keep_graph)
+        if labels is None or not self.training or not self.adds_losses:
+            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "label_smoothing": label_smoothing}
+            return super().forward(ids, mems=mems, labels=labels, **call)
         layers = self._layers(ids, rows, execution)
         states = [self.drop_output(self.final_norm(h_BTD)) for h_BTD in layers]
         n, early = self.config.n_layer, self.config.intermediate_losses

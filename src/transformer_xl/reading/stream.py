@@ -139,6 +139,10 @@ class Stream(ABC):
     def put(self, row: int, state: dict[str, Tensor]) -> None:
         """Let a row forget, and go on from what `take` returned for any row of a stream with the same settings; see `check`."""
 
+    @abstractmethod
+    def reorder(self, sources: Tensor) -> None:
+        """Let each row go on from what another has read, int64 (B,), its number; a row may be asked for several times."""
+
     def n_rewindable(self, row: int) -> int:
         """Return by how many tokens a row can go back, so that it reads on as if it had never read them."""
         return 0
@@ -255,6 +259,11 @@ class KeptKeys(Stream):
                 memory.keep(ring, slice(row, row + 1), last)
         memory.end[row] = self._oldest[row] = end
 
+    def reorder(self, sources: Tensor) -> None:
+        """Copy keys and values of rows that become others."""
+        self.memory.reorder(sources.to(self.memory.end.device))
+        self._oldest = [self._oldest[row] for row in sources.tolist()]
+
     def n_rewindable(self, row: int) -> int:
         """Return how many tokens the ring holds beyond those that a token sees; for a young row, all that it has read.
 
@@ -353,6 +362,10 @@ class CarriedState(Stream):
         """Replace the memory of the row."""
         self._replace(slice(row, row + 1), _memory_of(self.mems, state, self.model.device))
 
+    def reorder(self, sources: Tensor) -> None:
+        """Select rows of the memory."""
+        self.mems = self.mems.select(sources.to(self.model.device))
+
     def _replace(self, rows: slice, new: Memory) -> None:
         first, last, _ = rows.indices(self.mems.batch_size)
         before, after = self.mems.select(slice(0, first)), self.mems.select(slice(last, None))
@@ -413,6 +426,11 @@ class ReadAgain(Stream):
         """Replace memory and open segment of the row."""
         self._mems[row] = _memory_of(self._mems[row], state, self.model.device)
         self._open[row] = [i for i in state["open"].tolist() if i >= 0]
+
+    def reorder(self, sources: Tensor) -> None:
+        """Share memories and open segments, which are replaced and never changed."""
+        self._mems = [self._mems[row] for row in sources.tolist()]
+        self._open = [self._open[row] for row in sources.tolist()]
 
     def n_rewindable(self, row: int) -> int:
         """Return how many tokens are open; 0 if the oldest may have been dropped."""

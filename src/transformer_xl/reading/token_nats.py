@@ -1,22 +1,26 @@
 """The nats of every token: of one text that comes in parts, or of many texts side by side, each from its own beginning."""
 
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from transformer_xl.errors import TrainingError
+from transformer_xl.data.order import TokenIds
+from transformer_xl.errors import CorpusError, TrainingError
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.precision import InferencePrecision
-from transformer_xl.reading.evaluation import Reading, evaluate
+from transformer_xl.model.precision import InferencePrecision, PrecisionName, precision_of_segments
+from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.segments import cut
 from transformer_xl.reading.stream import Stream, open_stream, scoring
+from transformer_xl.world import World
 
 _BLOCK = 1 << 13  # tokens that `evaluate` gets at once
 _MOST_SCORES = 1 << 25  # held at once
+_DOCUMENTS = 512  # scored together, sorted by length
 
 
 def nats_in_parts(
@@ -47,6 +51,70 @@ def nats_in_parts(
         while sizes and sizes[0] <= len(nats):
             given, nats = np.split(nats, [sizes.popleft()])
             yield given
+
+
+def score_answers(
+    model: LanguageModel,
+    ids: TokenIds,
+    document_starts: np.ndarray,
+    *,
+    separator: int,
+    reading: Reading,
+    precision: PrecisionName = "fp32",
+    limit: int | None = None,
+    on_tokens: Callable[[int], object] | None = None,
+    world: World | None = None,
+) -> Score:
+    """Score what follows the first separator of each document, each document from its own beginning.
+
+    Without memory (`reading.mem_len` 0) only the separator stands before an answer, so that the difference is what the model
+    makes of questions.
+
+    Args:
+        model: its mode (training or not) is restored afterwards.
+        ids: integers (N,); may be memory-mapped.
+        document_starts: places in `ids` at which documents start, increasing.
+        separator: id that ends questions. Documents without it, or with nothing after it, are left out.
+        reading: segments, memory and rows.
+        precision: see `evaluate`.
+        limit: read only documents that begin before this many tokens.
+        on_tokens: called with the number of tokens just read here.
+        world: processes that divide the documents; None: this one alone.
+
+    Returns:
+        The score; `Score.share` says how much of the text was read.
+
+    Raises:
+        CorpusError: no document has an answer.
+    """
+    everyone = world or World()
+    world = World() if model.is_sharded else everyone
+    n_read = len(ids) if limit is None else min(limit, len(ids))
+    starts = document_starts[: np.searchsorted(document_starts, n_read)]
+    ends = np.append(document_starts[1 : len(starts) + 1], len(ids))[: len(starts)]
+    view, begin, nats, n_token = reading.view(model), time.perf_counter(), 0.0, 0
+    chosen = precision_of_segments(precision, model.device)
+    side_by_side = SideBySide(view, batch_size=reading.batch_size, tgt_len=reading.tgt_len, precision=chosen)
+    own = list(zip(starts.tolist(), ends.tolist(), strict=True))[world.rank :: world.size]
+    for at in range(0, len(own), _DOCUMENTS):
+        texts, n_asked = [], []
+        for start, end in own[at : at + _DOCUMENTS]:
+            text = np.asarray(ids[start:end])
+            answer = text[int((text == separator).argmax()) :]
+            if answer[0] == separator and len(answer) > 1:
+                texts.append(text if reading.mem_len else answer)
+                n_asked.append(len(answer) - 1)
+        scored = side_by_side.score(texts, n_asked=n_asked) if texts else []
+        nats += sum(float(each.nats.astype(np.float64).sum()) for each in scored)
+        n_token += sum(n_asked)
+        if on_tokens:
+            on_tokens(own[min(at + _DOCUMENTS, len(own)) - 1][1] - own[at][0])
+    nats, n_answer = world.sum(nats, float(n_token))
+    nats = everyone.from_first(nats) if model.is_sharded else nats
+    if not n_answer:
+        raise CorpusError("no document of the text has an answer; write each as question, tab, answer")
+    n = round(n_answer)
+    return Score(nats, n, n, None, time.perf_counter() - begin, share=int(ends[-1]) / len(ids))
 
 
 class Scored(NamedTuple):

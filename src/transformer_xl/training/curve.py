@@ -56,7 +56,7 @@ def curves_of(entries: Iterable[Entry], config: RunConfig) -> list[Curve]:
             if config.task and entry["kind"] == "final":
                 what = "validation, best weights" + (f" (step {entry['best_step']:,})" if entry.get("best_step") else "")
             memory = "" if config.task else config.model.reads_with(0 if key == "loss_without_memory" else mem_len)
-            name = ", ".join(filter(None, (what, _text_read(entry, config.model.predicts), memory)))
+            name = ", ".join(filter(None, (what, _text_read(entry, config.predicts), memory)))
             found.setdefault(name, Curve(entry["kind"], name, key == "average_loss")).points.append((entry, loss))
     return sorted(found.values(), key=lambda curve: ("train", "valid", "final").index(curve.kind))
 
@@ -95,7 +95,7 @@ def draw_curve(entries: Sequence[Entry], config: RunConfig, path: Path, *, end: 
         places = [tokens / scale for tokens, _ in failures]
         axes.plot(places, [0.03] * len(places), "|k", markersize=12, transform=axes.get_xaxis_transform(), label=label)
     title = f"{path.absolute().parent.name}: loss while training" + (f", {end}" if end else "")
-    unit = f"nats per {'text' if config.task else config.model.predicts}"
+    unit = f"nats per {'text' if config.task else config.predicts}"
     if config.task and config.task.kind == "regression":
         unit = "squared error"
     axes.set(xlabel=xlabel, ylabel=f"loss ({unit})", title=title)

@@ -36,7 +36,7 @@ class Outcome:
     picture: Path | None = None  # the loss curve
     score_of_average: Score | None = None  # averaged weights, with memory; None without `train.average`
     stopped_by: signal.Signals | None = None  # the signal that ended it; SIGPIPE: nobody reads standard error any more
-    predicts: str = "token"  # what the scores count: each token, or an XLNet's targets
+    predicts: str = "token"  # what the scores count, see `RunConfig.predicts`
 
 
 @dataclass
@@ -187,5 +187,5 @@ class TextRun(Run):
             picture,
             scores and scores.average,
             stopped_by,
-            self.config.model.predicts,
+            self.config.predicts,
         )

@@ -183,7 +183,7 @@ def _validate(run: TextRun) -> Best | None:
         "valid",
         loss=score.loss,
         ppl=score.ppl,
-        bpc=score.bpc if config.model.predicts == "token" else None,
+        bpc=score.bpc if config.predicts == "token" else None,
         nats=score.nats,
         tokens=trainer.tokens,
         seconds=round(trainer.seconds, 3),
@@ -191,13 +191,13 @@ def _validate(run: TextRun) -> Best | None:
         **({"average_loss": averaged.loss} if averaged else {}),
     )
     of_average = f"; averaged weights {averaged.loss:.4f}" if averaged else ""
-    predicts = config.model.predicts
+    predicts = config.predicts
     per_character = f", {score.bpc:.3f} bits per {run.corpus.tokenizer.counts}" if predicts == "token" else ""
     run.display.say(f"step {trainer.step:,}: validation {score.loss:.4f} nats per {predicts}{per_character}{of_average}")
     if config.train.sample_tokens and math.isfinite(score.loss) and run.world.first and not trainer.model.is_sharded:
         text = _sample(run, split)
         run.note("sample", text=text)
-        run.display.show(text, title=f"{'a sample' if predicts == 'token' else 'gaps filled in'} at step {trainer.step:,}")
+        run.display.show(text, title=f"{'gaps filled in' if predicts == 'target' else 'a sample'} at step {trainer.step:,}")
     best = Best(score.loss, trainer.step)
     if averaged and (averaged.loss < score.loss or math.isnan(score.loss)):
         best = Best(averaged.loss, trainer.step, average=True)

@@ -12,6 +12,7 @@ from transformer_xl.model.xlnet import XLNet
 from transformer_xl.opening import beginning, not_scored
 from transformer_xl.reading.evaluation import Reading, Score, evaluate
 from transformer_xl.reading.targets import score_targets, scored_stream
+from transformer_xl.reading.token_nats import score_answers
 from transformer_xl.training.parts import Outcome, Scores, TextRun
 
 _SCORING_SECONDS, _SCORING_SHARE = 120.0, 0.1  # the whole split is scored at the end in this time, or share of that of training
@@ -32,7 +33,7 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
         say(f"finished already: {did}; to train longer: txl train --resume --out {run.where}{longer}")
     else:
         say(f"finished: {did}")
-    n_token, predicts = len(split.ids) - 1, run.config.model.predicts
+    n_token, predicts = len(split.ids) - 1, run.config.predicts
     if n_token < 1:
         return run.outcome()
     scores = run.recorded
@@ -53,7 +54,7 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
                 )
     plain, without, averaged = scores.plain, scores.without_memory, scores.average
     total = extent(run, plain)["split_tokens"]
-    about = "about " if predicts == "target" else ""
+    about = "" if predicts == "token" else "about "
     which = f"{plain.tokens:,}" if plain.tokens == total else f"the first {plain.tokens:,} of {about}{total:,}"
     unit = run.corpus.tokenizer.counts
     found = f"validation, {which} {predicts}s: {plain.in_words(predicts, unit)}"
@@ -62,9 +63,8 @@ def conclude(run: TextRun, received: list[int]) -> Outcome:
             f"; with its memory taken away {without.bpc:.3f}: memory is worth {without.bpc - plain.bpc:.3f} bits per {unit}"
         )
     elif without:
-        found += (
-            f"; with its memory taken away {without.loss:.4f}: memory is worth {without.loss - plain.loss:.4f} nats per target"
-        )
+        worth = f"{without.loss - plain.loss:.4f} nats per {predicts}"
+        found += f"; with its memory taken away {without.loss:.4f}: memory is worth {worth}"
     say(found)
     if predicts == "token" and (left_out := not_scored(run.corpus.tokenizer)):
         say(left_out)
@@ -82,7 +82,7 @@ def _final_scores(run: TextRun, split: TokenSplit, received: list[int]) -> Score
     remembers = run.config.eval_mem_len > 0
     how = ", with memory and without" if remembers else ""
     scores = run.validated or score_split(run, split, "scoring", limit=limit, received=received)
-    if run.config.model.predicts == "target":
+    if run.config.predicts != "token":
         return scores if not remembers else replace(scores, without_memory=_without_memory(run, split, limit, received))
     n_pass = 1 + remembers + bool(scores.average)
     seconds = run.world.from_first(n_pass * n_token / scores.plain.tokens_per_second)
@@ -134,8 +134,12 @@ def _score(
     if isinstance(model, XLNet):
         stream = scored_stream(run.config, split.ids, tokenizer, document_starts=split.document_starts, world=run.world)
         return score_targets(model, stream, mem_len=run.config.eval_mem_len if remembers else 0, limit=limit, **how)
-    text, reading = beginning(split, tokenizer, limit), Reading.of_run(run.config)
-    lengths = vars(reading if remembers else reading.without_memory())
+    reading = Reading.of_run(run.config) if remembers else Reading.of_run(run.config).without_memory()
+    if run.config.train.loss == "answer":
+        how = {name: value for name, value in how.items() if name != "execution"} | {"limit": limit, "reading": reading}
+        documents = split.document_starts
+        return score_answers(cast("LanguageModel", model), split.ids, documents, separator=tokenizer.tab, **how)
+    text, lengths = beginning(split, tokenizer, limit), vars(reading)
     sizes = {"n_characters": text.n_characters, "n_bytes": text.n_bytes}
     return evaluate(cast("LanguageModel", model), text.ids, **lengths, **sizes, **how)
 
@@ -153,7 +157,7 @@ def score_split(run: TextRun, split: TokenSplit, what: str, *, limit: int | None
 def extent(run: TextRun, score: Score) -> dict[str, int]:
     """Return how much of the validation split a score is of, and with how much memory, as the log keeps it."""
     total, mem_len = len(run.corpus.splits["valid"].ids) - 1, run.config.eval_mem_len
-    if run.config.model.predicts == "target":  # nobody knows exactly how many the rest has
+    if run.config.predicts != "token":  # nobody knows exactly how many the rest has
         total = score.tokens if score.share == 1 else round(score.tokens / score.share)
     return {"scored": score.tokens, "split_tokens": total, "mem_len": mem_len}
 
@@ -168,7 +172,7 @@ def _as_entry(run: TextRun, scores: Scores) -> dict[str, float | int | None]:
     plain = scores.plain
     losses = {"loss": scores.plain, "loss_without_memory": scores.without_memory, "average_loss": scores.average}
     sizes = {"characters": plain.n_characters, "bytes": plain.n_bytes}
-    bpc = plain.bpc if run.config.model.predicts == "token" else None
+    bpc = plain.bpc if run.config.predicts == "token" else None
     return {name: score.loss for name, score in losses.items() if score} | {"bpc": bpc} | sizes
 
 

@@ -25,7 +25,7 @@ class SegmentKind:
     Attributes:
         length: cut: they may be cut at any token; fixed: all are read whole and have `train.tgt_len` tokens; own: all are read
             whole, and each has a length of its own.
-        are_alike: whether all processes read and learn from as many tokens in a step.
+        are_alike: whether all processes read and learn from as many tokens in a step, unless they learn from answers.
         n_read: how many tokens a segment has.
         n_scored: how many losses are learned from.
         arguments: what the model is called with besides ids and memory.
@@ -48,10 +48,10 @@ def count(segments: Sequence[AnySegment], config: TrainConfig, world: World) -> 
     kind = kind_of(segments[0])
     n_read = sum(map(kind.n_read, segments))
     n_scored = sum(kind.n_scored(segment, config) for segment in segments)
-    if kind.are_alike:
+    if kind.are_alike and config.loss != "answer":
         return n_read * world.size, n_scored * world.size
     n_read, n_scored = map(round, world.sum(float(n_read), float(n_scored)))
-    return n_read, n_scored
+    return n_read, max(n_scored, 1)  # short segments may hold nothing but questions
 
 
 def tensors_of(segment: AnySegment) -> tuple[Tensor, ...]:
@@ -69,12 +69,18 @@ def _first_scored(segment: Segment, config: TrainConfig) -> int:
     return segment.labels.shape[1] // 2 if config.loss == "half" else 0
 
 
+def _n_labels(segment: Segment, config: TrainConfig) -> int:
+    labels = segment.labels[:, _first_scored(segment, config) :]
+    return int((labels >= 0).sum()) if config.loss == "answer" else labels.numel()  # only the first waits for a device
+
+
 def _of_stream(segment: Segment, device: torch.device, config: TrainConfig) -> dict[str, Any]:
     labels = segment.labels.to(device)
     if first := _first_scored(segment, config):
         labels = labels.where(torch.arange(labels.shape[1], device=device) >= first, -100)
     rows = Rows(document_starts=segment.document_starts.to(device)) if config.reset_at_documents else Rows()
-    return {"labels": labels, "rows": rows}
+    smoothing = {"label_smoothing": config.label_smoothing} if config.label_smoothing else {}
+    return {"labels": labels, "rows": rows, **smoothing}
 
 
 def _of_task(batch: LabelledBatch, device: torch.device, _: TrainConfig) -> dict[str, Any]:
@@ -93,7 +99,7 @@ _KINDS: dict[type, SegmentKind] = {
         "cut",
         are_alike=True,
         n_read=lambda segment: segment.ids.numel(),
-        n_scored=lambda segment, config: segment.labels[:, _first_scored(segment, config) :].numel(),
+        n_scored=_n_labels,
         arguments=_of_stream,
     ),
     PairSegment: SegmentKind(

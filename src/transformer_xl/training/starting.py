@@ -154,6 +154,7 @@ def begin(
                 world_size=world.size,
                 shuffle=config.data.shuffle,
                 seed=config.train.seed,
+                separator=corpus.tokenizer.tab if config.train.loss == "answer" else None,
                 **lanes,
             )
         check_settings(model, train=config.train, precision=precision, world=world, device=device)

@@ -18,10 +18,12 @@ from transformer_xl.checkpoint.store import AVERAGE_PREFIX, Checkpoint, averaged
 from transformer_xl.config import OptimConfig, TrainConfig
 from transformer_xl.errors import ConfigError, TrainingError, shown
 from transformer_xl.model.call import Execution, run_layer
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.precision import Precision, autocast, cannot_compile
 from transformer_xl.model.pretrained import is_finite
 from transformer_xl.model.sequence_model import SequenceModel
+from transformer_xl.model.softmax import TokenSoftmax
 from transformer_xl.reading.stream import check_like, check_names
 from transformer_xl.training.averages import Average
 from transformer_xl.training.feed import AnyStream, Feed, SegmentLengths
@@ -325,6 +327,12 @@ def check_settings(
     if train.parallel == "fsdp" and precision == "fp16" and not world.alone:
         raise ConfigError("train.precision (fp16) scales losses, which train.parallel (fsdp) cannot; use bf16 or fp32")
     model.check_backend(train.attention, device)
+    smooth = isinstance(model, LanguageModel) and isinstance(model.softmax, TokenSoftmax) and not model.adds_losses
+    if train.label_smoothing and not smooth:
+        raise ConfigError(
+            f"train.label_smoothing ({train.label_smoothing:g}) needs a model with a plain softmax (no model.cutoffs) and "
+            "without losses besides that of the next token; leave it out, or those"
+        )
     if train.compile:
         check_compiler(device)
         if not model.config.attends:

@@ -68,6 +68,11 @@ class BeyondTransformerXL(TransformerXL):
         return cast("BeyondLayer", self.get_submodule(layer)).beyond.init_own(own, parameter)
 
     @property
+    def adds_losses(self) -> bool:
+        """Whether a convolution learns from what it loses."""
+        return self._kind.adds_loss
+
+    @property
     def n_waiting(self) -> int:
         """How many positions of the newest block wait, although it may be whole."""
         return int(self._kind.reads_waiting)
@@ -159,10 +164,12 @@ class BeyondTransformerXL(TransformerXL):
         execution: Execution = Execution(),
         keep_graph: bool = False,
         progress: float = 0.0,
+        label_smoothing: float = 0.0,
     ) -> ModelOutput:
         """Read one segment; in training, with labels, the loss of a convolution is `auxiliary`."""
-        if labels is None or not self.training or not self._kind.adds_loss:
-            return super().forward(ids, mems=mems, labels=labels, rows=rows, execution=execution, keep_graph=keep_graph)
+        if labels is None or not self.training or not self.adds_losses:
+            call = {"rows": rows, "execution": execution, "keep_graph": keep_graph, "label_smoothing": label_smoothing}
+            return super().forward(ids, mems=mems, labels=labels, **call)
         own = cast("BeyondMems | None", mems)
         h_BTD, new, loss = self._read(ids, mems=own, rows=rows, execution=execution, keep_graph=keep_graph)
         return ModelOutput(new, nll=self.softmax.nll(h_BTD, labels, self.embedding), auxiliary=loss)

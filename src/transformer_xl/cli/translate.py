@@ -1,0 +1,155 @@
+"""`txl translate`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_xl.cli.arriving import Arriving
+from transformer_xl.cli.options import Flag, FloatPrecision, Json, Opening, check_least, check_run, mind_busy_cores
+from transformer_xl.cli.predict import check_out, write_lines
+from transformer_xl.console import progress, say, warn
+from transformer_xl.errors import ConfigError, CorpusError, room_for
+from transformer_xl.generation.requests import check_beams
+from transformer_xl.process import is_alone
+
+if TYPE_CHECKING:
+    from transformer_xl.opening import Opened
+    from transformer_xl.translating import Source
+
+_JSON_LINES = (".jsonl", ".ndjson")
+
+
+def translate(
+    run: Path,
+    /,
+    *,
+    file: Path | None = None,
+    reference: Path | None = None,
+    out: Path | None = None,
+    resume: Flag = False,
+    beams: int = 4,
+    length_penalty: float = 1.0,
+    mem_len: int | None = None,
+    batch_size: int = 16,
+    precision: FloatPrecision = "auto",
+    opening: Opening = Opening(),
+    quiet: Flag = False,
+    json_: Json = False,
+) -> None:
+    """Translate lines with a run that learned pairs, each a source, a tab and its target.
+
+    Each source is read once and kept as memory, and the target is written from it.
+    A line for each source, in order; with --json, or in a file .jsonl, an object.
+
+    Common uses:
+        txl translate runs/translate-en-de --file test.en
+        echo "A dog runs." | txl translate runs/translate-en-de
+        txl translate runs/translate-en-de --file test.en.xz --out found.de
+        txl translate runs/translate-en-de --file test.en --out found.de --resume
+        txl translate runs/translate-en-de --file test.en --reference test.de
+
+    Args:
+        run: directory of a run, of an exported model, or a hub id.
+        file: lines to translate, plain or compressed. Default: standard input.
+        reference: a translation of each line; sacreBLEU says how near the model's are (pip install sacrebleu).
+        out: write to this file instead of standard output, so that it can be gone on with.
+        resume: go on with a file that was not finished; lines that are there are kept.
+        beams: how many texts are kept at each step; 1 always takes the likeliest token.
+        length_penalty: higher values prefer longer targets; 0 compares plain probabilities.
+        mem_len: positions of memory, which must hold source and target. Default: as txl eval reads.
+        batch_size: lines translated side by side.
+        precision: of the matrix products; auto takes what is faster here.
+        opening: how the run is opened.
+        quiet: show no progress, only warnings and errors.
+        json_: write JSON lines, and figures as one object.
+    """
+    from transformer_xl.data.text_files import Piece, check_readable, read_lines
+
+    check_least({"batch-size": (batch_size, 1), "mem-len": (mem_len, 1)})
+    check_beams(beams, 1, length_penalty)
+    check_out(out, resume=resume)
+    for each in filter(None, (file, reference)):
+        check_readable(each)
+    if reference and not find_spec("sacrebleu"):
+        raise ConfigError("--reference needs the sacrebleu package: pip install sacrebleu")
+    if not is_alone():
+        raise ConfigError("txl translate works in one process; start it without torchrun, and divide the lines yourself")
+    total = sum(1 for _ in read_lines(Piece(file))) if file else None
+    references = [line.decode("utf-8", "replace").strip() for line in read_lines(Piece(reference))] if reference else []
+    if reference and total is not None and total != len(references):
+        raise CorpusError(f"'{file}' has {total:,} lines and '{reference}' {len(references):,}; give a reference for each")
+    check_run(run)
+    from transformer_xl.generation.decoder import Decoder
+    from transformer_xl.predicting import origin_of, prediction_file
+    from transformer_xl.process import keep_freed_memory
+    from transformer_xl.translating import against_references, translations
+
+    opened = opening.open(run)
+    vocab_size = opened.tokenizer.vocab_size
+    if beams > vocab_size:
+        raise ConfigError(f"--beams ({beams}) can be at most {vocab_size:,}, the tokens that '{run}' knows")
+    if opened.is_run and opened.config.train.loss != "answer":
+        warn(f"'{run}' was not trained on answers alone (train.loss=answer); it may not know that a tab asks for one")
+    mind_busy_cores(opened, quiet=quiet)
+    keep_freed_memory()
+    mem_len = opened.reading(mem_len=mem_len).mem_len
+    as_objects = json_ or (out is not None and out.suffix in _JSON_LINES)
+    found: list[str] = []
+
+    def lines(skip: int = 0) -> Iterator[str]:
+        with room_for(f"{batch_size:,} lines of {beams} beams", "lower --batch-size or --beams"):
+            decoder = Decoder(opened.model, batch_size=batch_size * beams, mem_len=mem_len, precision=precision)
+            arriving = None if file else _stdin(quiet=quiet)
+            sources = _sources(opened, file, arriving, mem_len)
+            how = {"beams": beams, "length_penalty": length_penalty, "skip": skip}
+            how["is_ready"] = arriving and arriving.is_ready
+            for each in translations(decoder, opened.tokenizer, sources, **how):
+                found.append(each.text)
+                yield f"{json.dumps(each.as_dict(), ensure_ascii=False) if as_objects else each.text}\n"
+
+    if out is None:
+        from transformer_xl.cli.printers import show
+
+        with progress("translating", total, unit="texts", hidden=quiet or sys.stdout.isatty()) as bar:
+            for line in lines():
+                show(line)
+                bar.advance()
+    else:
+        origin = origin_of(run, opened.model, file, json=as_objects, precision=precision, batch_size=batch_size)
+        origin["computed"] += f" --beams {beams} --length-penalty {length_penalty:g} --mem-len {mem_len}"
+        with prediction_file(out, origin, resume=resume) as (handle, n_kept):
+            kept = [line.decode() for line in read_lines(Piece(out))] if n_kept else []
+            found += [json.loads(line)["text"] if as_objects else line for line in kept]
+            write_lines(lines(n_kept), handle, out, n_kept=n_kept, total=total, quiet=quiet, what="translating")
+    if reference:
+        figures = against_references(found, references)
+        if json_:
+            print(json.dumps({"run": str(run), **figures}))
+            return
+        for name, what in (("bleu", "BLEU"), ("chrf", "chrF")):
+            said = f"{what} {figures[name]:.2f}  {figures[f'{name}_signature']}"
+            print(said) if out else say(said)
+
+
+def _sources(opened: "Opened", file: Path | None, arriving: Arriving | None, mem_len: int) -> Iterator["Source"]:
+    """Yield the sources, and say which are too long for the memory."""
+    from transformer_xl.data.text_files import Piece, read_lines
+    from transformer_xl.translating import read_sources
+
+    place, lines = (f"'{file}'", read_lines(Piece(file))) if file else ("standard input", arriving or iter(()))
+    for number, source in enumerate(read_sources(lines, place, opened.tokenizer), start=1):
+        if len(source.ids) > mem_len:
+            size = f"{len(source.ids):,} tokens, more than the memory ({mem_len:,})"
+            warn(f"{place}, line {number} has {size}, so its beginning is forgotten; raise --mem-len, or divide the line")
+        yield source
+
+
+def _stdin(*, quiet: bool) -> Arriving:
+    if sys.stdin is None:
+        raise CorpusError("standard input is closed; give --file")
+    if is_typed := sys.stdin.isatty():
+        say("type a text and Enter; Ctrl-D ends", quiet=quiet)
+    return Arriving(sys.stdin.fileno(), skip_blank=is_typed)

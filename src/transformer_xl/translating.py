@@ -1,0 +1,126 @@
+"""Sources in, targets out: what a model that learned pairs with a tab between them writes after the tab.
+
+A source is read once. What the model keeps of it is its memory while several beams write from it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from transformer_xl.data.text_files import CONVERT
+from transformer_xl.data.tokenizers import Tokenizer
+from transformer_xl.errors import CorpusError, TokenizerError
+from transformer_xl.generation.beam import beam_search
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.reading.tasks import windows
+
+_LONGER, _MORE = 2, 20  # a target has at most so many times the tokens of the longest source beside it, and so many more
+
+
+class Source(NamedTuple):
+    """A line to translate: its text, and its ids with the tab (n,)."""
+
+    text: str
+    ids: np.ndarray
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What was written after a source.
+
+    Attributes:
+        source: the text that was read.
+        text: the likeliest target that was found; nothing after a blank source.
+        log_probability: nats that the model gives to it, 0 or less.
+        is_whole: whether it ended by itself.
+    """
+
+    source: str
+    text: str
+    log_probability: float
+    is_whole: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it for JSON."""
+        return vars(self)
+
+
+def read_sources(lines: Iterable[bytes], place: str, tokenizer: Tokenizer) -> Iterator[Source]:
+    """Encode lines of UTF-8, each a source. White space at both ends does not count.
+
+    Raises:
+        CorpusError: a line has a tab, or cannot be encoded.
+    """
+    for number, line in enumerate(lines, start=1):
+        try:
+            text = line.decode("utf-8").strip()
+            if "\t" in text:
+                raise CorpusError(f"{place}, line {number} has a tab, where its translation would begin; give sources alone")
+            yield Source(text, np.append(tokenizer.encode(text), tokenizer.tab))
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"{place}, line {number} is not UTF-8 ({error.reason}); {CONVERT}") from None
+        except TokenizerError as error:
+            raise CorpusError(f"{place}, line {number}: {error}") from None
+
+
+def translations(
+    decoder: Decoder,
+    tokenizer: Tokenizer,
+    sources: Iterable[Source],
+    *,
+    beams: int = 4,
+    length_penalty: float = 1.0,
+    skip: int = 0,
+    is_ready: Callable[[], bool] | None = None,
+) -> Iterator[Translation]:
+    """Yield the translation of each source but the first `skip`, in order. A line end ends it.
+
+    Args:
+        decoder: has `beams` rows for each of the sources that are translated side by side.
+        tokenizer: of the model.
+        sources: see `read_sources`.
+        beams: how many texts are kept at each step.
+        length_penalty: see `beam_search`.
+        skip: how many are there already. Those that are translated side by side do not depend on it, so neither do their bits.
+        is_ready: says whether the next source is there; None: it always is.
+
+    Raises:
+        ConfigError: more beams than rows or tokens, or another option out of range.
+    """
+    pieces = [tokenizer.piece(each) for each in range(tokenizer.vocab_size)]
+    ends = {each for each, piece in enumerate(pieces) if b"\n" in piece}
+    how = {"beams": beams, "length_penalty": length_penalty, "stop_tokens": ends}
+    how["banned_tokens"] = {each for each, piece in enumerate(pieces) if b"\t" in piece}
+    for window in windows(sources, decoder.batch_size // beams, is_ready, size=lambda source: len(source.text)):
+        n_kept = min(skip, len(window))
+        skip -= n_kept
+        if n_kept == len(window):
+            continue
+        # the longest first, so that texts that are written side by side end at about the same time
+        order = sorted((i for i, source in enumerate(window) if source.text), key=lambda i: -len(window[i].ids))
+        most = _LONGER * max(len(source.ids) for source in window) + _MORE
+        written = beam_search(decoder, [window[i].ids for i in order], max_new_tokens=most, **how)
+        found = [Translation(source.text, "", 0.0, True) for source in window]
+        for i, (best, *_) in zip(order, written, strict=True):
+            text = tokenizer.decode(best.tokens).strip()
+            found[i] = Translation(window[i].text, text, best.log_probability, best.stop_token is not None)
+        yield from found[n_kept:]
+
+
+def against_references(found: list[str], references: list[str]) -> dict[str, Any]:
+    """Return BLEU and chrF of translations by sacreBLEU, with their signatures (Post 2018; Popović 2015).
+
+    Raises:
+        CorpusError: there are more of one than of the other.
+    """
+    from sacrebleu.metrics import BLEU, CHRF  # pyright: ignore[reportMissingImports] - an extra
+
+    if len(found) != len(references):
+        raise CorpusError(f"there are {len(found):,} translations and {len(references):,} references; give one for each")
+    figures: dict[str, Any] = {"sentences": len(found)}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        score = metric.corpus_score(found, [references])
+        figures |= {name: round(score.score, 2), f"{name}_signature": str(metric.get_signature())}
+    return figures

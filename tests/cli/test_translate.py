@@ -1,0 +1,238 @@
+"""`txl translate`, and a run that learns pairs: what docs/translation.md shows, on a tiny model and a handful of pairs."""
+
+import io
+import json
+import lzma
+import select
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests import forked
+from tests.cli.conftest import Txl
+from tests.training.helpers import entries as log_of
+from transformer_xl.data.text_files import Piece, read_lines
+from transformer_xl.generation.decoder import Decoder
+from transformer_xl.opening import open_run
+from transformer_xl.translating import against_references, read_sources, translations
+
+WORDS = {"red": "rot", "blue": "blau", "dog": "Hund", "cat": "Katze", "runs": "rennt", "sits": "sitzt"}
+RECIPE = """
+[model]
+n_layer = 2
+d_model = 16
+n_head = 2
+d_head = 8
+d_inner = 24
+dropout = 0.0
+mem_len = 64
+
+[data]
+documents = "lines"
+shuffle = "documents"
+
+[optim]
+optimizer = "muon"
+lr = 0.02
+clip = 1.0
+
+[train]
+batch_size = 8
+tgt_len = 24
+max_steps = 30
+loss = "answer"
+label_smoothing = 0.1
+reset_at_documents = true
+precision = "fp32"
+average = "ema"
+average_decay = 0.9
+eval_interval = 15
+checkpoint_interval = 15
+sample_tokens = 0
+"""
+
+
+@pytest.fixture
+def pairs(workbench: Path) -> Path:
+    """Pairs of sentences as `pairs/train.tsv` and `pairs/valid.tsv`, sources as `sources.txt`, and a recipe."""
+    order = np.random.default_rng(0)
+    lines = [f"{' '.join(one)}\t{' '.join(map(WORDS.__getitem__, one))}\n" for one in order.choice(list(WORDS), (120, 3))]
+    (workbench / "pairs").mkdir()
+    (workbench / "pairs" / "train.tsv").write_text("".join(lines[:100]))
+    (workbench / "pairs" / "valid.tsv").write_text("".join(lines[100:]))
+    (workbench / "sources.txt").write_text("".join(f"{line.split(chr(9))[0]}\n" for line in lines[100:]) + "\n \nred\n")
+    (workbench / "references.txt").write_text("".join(line.split("\t")[1] for line in lines[100:]) + "\n\nrot\n")
+    (workbench / "pairs.toml").write_text(RECIPE)
+    return workbench / "pairs"
+
+
+@pytest.fixture
+def run(pairs: Path, txl: Txl) -> Path:
+    answer = txl("train", "pairs.toml", "--corpus", "pairs", "--out", "learned", "--quiet")
+    assert answer.status == 0, answer
+    return Path("learned")
+
+
+def test_own_pairs_are_learned_scored_and_translated(txl: Txl, run: Path) -> None:
+    entries = [each for each in log_of(run) if each["kind"] in ("valid", "final")]
+    n_answer = sum(len(line.split("\t")[1]) for line in Path("pairs/valid.tsv").read_text().splitlines(keepends=True))
+    assert {each["scored"] for each in entries} == {n_answer} and entries[-1]["loss"] < entries[0]["loss"]
+    exact = ("--checkpoint", "last", "--precision", "fp32")
+    score = json.loads(txl("eval", str(run), "--split", "valid", "--compare-memory", "--json", *exact).out)
+    assert score["answer_tokens"] == n_answer
+    assert score["loss"] == pytest.approx(entries[-1]["loss"], abs=1e-4)
+    assert score["without_memory"]["loss"] == pytest.approx(entries[-1]["loss_without_memory"], abs=1e-4)
+    of_file = json.loads(txl("eval", str(run), "--file", "pairs/valid.tsv", "--json", *exact).out)
+    assert of_file["nats"] == pytest.approx(score["nats"]) and of_file["without_memory"] is None
+    said = txl("eval", str(run), "--split", "valid", "--compare-memory", *exact).out
+    assert f"each document by itself, memory of 64, fp32: {n_answer:,} answer tokens" in said
+    assert "without memory of the question" in said and "nats per answer token" in said
+
+    answer = txl("translate", str(run), "--file", "sources.txt", "--precision", "fp32", "--batch-size", "3")
+    assert answer.status == 0, answer
+    found = answer.out.split("\n")[:-1]
+    assert len(found) == 23 and found[20:22] == ["", ""] and all(found[:20])
+    objects = txl("translate", str(run), "--file", "sources.txt", "--precision", "fp32", "--batch-size", "3", "--json").out
+    assert [each["text"] for each in map(json.loads, objects.splitlines())] == found
+
+
+def test_a_source_is_read_once_and_its_translation_is_what_beams_find(
+    txl: Txl, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A line end ends it, and it has no tab; long sources come first, in the order that was given."""
+    opened, n_read = open_run(run), []
+    with torch.no_grad():
+        opened.model.softmax.bias[ord("\t")] += 20  # the likeliest of all
+    advance = Decoder.advance
+    monkeypatch.setattr(Decoder, "advance", lambda self, row, ids: n_read.append(len(ids)) or advance(self, row, ids))
+    lines = [b"red dog", b"", b"blue cat sits\r", b"cat"]
+    sources = list(read_sources(lines, "here", opened.tokenizer))
+    assert [bytes(source.ids.tolist()) for source in sources] == [b"red dog\t", b"\t", b"blue cat sits\t", b"cat\t"]
+    found = list(translations(Decoder(opened.model, batch_size=8), opened.tokenizer, sources, beams=2))
+    assert n_read == [14, 8, 4]
+    assert [each.source for each in found] == ["red dog", "", "blue cat sits", "cat"]
+    for each in found:
+        assert "\t" not in each.text and "\n" not in each.text
+    greedy = list(translations(Decoder(opened.model, batch_size=1), opened.tokenizer, sources, beams=1))
+    decoder = Decoder(opened.model)
+    scores, expected = decoder.read([sources[0].ids]), bytearray()
+    while len(expected) < 36:
+        logits = scores.full()[0]
+        logits[ord("\t")] = -np.inf
+        if (token := int(logits.argmax())) == ord("\n"):
+            break
+        expected.append(token)
+        scores = decoder.step([token])
+    assert greedy[0].text == expected.decode("utf-8", "replace").strip()
+    assert greedy[0].is_whole == (len(expected) < 36)
+
+
+def test_a_file_is_gone_on_with_and_compared_with_references(txl: Txl, run: Path) -> None:
+    Path("sources.txt.xz").write_bytes(lzma.compress(Path("sources.txt").read_bytes()))
+    command = ("translate", str(run), "--file", "sources.txt.xz", "--precision", "fp32", "--batch-size", "2", "--out")
+    assert txl(*command, "whole.txt").err.splitlines()[-1].endswith("written to 'whole.txt'")
+    whole = Path("whole.txt").read_bytes()
+    assert txl(*command, "part.txt").status == 0
+    Path("part.txt").write_bytes(whole[: len(whole) // 2])
+    assert txl(*command, "part.txt").complaint.startswith("--out 'part.txt' is there already; go on with it by --resume")
+    assert txl(*command, "part.txt", "--resume").status == 0
+    assert Path("part.txt").read_bytes() == whole
+    changed = txl(*command, "part.txt", "--resume", "--beams", "2").complaint
+    assert "--beams 4" in changed and "--beams 2" in changed
+    pytest.importorskip("sacrebleu")
+    answer = txl(*command, "part.txt", "--resume", "--reference", "references.txt")
+    bleu, chrf = answer.out.splitlines()
+    assert bleu.startswith("BLEU ") and "tok:13a|smooth:exp|version:" in bleu and chrf.startswith("chrF ")
+    lines = whole.decode().split("\n")[:-1]
+    expected = against_references(lines, Path("references.txt").read_text().split("\n")[:-1])
+    assert bleu == f"BLEU {expected['bleu']:.2f}  {expected['bleu_signature']}" and expected["sentences"] == 23
+    assert chrf == f"chrF {expected['chrf']:.2f}  {expected['chrf_signature']}"
+    objects = ("found.jsonl", "--reference", "references.txt", "--json")
+    assert json.loads(txl(*command, *objects).out) == {"run": str(run), **expected}
+    assert json.loads(txl(*command, *objects, "--resume").out) == {"run": str(run), **expected}
+    of_itself = against_references(["Ein Hund rennt über die Wiese."], ["Ein Hund rennt über die Wiese."])
+    assert (of_itself["bleu"], of_itself["chrf"]) == (pytest.approx(100), pytest.approx(100))
+
+
+def test_ctrl_c_keeps_the_lines_that_are_finished(txl: Txl, run: Path) -> None:
+    Path("many.txt").write_text(Path("sources.txt").read_text() * 20)
+    command = ["translate", str(run), "--file", "many.txt", "--batch-size", "1", "--precision", "fp32", "--out", "found.txt"]
+    with forked.start("tests.world_cases:program", *command) as child:
+        while not (out := Path("found.txt")).exists() or not out.stat().st_size:
+            assert select.select([child.stderr], [], [], 0.01)[0] == [], child.stderr.read()
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate()
+        assert child.wait() == 130, err
+    n = out.read_bytes().count(b"\n")
+    assert 0 < n < 460 and f"interrupted; {n:,} texts are in 'found.txt'".encode() in err
+
+
+def test_standard_input_is_translated_line_by_line(txl: Txl, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("two.txt").write_text("red dog\nblue cat\n")
+    with Path("two.txt").open() as given:
+        monkeypatch.setattr(sys, "stdin", given)
+        typed = txl("translate", str(run), "--precision", "fp32")
+    assert typed.status == 0 and typed.out == txl("translate", str(run), "--file", "two.txt", "--precision", "fp32").out
+    monkeypatch.setattr(sys, "stdin", None)
+    assert txl("translate", str(run)).complaint == "standard input is closed; give --file"
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (b"fine\nred\tdog\n", "'bad.txt', line 2 has a tab, where its translation would begin; give sources alone"),
+        (b"r\xe9d\n", "'bad.txt', line 1 is not UTF-8 (invalid continuation byte); convert it (if it is Latin-1: iconv"),
+    ],
+)
+def test_a_bad_line_is_named(txl: Txl, run: Path, content: bytes, complaint: str) -> None:
+    Path("bad.txt").write_bytes(content)
+    assert txl("translate", str(run), "--file", "bad.txt").complaint.startswith(complaint)
+
+
+def test_what_cannot_be_translated_is_refused_before_a_model_is_opened(
+    txl: Txl, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("translate", str(run), "--file", "sources.txt")
+    assert txl(*command, "--beams", "257").complaint == "--beams (257) can be at most 256, the tokens that 'learned' knows"
+    assert txl(*command, "--beams", "0").complaint == "beams (0) must be at least 1"
+    assert txl("translate", str(run), "--file", "missing.txt").complaint.startswith("cannot read 'missing.txt': no such file")
+    assert txl(*command, "--dynamic", "rms").status == 2
+    monkeypatch.setattr("transformer_xl.cli.translate.find_spec", lambda name: None)
+    assert txl(*command, "--reference", "references.txt").complaint == (
+        "--reference needs the sacrebleu package: pip install sacrebleu"
+    )
+    monkeypatch.setattr("transformer_xl.cli.translate.find_spec", lambda name: True)
+    Path("short.txt").write_text("rot\n")
+    assert txl(*command, "--reference", "short.txt").complaint == (
+        "'sources.txt' has 23 lines and 'short.txt' 1; give a reference for each"
+    )
+    assert txl("eval", str(run), "--dynamic", "sgd").complaint == (
+        "--dynamic is for streams; 'learned' has learned answers, and reads documents one by one"
+    )
+
+
+def test_what_may_not_be_meant_is_warned_of(txl: Txl, run: Path) -> None:
+    Path("one.txt").write_text("red dog runs\n")
+    short = txl("translate", str(run), "--file", "one.txt", "--mem-len", "4")
+    assert short.status == 0
+    assert "line 1 has 13 tokens, more than the memory (4), so its beginning is forgotten; raise --mem-len" in short.err
+    stream = txl("translate", "run", "--file", "one.txt")
+    assert stream.status == 0 and "'run' was not trained on answers alone (train.loss=answer)" in stream.err
+
+
+def test_a_tokenizer_without_a_tab_learns_no_answers(txl: Txl, pairs: Path) -> None:
+    command = ("train", "pairs.toml", "--corpus", "pairs", "--out", "other", "--quiet", "--set")
+    assert txl(*command, "tokenizer.kind=word").complaint == (
+        "a tokenizer of kind word has no id for a tab, after which answers begin; use bpe"
+    )
+    assert not Path("other").exists()
+
+
+def test_lines_end_as_on_any_system(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"a\r\n\nb\rc\nd")
+    assert list(read_lines(Piece(tmp_path / "a"))) == [b"a", b"", b"b\rc", b"d"]
