@@ -1,6 +1,4 @@
-"""The annotated model: prose of `docs/annotated` beside the lines of the model, one self-contained page per language.
-
-    python docs/annotate.py [DIRECTORY]      # default: docs/build/annotated
+"""The annotated model (`make annotated`): prose of `docs/annotated` beside the lines of the model, a page per language.
 
 A heading that ends with an anchor in backquotes begins a passage, whose lines stand at the right of the text under it:
 
@@ -8,11 +6,8 @@ A heading that ends with an anchor in backquotes begins a passage, whose lines s
     file.py::Class.method          the definition of a function, a class or a constant
     file.py::Class.method::start   the one line in it that begins so
 
-A passage ends where the file's next one begins. Its text has to name, in backquotes, all that the passage defines. So no line is
-left out, and neither a new function nor a new name goes unnoticed. Other headings begin text without code.
-
-In the text, $…$ and $$…$$ are formulas, {{name:.2f}} is a value of `cells.py`, a block "cell NAME" shows one of its cells with
-what it printed, and a picture becomes part of the page.
+A passage ends where the file's next one begins, and names in backquotes all that its lines define, so no new function goes
+unnoticed. $…$ and $$…$$ are formulas, {{name:.2f}} a value of `cells.py`, a block "cell NAME" one of its cells and its output.
 """
 
 import ast
@@ -20,12 +15,14 @@ import contextlib
 import html
 import io
 import re
+import string
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import latex2mathml.converter
+from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from pygments import highlight
 from pygments.formatters import HtmlFormatter
@@ -35,12 +32,10 @@ DOCS = Path(__file__).parent
 PROSE = DOCS / "annotated"
 MODEL = DOCS.parent / "src" / "transformer_xl" / "model"
 LANGUAGES = ("en",)
-FILES = ("memory.py", "attention/equation.py")
+FILES = ("memory.py", "attention/equation.py", "attention/block.py", "attention/relative.py", "attention/shaw.py", "layers.py",
+    "transformer_xl.py", "adaptive.py", "attention/two_streams.py", "xlnet.py")  # fmt: skip
 HEADING = re.compile(r"^(#{1,3}) (.+?)(?: `([\w/]+\.py(?:::[^`]+)?)`)?$")
-
-
-class AnnotationError(Exception):
-    """Text and code do not fit together; the message is one line."""
+CALLED_BY_TORCH = re.compile(r"__\w+__|forward|backward")  # who knows the class knows these
 
 
 @dataclass
@@ -55,27 +50,28 @@ class Passage:
     first: int = 0
     last: int = 0
 
+    @property
+    def id(self) -> str:
+        """What a link to the heading ends with, as on GitHub."""
+        return re.sub(r"[^\w\- ]", "", f"{self.title} {self.anchor or ''}".strip().lower()).replace(" ", "-")
+
 
 class Source:
-    """A file of the model: its lines, where each of its names is defined, and the lines as HTML."""
+    """A file of the model: its lines, and the first and the last line of each of its definitions."""
 
     def __init__(self, path: str) -> None:
-        self.path, text = path, (MODEL / path).read_text(encoding="utf-8")
-        self.lines = text.splitlines()
+        self.path, self.text = path, (MODEL / path).read_text(encoding="utf-8")
+        self.lines = self.text.splitlines()
         self.spans: dict[str, tuple[int, int]] = {}
-        self._define(ast.parse(text), "")
-        self.html = highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)).splitlines()
+        self._define(ast.parse(self.text), "")
 
     def _define(self, parent: ast.AST, prefix: str) -> None:
         for node in ast.iter_child_nodes(parent):
-            names = []
             if isinstance(node, ast.FunctionDef | ast.ClassDef):
-                names = [node.name]
-            elif isinstance(node, ast.Assign | ast.AnnAssign) and not prefix:  # a constant
-                names = [t.id for t in (node.targets if isinstance(node, ast.Assign) else [node.target]) if isinstance(t, ast.Name)]
-            for name in names:
-                first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
-                self.spans[prefix + name] = first, node.end_lineno or first
+                first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+                self.spans[prefix + node.name] = first, node.end_lineno or first
+            elif isinstance(node, ast.Assign) and not prefix and isinstance(node.targets[0], ast.Name):
+                self.spans[node.targets[0].id] = node.lineno, node.end_lineno or node.lineno
             if isinstance(node, ast.ClassDef):
                 self._define(node, f"{prefix}{node.name}.")
 
@@ -85,13 +81,13 @@ class Source:
         if not parts:
             return 1
         if parts[0] not in self.spans:
-            raise AnnotationError(f"{anchor}: {self.path} defines no {parts[0]}")
+            raise SystemExit(f"annotate: {anchor}: {self.path} defines no {parts[0]}")
         first, last = self.spans[parts[0]]
         if len(parts) == 1:
             return first
         found = [n for n in range(first, last + 1) if self.lines[n - 1].strip().startswith(parts[1])]
         if len(found) != 1:
-            raise AnnotationError(f"{anchor}: {len(found)} lines of {parts[0]} begin so, and one should")
+            raise SystemExit(f"annotate: {anchor}: {len(found)} lines of {parts[0]} begin so, and one should")
         return found[0]
 
 
@@ -107,109 +103,92 @@ def read_passages(language: str) -> list[Passage]:
     return passages
 
 
-def place(passages: list[Passage], sources: dict[str, Source]) -> None:
-    """Give each passage with an anchor its lines; an AnnotationError says which anchor, file or name does not fit."""
+def place(passages: Sequence[Passage], sources: Mapping[str, Source]) -> None:
+    """Give each passage with an anchor its lines; a SystemExit says which anchor or name does not fit."""
     for path, source in sources.items():
         own = [p for p in passages if p.anchor and p.anchor.split("::")[0] == path]
         if not own or own[0].anchor != path:
-            raise AnnotationError(f"{path}: its first passage must have the anchor `{path}`")
-        starts = [source.first_line(p.anchor or "") for p in own]
+            raise SystemExit(f"annotate: {path}: its first passage must have the anchor `{path}`")
+        starts = [source.first_line(str(p.anchor)) for p in own]
         for passage, first, after in zip(own, starts, [*starts[1:], len(source.lines) + 1], strict=True):
             if after <= first:
-                raise AnnotationError(f"{passage.anchor}: the file's next passage begins at line {after}, not after {first}")
+                raise SystemExit(f"annotate: {passage.anchor}: the file's next passage begins before it, at line {after}")
             passage.path, passage.first, passage.last = path, first, after - 1
-            said = " ".join([passage.anchor or "", *re.findall(r"`([^`\n]+)`", passage.title + passage.text)])
-            for name in (n for n, (line, _) in source.spans.items() if first <= line < after):
-                short = name.rpartition(".")[2]
-                if not short.startswith("__") and not re.search(rf"\b{re.escape(short)}\b", said):
-                    raise AnnotationError(f"{passage.anchor}: the text does not name `{short}`, which its lines define")
-    unknown = [p.anchor for p in passages if p.anchor and not p.path]
-    if unknown:
-        raise AnnotationError(f"{unknown[0]}: its file is not among FILES of docs/annotate.py")
+            said = " ".join([str(passage.anchor), *re.findall(r"`([^`\n]+)`", passage.text)])
+            for name in (n.rpartition(".")[2] for n, (line, _) in source.spans.items() if first <= line < after):
+                if not CALLED_BY_TORCH.fullmatch(name) and not re.search(rf"\b{name}\b", said):
+                    raise SystemExit(f"annotate: {passage.anchor}: the text does not name `{name}`, which its lines define")
+    if unknown := [p.anchor for p in passages if p.anchor and not p.path]:
+        raise SystemExit(f"annotate: {unknown[0]}: its file is not among FILES of docs/annotate.py")
 
 
 def run_cells() -> tuple[dict[str, tuple[str, str]], dict[str, Any]]:
     """Run `cells.py`; return the code and the output of each cell by name, and the values that they leave."""
     _, *parts = re.split(r"^# %% (\w+)\n", (PROSE / "cells.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    values: dict[str, Any] = {"__name__": "cells"}
-    cells = {}
+    cells, values = {}, {"__name__": "cells"}
     for name, code in zip(parts[::2], parts[1::2], strict=True):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(code, f"cells.py, cell {name}", "exec"), values)
+            exec(compile(code, f"cell {name} of cells.py", "exec"), values)
         cells[name] = code.strip(), printed.getvalue().rstrip()
     return cells, values
 
 
-def make_renderer(cells: dict[str, tuple[str, str]], values: dict[str, Any]) -> Any:
+def make_renderer(cells: Mapping[str, tuple[str, str]], values: Mapping[str, Any]) -> Callable[[str], str]:
     """Return a function from the text of a passage to HTML."""
-    markdown = MarkdownIt("commonmark").enable("table")
 
     def fence(tokens: Any, i: int, *_: Any) -> str:
-        kind, _, name = tokens[i].info.partition(" ")
-        if kind != "cell":
-            return f"<pre>{html.escape(tokens[i].content)}</pre>"
+        name = tokens[i].info.removeprefix("cell ")
         if name not in cells:
-            raise AnnotationError(f"cell {name}: there is none in docs/annotated/cells.py")
-        code, printed = cells[name]
-        code = highlight(code, PythonLexer(), HtmlFormatter(nowrap=True))
-        return f'<div class="cell"><pre class="code">{code}</pre><pre class="out">{html.escape(printed)}</pre></div>'
+            raise SystemExit(f"annotate: {name}: docs/annotated/cells.py has no such cell")
+        code, printed = highlight(cells[name][0], PythonLexer(), HtmlFormatter(nowrap=True)), html.escape(cells[name][1])
+        return f'<div class="cell"><pre class="code">{code}</pre><pre class="out">{printed}</pre></div>'
 
     def image(tokens: Any, i: int, *_: Any) -> str:
         svg = (PROSE / tokens[i].attrs["src"]).read_text(encoding="utf-8")
         return f'<span class="figure" role="img" aria-label="{html.escape(tokens[i].content)}">{svg}</span>'
 
+    markdown, references = MarkdownIt().enable("table"), {}
     markdown.renderer.rules |= {"fence": fence, "image": image}  # pyright: ignore[reportAttributeAccessIssue]
 
     def render(text: str) -> str:
         formulas: list[str] = []
 
         def keep(match: re.Match[str]) -> str:
-            display = "block" if match[1] else "inline"
-            formulas.append(latex2mathml.converter.convert((match[1] or match[2]).strip(), display=display))
+            formulas.append(convert((match[1] or match[2]).strip(), display="block" if match[1] else "inline"))
             return f"\x02{len(formulas) - 1}\x03"
 
         text = re.sub(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", keep, text, flags=re.DOTALL)
         text = re.sub(r"\{\{(\w+)(?::([^}]*))?\}\}", lambda m: format(values[m[1]], m[2] or ""), text)
-        page = re.sub("\x02(\\d+)\x03", lambda m: formulas[int(m[1])], markdown.render(text))
-        return re.sub(r'href="(\w+)\.md"', r'href="\1.html"', page).replace('href="../', 'href="../../')
+        page = re.sub(r'href="(\w+)\.md"', r'href="\1.html"', markdown.render(text, references))
+        page = page.replace('href="../', 'href="../../')
+        return re.sub("\x02(\\d+)\x03", lambda m: formulas[int(m[1])], page)
 
     return render
 
 
-def make_page(language: str, sources: dict[str, Source], render: Any) -> str:
+def make_page(language: str, sources: Mapping[str, Source], render: Callable[[str], str]) -> str:
     """Return the page of a language."""
-    passages = read_passages(language)
-    place(passages, sources)
-    rows, contents = [], []
-    for n, p in enumerate(passages):
-        title = MarkdownIt().renderInline(p.title)
-        if p.level == 2:
-            contents.append(f'<a href="#p{n}">{title}</a>')
-        prose = f'<div class="prose"><h{p.level}>{title}</h{p.level}>{render(p.text)}</div>'
+    place(passages := read_passages(language), sources)
+    code = {path: highlight(s.text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)) for path, s in sources.items()}
+    rows = []
+    for p in passages:
+        row = f'<div class="prose"><h{p.level}>{MarkdownIt().renderInline(p.title)}</h{p.level}>{render(p.text)}</div>'
         if p.path:
-            lines = "".join(f"<span>{line}\n</span>" for line in sources[p.path].html[p.first - 1 : p.last])
-            head = f"<header>{p.path} <small>{p.first}–{p.last}</small></header>"
-            prose += f'<div class="lines">{head}<pre class="code" style="counter-reset: n {p.first - 1}">{lines}</pre></div>'
-        rows.append(f'<section id="p{n}" class="{"row" if p.path else "wide"}">{prose}</section>')
-    rows.insert(1, f"<nav>{''.join(contents)}</nav>")
-    colors = HtmlFormatter(style="friendly").get_style_defs(".code")
-    dark = HtmlFormatter(style="github-dark").get_style_defs(".code")
-    style = f"{colors}\n@media screen and (prefers-color-scheme: dark) {{ {dark} }}\n"
-    style += (PROSE / "page.css").read_text(encoding="utf-8")
-    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style>'
-    title = f"<title>{html.escape(passages[0].title)}</title>"
-    return f'<!doctype html><html lang="{language}"><head>{head}{title}</head><body>{"".join(rows)}</body></html>\n'
+            lines = "".join(f"<span>{line}\n</span>" for line in code[p.path].splitlines()[p.first - 1 : p.last])
+            pre = f'<pre class="code" style="counter-reset: line {p.first - 1}">{lines}</pre>'
+            row += f'<div class="lines"><header>{p.path} <small>{p.first}–{p.last}</small></header>{pre}</div>'
+        rows.append(f'<section id="{p.id}" class="{"row" if p.path else "wide"}">{row}</section>')
+    rows[0] += "".join(["<nav>", *(f'<a href="#{p.id}">{p.title}</a>' for p in passages if p.level == 2), "</nav>"])
+    light, dark = (HtmlFormatter(style=style).get_style_defs(".code") for style in ("friendly", "github-dark"))
+    template = string.Template((PROSE / "page.html").read_text(encoding="utf-8"))
+    return template.substitute(language=language, title=passages[0].title, light=light, dark=dark, body="\n".join(rows))
 
 
 def main() -> None:
     """Write both pages, or say in one line what does not fit."""
-    directory = Path(sys.argv[1]) if len(sys.argv) > 1 else DOCS / "build" / "annotated"
-    try:
-        sources = {path: Source(path) for path in FILES}
-        render = make_renderer(*run_cells())
-        pages = {language: make_page(language, sources, render) for language in LANGUAGES}
-    except AnnotationError as error:
-        sys.exit(f"annotate: {error}")
+    directory = Path(*sys.argv[1:]) if len(sys.argv) > 1 else DOCS / "build" / "annotated"
+    sources, render = {path: Source(path) for path in FILES}, make_renderer(*run_cells())
+    pages = {language: make_page(language, sources, render) for language in LANGUAGES}
     directory.mkdir(parents=True, exist_ok=True)
     for language, page in pages.items():
         (directory / f"{language}.html").write_text(page, encoding="utf-8")
