@@ -31,7 +31,7 @@ from pygments.lexers import PythonLexer
 DOCS = Path(__file__).parent
 PROSE = DOCS / "annotated"
 MODEL = DOCS.parent / "src" / "transformer_xl" / "model"
-LANGUAGES = ("en",)
+LANGUAGES = ("en", "zh")
 FILES = ("memory.py", "attention/equation.py", "attention/block.py", "attention/relative.py", "attention/shaw.py", "layers.py",
     "transformer_xl.py", "adaptive.py", "attention/two_streams.py", "xlnet.py")  # fmt: skip
 HEADING = re.compile(r"^(#{1,3}) (.+?)(?: `([\w/]+\.py(?:::[^`]+)?)`)?$")
@@ -110,9 +110,9 @@ def place(passages: Sequence[Passage], sources: Mapping[str, Source]) -> None:
         if not own or own[0].anchor != path:
             raise SystemExit(f"annotate: {path}: its first passage must have the anchor `{path}`")
         starts = [source.first_line(str(p.anchor)) for p in own]
+        if wrong := [p.anchor for p, before, first in zip(own[1:], starts, starts[1:], strict=False) if first <= before]:
+            raise SystemExit(f"annotate: {wrong[0]}: the file's passage before it begins at a later line")
         for passage, first, after in zip(own, starts, [*starts[1:], len(source.lines) + 1], strict=True):
-            if after <= first:
-                raise SystemExit(f"annotate: {passage.anchor}: the file's next passage begins before it, at line {after}")
             passage.path, passage.first, passage.last = path, first, after - 1
             said = " ".join([str(passage.anchor), *re.findall(r"`([^`\n]+)`", passage.text)])
             for name in (n.rpartition(".")[2] for n, (line, _) in source.spans.items() if first <= line < after):
@@ -147,7 +147,7 @@ def make_renderer(cells: Mapping[str, tuple[str, str]], values: Mapping[str, Any
         svg = (PROSE / tokens[i].attrs["src"]).read_text(encoding="utf-8")
         return f'<span class="figure" role="img" aria-label="{html.escape(tokens[i].content)}">{svg}</span>'
 
-    markdown, references = MarkdownIt().enable("table"), {}
+    markdown, references = MarkdownIt("commonmark", {"html": False}).enable("table"), {}
     markdown.renderer.rules |= {"fence": fence, "image": image}  # pyright: ignore[reportAttributeAccessIssue]
 
     def render(text: str) -> str:
