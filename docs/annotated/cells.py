@@ -112,7 +112,7 @@ print(f"{felt.count('#')} letters = {config.n_layer} layers x {M} + {T}")
 
 
 # %% weights
-def row(values: Tensor, form: str = "5.2f") -> str:
+def row(values: Tensor, form: str = "3") -> str:
     return " ".join(format(x, form) for x in values.tolist())
 
 
@@ -123,10 +123,11 @@ positions = block.positions(model, M + T, backend="auto")[0]
 all_keys = torch.zeros(1, T, dtype=torch.int64)
 context = {"mem_BMD": before.hidden[0], "first_BT": all_keys, **positions}
 attended = block.weights(states[0], **context)
+percent = (100 * attended[0, 0]).round().int()  # of the first text, head 0
 print("weights:", tuple(attended.shape))
-print("key       ", row(torch.arange(M + T), "5"))
+print("key       ", row(torch.arange(M + T)))
 for i in range(T):
-    print(f"query {M + i:2}:", row(attended[0, 0, i, : M + i + 1]))
+    print(f"query {M + i:2}:", row(percent[i, : M + i + 1]))
 
 # %% terms
 q, k, v = block.project(states[0], before.hidden[0], None)
@@ -139,18 +140,18 @@ terms = {
     "(c) u k": k_j @ bias_u,
     "(d) v r": r @ bias_v,
 }
-print("distance", row(torch.arange(M + T - 1, -1, -1), "5"))
+terms["sum    "] = k_j @ (q_i + bias_u) + r @ (q_i + bias_v)
+print("distance", row(torch.arange(M + T - 1, -1, -1)))
 for name, term in terms.items():
-    print(name, "", row(term / config.d_head**0.5, "5.1f"))
-print("sum     ", row(sum(terms.values()) / config.d_head**0.5, "5.1f"))
+    print(name, "", row((term / config.d_head**0.5).round().int()))
 
 # %% sinusoids
 from transformer_xl.model.attention.equation import sinusoids
 
 R = sinusoids(torch.arange(9), 32)
-print("distance  ", row(torch.arange(9), "4"))
-print("R_0 . R_d:", row(R @ R[0], "4.0f"))
-print("R_4 . R_d:", row(R @ R[4], "4.0f"))
+print("distance  ", row(torch.arange(9)))
+print("R_0 . R_d:", row((R @ R[0]).round().int()))
+print("R_4 . R_d:", row((R @ R[4]).round().int()))
 
 # %% shift
 from transformer_xl.model.attention.equation import key_distances, rel_shift
@@ -166,7 +167,7 @@ print(rel_shift(by_distance)[0, 0])
 from transformer_xl.model.attention.equation import first_keys, hidden_keys
 
 
-def show(title: str, n_valid: int = 3, starts: Tensor | None = None, window: int | None = None) -> None:
+def show(title: str, n_valid: int = 3, starts=None, window=None) -> None:
     lengths = {"tgt_len": 4, "memory_length": 3, "window": window}
     first, _ = first_keys(starts, torch.tensor([n_valid]), None, **lengths)
     print(title)
@@ -236,7 +237,8 @@ print(f"{total:,} numbers instead of {V * D:,}")
 
 small = TransformerXL(config.model_copy(update={"cutoffs": (3, 5)})).eval()
 p = small(stream[:1, :1]).logits[0, 0].exp()
-print("letters in clusters of 3, 2, 3:", row(p), f"sum {p.sum():.2f}")
+print("8 letters in clusters of 3, 2 and 3:")
+print(row(p, ".2f"), f"sum {p.sum():.2f}")
 
 # %% streams
 from transformer_xl.model.attention.two_streams import Sight

@@ -109,8 +109,10 @@ def test_what_the_text_says_of_the_cells_holds(built):
     values = built[1]
     assert values["with_memory"] < 0.8 < values["guess"] < values["without_memory"]
     assert values["felt"] == "." * 12 + "#" * 20
-    by_distance = (values["terms"]["(b) q r"] + values["terms"]["(d) v r"]).flip(0)
-    assert by_distance.argmax() == values["terms"]["(d) v r"].flip(0).argmax() == 5
+    terms = {name: term.flip(0) for name, term in values["terms"].items()}  # by distance
+    assert terms["(b) q r"].argmax() == terms["(d) v r"].argmax() == terms["sum    "].argmax() == 5
+    parts = terms["(a) q k"] + terms["(b) q r"] + terms["(c) u k"] + terms["(d) v r"]
+    assert torch.allclose(parts, terms["sum    "], atol=1e-4)
     assert torch.stack([values["attended"][0, 0, i, 3 + i] for i in range(4)]).min() > 0.5  # the key 5 before each
     assert torch.equal(values["letters"], values["stream"][0, 4:12])
 
