@@ -171,5 +171,6 @@ def test_it_is_small():
 
 
 def test_a_formula_survives_markdown():
+    assert 'display="block"' in annotate.make_renderer({}, {})("$$a\n+ b$$")
     page = annotate.make_renderer({}, {"x": 0.5})("Let $a_1 * b_2 * c$ be {{x:.2f}} <of it>.")
     assert "<em>" not in page and page.count("<msub>") == 2 and "0.50" in page and html.escape("<of it>") in page
